@@ -1,0 +1,38 @@
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test check bench clean
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /	/' | expand -t 10
+
+demo: .venv/installed-examples ## record examples/train_digits.py unmodified and write the report
+	@if [ -f runs/demo/manifest.json ]; then rm -r runs/demo; fi
+	$(BIN)/retrograd run -o runs/demo examples/train_digits.py
+	$(BIN)/retrograd report runs/demo
+	@echo "Open $(CURDIR)/runs/demo/report.html in a browser."
+
+test: check ## run all checks and tests
+	$(BIN)/pytest
+
+check: .venv/installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: .venv/installed-dev ## measure what recording costs
+	$(BIN)/python benchmarks/recording.py
+	$(BIN)/python benchmarks/memory.py
+
+clean: ## remove the environment, what was built and the caches; recorded runs stay
+	rm -rf .venv build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src -name '*.so' -delete
+	find src tests benchmarks examples -name __pycache__ -prune -exec rm -r {} +
+
+# Without build isolation, so that the build's own tools are pinned too.
+.venv/installed-%: pyproject.toml constraints.txt $(wildcard setup.py src/retrograd/statistics/*.c)
+	[ -x $(BIN)/pip ] || $(PYTHON) -m venv .venv
+	$(INSTALL) setuptools wheel
+	$(INSTALL) --no-build-isolation --editable '.[$*]'
+	@touch $@

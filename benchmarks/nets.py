@@ -1,0 +1,134 @@
+"""The three nets that are trained: big tensors, middling ones, and almost nothing but calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+VOCABULARY = 8192
+
+
+@dataclass
+class Net:
+    """A model and what it is trained on.
+
+    Attributes:
+        model: what is trained.
+        inputs: its only argument.
+        loss: from the model's output to a scalar.
+    """
+
+    model: nn.Module
+    inputs: Tensor
+    loss: Callable[[Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        parameters = list(self.model.parameters())
+        self._all = torch.optim.SGD(parameters, lr=1e-3)
+        self._last = torch.optim.SGD(parameters[-1:], lr=1e-3)
+
+    def step(self) -> None:
+        """Forward and backward. One small parameter is updated, so that a recorder sees a step and nothing else."""
+        self._train(self._last)
+
+    def training_step(self) -> None:
+        """Forward, backward, and an update of every parameter."""
+        self._train(self._all)
+
+    def _train(self, optimizer: torch.optim.Optimizer) -> None:
+        self._all.zero_grad()
+        self.loss(self.model(self.inputs)).backward()
+        optimizer.step()
+
+
+class Attention(nn.Module):
+    """Causal self-attention, as in GPT-2."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.c_attn = nn.Linear(width, 3 * width)
+        self.c_proj = nn.Linear(width, width)
+        self.resid_dropout = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = (
+            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.c_attn(x).split(width, dim=2)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.resid_dropout(self.c_proj(mixed.transpose(1, 2).reshape(batch, length, width)))
+
+
+class FeedForward(nn.Module):
+    """The second half of a GPT-2 block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(width, 4 * width)
+        self.act = nn.GELU(approximate="tanh")
+        self.c_proj = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
+
+
+class Block(nn.Module):
+    """A GPT-2 block: 12 modules with itself."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(width)
+        self.attn = Attention(width, heads)
+        self.ln_2 = nn.LayerNorm(width)
+        self.mlp = FeedForward(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT2(nn.Module):
+    """GPT-2's modules and names with random weights: 78 modules are called in a step."""
+
+    def __init__(self, layers: int, width: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(VOCABULARY, width)
+        self.wpe = nn.Embedding(length, width)
+        self.drop = nn.Dropout(0.0)
+        self.h = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.ln_f = nn.LayerNorm(width)
+        self.lm_head = nn.Linear(width, VOCABULARY, bias=False)
+        self.register_buffer("positions", torch.arange(length))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.drop(self.wte(tokens) + self.wpe(self.positions))
+        for block in self.h:
+            x = block(x)
+        return self.lm_head(self.ln_f(x))
+
+
+def make_gpt2() -> Net:
+    """6 layers, width 384, sequences of 128, batch 4."""
+    tokens = torch.randint(VOCABULARY, (4, 129))
+    targets = tokens[:, 1:].reshape(-1)
+    model = GPT2(layers=6, width=384, heads=6, length=128)
+    return Net(model, tokens[:, :-1], lambda logits: F.cross_entropy(logits.view(-1, VOCABULARY), targets))
+
+
+def make_mlp(width: int, batch: int, layers: int = 50) -> Net:
+    """Linear layers with tanh between them: 99 places where there are 50 of them."""
+    modules = [module for _ in range(layers) for module in (nn.Linear(width, width), nn.Tanh())]
+    return Net(nn.Sequential(*modules[:-1]), torch.randn(batch, width), lambda out: out.square().mean())
+
+
+NETS: dict[str, Callable[[], Net]] = {
+    "gpt2": make_gpt2,
+    "mlp": lambda: make_mlp(width=256, batch=64),
+    "mlp-tiny": lambda: make_mlp(width=32, batch=8),
+}

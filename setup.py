@@ -1,0 +1,23 @@
+"""The compiled kernel; everything else is in pyproject.toml.
+
+A machine without a compiler installs all the same: ``optional`` makes a failed build a warning, and statistics
+are then read by torch operations.
+"""
+
+import sys
+
+from setuptools import Extension, setup
+
+UNIX = ["-O3", "-std=c11", "-fopenmp-simd", "-ffinite-math-only", "-fno-signed-zeros", "-fno-trapping-math"]
+
+kernel = Extension(
+    "retrograd.statistics._kernel",
+    sources=[f"src/retrograd/statistics/{name}.c" for name in ("_kernel", "_fold", "_elements")],
+    depends=[f"src/retrograd/statistics/{name}.h" for name in ("_fold", "_elements", "_exponents")],
+    define_macros=[("Py_LIMITED_API", "0x030B0000")],
+    extra_compile_args=["/O2", "/std:c11"] if sys.platform == "win32" else UNIX,
+    py_limited_api=True,
+    optional=True,
+)
+
+setup(ext_modules=[kernel], options={"bdist_wheel": {"py_limited_api": "cp311"}})

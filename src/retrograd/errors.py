@@ -1,0 +1,153 @@
+"""Every error that retrograd raises, in one tree.
+
+    RetrogradError
+    ├── SiteError
+    │   ├── SiteSyntaxError        site-syntax
+    │   ├── NoSuchSiteError        no-such-site
+    │   └── PatternError           bad-pattern
+    ├── RecordingError
+    │   ├── ScheduleError          bad-schedule
+    │   ├── StatisticError         bad-statistic
+    │   ├── TensorPolicyError      bad-tensor-policy
+    │   └── AttachError            cannot-attach
+    ├── RunError
+    │   ├── RunExistsError         run-exists
+    │   ├── NotARunError           not-a-run
+    │   ├── DamagedRunError        damaged-run
+    │   └── RunWriteError          run-not-writable
+    └── LaunchError                cannot-launch
+
+Each class has a ``slug``: the name under which the documentation explains it.
+A message says what is wrong, then how to mend it, then why we insist.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RetrogradError(Exception):
+    """Base of all errors of this package.
+
+    Args:
+        problem: what is wrong, with the value that is wrong.
+        repair: what to do instead, as a sentence or a line of code.
+        reason: why this is refused; left out where it is plain.
+    """
+
+    slug: ClassVar[str] = "retrograd"
+
+    def __init__(self, problem: str, *, repair: str = "", reason: str = "") -> None:
+        self.problem = problem
+        self.repair = repair
+        self.reason = reason
+        super().__init__(problem, repair, reason)
+
+    def __str__(self) -> str:
+        parts = [f"{self.problem} [{self.slug}]"]
+        if self.repair:
+            parts.append(f"  Repair: {self.repair}")
+        if self.reason:
+            parts.append(f"  Reason: {self.reason}")
+        return "\n".join(parts)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.problem, self.repair, self.reason)
+
+
+def _rebuild(kind: type[RetrogradError], problem: str, repair: str, reason: str) -> RetrogradError:
+    return kind(problem, repair=repair, reason=reason)
+
+
+class SiteError(RetrogradError):
+    """A place in the model is named wrongly."""
+
+    slug = "site"
+
+
+class SiteSyntaxError(SiteError):
+    """A text is not the name of a site."""
+
+    slug = "site-syntax"
+
+
+class NoSuchSiteError(SiteError):
+    """A name or pattern matches no site of this model or run."""
+
+    slug = "no-such-site"
+
+
+class PatternError(SiteError):
+    """A selection is given in a form that selects nothing."""
+
+    slug = "bad-pattern"
+
+
+class RecordingError(RetrogradError):
+    """A recording cannot be started as asked."""
+
+    slug = "recording"
+
+
+class ScheduleError(RecordingError):
+    """A schedule that selects no step, or is no schedule."""
+
+    slug = "bad-schedule"
+
+
+class StatisticError(RecordingError):
+    """A user's statistic does not return one number per tensor."""
+
+    slug = "bad-statistic"
+
+
+class TensorPolicyError(RecordingError):
+    """A request to keep tensors that cannot be carried out."""
+
+    slug = "bad-tensor-policy"
+
+
+class AttachError(RecordingError):
+    """The thing to record is no module, or cannot carry hooks."""
+
+    slug = "cannot-attach"
+
+
+class RunError(RetrogradError):
+    """A run folder cannot be written or read."""
+
+    slug = "run"
+
+
+class RunExistsError(RunError):
+    """The output folder already holds another run, or other files."""
+
+    slug = "run-exists"
+
+
+class NotARunError(RunError):
+    """A path is not a run folder."""
+
+    slug = "not-a-run"
+
+
+class DamagedRunError(RunError):
+    """A file of a run folder cannot be read."""
+
+    slug = "damaged-run"
+
+
+class RunWriteError(RunError):
+    """The run folder cannot be created or written."""
+
+    slug = "run-not-writable"
+
+
+class LaunchError(RetrogradError):
+    """The command to record cannot be started."""
+
+    slug = "cannot-launch"
+
+
+class RetrogradWarning(UserWarning):
+    """Said once, during training, when something is not recorded as asked. Training goes on."""

@@ -1,0 +1,1 @@
+"""Seen: what was recorded, in memory, and how it is read."""

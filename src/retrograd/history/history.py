@@ -1,0 +1,191 @@
+"""The history of a run: what was recorded, and how it is read."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from retrograd.history.columns import decode_batches
+from retrograd.history.events import EVENT_SCHEMA, build_event_table, read_events, read_loss
+from retrograd.history.kept import Kept, read_kept
+from retrograd.history.matrix import Curve, Matrix, build_matrix
+from retrograd.history.names import SiteNames
+from retrograd.history.ring import Ring
+from retrograd.history.rows import Part, Rows, join_neighbours
+from retrograd.history.series import Choice, Series
+from retrograd.history.sink import Event, KeptTensor, RowBatch
+from retrograd.history.table import build_table
+from retrograd.sites.site import parse_site
+
+
+class History:
+    """What was recorded, of every site at every step. In memory it is also a sink that a recorder writes to.
+
+        history.sites                                  names, in the order of calls
+        history["blocks.3:output.grad"].rms            one number a step
+        history["blocks.3:output.grad"].tensors[-5:]   what was kept whole
+        history.matrix("rms")                          sites × steps
+
+    Args:
+        rank: the rank that all that is added is from.
+        keep_last: how many tensors of each site to hold; None for as many as the budget allows.
+        tensor_budget: bytes of held tensors; beyond it the oldest are dropped, and an event says so.
+    """
+
+    def __init__(self, *, rank: int = 0, keep_last: int | None = None, tensor_budget: int = 1 << 30) -> None:
+        self.manifest: dict[str, Any] = {}
+        self.rank = rank
+        self.ring = Ring(keep_last, tensor_budget)
+        self._names = SiteNames()
+        self._pending: deque[RowBatch] = deque()
+        self._rows = Rows()
+        self._event_table = EVENT_SCHEMA.empty_table()
+        self._pending_events: deque[Event] = deque()
+        self._reading = threading.Lock()
+        self._find_stored: Callable[[str], list[Kept]] = lambda site: []
+
+    def load(
+        self, names: SiteNames, parts: Sequence[Part], events: pa.Table, find_tensors: Callable[[str], list[Kept]]
+    ) -> None:
+        """Hold a record that is kept elsewhere, in place of what was held.
+
+        Args:
+            names: the sites that ``parts`` count by.
+            parts: columns of rows.
+            events: as :data:`retrograd.history.table.EVENT_COLUMNS`.
+            find_tensors: what was kept of a site.
+        """
+        with self._reading:
+            self._names, self._event_table, self._find_stored = names, events, find_tensors
+            self._rows = Rows(parts, self._rows)
+
+    # ---- the sink ----
+
+    def describe(self, **facts: Any) -> None:
+        """Add facts to the manifest."""
+        self.manifest.update(facts)
+
+    def add_sites(self, names: Sequence[str]) -> None:
+        """Name the next rows."""
+        self._names.add_rows(names)
+
+    def add_rows(self, batch: RowBatch) -> None:
+        """Keep rows; they are decoded when they are read."""
+        self._pending.append(batch)
+
+    def add_event(self, event: Event) -> None:
+        """Keep an event."""
+        self._pending_events.append(event)
+
+    def add_tensor(self, kept: KeptTensor) -> None:
+        """Keep a tensor by reference, and drop the oldest if the budget says so."""
+        if self.ring.add(kept) and self.ring.dropped == 1:
+            text = f"the budget of {self.ring.budget:,} bytes for tensors is spent; the oldest make room from here on"
+            self.add_event(Event(kept.moment, "dropped", kept.site, text=text))
+
+    def flush(self) -> None:
+        """All that was added can be read already."""
+
+    def close(self, status: str = "finished") -> None:
+        """Note how it ended."""
+        self.manifest.setdefault("status", status)
+
+    # ---- reading ----
+
+    @property
+    def sites(self) -> list[str]:
+        """Names of all sites, in the order first seen, which is the order of calls."""
+        return self._names.listed
+
+    def __getitem__(self, site: str) -> Series:
+        """One site over time.
+
+        Raises:
+            NoSuchSiteError: naming the sites that are nearest.
+        """
+        code, rows = self._names.find(site), self.rows
+        stored = self._find_stored(str(site))
+        tensors = stored + [read_kept(kept) for kept in self.ring.of_site(str(site))]
+        return Series(rows, str(site), rows.of_site(code), Choice(), tensors, self._find_input)
+
+    def __contains__(self, site: object) -> bool:
+        return str(site) in self._names.code_of
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        steps = self.rows["step"]
+        span = f"steps {steps.min()}…{steps.max()}" if len(steps) else "no steps yet"
+        return f"History({len(self)} sites, {span}, {len(steps):,} rows, {self.event_table.num_rows:,} events)"
+
+    def select(self, pattern: str) -> list[str]:
+        """Names that a glob matches, such as ``blocks.*:output.grad``, or a regular expression ``re:…``.
+
+        Raises:
+            NoSuchSiteError: when there is none.
+        """
+        return self._names.match(pattern)
+
+    def matrix(self, statistic: str, sites: Sequence[str] | None = None, phase: str | None = "train") -> Matrix:
+        """One statistic of many sites over all steps, with micro-batches and ranks merged.
+
+        Args:
+            statistic: one of :data:`retrograd.statistics.row.STATISTICS`, or a user's own.
+            sites: which; all when left out.
+            phase: of which kind of forward; None for all.
+
+        Raises:
+            StatisticError: for a statistic that was not recorded.
+            NoSuchSiteError: for a site that was not recorded.
+        """
+        listed = self.sites if sites is None else list(sites)
+        return build_matrix(self.rows, [self._names.find(site) for site in listed], listed, statistic, phase)
+
+    @property
+    def loss(self) -> Curve:
+        """The loss of each step: the mean of all scalars that backward started from in it."""
+        return read_loss(self.event_table)
+
+    @property
+    def events(self) -> list[Event]:
+        """All events, in the order recorded."""
+        return read_events(self.event_table)
+
+    @property
+    def event_table(self) -> pa.Table:
+        """All events as :data:`retrograd.history.table.EVENT_COLUMNS`."""
+        with self._reading:
+            added = _take_all(self._pending_events)
+            if added:
+                self._event_table = pa.concat_tables([self._event_table, build_event_table(added)]).unify_dictionaries()
+            return self._event_table
+
+    @property
+    def rows(self) -> Rows:
+        """All rows as columns, as of now."""
+        with self._reading:
+            batches = _take_all(self._pending)
+            if batches:
+                columns = decode_batches(batches, self._names.gradients, self.rank)
+                columns["site"] = self._names.codes[columns["site"]]
+                self._rows = Rows(join_neighbours([*self._rows.parts, columns]), self._rows)
+            return self._rows
+
+    def table(self) -> pa.Table:
+        """All rows as an Arrow table: the columns of the run folder, and the rank."""
+        rows = self.rows
+        table = build_table({name: rows[name] for name in rows}, self.sites)
+        return table.append_column("rank", pa.array(rows["rank"]))
+
+    def _find_input(self, series: Series) -> Series:
+        return self[str(parse_site(series.site).value)].paired_with(series)
+
+
+def _take_all(items: deque[Any]) -> list[Any]:
+    """Empty a queue to which another thread may be adding."""
+    return [items.popleft() for _ in range(len(items))]

@@ -1,0 +1,90 @@
+"""One statistic of many sites over all steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from retrograd.errors import StatisticError
+from retrograd.history.rows import Index, Part, Picked, Rows
+from retrograd.history.sink import PHASES
+from retrograd.statistics.row import STATISTICS, derive
+
+
+class Matrix(NamedTuple):
+    """Sites × steps.
+
+    Attributes:
+        sites: names of the rows.
+        steps: int64, shape ``[m]``, rising.
+        values: float64, shape ``[len(sites), m]``; NaN where nothing was recorded.
+    """
+
+    sites: list[str]
+    steps: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+
+
+class Curve(NamedTuple):
+    """Numbers over steps: ``steps`` int64 and ``values`` float64, both of shape ``[n]``."""
+
+    steps: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+
+
+def build_matrix(rows: Rows, codes: Sequence[int], sites: list[str], statistic: str, phase: str | None) -> Matrix:
+    """Lay one statistic out over sites and steps, with micro-batches and ranks merged."""
+    index = _pick(rows, codes, phase)
+    steps, column = number_steps(rows["step"][index])
+    line_of = np.zeros(max(codes, default=0) + 1, np.int64)
+    line_of[np.asarray(codes, np.int64)] = np.arange(len(codes))
+    cells = line_of[rows["site"][index]] * len(steps) + column
+    values = np.full(len(codes) * len(steps), np.nan)
+    occupied = np.bincount(cells, minlength=len(values))
+    picked: Part = Picked(rows, index)
+    if len(occupied) and occupied.max() > 1:
+        filled = np.flatnonzero(occupied)
+        picked = Picked(rows, index).merge((np.cumsum(occupied > 0) - 1)[cells], len(filled))
+        cells = filled
+    values[cells] = compute_statistic(picked, statistic, rows.custom)
+    return Matrix(sites, steps, values.reshape(len(codes), len(steps))[line_of[np.asarray(codes, np.int64)]])
+
+
+def compute_statistic(rows: Part, statistic: str, custom: Sequence[str]) -> npt.NDArray[np.float64]:
+    """One statistic of each row.
+
+    Raises:
+        StatisticError: for a name that is none.
+    """
+    if statistic in custom:
+        return np.asarray(rows[statistic], np.float64)
+    if statistic not in STATISTICS:
+        known = ", ".join((*STATISTICS, *custom))
+        raise StatisticError(f"There is no statistic {statistic!r} in this record.", repair=f"there are: {known}.")
+    return np.asarray(derive(rows, statistic), np.float64)
+
+
+def number_steps(steps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The different steps, rising, and for each entry which of them it is."""
+    if not len(steps):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    low, high = int(steps.min()), int(steps.max())
+    if high - low > 4 * len(steps):
+        different, number = np.unique(steps, return_inverse=True)
+        return different, number.astype(np.int64)
+    seen = np.zeros(high - low + 1, np.bool_)  # steps are dense as a rule, and need no sorting then
+    seen[steps - low] = True
+    return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[steps - low]
+
+
+def _pick(rows: Rows, codes: Sequence[int], phase: str | None) -> Index:
+    wanted = np.zeros(int(rows["site"].max(initial=-1)) + 1, np.bool_)
+    listed: npt.NDArray[Any] = np.asarray(codes, np.int64)
+    wanted[listed[listed < len(wanted)]] = True
+    mask = wanted[rows["site"]] & (rows["backward"] <= 0)
+    if phase is not None:
+        mask &= rows["phase"] == PHASES.index(phase)
+    return slice(None) if mask.all() else np.flatnonzero(mask)

@@ -1,0 +1,132 @@
+"""The record as Arrow tables: which columns there are, what they mean, and the way there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from retrograd.history.columns import Columns
+from retrograd.history.sink import PHASES
+from retrograd.statistics.row import derive
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table, with its words for people.
+
+    Attributes:
+        name: its name.
+        type: its Arrow type.
+        text: what it holds.
+    """
+
+    name: str
+    type: pa.DataType
+    text: str
+
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+
+STATISTICS_COLUMNS: tuple[Column, ...] = (
+    Column("step", pa.int64(), "optimizer updates attempted when the forward began, from 0"),
+    Column("micro", pa.int32(), "micro-batch within the step, from 0"),
+    Column("backward", pa.int16(), "backward pass within the micro-batch, from 0; −1 for values and updates"),
+    Column("phase", _TEXT, "kind of forward: " + ", ".join(PHASES)),
+    Column("site", _TEXT, "where, as printed: `blocks.3.attn:output.grad`, `rnn.cell#2:output`"),
+    Column("calls", pa.int32(), "tensors merged into this row"),
+    Column("count", pa.int64(), "elements"),
+    Column("nan", pa.int64(), "elements that are NaN"),
+    Column("pos_inf", pa.int64(), "elements that are +∞"),
+    Column("neg_inf", pa.int64(), "elements that are −∞"),
+    Column("zeros", pa.int64(), "elements that are zero"),
+    Column("sum", pa.float64(), "Σ x; this and the next four are of the finite elements alone"),
+    Column("m2", pa.float64(), "Σ (x − mean)²"),
+    Column("abs_sum", pa.float64(), "Σ |x|"),
+    Column("min", pa.float64(), "smallest element; +∞ when none is finite"),
+    Column("max", pa.float64(), "largest element; −∞ when none is finite"),
+    Column("reference", pa.float64(), "Σ w² of the weight that an update was added to; 0 elsewhere"),
+    Column("mean", pa.float64(), "sum / n, where n is the number of finite elements; NaN when there is none"),
+    Column("std", pa.float64(), "√(m2 / n); NaN when n is 0"),
+    Column("rms", pa.float64(), "√(Σ x² / n); NaN when n is 0"),
+    Column("scale", pa.float64(), "loss scale that was divided out of a gradient; 1 elsewhere"),
+    Column("first_bin", pa.int16(), "exponent bin that `bins` begins with"),
+    Column(
+        "bins",
+        pa.list_(pa.int64()),
+        "elements by binary exponent: entry i counts 2^e ≤ |x| < 2^(e+1) with e = first_bin + i − 127",
+    ),
+)
+"""A row is one site at one moment, on one rank."""
+
+EVENT_COLUMNS: tuple[Column, ...] = (
+    Column("step", pa.int64(), "as in the statistics"),
+    Column("micro", pa.int32(), "as in the statistics"),
+    Column("backward", pa.int16(), "as in the statistics"),
+    Column("phase", _TEXT, "as in the statistics"),
+    Column("kind", _TEXT, "loss, update, skipped, scale, fault, dropped, overwritten, trigger or note"),
+    Column("name", _TEXT, "what it is about: a site, an optimizer, …"),
+    Column("value", pa.float64(), "its number; NaN where there is none"),
+    Column("text", pa.string(), "its words"),
+    Column("time", pa.float64(), "seconds since the epoch"),
+)
+"""A row is something that happened once."""
+
+STATISTICS_NAMES = frozenset(column.name for column in STATISTICS_COLUMNS)
+_DERIVED = ("mean", "std", "rms")
+_CODED = ("phase", "site")
+
+
+def make_schema(columns: Sequence[Column]) -> pa.Schema:
+    """The Arrow schema of a table with these columns."""
+    return pa.schema([(column.name, column.type) for column in columns])
+
+
+def build_table(columns: Columns, sites: Sequence[str]) -> pa.Table:
+    """The table of decoded rows.
+
+    Args:
+        columns: as :func:`retrograd.history.columns.decode_batches` returns them.
+        sites: names by code.
+
+    Returns:
+        A table with :data:`STATISTICS_COLUMNS`, then one float64 column a user statistic.
+    """
+    names = {"phase": pa.array(PHASES), "site": pa.array(sites, pa.string())}
+    arrays: dict[str, pa.Array] = {}
+    for column in STATISTICS_COLUMNS:
+        if column.name in _CODED:
+            codes = pa.array(columns[column.name].astype(np.int32))
+            arrays[column.name] = pa.DictionaryArray.from_arrays(codes, names[column.name])
+        elif column.name == "bins":
+            arrays["bins"] = _build_lists(columns["bin_count"], columns["bins"])
+        elif column.name in _DERIVED:
+            arrays[column.name] = pa.array(derive(columns, column.name))
+        else:
+            arrays[column.name] = pa.array(columns[column.name], column.type)
+    for name in columns.keys() - STATISTICS_NAMES - {"bin_count", "rank"}:
+        arrays[name] = pa.array(columns[name], pa.float64())
+    return pa.table(arrays)
+
+
+def read_numbers(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    """A column of plain numbers; what is missing is NaN."""
+    return np.asarray(column.to_numpy())
+
+
+def read_codes(column: pa.ChunkedArray, code_of: dict[str, int]) -> npt.NDArray[np.int32]:
+    """A dictionary column as codes of our own numbering, to which names that are new are added."""
+    pieces = [np.empty(0, np.int32)]
+    for piece in column.chunks:
+        codes = np.array([code_of.setdefault(name, len(code_of)) for name in piece.dictionary.to_pylist()], np.int32)
+        pieces.append(codes[piece.indices.to_numpy(zero_copy_only=False)])
+    return np.concatenate(pieces)
+
+
+def _build_lists(lengths: npt.NDArray[Any], values: npt.NDArray[Any]) -> pa.ListArray:
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(values, pa.int64()))

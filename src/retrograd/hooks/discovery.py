@@ -1,0 +1,133 @@
+"""Hooks that see every module, parameter and optimizer of the process, for those who do not know them yet.
+
+The hook on forward calls costs a little for every call of every module, so it stands only while its listener wants
+it. The others fire when a model is built and when an optimizer updates, and stay.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_pre_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from retrograd.hooks.engine import grad_enabled, is_compiling
+
+_OTHER_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_backward_pre_hooks", "_global_backward_hooks")
+
+
+class DiscoveryListener(Protocol):
+    """Told of what a program builds and runs."""
+
+    def module_joins(self, parent: nn.Module, child: nn.Module) -> None:
+        """``child`` becomes a submodule of ``parent``."""
+
+    def parameter_made(self, module: nn.Module) -> None:
+        """A parameter is given to ``module``: a model is being built."""
+
+    def module_called(self, module: nn.Module) -> None:
+        """``module`` is about to run, with grad mode on. Told only while the lookout is armed."""
+
+    def update_begins(self, optimizer: Optimizer) -> None:
+        """``optimizer.step`` was called."""
+
+    def lookout_failed(self, error: Exception) -> None:
+        """One of the above has raised. Nothing more will be told."""
+
+
+class Lookout:
+    """The process-wide hooks on behalf of one listener."""
+
+    def __init__(self, listener: DiscoveryListener) -> None:
+        self._listener = listener
+        self._armed: list[Callable[[], None]] = []
+        self._standing = [
+            register_module_module_registration_hook(self._join),
+            register_module_parameter_registration_hook(self._give),
+            register_optimizer_step_pre_hook(self._update),
+        ]
+
+    @property
+    def armed(self) -> bool:
+        """Whether forward calls are told of."""
+        return bool(self._armed)
+
+    def arm(self) -> None:
+        """Begin to tell of forward calls."""
+        if not self._armed:
+            self._armed = [register_module_forward_pre_hook(self._call).remove, _keep_compiled_modules_quiet()]
+
+    def disarm(self) -> None:
+        """Tell of forward calls no more."""
+        while self._armed:
+            self._armed.pop()()
+
+    def close(self) -> None:
+        """Take all hooks away."""
+        self.disarm()
+        while self._standing:
+            self._standing.pop().remove()
+
+    def _call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if is_compiling() or not grad_enabled():
+            return
+        before = len(module._forward_pre_hooks)
+        self._tell(self._listener.module_called, module)
+        if len(module._forward_pre_hooks) > before:
+            _catch_up(module, args, before)
+
+    def _join(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        if child is not None:
+            self._tell(self._listener.module_joins, parent, child)
+
+    def _give(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None:
+            self._tell(self._listener.parameter_made, module)
+
+    def _update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._tell(self._listener.update_begins, optimizer)
+
+    def _tell(self, tell: Callable[..., None], *about: Any) -> None:
+        try:
+            tell(*about)
+        except Exception as error:  # noqa: BLE001: a fault of ours must not stop the program
+            self.close()
+            self._listener.lookout_failed(error)
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a part of this model goes through torch.compile."""
+    return any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules())
+
+
+def _catch_up(module: nn.Module, args: tuple[Any, ...], first: int) -> None:
+    """Run the pre-hooks that were set on a module while it was already being called: torch will not for this call."""
+    kwargs = sys._getframe(2).f_locals.get("kwargs", {})  # torch tells a global hook of args alone
+    for number, hook in list(module._forward_pre_hooks.items())[first:]:
+        if number in module._forward_pre_hooks_with_kwargs:
+            hook(module, args, kwargs)
+        else:
+            hook(module, args)
+
+
+def _keep_compiled_modules_quiet() -> Callable[[], None]:
+    """Keep torch from warning, in the script's name, that a hook like ours fires once more for a compiled module."""
+    room = torch.nn.modules.module
+    original = room._has_any_global_hook
+
+    def has_hook_of_others() -> bool:
+        return len(room._global_forward_pre_hooks) > 1 or any(getattr(room, name) for name in _OTHER_GLOBAL_HOOKS)
+
+    def undo() -> None:
+        room._has_any_global_hook = original
+
+    room._has_any_global_hook = has_hook_of_others
+    return undo

@@ -1,0 +1,133 @@
+"""Taps on modules: one forward hook a module, however many watch it.
+
+The hook is removed with its last watcher. Models are copied and pickled with their hooks in place; the copies get
+a callable of the standard library that does nothing, so that a checkpoint never needs this package to be loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from retrograd.hooks.engine import is_compiling
+
+
+class Switch(Protocol):
+    """Says whether taps have anything to do."""
+
+    awake: bool
+
+
+class ForwardWatcher(Protocol):
+    """Told after each forward of a module, while its switch is on: an attribute, so that nothing need be removed."""
+
+    @property
+    def switch(self) -> Switch:
+        """Asked before each call."""
+
+    def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """See what a module returned."""
+
+
+class InputWatcher(Protocol):
+    """Told before each forward of a module, and after it, also when it raised."""
+
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See what a module is called with."""
+
+    def after_call(self, module: nn.Module, output: Any) -> None:
+        """See that the call ended; ``output`` is None when it raised."""
+
+
+class _Inert:
+    """A hook that is neither copied nor pickled: its copy is ``nullcontext().__exit__``, which does nothing."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return contextlib.nullcontext().__exit__
+
+
+class _ForwardTap(_Inert):
+    __slots__ = ("handle", "watchers")
+
+    def __init__(self, module: nn.Module) -> None:
+        self.watchers: tuple[ForwardWatcher, ...] = ()
+        self.handle: RemovableHandle = module.register_forward_hook(self)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if is_compiling():
+            return
+        for watcher in self.watchers:
+            if watcher.switch.awake:
+                watcher.after_forward(module, args, output)
+
+
+_taps: WeakKeyDictionary[nn.Module, _ForwardTap] = WeakKeyDictionary()
+
+
+def watch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
+    """Tell ``watcher`` after every forward of ``module``, behind the hooks that the user has set so far."""
+    tap = _taps.get(module)
+    if tap is None:
+        tap = _taps[module] = _ForwardTap(module)
+    tap.watchers = (*tap.watchers, watcher)
+
+
+def unwatch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
+    """Take a watcher away, and the hook with the last one."""
+    tap = _taps.get(module)
+    if tap is None:
+        return
+    tap.watchers = tuple(other for other in tap.watchers if other is not watcher)
+    if not tap.watchers:
+        tap.handle.remove()
+        del _taps[module]
+
+
+class CallTap(_Inert):
+    """A pair of hooks around the calls of one module, for one watcher; ``remove()`` takes both away."""
+
+    __slots__ = ("_handles", "_watcher")
+
+    def __init__(self, module: nn.Module, watcher: InputWatcher) -> None:
+        self._watcher = watcher
+        self._handles = (
+            module.register_forward_pre_hook(_Before(watcher), with_kwargs=True),
+            module.register_forward_hook(_After(watcher), always_call=True),
+        )
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class _Before(_Inert):
+    __slots__ = ("watcher",)
+
+    def __init__(self, watcher: InputWatcher) -> None:
+        self.watcher = watcher
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not is_compiling():
+            self.watcher.before_forward(module, args, kwargs)
+
+
+class _After(_Inert):
+    __slots__ = ("watcher",)
+
+    def __init__(self, watcher: InputWatcher) -> None:
+        self.watcher = watcher
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not is_compiling():
+            self.watcher.after_call(module, output)

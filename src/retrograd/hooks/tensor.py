@@ -1,0 +1,61 @@
+"""Watching the gradient of one tensor, at the least cost and with nothing inserted into the graph."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
+
+SeeGradient = Callable[[torch.Tensor], None]
+
+
+class GradientWatch:
+    """The hooks that one place sets on tensors, so that they can be taken back.
+
+    ``watch(tensor)`` does what ``tensor.register_hook(see)`` does, for half its cost: the handle that torch makes for
+    each hook is left out, and only the last hooked tensor's table of hooks is remembered (weakly).
+
+    Args:
+        see: called with the gradient.
+        guard: told of every node that is looked at.
+        leaf_handles: gathers the handles of hooks on leaves. Those outlive the graph, so whoever owns the list removes
+            them when the step is over.
+    """
+
+    __slots__ = ("_guard", "_leaf_handles", "_see", "_table")
+
+    def __init__(self, see: SeeGradient, guard: DeepGraphGuard, leaf_handles: list[RemovableHandle]) -> None:
+        self._see = see
+        self._guard = guard
+        self._leaf_handles = leaf_handles
+        self._table: weakref.ref[OrderedDict[Any, Any]] | None = None
+
+    def watch(self, tensor: torch.Tensor) -> None:
+        """Call ``see(gradient)`` when the gradient of this tensor, as it is now, has been computed."""
+        node = tensor.grad_fn  # before the table is asked for: an in-place change of a base renews both
+        if node is None:
+            self._leaf_handles.append(tensor.register_hook(self._see))
+            return
+        table = tensor._backward_hooks
+        if table is None:
+            tensor._backward_hooks = table = OrderedDict()
+            node._register_hook_dict(tensor)  # type: ignore[attr-defined]
+        table[self._see] = self._see  # torch's own keys are numbers, so ours never meets one
+        self._table = weakref.ref(table)
+        guard = self._guard
+        guard.count += 1
+        if guard.count > FREE_DEPTH:
+            guard.string(node)
+
+    def remove(self) -> None:
+        """Take back the hook that was set last."""
+        table = self._table() if self._table is not None else None
+        if table is not None:
+            table.pop(self._see, None)
+        self._table = None

@@ -1,0 +1,1 @@
+"""Start: how a script that knows nothing of this package is recorded."""

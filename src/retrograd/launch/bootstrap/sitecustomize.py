@@ -1,0 +1,82 @@
+"""Runs at the start of every Python process below ``retrograd run``, before the program itself.
+
+It waits until the process has imported torch, and only then loads the package. Every worker of a data loader pays
+for this file, so it imports nothing that a bare interpreter has not loaded already. Python knows one
+``sitecustomize``; the user's own, which this one hides, is run at the end.
+"""
+
+import atexit
+import os
+import sys
+
+MYPY = False
+if MYPY:  # for the type checker alone: typing is slow to import
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_SPEAKER = "RETROGRAD_SPEAKER"  # number of the process that says how it went: the first Python process below us
+
+
+class _TorchFinder:
+    """A finder of modules that finds none, but starts the recording when torch has been loaded."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
+        if name != "torch":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not cls and hasattr(finder, "find_spec"))
+        spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target))), None)
+        if spec is not None:
+            cls._follow(spec.loader)
+        return spec
+
+    @classmethod
+    def _follow(cls, loader: "Any") -> None:
+        execute = loader.exec_module
+
+        def execute_and_start(module: "ModuleType") -> None:
+            del loader.exec_module  # the loader stays torch's own
+            execute(module)
+            sys.meta_path.remove(cls)
+            _start_recording()
+
+        loader.exec_module = execute_and_start
+
+
+def _start_recording() -> None:
+    try:
+        from retrograd.launch.session import start_session
+
+        start_session()
+    except Exception as error:  # whatever is wrong here must not keep a script from importing torch
+        sys.stderr.write(f"retrograd: nothing is recorded, the recorder did not start: {error!r}\n")
+
+
+def _say_end() -> None:
+    if _TorchFinder in sys.meta_path:
+        from retrograd.launch.closing import say_end  # late, since most processes never get here
+
+        say_end("torch was not imported")
+
+
+def _run_hidden() -> None:
+    """Run the user's own sitecustomize, with the paths that the program would have without us."""
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
+    ours = sys.modules.pop(__name__)
+    try:
+        import sitecustomize  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != __name__:
+            raise
+    finally:
+        sys.modules.setdefault(__name__, ours)
+
+
+if "RETROGRAD_RUN" in os.environ and _TorchFinder not in sys.meta_path:
+    sys.meta_path.insert(0, _TorchFinder)
+    if os.environ.setdefault(_SPEAKER, str(os.getpid())) == str(os.getpid()):
+        atexit.register(_say_end)
+if __name__ == "sitecustomize":
+    _run_hidden()

@@ -1,0 +1,93 @@
+"""What the user types after ``retrograd run``: our options, then the command to be recorded."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from retrograd.errors import LaunchError
+
+_SINGLE = ("-o", "--output", "--every", "--schedule")
+_LISTS = ("--sites", "--tensors")
+_LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "python", "python3"}
+
+
+def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our options, and the command behind them.
+
+    The command begins at ``--``, at ``-m``, or at the first word that belongs to no option. A list of patterns ends
+    at what can only be a command: a ``.py`` file or a launcher.
+    """
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if word == "--":
+            return list(words[:position]), list(words[position + 1 :])
+        if word == "-m" or not word.startswith("-"):
+            break
+        position += 1
+        if word in _SINGLE:
+            position += 1
+        elif word in _LISTS:
+            position += 1
+            while position < len(words) and not _ends_list(words[position]):
+                position += 1
+    return list(words[:position]), list(words[position:])
+
+
+def resolve_command(command: Sequence[str]) -> list[str]:
+    """What to execute: scripts and modules by this Python, anything else as it is.
+
+    Raises:
+        LaunchError: if there is no such script, module or program.
+    """
+    if not command:
+        raise LaunchError("There is no command to record.", repair="retrograd run train.py [ARGS]")
+    first = command[0]
+    if first == "-m":
+        _check_module(command[1:2])
+    elif first.endswith(".py") or not (program := shutil.which(first)):
+        _check_script(Path(first))
+    else:
+        return [program, *command[1:]]
+    return [sys.executable, *command]
+
+
+def choose_folder(command: Sequence[str]) -> str:
+    """A new folder for a run of this command: ``runs/<script>-<date>-<time>``."""
+    scripts = [word for word in command if word.endswith(".py")]
+    name = command[1] if command[0] == "-m" else Path([*scripts, command[0]][0]).stem
+    wish = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = wish, 1
+    while Path(folder).exists():
+        number += 1
+        folder = f"{wish}-{number}"
+    return folder
+
+
+def _ends_list(word: str) -> bool:
+    return word.startswith("-") or word.endswith(".py") or Path(word).name in _LAUNCHERS
+
+
+def _check_script(script: Path) -> None:
+    if script.is_file() or Path(script, "__main__.py").is_file():
+        return
+    files = [str(path) for path in script.parent.glob("*.py")]
+    near = difflib.get_close_matches(str(script), files, n=1)
+    raise LaunchError(
+        f"There is no script {str(script)!r}.",
+        repair=f"the nearest is {near[0]!r}." if near else "give the path of a Python script, or a program on PATH.",
+    )
+
+
+def _check_module(name: Sequence[str]) -> None:
+    if not name:
+        raise LaunchError("There is no module behind -m.", repair="retrograd run -m package.module [ARGS]")
+    top = name[0].partition(".")[0]
+    if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
+        raise LaunchError(f"There is no module {top!r}.", repair="install it, or run from the folder that holds it.")

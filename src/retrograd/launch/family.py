@@ -1,0 +1,101 @@
+"""Which module belongs to which model: what a program calls is often only a part of what it trains."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from weakref import WeakKeyDictionary, WeakSet
+
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+_WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "_FabricModule"}
+
+
+class Family:
+    """The parents of every module: learnt as models are built, and from the live objects of the process.
+
+    A copied or unpickled model never tells who its parents are: only looking at all objects finds them.
+    """
+
+    def __init__(self) -> None:
+        self._parents: WeakKeyDictionary[nn.Module, WeakSet[nn.Module]] = WeakKeyDictionary()
+        self._optimizers: WeakSet[Optimizer] = WeakSet()
+        self._modules: WeakSet[nn.Module] = WeakSet()
+
+    def learn(self, parent: nn.Module, child: nn.Module) -> None:
+        """``child`` is a submodule of ``parent``."""
+        self._parents.setdefault(child, WeakSet()).add(parent)
+
+    def look_around(self) -> None:
+        """Learn from all live objects (0.1 s for 400,000 of them)."""
+        for thing in gc.get_objects():
+            kind = type(thing)  # isinstance would ask the object itself, and lazy ones answer by importing things
+            if issubclass(kind, Optimizer):
+                self._optimizers.add(thing)
+            elif issubclass(kind, nn.Module) and "_modules" in thing.__dict__:
+                self._modules.add(thing)
+                for child in thing._modules.values():
+                    if child is not None:
+                        self.learn(thing, child)
+
+    def find_model(self, module: nn.Module) -> nn.Module:
+        """The model that a module is a part of, without what wraps it for distribution.
+
+        Of several models that share the module it is the one with most of the parameters that optimizers update; of
+        several such, the smallest.
+        """
+        tops = list(self._find_tops(module)) or [module]
+        if len(tops) > 1:
+            trained = self._trained_parameters()
+            tops.sort(key=lambda top: _fitness(top, trained))
+        return unwrap(tops[0])
+
+    def find_trained(self) -> list[nn.Module]:
+        """The models with a parameter that a live optimizer updates; without any optimizer, with one that needs grad."""
+        trained = self._trained_parameters()
+        owners = [module for module in list(self._modules) if _owns(module, trained)]
+        return list(dict.fromkeys(self.find_model(owner) for owner in owners))
+
+    def _trained_parameters(self) -> set[int]:
+        return {number for optimizer in list(self._optimizers) for number in parameters_of(optimizer)}
+
+    def _find_tops(self, module: nn.Module) -> Iterator[nn.Module]:
+        seen = {module}
+        waiting = [module]
+        while waiting:
+            current = waiting.pop()
+            parents = [parent for parent in self._parents.get(current, ()) if _has_child(parent, current)]
+            if not parents:
+                yield current
+            waiting.extend(parent for parent in parents if parent not in seen)
+            seen.update(parents)
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The model inside what wraps it for distribution."""
+    while type(module).__name__ in _WRAPPERS and isinstance(getattr(module, "module", None), nn.Module):
+        module = module.module
+    return module
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[int]:
+    """Identities of the parameters that an optimizer updates."""
+    for group in getattr(optimizer, "param_groups", ()):
+        for parameter in group["params"]:
+            yield id(parameter)
+
+
+def _has_child(parent: nn.Module, child: nn.Module) -> bool:
+    """Whether what was once learnt still holds."""
+    return any(module is child for module in parent._modules.values())
+
+
+def _owns(module: nn.Module, trained: set[int]) -> bool:
+    own = module.parameters(recurse=False)
+    return any(id(parameter) in trained if trained else parameter.requires_grad for parameter in own)
+
+
+def _fitness(top: nn.Module, trained: set[int]) -> tuple[int, int]:
+    own = {id(parameter) for parameter in top.parameters()}
+    return -len(own & trained), len(own)

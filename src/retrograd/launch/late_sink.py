@@ -1,0 +1,120 @@
+"""A sink that makes no run folder before the process has trained.
+
+Only then is the rank known, and many processes that use a model never train it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from retrograd.errors import RunError
+from retrograd.history.sink import Event, KeptTensor, RowBatch, Sink
+
+HELD = 64
+"""Batches, events and tensors from before the first backward pass that are kept; of more, the last ones."""
+
+
+class LateSink:
+    """Holds back what it is told until a backward pass is among it, then opens the real sink and passes all on.
+
+    Args:
+        open_sink: makes the real sink; called once a process.
+        step_made: called for every step that has been trained.
+        failed: called once if the real sink cannot be made; what is told is then lost.
+
+    Attributes:
+        steps: how many steps have been trained and recorded.
+    """
+
+    def __init__(
+        self, open_sink: Callable[[], Sink], step_made: Callable[[], None], failed: Callable[[Exception], None]
+    ) -> None:
+        self._open_sink = open_sink
+        self._step_made = step_made
+        self._failed = failed
+        self._facts: dict[str, Any] = {}
+        self._names: list[str] = []
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget what was recorded, but neither sites nor facts: this process has been forked from another."""
+        self._sink: Sink | None = None
+        self._held: deque[Callable[[Sink], None]] = deque(maxlen=HELD)
+        self._lost = False
+        self._lock = threading.RLock()
+        self._last_step = -1
+        self.steps = 0
+
+    @property
+    def sites(self) -> int:
+        """How many sites have been named."""
+        return len(self._names)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process writes a record."""
+        return self._sink is not None
+
+    def use(self, sink: Sink) -> None:
+        """Write to this sink from now on, beginning with what is held."""
+        self._sink = sink
+        sink.describe(**self._facts)
+        sink.add_sites(self._names)
+        while self._held:
+            self._held.popleft()(sink)
+
+    def describe(self, **facts: Any) -> None:
+        self._facts.update(facts)
+        if self._sink is not None:
+            self._sink.describe(**facts)
+
+    def add_sites(self, names: Sequence[str]) -> None:
+        self._names.extend(names)
+        if self._sink is not None:
+            self._sink.add_sites(names)
+
+    def add_rows(self, batch: RowBatch) -> None:
+        self._pass_on(lambda sink: sink.add_rows(batch), batch.moment.step if batch.moment.phase == "train" else None)
+
+    def add_event(self, event: Event) -> None:
+        trained = event.kind in ("loss", "update", "skipped")
+        self._pass_on(lambda sink: sink.add_event(event), event.moment.step if trained else None)
+
+    def add_tensor(self, kept: KeptTensor) -> None:
+        self._pass_on(lambda sink: sink.add_tensor(kept), None)
+
+    def flush(self) -> None:
+        if self._sink is not None:
+            self._sink.flush()
+
+    def close(self, status: str = "finished") -> None:
+        if self._sink is not None:
+            self._sink.close(status)
+
+    def _pass_on(self, tell: Callable[[Sink], None], trained_step: int | None) -> None:
+        with self._lock:
+            if trained_step is not None:
+                self._count(trained_step)
+            if self._sink is not None:
+                tell(self._sink)
+            elif not self._lost:
+                self._held.append(tell)
+
+    def _count(self, step: int) -> None:
+        if self._sink is None and not self._lost:
+            self._open()
+        if step != self._last_step:
+            self._last_step = step
+            self.steps += 1
+            self._step_made()
+
+    def _open(self) -> None:
+        try:
+            self.use(self._open_sink())
+        except RunError as error:  # training goes on without us
+            self._lost = True
+            self._held.clear()
+            self._failed(error)

@@ -1,0 +1,70 @@
+"""What to call each of several models: as the program calls them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from types import FrameType
+
+from torch import nn
+
+from retrograd.launch.family import unwrap
+
+
+def name_models(models: Sequence[nn.Module], taken: Collection[str] = ()) -> dict[str, nn.Module]:
+    """A name for each model: none for a single one, else the variable or attribute that holds it, else its class.
+
+    The variables are those of the code that runs now, from the outermost frame inwards, so that ``generator`` of the
+    main program comes before the ``model`` of a function that trains any model.
+
+    Args:
+        models: models that have no name yet.
+        taken: names that others have.
+    """
+    if len(models) == 1 and not taken:
+        return {"": models[0]}
+    variables = _name_by_variables(models)
+    named: dict[str, nn.Module] = {}
+    for model in models:
+        wish = variables.get(id(model)) or _name_by_class(model)
+        named[_make_unique(wish, {*taken, *named})] = model
+    return named
+
+
+def _name_by_variables(models: Sequence[nn.Module]) -> dict[int, str]:
+    wanted = {id(model) for model in models}
+    names: dict[int, str] = {}
+    for name, value in _variables():
+        if isinstance(value, nn.Module) and id(unwrap(value)) in wanted:
+            names.setdefault(id(unwrap(value)), name)
+    return names
+
+
+def _variables() -> Iterator[tuple[str, object]]:
+    """Variables of all frames, the outermost first, and the attributes of each frame's ``self`` (a trainer's models)."""
+    for frame in reversed(list(_frames())):
+        local = frame.f_locals
+        owner = local.get("self")
+        yield from ((name, value) for name, value in local.items() if name != "self")
+        if owner is not None and not isinstance(owner, nn.Module):
+            yield from getattr(owner, "__dict__", {}).items()
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _name_by_class(model: nn.Module) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(model).__name__).lower()
+
+
+def _make_unique(wish: str, taken: Collection[str]) -> str:
+    name, number = wish, 1
+    while name in taken:
+        number += 1
+        name = f"{wish}_{number}"
+    return name

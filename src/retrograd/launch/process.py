@@ -1,0 +1,39 @@
+"""Becoming the command that is recorded, in an environment that records it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from retrograd.errors import LaunchError
+from retrograd.launch.request import VARIABLE, Request
+
+BOOTSTRAP = Path(__file__).parent / "bootstrap"
+"""Folder of the ``sitecustomize`` that every Python process below finds first."""
+
+
+def make_environment(request: Request, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which every Python process records itself."""
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(BOOTSTRAP))]
+    return {**environment, VARIABLE: request.write(), "PYTHONPATH": os.pathsep.join([str(BOOTSTRAP), *paths])}
+
+
+def replace_process(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Become the command, so that signals reach it and its exit code is ours.
+
+    Raises:
+        LaunchError: if the system refuses to execute it.
+    """
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores these, and what it executes would inherit that
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(command[0], list(command), dict(environment))
+    except OSError as error:
+        raise LaunchError(f"{command[0]!r} cannot be executed: {error.strerror}.") from error

@@ -1,0 +1,109 @@
+"""Finds the models that a program trains, while it runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from weakref import WeakSet
+
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from retrograd.errors import RecordingError
+from retrograd.hooks.discovery import Lookout, is_compiled
+from retrograd.launch.family import Family, parameters_of
+
+PATIENCE = 20
+"""Steps without a new model after which the program is taken to have shown all it has."""
+
+MOST_MODELS = 32
+"""Models recorded in one process: who makes more of them makes a new one every round."""
+
+
+class Search:
+    """Looks at forward calls until it knows all models, and again when there are new parameters.
+
+    A model is found when one of its modules is called with grad mode on, just before that call. With it come all
+    models that have parameters in an optimizer by then. What has no parameter (a loss) is left alone.
+
+    Args:
+        found: called with models that are new, or have new modules.
+        failed: called when the search ends before its time.
+    """
+
+    def __init__(self, found: Callable[[list[nn.Module]], None], failed: Callable[[Exception], None]) -> None:
+        self._found = found
+        self._failed = failed
+        self._family = Family()
+        self._models: WeakSet[nn.Module] = WeakSet()
+        self._known: WeakSet[nn.Module] = WeakSet()
+        self._checked: WeakSet[Optimizer] = WeakSet()
+        self._steps = 0
+        self._lock = threading.RLock()
+        self._lookout = Lookout(self)
+        self._look_again()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._lookout.close()
+
+    def step_made(self) -> None:
+        """The program has trained one step more."""
+        self._steps += 1
+        if self._steps == PATIENCE and self._lookout.armed:
+            self._add_uncalled()
+            self._lookout.disarm()
+
+    def module_joins(self, parent: nn.Module, child: nn.Module) -> None:
+        self._family.learn(parent, child)
+
+    def parameter_made(self, module: nn.Module) -> None:
+        self._look_again()
+
+    def update_begins(self, optimizer: Optimizer) -> None:
+        if optimizer not in self._checked:
+            self._checked.add(optimizer)
+            if not self._knows(optimizer):
+                self._look_again()
+        self.step_made()
+
+    def module_called(self, module: nn.Module) -> None:
+        if module in self._known:
+            return
+        with self._lock:
+            if next(self._family.find_model(module).parameters(), None) is not None:
+                self._family.look_around()
+                self._add([self._family.find_model(module), *self._family.find_trained()])
+            self._known.update(module.modules())
+
+    def lookout_failed(self, error: Exception) -> None:
+        self._failed(error)
+
+    def _look_again(self) -> None:
+        self._steps = 0
+        if len(self._models) < MOST_MODELS:
+            self._lookout.arm()
+
+    def _add(self, models: list[nn.Module]) -> None:
+        new = [model for model in dict.fromkeys(models) if not self._known.issuperset(model.modules())]
+        for model in new:
+            self._known.update(model.modules())
+        self._models.update(new)
+        self._steps = 0
+        if any(is_compiled(model) for model in new):
+            self._lookout.disarm()  # what torch.compile makes while our hook stands, it makes again without it
+        if len(self._models) >= MOST_MODELS:
+            self._lookout.disarm()
+            self._failed(RecordingError(f"Only the first {MOST_MODELS} models of this process are recorded."))
+        if new:
+            self._found(new)
+
+    def _add_uncalled(self) -> None:
+        """Add models that train without ever being called as modules: compiled functions run them, say."""
+        if not all(self._knows(optimizer) for optimizer in list(self._checked)):
+            self._family.look_around()
+            self._add(self._family.find_trained())
+
+    def _knows(self, optimizer: Optimizer) -> bool:
+        known = {id(parameter) for module in list(self._known) for parameter in module.parameters(recurse=False)}
+        return all(number in known for number in parameters_of(optimizer))

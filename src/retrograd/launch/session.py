@@ -1,0 +1,119 @@
+"""The recording of one process, from ``import torch`` to its end.
+
+Loaded by the bootstrap. The writer is imported when there is something to write: it takes 0.2 s, and most processes
+that import torch train nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import multiprocessing.util
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
+from retrograd.launch.closing import say, say_end
+from retrograd.launch.late_sink import LateSink
+from retrograd.launch.naming import name_models
+from retrograd.launch.request import Request, read_request
+from retrograd.launch.search import Search
+from retrograd.recording.recorder import Recorder
+from retrograd.recording.settings import Settings
+
+if TYPE_CHECKING:
+    from retrograd.runs.writer import RunWriter
+
+
+def start_session() -> None:
+    """Record this process as ``retrograd run`` was asked to."""
+    session = Session(read_request(os.environ))
+    atexit.register(session.close)
+    os.register_at_fork(after_in_child=session.sink.start_over)
+    warnings.simplefilter("default", RetrogradWarning)  # also under -W error: ours must not raise in the script
+
+
+class Session:
+    """Finds the models of a process, records them, and says at its end what has become of it.
+
+    Attributes:
+        sink: what the recorder writes to.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._recorder: Recorder | None = None
+        self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._obstacle = "no backward pass was seen"
+        self._closed = False
+        self._search = Search(self._record, self._give_up)
+        self.sink = LateSink(self._open_run, self._search.step_made, self._give_up)
+
+    def close(self) -> None:
+        """End the recording and say so, once."""
+        if self._closed:
+            return
+        self._closed = True
+        self._search.close()
+        if self._recorder is not None:
+            self._recorder.close("failed" if _has_failed() else "finished")
+        sink = self.sink
+        recorded = f"{sink.steps} steps at {sink.sites} sites" if sink.is_open else ""
+        say_end(self._obstacle, recorded)
+
+    def _record(self, models: list[nn.Module]) -> None:
+        unnamed = [model for model in models if model not in self._names]
+        named = name_models(unnamed, taken=set(self._names.values()))
+        self._names.update((model, name) for name, model in named.items())
+        try:
+            if self._recorder is None:
+                self._recorder = self._make_recorder(named)
+                self._recorder.attach()
+            else:
+                for model in models:
+                    self._recorder.add_model(self._names[model], model)
+        except AttachError as error:
+            self._give_up(error)
+        except RetrogradError as error:  # what was asked for cannot be had: better now than after a night of training
+            self._obstacle = error.problem
+            say(str(error))
+            raise SystemExit(2) from None
+
+    def _make_recorder(self, models: dict[str, nn.Module]) -> Recorder:
+        request = self._request
+        step = 0
+        if request.resume:
+            writer = self._open_run()
+            self.sink.use(writer)
+            step = writer.next_step
+        settings = Settings(
+            sites=request.sites, schedule=request.schedule, tensors=request.tensors, histogram=request.histogram
+        )
+        return Recorder(models, self.sink, settings, step=step)
+
+    def _open_run(self) -> RunWriter:
+        from retrograd.runs.writer import RunWriter
+
+        writer = RunWriter(self._request.path, resume=self._request.resume, join=True)
+        atexit.register(self.close)  # again, since what is registered last runs first, and the writer has its own
+        if multiprocessing.parent_process() is not None:  # a child of multiprocessing ends without atexit
+            multiprocessing.util.Finalize(None, self.close, exitpriority=0)
+        writer.describe(command=self._request.command)
+        return writer
+
+    def _give_up(self, error: Exception) -> None:
+        """Record nothing new; said at once, since it may be long until the end."""
+        self._search.close()
+        self._obstacle = error.problem if isinstance(error, RetrogradError) else repr(error)
+        say(f"{self._obstacle}")
+
+
+def _has_failed() -> bool:
+    """Whether the process ends because of an exception."""
+    error = getattr(sys, "last_value", None) or sys.exc_info()[1]
+    return error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0))

@@ -1,0 +1,42 @@
+"""``retrograd run``: check what was asked for, say so, and become the command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+from typing import NoReturn
+
+from retrograd.launch.closing import say
+from retrograd.launch.command import choose_folder, resolve_command
+from retrograd.launch.process import make_environment, replace_process
+from retrograd.launch.request import Request
+from retrograd.runs.ranks import check_vacant
+
+
+def start_command(arguments: argparse.Namespace) -> NoReturn:
+    """Run a command, recorded.
+
+    Args:
+        arguments: the options of ``retrograd run``, and the ``command``.
+
+    Raises:
+        RetrogradError: for anything that can be found wrong before the command runs.
+    """
+    command = resolve_command(arguments.command)
+    folder = arguments.output or choose_folder(arguments.command)
+    request = Request(
+        path=str(Path(folder).absolute()),
+        shown=folder,
+        command=tuple(arguments.command),
+        sites=arguments.sites,
+        steps=arguments.schedule or arguments.every,
+        tensors=arguments.tensors,
+        histogram=arguments.histogram,
+        resume=arguments.resume,
+    )
+    request.check()
+    check_vacant(Path(folder), resume=request.resume)
+    say(f"recording {shlex.join(request.command)} in {request.shown}")
+    replace_process(command, make_environment(request, os.environ))

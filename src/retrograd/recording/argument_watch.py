@@ -1,0 +1,85 @@
+"""What a module is called with: each argument by its name, and its gradient through this module alone."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from retrograd.hooks.engine import grad_enabled, next_sequence_number
+from retrograd.hooks.node import InputGradient, edge_of, hook_input_gradients
+from retrograd.recording.module_watch import PlaceMaker, SlotWatch
+from retrograd.recording.nested import flatten
+from retrograd.recording.place import Place
+from retrograd.sites.site import Site
+
+
+class ArgumentHost(PlaceMaker, Protocol):
+    """A recorder that finishes input gradients when a pass has ended."""
+
+    input_gradients: list[InputGradient]
+
+
+class ArgumentWatch(SlotWatch):
+    """Records the arguments of a module's calls."""
+
+    __slots__ = ("_names", "_open", "_pending", "_rest")
+
+    def __init__(self, host: ArgumentHost, module: nn.Module, path: str) -> None:
+        super().__init__(host, module, path, ("input",))
+        self._names, self._rest = argument_names(module)
+        self._pending: list[InputGradient] = []
+        self._open: list[tuple[int, list[InputGradient]]] = []
+
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The forward pre-hook: values are read before the module can overwrite them."""
+        self._pending = []
+        if self.switch.awake:
+            try:
+                self.see(self._bind(args, kwargs))
+            except Exception as error:
+                self._host.fault(Site(self._path, self._keys), error)
+        self._open.append((next_sequence_number(), self._pending))
+
+    def after_call(self, module: nn.Module, output: Any) -> None:
+        """The forward hook, called also when the module raised."""
+        first_number, gradients = self._open.pop()
+        if not gradients or output is None:
+            return
+        try:
+            outputs = [tensor for _, tensor in flatten(output, ()) if tensor.requires_grad]
+            hook_input_gradients(gradients, outputs, first_number, self._host.guard)
+            self._host.input_gradients.extend(gradients)  # type: ignore[attr-defined]
+        except Exception as error:
+            self._host.fault(Site(self._path, self._keys, quantity="grad"), error)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        bound = dict(zip(self._names, args, strict=False))
+        if len(args) > len(self._names):
+            bound[self._rest] = args[len(self._names) :]
+        return {**bound, **kwargs}
+
+    def _visit(self, place: Place, tensor: torch.Tensor) -> bool:
+        place.record(tensor)
+        if not (place.wants_gradient and tensor.requires_grad and grad_enabled()):
+            return not place.wants_gradient
+        self._watch(place, tensor)
+        return True
+
+    def _watch(self, place: Place, tensor: torch.Tensor) -> None:
+        edge = edge_of(tensor)
+        if edge is not None:
+            self._pending.append(InputGradient(place.see_gradient, edge))
+
+
+def argument_names(module: nn.Module) -> tuple[list[str], str]:
+    """Names of a module's positional arguments, and the name under which further ones go."""
+    try:
+        parameters = list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):  # a forward written in C tells nothing
+        return [], "args"
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    return names, rest

@@ -1,0 +1,131 @@
+"""What could be recorded of a model: its modules under their plain names, and the sites of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from retrograd.errors import AttachError
+from retrograd.recording.argument_watch import argument_names
+from retrograd.sites.selection import Candidate
+from retrograd.sites.site import ROOT, Site
+
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_MODULE_WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel"})
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModule:
+    """One module of a recorded model.
+
+    Attributes:
+        path: its path, without the names that wrappers (DDP, FSDP, torch.compile, checkpointing) put in.
+        module: the module itself.
+        parameters: its own parameters, those of its children left out, by name.
+        is_called: it has a ``forward``, unlike containers such as ``ModuleList``.
+    """
+
+    path: str
+    module: nn.Module
+    parameters: tuple[tuple[str, nn.Parameter], ...]
+    is_called: bool
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Every site of this module that is known before it has run."""
+        if self.is_called:
+            for site in (Site(self.path, ("output",)), *self._argument_sites()):
+                yield Candidate(site, self.module)
+                yield Candidate(site.grad, self.module)
+        for name, parameter in self.parameters:
+            site = Site(self.path, (name,))
+            yield Candidate(site, self.module)
+            if parameter.requires_grad:
+                yield Candidate(site.grad, self.module)
+                yield Candidate(Site(self.path, (name,), quantity="update"), self.module)
+
+    def _argument_sites(self) -> list[Site]:
+        names, _ = argument_names(self.module)
+        return [Site(self.path, ("input", name)) for name in names]
+
+
+def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Models by name; a single one has the empty name.
+
+    Raises:
+        AttachError: for anything that is no module, and for replicas that run in threads of their own.
+    """
+    named = dict(models) if isinstance(models, Mapping) else {"": models}
+    for name, model in named.items():
+        if not isinstance(model, nn.Module):
+            raise AttachError(
+                f"{model!r} is no torch.nn.Module.",
+                repair="pass the model, or a dict of models by name: rg.record({'generator': G, 'critic': D}).",
+            )
+        if isinstance(model, nn.DataParallel):
+            raise AttachError(
+                "nn.DataParallel cannot be recorded.",
+                repair="use DistributedDataParallel, or record the model on one device.",
+                reason="its replicas are made anew in every step and run in threads that would share their rows.",
+            )
+        if any(sign in name for sign in ":#/"):
+            raise AttachError(f"{name!r} cannot name a model.", repair="use letters, digits, dots and underscores.")
+    if not named:
+        raise AttachError("There is no model to record.", repair="pass at least one.")
+    return named
+
+
+def walk_modules(name: str, model: nn.Module) -> list[NamedModule]:
+    """The modules of a model, parents before children, each once, and one for each path.
+
+    A wrapper has the path of what it wraps. The wrapped module stands for both under DDP, which hands outputs on; the
+    wrapper does where it changes what is run (torch.compile, FSDP, checkpointing).
+    """
+    found: dict[str, NamedModule] = {}
+    replicated: set[str] = set()
+    for raw, module in model.named_modules():
+        replicates = type(module).__name__ in _MODULE_WRAPPERS
+        if replicates:
+            replicated.add(f"{raw}.module" if raw else "module")
+        path = ".".join(part for part in (name, _plain_path(raw, replicated)) if part) or ROOT
+        if not replicates:
+            found.setdefault(path, _named(path, module))
+    return list(found.values())
+
+
+def _named(path: str, module: nn.Module) -> NamedModule:
+    return NamedModule(
+        path=path,
+        module=module,
+        parameters=tuple((key, value) for key, value in module._parameters.items() if value is not None),
+        is_called=type(module).forward is not nn.Module.forward,
+    )
+
+
+def describe_model(name: str, model: nn.Module) -> list[dict[str, str | int]]:
+    """The structure of a model as plain data: path, type, and number of own and trainable parameters."""
+    return [
+        {
+            "path": entry.path,
+            "type": type(entry.module).__name__,
+            "parameters": sum(_size(parameter) for _, parameter in entry.parameters),
+            "trainable": sum(_size(parameter) for _, parameter in entry.parameters if parameter.requires_grad),
+        }
+        for entry in walk_modules(name, model)
+    ]
+
+
+def _plain_path(raw: str, replicated: set[str]) -> str:
+    parts = raw.split(".") if raw else []
+    kept = []
+    for index, part in enumerate(parts):
+        if part in _WRAPPERS or ".".join(parts[: index + 1]) in replicated:
+            continue
+        kept.append(part)
+    return ".".join(kept)
+
+
+def _size(parameter: torch.Tensor) -> int:
+    return 0 if torch.nn.parameter.is_lazy(parameter) else parameter.numel()

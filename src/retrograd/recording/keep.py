@@ -1,0 +1,132 @@
+"""Which tensors are kept whole or in part, and when they are handed to the sink."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from retrograd.errors import TensorPolicyError
+from retrograd.history.sink import KeptTensor
+from retrograd.recording.trigger import Trigger
+from retrograd.sites.selection import Candidate, Pattern, Selection
+
+Part = Callable[[torch.Tensor], torch.Tensor]
+
+DEFAULT_BUDGET = 2 * 1024**3
+"""Bytes of kept tensors, held or written, that a recording never passes unless told otherwise: 2 GiB."""
+
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Keep tensors of some sites.
+
+    Attributes:
+        sites: a pattern or several, as in ``sites=`` of :func:`retrograd.record`; values and gradients alike.
+        part: what to keep of each tensor: a function tensor → tensor, or an index such as ``(slice(0, 2), ..., 0)``;
+            None keeps it whole. A part is copied.
+        last: hold the last so many recorded steps in memory and hand them over at the end, or when ``when`` fires.
+        when: hand over only when this trigger fires; then with the ``last`` steps before it.
+        copy: copy each tensor when it is seen. Otherwise a reference is kept, which costs nothing, and a tensor that
+            is later overwritten in place is reported as overwritten instead of stored.
+
+    Raises:
+        TensorPolicyError: when ``last`` is no whole number from 0 on.
+    """
+
+    sites: Pattern | Iterable[Pattern]
+    part: Part | Any = None
+    last: int | None = None
+    when: Trigger | None = None
+    copy: bool = False
+    selection: Selection = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.last is not None and (isinstance(self.last, bool) or not isinstance(self.last, int) or self.last < 0):
+            raise TensorPolicyError(
+                f"last={self.last!r} is no number of steps.", repair="give a whole number from 0 on, as in last=20."
+            )
+        object.__setattr__(self, "selection", Selection(self.sites))
+
+    @property
+    def copies(self) -> bool:
+        """Whether tensors are copied when they are seen; a part always is, lest it hold the whole."""
+        return self.copy or self.part is not None
+
+    def take(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of what is kept of a tensor."""
+        with torch.inference_mode(False), torch.no_grad():
+            kept = tensor.detach()
+            if self.part is not None:
+                kept = self.part(kept) if callable(self.part) else kept[self.part]
+            return kept.clone()
+
+
+def as_keeps(given: Keep | Pattern | Iterable[Keep | Pattern] | None) -> list[Keep]:
+    """Policies from what a user wrote: patterns alone keep whole tensors at every recorded step."""
+    if given is None:
+        return []
+    if isinstance(given, (str, re.Pattern, type, Keep)) or callable(given):
+        given = [given]
+    return [item if isinstance(item, Keep) else Keep(item) for item in given]
+
+
+def find_keep(keeps: Sequence[Keep], candidate: Candidate) -> Keep | None:
+    """The first policy that wants this site."""
+    return next((keep for keep in keeps if keep.selection.wants(candidate)), None)
+
+
+def parse_bytes(given: int | str) -> int:
+    """A number of bytes from 1_000_000 or "500MB" (powers of 1000) or "2GiB" (powers of 1024).
+
+    Raises:
+        TensorPolicyError: for anything else.
+    """
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return given
+    match = _SIZE.fullmatch(given) if isinstance(given, str) else None
+    if match is None:
+        raise TensorPolicyError(f"{given!r} is no number of bytes.", repair="write 500_000_000, '500MB' or '2GiB'.")
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** " kmgt".index(match[2].lower() or " "))
+
+
+class Holder:
+    """Holds the tensors of one policy until they are due.
+
+    Args:
+        keep: the policy.
+        budget: bytes that it may hold; the oldest steps go when it would be passed.
+    """
+
+    def __init__(self, keep: Keep, budget: int) -> None:
+        self.keep = keep
+        self._budget = budget
+        self._held: deque[tuple[int, int, list[KeptTensor]]] = deque()
+        self._bytes = 0
+        self.dropped = 0
+
+    def add(self, step: int, tensors: list[KeptTensor]) -> None:
+        """Hold what one micro-batch gave."""
+        size = sum(kept.tensor.nbytes for kept in tensors)
+        self._held.append((step, size, tensors))
+        self._bytes += size
+        depth = self.keep.last or 0
+        while self._held and (self._held[0][0] < step - depth or self._bytes > self._budget):
+            oldest, size, gone = self._held.popleft()
+            self._bytes -= size
+            if oldest >= step - depth:
+                self.dropped += len(gone)
+
+    def release(self) -> list[KeptTensor]:
+        """All that is held, oldest first; it is held no longer."""
+        released = [kept for _, _, tensors in self._held for kept in tensors]
+        self._held.clear()
+        self._bytes = 0
+        return released

@@ -1,0 +1,103 @@
+"""Lanes: rows of statistics kept apart by the grad mode of the forward they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+from retrograd.history.sink import Phase
+from retrograd.recording.settings import Settings
+from retrograd.statistics.custom import CustomStatistics
+from retrograd.statistics.slab import Slab, make_slab
+
+
+class Mode(IntEnum):
+    """Grad mode of a forward."""
+
+    GRAD = 0
+    NO_GRAD = 1
+    INFERENCE = 2
+
+
+class Lane:
+    """What is being recorded of the forwards of one grad mode.
+
+    Attributes:
+        mode: that grad mode.
+        serial: changes when calls are to be counted anew.
+        touched: something has been recorded since the lane was last closed.
+        reached: a backward pass has reached it since then.
+        failed: a forward has raised.
+        training: the model was in training mode.
+        kept: tensors kept since then, as tuples (stream, tensor, version).
+    """
+
+    __slots__ = ("_make", "custom", "failed", "kept", "mode", "reached", "rows", "serial", "slabs", "touched", "training")
+
+    def __init__(self, mode: Mode, make: Callable[[torch.device], Slab], custom: CustomStatistics | None) -> None:
+        self.mode = mode
+        self._make = make
+        self.custom = custom
+        self.slabs: dict[torch.device, Slab] = {}
+        self.rows = 0
+        self.serial = 1
+        self.touched = self.reached = self.failed = False
+        self.training = True
+        self.kept: list[tuple[Any, torch.Tensor, int]] = []
+
+    def slab(self, device: torch.device) -> Slab:
+        """The slab for tensors of this device."""
+        slab = self.slabs.get(device)
+        if slab is None:
+            slab = self.slabs[device] = self._make(device)
+            slab.grow(self.rows)
+        return slab
+
+    def grow(self, rows: int) -> None:
+        """Have rows for so many sites."""
+        self.rows = rows
+        for slab in self.slabs.values():
+            slab.grow(rows)
+
+    def restart(self) -> None:
+        """Begin anew after all has been emitted."""
+        self.serial += 1
+        self.touched = self.reached = self.failed = False
+
+    @property
+    def phase(self) -> Phase:
+        """What kind of forward this was."""
+        if self.failed:
+            return "failed"
+        if self.mode is Mode.INFERENCE:
+            return "inference"
+        if self.mode is Mode.NO_GRAD:
+            return "no_grad"
+        if self.reached:
+            return "train"
+        return "forward" if self.training else "eval"
+
+
+class Lanes:
+    """The three lanes of a recorder, which share the numbering of rows."""
+
+    def __init__(self, settings: Settings) -> None:
+        def make(device: torch.device) -> Slab:
+            return make_slab(device, settings.histogram)
+
+        self.all = tuple(Lane(mode, make, settings.make_custom()) for mode in Mode)
+        self.grad = self.all[Mode.GRAD]
+        self.rows = 0
+
+    def __getitem__(self, mode: Mode) -> Lane:
+        return self.all[mode]
+
+    def add_row(self) -> int:
+        """Make room for one more site and return its row."""
+        self.rows += 1
+        for lane in self.all:
+            lane.grow(self.rows)
+        return self.rows - 1

@@ -1,0 +1,58 @@
+"""A parameter: its value, the gradient of each backward pass, and what the optimizer adds to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from retrograd.recording.place import Host
+from retrograd.recording.stream import Stream
+
+
+class ParameterWatch:
+    """Records one parameter.
+
+    Args:
+        host: the recorder.
+        parameter: the parameter.
+        value: where its value goes when an update begins.
+        gradient: where the gradient of each pass goes, before it is added to ``.grad``.
+        update: where the difference that an update makes goes.
+    """
+
+    __slots__ = ("_clock", "_handle", "_host", "gradient", "parameter", "update", "value")
+
+    def __init__(
+        self,
+        host: Host,
+        parameter: torch.Tensor,
+        *,
+        value: Stream | None,
+        gradient: Stream | None,
+        update: Stream | None,
+    ) -> None:
+        self._host = host
+        self._clock = host.clock
+        self.parameter = parameter
+        self.value = value
+        self.gradient = gradient
+        self.update = update
+        self._handle: Any = parameter.register_hook(self.see_gradient) if gradient is not None else None
+
+    def see_gradient(self, gradient: torch.Tensor) -> None:
+        """The hook: record the gradient."""
+        if self._clock.entered or self._host.enter_backward():
+            stream: Stream = self.gradient  # type: ignore[assignment]
+            try:
+                stream.see(gradient)
+            except Exception as error:
+                self._host.fault(stream.site, error)
+
+    see_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
+
+    def remove(self) -> None:
+        """Take the hook back."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None

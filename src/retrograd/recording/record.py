@@ -1,0 +1,169 @@
+"""``rg.record`` and ``rg.watch``: what users call."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from torch import nn
+
+from retrograd.errors import RecordingError
+from retrograd.history.history import History
+from retrograd.history.sink import Sink
+from retrograd.recording.keep import DEFAULT_BUDGET, Keep
+from retrograd.recording.recorder import Recorder, check_models
+from retrograd.recording.schedule import Schedule
+from retrograd.recording.settings import Settings, Statistic
+from retrograd.runs.reader import open_run
+from retrograd.runs.writer import RunWriter
+from retrograd.sites.selection import Pattern
+from retrograd.sites.site import WATCH, parse_site
+
+T = TypeVar("T")
+
+_active: list[Recording] = []
+
+
+class Recording:
+    """A recording that goes on until it is closed; use it in a ``with`` statement, or call ``close()``.
+
+    Attributes:
+        path: the run folder, or None for a recording in memory.
+    """
+
+    def __init__(self, recorder: Recorder, sink: Sink, path: Path | None) -> None:
+        self._recorder = recorder
+        self._sink = sink
+        self._thread = threading.get_ident()
+        self.path = path
+        recorder.attach()
+        _active.append(self)
+
+    @property
+    def step(self) -> int:
+        """Number of the step that is being recorded, or will be next."""
+        return self._recorder.clock.step
+
+    @property
+    def history(self) -> History:
+        """What has been recorded so far, up to the last complete micro-batch."""
+        self.flush()
+        if self.path is None:
+            assert isinstance(self._sink, History)
+            return self._sink
+        return open_run(self.path).history
+
+    def flush(self) -> None:
+        """Wait until all that is complete can be read."""
+        self._recorder.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold for the recording to go on from there: ``rg.record(…, resume=state)``."""
+        return {"step": self.step}
+
+    def watch(self, name: str, tensor: Any) -> None:
+        """Record a tensor, or a nest of them, as ``watch/NAME``."""
+        self._recorder.watch(name, tensor)
+
+    def close(self, status: str = "finished") -> None:
+        """Take every hook away and complete the record. Calling it twice is harmless."""
+        if self in _active:
+            _active.remove(self)
+        self._recorder.close(status)
+
+    def is_of_this_thread(self) -> bool:
+        """Whether the recorded models run in the thread that asks."""
+        return threading.get_ident() in (self._thread, self._recorder.clock.thread)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close("finished" if kind is None else "failed")
+
+    def __repr__(self) -> str:
+        where = "in memory" if self.path is None else f"to {self.path}"
+        return f"<Recording {where}, step {self.step}>"
+
+
+def record(
+    model: nn.Module | Mapping[str, nn.Module],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    sites: Pattern | Iterable[Pattern] | None = None,
+    schedule: int | Schedule | None = None,
+    tensors: Keep | Pattern | Iterable[Keep | Pattern] | None = None,
+    statistics: bool | Iterable[Statistic] = True,
+    histogram: bool = True,
+    tensor_budget: int | str = DEFAULT_BUDGET,
+    resume: bool | Mapping[str, Any] = False,
+) -> Recording:
+    """Record the history of activations and of their gradients while a model trains.
+
+    Recording never changes training: losses, gradients and weights are bitwise the same with and without it.
+
+    Args:
+        model: a module, or modules by name, whose names then lead the names of their sites.
+        path: the run folder; None keeps the history in memory.
+        sites: which sites get statistics: globs over names, compiled regexes, module types, predicates. None is every
+            module's output and its gradient, every parameter's gradient and update.
+        schedule: which steps: a number n for every n-th, :func:`every`, :func:`log_schedule`, or a function from
+            step to bool. None is every step.
+        tensors: sites whose tensors are kept, as patterns or :class:`Keep` policies.
+        statistics: True for the built-in ones, False for none, or functions of one tensor to add to them.
+        histogram: count binary exponents too.
+        tensor_budget: bytes of kept tensors that are never passed, as a number or as in ``"500MB"``.
+        resume: go on with the recording in ``path``: True after its last step, or from the state that
+            ``Recording.state_dict()`` gave; what was recorded from that step on is replaced.
+
+    Raises:
+        SiteError: for a pattern that is none, or that matches nothing (the nearest sites are named).
+        RecordingError: for a schedule, statistic or policy that cannot be carried out.
+        RunError: for a folder that holds another run, or cannot be written.
+    """
+    settings = Settings(
+        sites=sites,
+        schedule=schedule,
+        tensors=tensors,
+        statistics=statistics,
+        histogram=histogram,
+        tensor_budget=tensor_budget,
+    )
+    if path is None:
+        if resume is not False:
+            raise RecordingError("A recording in memory cannot be resumed.", repair="give the run folder as `path`.")
+        memory = History(tensor_budget=settings.tensor_budget)
+        return Recording(Recorder(model, memory, settings), memory, None)
+    step = int(resume["step"]) if isinstance(resume, Mapping) else None
+    check_models(model, settings)  # before the folder is made
+    writer = RunWriter(path, resume=resume is not False, step=step, tensor_budget=settings.tensor_budget)
+    return Recording(Recorder(model, writer, settings, step=writer.next_step), writer, Path(path))
+
+
+def watch(name: str, tensor: T) -> T:
+    """Record a tensor of your own, under the name ``watch/NAME``; its gradient as ``watch/NAME.grad``.
+
+    Does nothing when nothing is being recorded, so the line may stay in the code.
+
+    Args:
+        name: what to call it; no ``:`` or ``#``.
+        tensor: the tensor, or a nest of tensors.
+
+    Returns:
+        ``tensor``, the very same object.
+
+    Raises:
+        SiteSyntaxError: for a name that cannot be one.
+    """
+    if _active:
+        parse_site(WATCH + name)
+        for recording in tuple(_active):
+            if recording.is_of_this_thread():
+                recording.watch(name, tensor)
+    return tensor

@@ -1,0 +1,67 @@
+"""A stream: what becomes of the tensors of one site, statistics into a row, the tensor itself into the lane, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from retrograd.recording.keep import Keep
+from retrograd.recording.lane import Lane, Mode
+from retrograd.sites.site import Site
+
+NO_ROW = -1
+
+Observe = Callable[[torch.Tensor, int], Any]
+
+
+class Stream:
+    """Takes in the tensors of one site.
+
+    Args:
+        lane: where rows and kept tensors go.
+        site: the site.
+        row: the site's row, or ``NO_ROW``.
+        keep: the policy that keeps its tensors, or None.
+        copy: its memory is used again (parameters and their gradients), so a kept tensor must be a copy.
+    """
+
+    __slots__ = ("_copy", "_lane", "custom", "keep", "name", "observe", "row", "site")
+
+    def __init__(self, lane: Lane, site: Site, row: int, keep: Keep | None, *, copy: bool) -> None:
+        self._lane = lane
+        self._copy = copy or lane.mode is Mode.INFERENCE or (keep is not None and keep.copies)
+        self.site = site
+        self.name = str(site)
+        self.row = row
+        self.keep = keep
+        self.custom = lane.custom if row >= 0 else None
+        self.observe: Observe | None = None
+
+    def bind(self, tensor: torch.Tensor) -> Observe:
+        """The slab's method for tensors like this one, remembered in ``observe``."""
+        self.observe = self._lane.slab(tensor.device).observe
+        return self.observe
+
+    def see(self, tensor: torch.Tensor) -> None:
+        """Take in a tensor."""
+        if self.row >= 0:
+            (self.observe or self.bind(tensor))(tensor, self.row)
+        if self.keep is not None or self.custom is not None:
+            self.see_more(tensor)
+
+    def see_more(self, tensor: torch.Tensor) -> None:
+        """Take in a tensor for everything but the built-in statistics."""
+        if self.custom is not None:
+            self.custom.observe(tensor, self.row)
+        if self.keep is not None:
+            kept = self.keep.take(tensor) if self._copy else tensor.detach()
+            self._lane.kept.append((self, kept, kept._version))
+
+    def see_update(self, new: torch.Tensor, old: torch.Tensor) -> None:
+        """Take in the difference of two tensors, and the size of the old one."""
+        if self.row >= 0:
+            self._lane.slab(new.device).observe_update(new, old, self.row)
+        if self.keep is not None:
+            self._lane.kept.append((self, self.keep.take(new - old), 0))

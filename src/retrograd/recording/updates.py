@@ -1,0 +1,50 @@
+"""What an optimizer adds to parameters: a copy of the weights stands while ``step`` runs, and no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from retrograd.recording.parameter_watch import ParameterWatch
+from retrograd.recording.lane import Lane
+
+COPY_LIMIT = 1024**3
+"""Bytes of weights that are copied at most while an optimizer steps: 1 GiB. Parameters beyond it are left out."""
+
+
+class UpdateTap:
+    """Measures the updates of the optimizers that step now."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._copies: dict[int, list[tuple[ParameterWatch, torch.Tensor]]] = {}
+        self.left_out: set[str] = set()
+
+    def begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch]) -> None:
+        """An update begins: record values and copy those weights whose update is wanted."""
+        self._lane.touched = True
+        copies: list[tuple[ParameterWatch, torch.Tensor]] = []
+        size = 0
+        for watch in watches:
+            parameter = watch.parameter.detach()
+            if watch.value is not None:
+                watch.value.see(parameter)
+            if watch.update is None:
+                continue
+            size += parameter.nbytes
+            if size > COPY_LIMIT:
+                self.left_out.add(str(watch.update.site))
+            else:
+                copies.append((watch, parameter.clone()))
+        self._copies[id(optimizer)] = copies
+
+    def end(self, optimizer: Optimizer) -> None:
+        """The update has been made: measure it."""
+        for watch, before in self._copies.pop(id(optimizer), ()):
+            watch.update.see_update(watch.parameter.detach(), before)  # type: ignore[union-attr]
+
+    def abandon(self, optimizer: Optimizer) -> None:
+        """The update was not made."""
+        self._copies.pop(id(optimizer), None)

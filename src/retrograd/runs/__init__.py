@@ -1,0 +1,1 @@
+"""Store: run folders, written while a model trains and read by anybody."""

@@ -1,0 +1,110 @@
+"""The page of documentation about run folders, made from the code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from retrograd.history.table import EVENT_COLUMNS, STATISTICS_COLUMNS, Column
+from retrograd.runs.layout import FORMAT, PLACES
+from retrograd.runs.tensors import NOTES
+
+_PAGE = """<!-- Made by docs/make_schema.py; change the code, not this page. -->
+
+# The run folder
+
+A run folder is plain data: Parquet, safetensors and JSON. Any tool reads it, with or without retrograd, also
+while training goes on. This page describes format {format}.
+
+## Files
+
+{places}
+
+- Every file appears whole, by renaming. A name that begins with `.tmp-` is a file that is being written, or was
+  when its process was killed; pass over it.
+- The two numbers of a part are the flushes that it holds, first and last. Small neighbours are merged into larger
+  parts. If you find a part whose numbers lie inside another's, pass over it: its process was killed between
+  writing the merged one and removing it.
+- A process writes every two seconds. Killed at any moment, it loses what it has recorded since; a power cut may
+  take more, for files are not forced to the disk one by one.
+- There is no column for the rank: the folder tells it.
+
+## Statistics
+
+A row is one site at one moment: what one slab row held when it was drained. To merge rows, over micro-batches or
+ranks or sites, add up `calls`, the counts, `sum`, `abs_sum` and `reference`, take the extremes of `min` and `max`,
+and merge `m2` as m2ₐ + m2ᵦ + (meanₐ − meanᵦ)² nₐ nᵦ / (nₐ + nᵦ), where n = count − nan − pos_inf − neg_inf.
+
+{statistics}
+
+Gradients are stored with the loss scale divided out: exactly when it is a power of two, as PyTorch's scaler makes
+it; otherwise to rounding, and with the histogram moved by the nearest whole exponent.
+
+```sql
+-- DuckDB
+SELECT step, rms FROM 'RUN/rank00000/statistics/*.parquet' WHERE site = 'head:output.grad' ORDER BY step;
+```
+```python
+pandas.read_parquet("RUN/rank00000/statistics")
+polars.read_parquet("RUN/rank00000/statistics/*.parquet")
+```
+
+## Events
+
+{events}
+
+## Tensors
+
+A shard is a safetensors file of up to 64 MB. The name of a tensor in it is `step/micro/backward/phase/site`, with
+`backward` −1 for values. Its bits are those that training used. The file's metadata may hold, under
+`{notes}`, a JSON object of notes by name:
+
+- `scale`: the gradient was multiplied by this for loss scaling, and is stored so; retrograd divides when reading.
+- `kind: complex`: a last axis of two holds real and imaginary parts.
+- `kind: bytes`: elements of a type that safetensors lacks, as uint8, with their `dtype` and `shape`.
+- `sparse`: the shape of a sparse tensor; its values are under its name, its indices under `name#indices`.
+
+A tensor that training changed in place before it was written is not stored; an event `overwritten` tells of it.
+
+## manifest.json
+
+`format`, `versions`, `command`, `seed`, `git` (`commit`, `dirty`), `host`, `platform`, `pid`, `started`, `sites`,
+and what the recorder tells, such as `model` and `selection`. `resumed` lists the facts of each later session.
+
+## rank.json
+
+`rank`, `status` (`running`, `finished`, `failed`; a process that died says `running` and does not hold its lock),
+`pid`, `host`, `began` and `written` (seconds since the epoch), `first_step`, `last_step`, `rows`, `events` by kind,
+`tensor_bytes`, `tensors_dropped` (no room in the budget), and `lost`: rows, events and tensors that could not be
+written.
+"""
+
+
+def describe_run_folder() -> str:
+    """The page, in Markdown."""
+    return _PAGE.format(
+        format=FORMAT,
+        places=_lay_out(["file", "what it is"], [(f"`{place.path}`", place.text) for place in PLACES]),
+        statistics=_describe_columns(STATISTICS_COLUMNS) + "\n\nThen one float64 column for each statistic of a user.",
+        events=_describe_columns(EVENT_COLUMNS),
+        notes=NOTES,
+    )
+
+
+def _describe_columns(columns: Sequence[Column]) -> str:
+    lines = [(f"`{column.name}`", _name_type(column.type), column.text) for column in columns]
+    return _lay_out(["column", "type", "what it is"], lines)
+
+
+def _name_type(kind: pa.DataType) -> str:
+    if pa.types.is_dictionary(kind):
+        return _name_type(kind.value_type)
+    if pa.types.is_list(kind):
+        return f"list of {_name_type(kind.value_type)}"
+    return {"double": "float64"}.get(str(kind), str(kind))
+
+
+def _lay_out(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    table = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in table)

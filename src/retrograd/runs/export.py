@@ -1,0 +1,140 @@
+"""A run for other tools: CSV, and TensorBoard event files.
+
+DuckDB, pandas, Polars and Spark need no export; they read the part files as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv
+
+from retrograd.errors import RunError
+from retrograd.history.rows import Picked, Rows
+from retrograd.history.series import Series
+from retrograd.history.sink import PHASES
+from retrograd.runs.reader import Run
+from retrograd.statistics.row import EXPONENT_BIAS, STATISTICS, derive
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+SCALARS = ("rms", "mean", "std", "abs_max", "zero_share", "nonfinite", "update_ratio")
+"""Statistics that go to TensorBoard."""
+
+MOST_SCALARS = 1000
+MOST_HISTOGRAMS = 100
+"""Steps of a site that go to TensorBoard, which shows no more of them anyway."""
+
+_MOMENT = ("rank", "step", "micro", "backward")
+_ROWS_AT_ONCE = 1 << 17
+
+
+def export(run: Run, to: str, path: str | os.PathLike[str] | None = None) -> Path:
+    """Export a run.
+
+    Args:
+        run: the run.
+        to: ``csv`` or ``tensorboard``.
+        path: the file, or for TensorBoard the folder; inside the run folder when left out.
+
+    Returns:
+        Where it was written.
+    """
+    if to == "csv":
+        return export_csv(run, path or run.path / "statistics.csv")
+    if to == "tensorboard":
+        return export_tensorboard(run, path or run.path / "tensorboard")
+    raise ValueError(f"a run is exported to 'csv' or 'tensorboard', not to {to!r}")
+
+
+def export_csv(run: Run, path: str | os.PathLike[str]) -> Path:
+    """Write all rows as CSV: a line is one site at one moment on one rank, with every statistic.
+
+    Returns:
+        Where it was written.
+    """
+    rows, sites = run.history.rows, pa.array(run.history.sites, pa.string())
+    with pyarrow.csv.CSVWriter(Path(path), _build_lines(rows, sites, slice(0)).schema) as writer:
+        for start in range(0, rows.count, _ROWS_AT_ONCE):
+            writer.write_table(_build_lines(rows, sites, slice(start, start + _ROWS_AT_ONCE)))
+    return Path(path)
+
+
+def export_tensorboard(run: Run, path: str | os.PathLike[str]) -> Path:
+    """Write TensorBoard event files: the loss, :data:`SCALARS` as ``rms/SITE`` …, and exponents as histograms.
+
+    A histogram is over log2 of the magnitudes. Of long runs, evenly spaced steps are written.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RunError: TensorBoard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # an optional dependency
+    except ImportError as error:
+        raise RunError(
+            "TensorBoard is not installed.", repair="pip install 'retrograd[tensorboard]', or export to CSV."
+        ) from error
+    history = run.history
+    with SummaryWriter(log_dir=os.fspath(path)) as writer:
+        _add_scalars(writer, "loss", *history.loss)
+        for site in history.sites:
+            series = history[site]
+            for statistic in SCALARS:
+                _add_scalars(writer, f"{statistic}/{site}", series.steps, series.statistic(statistic))
+            _add_histograms(writer, f"exponents/{site}", series)
+    return Path(path)
+
+
+def _build_lines(rows: Rows, sites: pa.Array, index: slice) -> pa.Table:
+    picked = Picked(rows, index)
+    columns = {name: pa.array(picked[name]) for name in _MOMENT}
+    columns["phase"] = pa.array(PHASES).take(pa.array(picked["phase"]))
+    columns["site"] = sites.take(pa.array(picked["site"]))
+    columns |= {name: pa.array(derive(picked, name)) for name in STATISTICS}
+    columns |= {name: pa.array(picked[name]) for name in ("scale", *rows.custom)}
+    return pa.table(columns)
+
+
+def _add_scalars(
+    writer: SummaryWriter, tag: str, steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64]
+) -> None:
+    if np.isnan(values).all():  # does not apply to this site
+        return
+    for place in _spread(len(steps), MOST_SCALARS):
+        writer.add_scalar(tag, values[place], int(steps[place]))
+
+
+def _add_histograms(writer: SummaryWriter, tag: str, series: Series) -> None:
+    steps, counts = series.exponents
+    for place in _spread(len(steps), MOST_HISTOGRAMS):
+        used = np.flatnonzero(counts[place])
+        if not len(used):
+            continue
+        first, last = int(used[0]), int(used[-1])
+        limits = np.arange(first, last + 1, dtype=np.float64) - EXPONENT_BIAS + 1
+        buckets = counts[place, first : last + 1].astype(np.float64)
+        writer.add_histogram_raw(
+            tag,
+            min=limits[0] - 1,
+            max=limits[-1],
+            num=buckets.sum(),
+            sum=(buckets * (limits - 0.5)).sum(),
+            sum_squares=(buckets * (limits - 0.5) ** 2).sum(),
+            bucket_limits=limits.tolist(),
+            bucket_counts=buckets.tolist(),
+            global_step=int(steps[place]),
+        )
+
+
+def _spread(n: int, most: int) -> list[int]:
+    """At most so many places among n, evenly spaced, the first and the last among them."""
+    return sorted({int(place) for place in np.linspace(0, n - 1, min(n, most))})

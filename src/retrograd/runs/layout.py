@@ -1,0 +1,121 @@
+"""How a run folder is laid out: the name of everything in it.
+
+The columns of its tables are in :mod:`retrograd.history.table`. The page of documentation about run folders is
+made from the two.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+FORMAT = 1
+"""Number of this layout; a reader refuses what has a higher one."""
+
+MANIFEST = "manifest.json"
+RANK_FILE = "rank.json"
+LOCK = ".lock"
+UNFINISHED = ".tmp-"
+"""Prefix of files that are being written; a reader passes over them, the next writer removes them."""
+
+STATISTICS = "statistics"
+EVENTS = "events"
+TENSORS = "tensors"
+
+_PART = re.compile(r"part-(?P<first>\d{8,})-(?P<last>\d{8,})\.parquet")
+_SHARD = re.compile(r"shard-(?P<number>\d{8,})\.safetensors")
+_RANK = re.compile(r"rank(?P<rank>\d{5,})(?P<extra>\.p\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A kind of file in a run folder, with its words for people."""
+
+    path: str
+    text: str
+
+
+PLACES: tuple[Place, ...] = (
+    Place(MANIFEST, "what was run: versions, command, git commit, seed, model, sites; written by rank 0"),
+    Place(f"rank00000/{RANK_FILE}", "how this process fares: status, first and last step, what was lost"),
+    Place(f"rank00000/{STATISTICS}/part-00000000-00000000.parquet", "rows of statistics"),
+    Place(f"rank00000/{EVENTS}/part-00000000-00000000.parquet", "losses, optimizer updates, faults"),
+    Place(f"rank00000/{TENSORS}/shard-00000000.safetensors", "tensors that were asked for, several a file"),
+    Place("rank00000.p4711/", "a process that found its rank taken; no part of the run's history, but opens by itself"),
+    Place(f"{LOCK}, rank00000/{LOCK}", "locks of the operating system, empty; held while a process writes"),
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """The flushes that a part file holds, first and last."""
+
+    first: int
+    last: int
+
+    @property
+    def file_name(self) -> str:
+        return f"part-{self.first:08d}-{self.last:08d}.parquet"
+
+    def contains(self, other: Span) -> bool:
+        return self.first <= other.first and other.last <= self.last
+
+
+def list_parts(folder: Path) -> list[tuple[Span, Path]]:
+    """Part files in order. One whose span lies inside another's was merged into that one, and is left out."""
+    found = sorted(_find_parts(folder), key=lambda part: (part[0].first, -part[0].last))
+    listed: list[tuple[Span, Path]] = []
+    for span, path in found:
+        if not (listed and listed[-1][0].contains(span)):
+            listed.append((span, path))
+    return listed
+
+
+def list_merged_parts(folder: Path) -> list[Path]:
+    """Part files that a larger one has replaced already."""
+    listed = {path for _, path in list_parts(folder)}
+    return [path for _, path in _find_parts(folder) if path not in listed]
+
+
+def list_shards(folder: Path) -> list[tuple[int, Path]]:
+    """Tensor files in order."""
+    matches = ((_SHARD.fullmatch(path.name), path) for path in _list(folder))
+    return sorted((int(match["number"]), path) for match, path in matches if match)
+
+
+def shard_name(number: int) -> str:
+    """File name of a tensor file."""
+    return f"shard-{number:08d}.safetensors"
+
+
+def rank_name(rank: int) -> str:
+    """Folder name of a rank."""
+    return f"rank{rank:05d}"
+
+
+def parse_rank(name: str) -> int | None:
+    """The rank that a folder name speaks of; None for any other name."""
+    match = _RANK.fullmatch(name)
+    return int(match["rank"]) if match else None
+
+
+def is_extra(name: str) -> bool:
+    """Whether a rank folder is that of a process that found its rank taken."""
+    match = _RANK.fullmatch(name)
+    return bool(match and match["extra"])
+
+
+def list_rank_folders(run: Path) -> list[Path]:
+    """All rank folders, those of extra processes after the ranks."""
+    found = [path for path in _list(run) if parse_rank(path.name) is not None and path.is_dir()]
+    return sorted(found, key=lambda path: (is_extra(path.name), path.name))
+
+
+def _find_parts(folder: Path) -> list[tuple[Span, Path]]:
+    matches = ((_PART.fullmatch(path.name), path) for path in _list(folder))
+    return [(Span(int(match["first"]), int(match["last"])), path) for match, path in matches if match]
+
+
+def _list(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []

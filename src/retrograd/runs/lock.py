@@ -1,0 +1,72 @@
+"""A lock that dies with its process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
+
+_RETRY_SECONDS = 0.01
+
+
+class Lock:
+    """An exclusive lock on a file, held by a process until it releases it or dies.
+
+    Where the file system has no locks it is always granted.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    def acquire(self, wait: float = 0.05) -> bool:
+        """Try to take the lock for ``wait`` seconds, which bridges somebody's look at it.
+
+        Raises:
+            OSError: if the file cannot be created.
+        """
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        deadline = time.monotonic() + wait
+        while not _try_lock(descriptor, shared=False):
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                return False
+            time.sleep(_RETRY_SECONDS)
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        """Give the lock back; harmless when it is not held.
+
+        Closing is enough, and in a forked child it leaves the parent's hold alone.
+        """
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a living process holds the lock of this file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not _try_lock(descriptor, shared=True)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, *, shared: bool) -> bool:
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True

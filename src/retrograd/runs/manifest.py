@@ -1,0 +1,145 @@
+"""What was run, and on what: facts for the manifest."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from retrograd.errors import DamagedRunError
+from retrograd.runs.files import read_json, write_json
+from retrograd.runs.layout import FORMAT
+
+_GIT_SECONDS = 5.0
+
+
+def gather_facts() -> dict[str, Any]:
+    """What can be told at once: the manifest of a run that has just begun."""
+    return {
+        "format": FORMAT,
+        "versions": {
+            "retrograd": _find_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "command": list(sys.orig_argv),
+        "seed": torch.initial_seed(),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "pid": os.getpid(),
+        "started": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def gather_git() -> dict[str, Any] | None:
+    """Commit and whether tracked files differ from it; None outside a repository, or if git takes too long."""
+    commit = _ask_git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _ask_git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _ask_git(*arguments: str) -> str | None:
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+    try:
+        answer = subprocess.run(
+            ["git", *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            env=environment,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def _find_version() -> str:
+    try:
+        return importlib.metadata.version("retrograd")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+class Manifest:
+    """The manifest of a run, as its rank 0 writes it.
+
+    Args:
+        path: the file. If it is there the run goes on, and this session is added to its ``resumed``.
+
+    Raises:
+        DamagedRunError: the file is there and cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._session = gather_facts()
+        self._content = self._session
+        if path.exists():
+            self._content = read_manifest(path)
+            self._content.setdefault("resumed", []).append(self._session)
+        self._is_new = True
+        self._lock = threading.Lock()
+
+    def describe(self, facts: dict[str, Any]) -> None:
+        """Add facts to the run."""
+        with self._lock:
+            self._content.update(facts)
+            self._is_new = True
+
+    def find_git(self) -> None:
+        """Add the commit to this session; it may take seconds."""
+        git = gather_git()
+        with self._lock:
+            self._session["git"] = git
+            self._is_new = True
+
+    def add_sites(self, names: Sequence[str]) -> None:
+        """Add the names of sites."""
+        known = dict.fromkeys(self._content.get("sites", ()))
+        if new := [name for name in names if name not in known]:
+            self.describe({"sites": [*known, *new]})
+
+    def write(self) -> None:
+        """Write the file, if there is anything new.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with self._lock:
+            if self._is_new:
+                write_json(self.path, self._content)
+                self._is_new = False
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Read a manifest.
+
+    Raises:
+        DamagedRunError: it cannot be read, or was written by a later version.
+    """
+    try:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise DamagedRunError(f"{str(path)!r} cannot be read: {error}.", repair="restore that file.") from error
+    if content.get("format") != FORMAT:
+        raise DamagedRunError(
+            f"{str(path)!r} has the format {content.get('format')!r}, and this version reads {FORMAT}.",
+            repair="install the version of retrograd that wrote the run.",
+        )
+    return content

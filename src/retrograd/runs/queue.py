@@ -1,0 +1,113 @@
+"""What waits to be written: a queue that is bounded by bytes and never makes the training thread wait."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from retrograd.history.ring import count_bytes
+from retrograd.history.sink import Event, KeptTensor, RowBatch
+from retrograd.statistics.row import ROW
+
+_BYTES_AN_ITEM = 200
+"""About what Python needs for an item besides its data."""
+
+
+@dataclass(slots=True)
+class Lost:
+    """How much was not written."""
+
+    rows: int = 0
+    events: int = 0
+    tensors: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.events or self.tensors)
+
+    def __add__(self, other: Lost) -> Lost:
+        return Lost(self.rows + other.rows, self.events + other.events, self.tensors + other.tensors)
+
+    def __str__(self) -> str:
+        return f"{self.rows:,} rows, {self.events:,} events and {self.tensors:,} tensors"
+
+
+@dataclass(slots=True)
+class Load:
+    """What is taken from the queue at once."""
+
+    batches: list[RowBatch] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    tensors: list[KeptTensor] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.batches or self.events or self.tensors)
+
+
+class WriteQueue:
+    """Items on their way to the writer thread.
+
+    Args:
+        max_bytes: what may wait at most; an item that finds the queue full is lost, and counted.
+
+    Attributes:
+        added: how many items were ever added.
+        lost: what found the queue full.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.added = 0
+        self.lost = Lost()
+        self._items: list[RowBatch | Event | KeptTensor] = []
+        self._waiting = 0
+        self._lock = threading.Lock()
+
+    def add(self, item: RowBatch | Event | KeptTensor) -> bool:
+        """Add an item; False if it is lost because too much is waiting."""
+        size = _BYTES_AN_ITEM + _count_item(item)
+        with self._lock:
+            if self._waiting and self._waiting + size > self.max_bytes:
+                self._count_lost(item)
+                return False
+            self._waiting += size
+            self._items.append(item)
+            self.added += 1
+            return True
+
+    @property
+    def is_half_full(self) -> bool:
+        """Whether it is time to write."""
+        return self._waiting > self.max_bytes // 2
+
+    def take(self) -> Load:
+        """All that waits. It is no longer counted as waiting from here on."""
+        with self._lock:
+            items, self._items, self._waiting = self._items, [], 0
+        load = Load()
+        for item in items:
+            if isinstance(item, RowBatch):
+                load.batches.append(item)
+            elif isinstance(item, Event):
+                load.events.append(item)
+            else:
+                load.tensors.append(item)
+        return load
+
+    def _count_lost(self, item: RowBatch | Event | KeptTensor) -> None:
+        if isinstance(item, RowBatch):
+            self.lost.rows += count_rows(item)
+        elif isinstance(item, Event):
+            self.lost.events += 1
+        else:
+            self.lost.tensors += 1
+
+
+def count_rows(batch: RowBatch) -> int:
+    """Rows of a batch."""
+    return len(batch.rows) // ROW.itemsize
+
+
+def _count_item(item: RowBatch | Event | KeptTensor) -> int:
+    if isinstance(item, RowBatch):
+        return len(item.rows) + len(item.bins)
+    return count_bytes(item) if isinstance(item, KeptTensor) else 0

@@ -1,0 +1,116 @@
+"""The folder of one rank, as its process writes it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from retrograd.history.columns import decode_batches
+from retrograd.history.events import build_event_table
+from retrograd.history.names import SiteNames
+from retrograd.history.sink import Event, KeptTensor, RowBatch
+from retrograd.history.table import build_table
+from retrograd.runs.compaction import compact
+from retrograd.runs.files import write_json
+from retrograd.runs.layout import EVENTS, RANK_FILE, STATISTICS, TENSORS
+from retrograd.runs.parts import PartFolder
+from retrograd.runs.queue import Lost
+from retrograd.runs.ranks import RankClaim
+from retrograd.runs.tensors import ShardFolder
+
+
+class RankFolder:
+    """Writes rows, events and tensors of one process.
+
+    Args:
+        claim: the hold on the folder.
+        step: where a resumed run begins anew: whatever is of this step or later is removed. None keeps all.
+        tensor_budget: bytes of all tensor files.
+        count_added: see :class:`retrograd.runs.tensors.ShardFolder`.
+
+    Attributes:
+        next_step: one more than the last step that is recorded, at the start.
+        names: the sites.
+
+    Raises:
+        DamagedRunError: a file of the run to continue cannot be read.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(
+        self, claim: RankClaim, *, step: int | None, tensor_budget: int, count_added: Callable[[], int]
+    ) -> None:
+        self._claim = claim
+        self._began = time.time()
+        self.names = SiteNames()
+        folder = claim.folder
+        self._statistics = PartFolder(folder / STATISTICS)
+        self._events = PartFolder(folder / EVENTS)
+        self.shards = ShardFolder(folder / TENSORS, tensor_budget, count_added)
+        if step is not None:
+            self._statistics.cut(step)
+            self._events.cut(step)
+            self.shards.cut(step)
+        self._rows = self._statistics.count_rows()
+        self._event_counts = Counter(self._events.read_texts("kind"))
+        self._span = self._statistics.find_step_limits()
+        self.next_step = self._span[1] + 1 if self._span else 0
+
+    def settle(self) -> None:
+        """Move to the folder of the rank as it is known by now."""
+        self._claim.move()
+        for table, name in ((self._statistics, STATISTICS), (self._events, EVENTS), (self.shards, TENSORS)):
+            table.folder = self._claim.folder / name
+
+    def write_rows(self, batches: Sequence[RowBatch]) -> None:
+        """Write rows as one more part file."""
+        columns = decode_batches(batches, self.names.gradients)
+        columns["site"] = self.names.codes[columns["site"]]
+        self._statistics.add(build_table(columns, self.names.listed))
+        self._rows += len(columns["step"])
+        steps = [batch.moment.step for batch in batches] + list(self._span or ())
+        self._span = min(steps), max(steps)
+
+    def write_tensors(self, tensors: Sequence[KeptTensor], *, is_paused: bool) -> None:
+        """Copy tensors, and write the copies that are known to be true by now."""
+        for kept in tensors:
+            self.shards.copy(kept)
+        self.shards.write(is_paused=is_paused)
+
+    def take_news(self) -> list[Event]:
+        """What befell tensors since this was last asked."""
+        news, self.shards.news = self.shards.news, []
+        return news
+
+    def write_events(self, events: Sequence[Event]) -> None:
+        """Write events as one more part file."""
+        self._events.add(build_event_table(events))
+        self._event_counts.update(event.kind for event in events)
+
+    def tidy(self) -> None:
+        """Merge small part files."""
+        compact(self._statistics)
+        compact(self._events)
+
+    def write_status(self, status: str, lost: Lost) -> None:
+        """Tell in the rank's file how it fares."""
+        content: dict[str, Any] = {
+            "rank": self._claim.rank,
+            "status": status,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "began": self._began,
+            "written": time.time(),
+            "first_step": self._span and self._span[0],
+            "last_step": self._span and self._span[1],
+            "rows": self._rows,
+            "events": dict(self._event_counts),
+            "tensor_bytes": self.shards.bytes,
+            "tensors_dropped": self.shards.dropped,
+            "lost": {"rows": lost.rows, "events": lost.events, "tensors": lost.tensors},
+        }
+        write_json(self._claim.folder / RANK_FILE, content)

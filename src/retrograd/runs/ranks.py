@@ -1,0 +1,120 @@
+"""Which folder of a run belongs to this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from retrograd.errors import RunExistsError, RunWriteError
+from retrograd.runs.layout import LOCK, MANIFEST, UNFINISHED, is_extra, list_rank_folders, parse_rank, rank_name
+from retrograd.runs.lock import Lock, is_locked
+
+_ADMISSION_SECONDS = 10.0
+
+
+def ask_rank() -> int:
+    """This process's rank, as far as it is known by now: from torch.distributed, else ``RANK``, else 0."""
+    distributed = sys.modules.get("torch.distributed")  # not imported for this: `retrograd run` does without torch
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdecimal() else 0
+
+
+class RankClaim:
+    """A process's hold on its rank's folder.
+
+    Scripts that spawn processes tell their rank only after a while, so the claim may move to another folder.
+
+    Args:
+        run: the run folder; made if it is not there.
+        resume: continue the rank that is there.
+        join: the folder was made for all processes of this launch, so it may hold what others wrote.
+
+    Raises:
+        RunExistsError: the folder holds another run, or other files.
+        RunWriteError: it cannot be made or written.
+    """
+
+    def __init__(self, run: Path, *, resume: bool = False, join: bool = False) -> None:
+        self.run = run
+        self.is_continued = False
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            admission = Lock(run / LOCK)
+            admission.acquire(_ADMISSION_SECONDS)
+            try:
+                check_vacant(run, resume=resume, join=join)
+                self.folder, self._lock = self._take(ask_rank(), resume)
+            finally:
+                admission.release()
+        except OSError as error:
+            raise RunWriteError(
+                f"The run folder {str(run)!r} cannot be written: {error.strerror or error}.",
+                repair="give a folder that can be created, on a disk with room.",
+            ) from error
+
+    @property
+    def rank(self) -> int:
+        """The rank that the folder stands for."""
+        return parse_rank(self.folder.name) or 0
+
+    @property
+    def is_extra(self) -> bool:
+        """Whether the rank's own folder was taken."""
+        return is_extra(self.folder.name)
+
+    def move(self) -> None:
+        """Go to the folder of the rank as it is known by now, if nobody has it."""
+        target = self.run / rank_name(ask_rank())
+        if target != self.folder and not target.exists():
+            self.folder.rename(target)  # the lock is on the open file, and moves along
+            self.folder = target
+
+    def release(self) -> None:
+        """Let go of the folder."""
+        self._lock.release()
+
+    def _take(self, rank: int, resume: bool) -> tuple[Path, Lock]:
+        folder = self.run / rank_name(rank)
+        is_there = folder.exists()
+        if not is_there or resume:
+            folder.mkdir(exist_ok=True)
+            lock = Lock(folder / LOCK)
+            if lock.acquire():
+                self.is_continued = is_there
+                return folder, lock
+        extra = self.run / f"{folder.name}.p{os.getpid()}"
+        while extra.exists():
+            extra = extra.with_name(extra.name + "0")
+        extra.mkdir()
+        lock = Lock(extra / LOCK)
+        lock.acquire()
+        return extra, lock
+
+
+def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None:
+    """Make sure that a run may be written to this folder.
+
+    Raises:
+        RunExistsError: it holds a run that is over, or other files.
+    """
+    if not run.is_dir():
+        return
+    folders = list_rank_folders(run)
+    if folders or (run / MANIFEST).exists():
+        if not (resume or join or any(is_locked(folder / LOCK) for folder in folders)):
+            raise RunExistsError(
+                f"{str(run)!r} already holds a run.",
+                repair="give another folder, or resume=True to continue that run.",
+                reason="two runs in one folder could not be told apart.",
+            )
+        return
+    others = [path.name for path in run.iterdir() if path.name != LOCK and not path.name.startswith(UNFINISHED)]
+    if others:
+        raise RunExistsError(
+            f"{str(run)!r} holds other files, {others[0]!r} among them.",
+            repair="give a new or an empty folder.",
+            reason="what is recorded must not mix with files of another kind.",
+        )

@@ -1,0 +1,172 @@
+"""Reads a run folder, also while it is being written."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from retrograd.errors import DamagedRunError, NotARunError
+from retrograd.history.events import EVENT_SCHEMA
+from retrograd.history.history import History
+from retrograd.history.names import SiteNames
+from retrograd.runs.files import read_json
+from retrograd.runs.layout import (
+    EVENTS,
+    LOCK,
+    MANIFEST,
+    RANK_FILE,
+    STATISTICS,
+    TENSORS,
+    is_extra,
+    list_parts,
+    list_rank_folders,
+    parse_rank,
+)
+from retrograd.runs.lock import is_locked
+from retrograd.runs.manifest import read_manifest
+from retrograd.runs.parts import read_part
+from retrograd.runs.stored_rows import StoredRows
+from retrograd.runs.stored_tensors import StoredTensors
+
+_ATTEMPTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A process of a run.
+
+    Attributes:
+        rank: its number.
+        folder: where it writes.
+        status: ``running``, ``finished``, ``failed``, or ``stopped`` when it died without a word.
+        facts: all of its ``rank.json``.
+        is_extra: it found its rank taken; what it recorded is no part of the run's history.
+    """
+
+    rank: int
+    folder: Path
+    status: str
+    facts: dict[str, Any]
+    is_extra: bool = False
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Open a run folder, or the folder of one of its ranks.
+
+    Raises:
+        NotARunError: there is none.
+        DamagedRunError: a file of it cannot be read; reading the history may raise it too.
+    """
+    return Run(Path(path))
+
+
+class Run:
+    """A run, as far as it has been written when it was opened or refreshed.
+
+    Attributes:
+        path: its folder.
+        manifest: what was run.
+        ranks: its processes.
+        history: what was recorded, the ranks merged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.history = History()
+        self._parts: dict[tuple[Path, int, int], StoredRows] = {}
+        self._names = SiteNames()
+        self.refresh()
+
+    @property
+    def status(self) -> str:
+        """The status of all its processes together: the worst of theirs."""
+        found = {rank.status for rank in self.ranks if not rank.is_extra} or {"stopped"}
+        return next((status for status in ("failed", "running", "stopped") if status in found), "finished")
+
+    def __repr__(self) -> str:
+        extra = sum(rank.is_extra for rank in self.ranks)
+        also = f", and {extra} by itself" if extra else ""
+        return f"Run({str(self.path)!r}, {self.status}, {len(self.ranks) - extra} ranks{also}, {self.history!r})"
+
+    def refresh(self) -> None:
+        """Take in what has been written since. Series and matrices that were taken before stay as they are.
+
+        Raises:
+            DamagedRunError: a file cannot be read.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                self._load()
+            except FileNotFoundError:  # the writer has just merged a file into another one
+                continue
+            return
+        raise DamagedRunError(f"Files of {str(self.path)!r} keep vanishing.", repair="try again.")
+
+    def _load(self) -> None:
+        folders = _find_rank_folders(self.path)
+        self.manifest = _load_manifest(self.path)
+        self.ranks = [_load_rank(folder) for folder in folders]
+        of_history = folders if len(folders) == 1 else [folder for folder in folders if not is_extra(folder.name)]
+        ranks = {parse_rank(folder.name) or 0: folder for folder in of_history}
+        self._open_parts(ranks)
+        events = [
+            read_part(path, EVENT_SCHEMA.names).cast(EVENT_SCHEMA)
+            for folder in ranks.values()
+            for _, path in list_parts(folder / EVENTS)
+        ]
+        table = pa.concat_tables([EVENT_SCHEMA.empty_table(), *events]).unify_dictionaries()
+        tensors = StoredTensors({rank: folder / TENSORS for rank, folder in ranks.items()}, lambda: self.history.events)
+        self.history.load(self._names, list(self._parts.values()), table, tensors.find)
+        self.history.manifest = {**self.manifest, "status": self.status}
+
+    def _open_parts(self, ranks: dict[int, Path]) -> None:
+        """Open part files that are new, and let go of those that are gone."""
+        for name in self.manifest.get("sites", ()):
+            self._names.code_of.setdefault(name, len(self._names))
+        opened = {}
+        for rank, folder in ranks.items():
+            for _, path in list_parts(folder / STATISTICS):
+                found = path.stat()
+                key = (path, found.st_ino, found.st_size)
+                opened[key] = self._parts.get(key) or StoredRows(path, self._names, rank)
+        self._parts = opened
+
+
+def _find_rank_folders(path: Path) -> list[Path]:
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise NotARunError(f"{str(path)!r} {what}.", repair="give the folder that a run was recorded in.")
+    if (path / RANK_FILE).exists():
+        return [path]
+    folders = list_rank_folders(path)
+    if not folders and not (path / MANIFEST).exists():
+        raise NotARunError(
+            f"{str(path)!r} holds no run: there is neither {MANIFEST} nor the folder of a rank.",
+            repair="give the folder that a run was recorded in.",
+        )
+    return folders
+
+
+def _load_manifest(path: Path) -> dict[str, Any]:
+    if parse_rank(path.name) is not None:
+        path = path.parent
+    return read_manifest(path / MANIFEST) if (path / MANIFEST).exists() else {}
+
+
+def _load_rank(folder: Path) -> Rank:
+    facts: dict[str, Any] = {}
+    if (folder / RANK_FILE).exists():
+        try:
+            facts = read_json(folder / RANK_FILE)
+        except (OSError, ValueError) as error:
+            raise DamagedRunError(
+                f"{str(folder / RANK_FILE)!r} cannot be read: {error}.", repair="remove that file."
+            ) from error
+    status = str(facts.get("status", "running"))
+    if status == "running" and not is_locked(folder / LOCK):
+        status = "stopped"
+    return Rank(parse_rank(folder.name) or 0, folder, status, facts, is_extra(folder.name))

@@ -1,0 +1,91 @@
+"""The rows of a part file, as columns that are read when first asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from retrograd.history.columns import FIXED_TYPES
+from retrograd.history.names import SiteNames
+from retrograd.history.sink import PHASES
+from retrograd.history.table import STATISTICS_NAMES, read_codes, read_numbers
+from retrograd.runs.parts import explain_damage, open_part
+
+_LARGEST = np.iinfo(np.uint32).max
+_PHASE_CODES = {str(phase): code for code, phase in enumerate(PHASES)}
+
+
+class StoredRows(Mapping[str, npt.NDArray[Any]]):
+    """Columns of a part file.
+
+    The file stays open, so that it can be read after the writer has merged it into a larger one.
+
+    Args:
+        path: the file.
+        names: the sites, to which those of this file are added.
+        rank: the rank it is from.
+
+    Raises:
+        DamagedRunError: it cannot be read; the columns themselves raise it too.
+        FileNotFoundError: it has been merged into another one meanwhile.
+    """
+
+    def __init__(self, path: Path, names: SiteNames, rank: int) -> None:
+        self.path = path
+        self._file = open_part(path)
+        self._lock = threading.Lock()
+        self._rank = rank
+        found = self._file.schema_arrow.names
+        self._names = [*FIXED_TYPES, *(name for name in found if name not in STATISTICS_NAMES)]
+        with explain_damage(path):
+            missing = STATISTICS_NAMES.difference(found)
+            if missing:
+                raise ValueError(f"it lacks the columns {', '.join(sorted(missing))}")
+            self._stretches: npt.NDArray[Any] | None = None
+            self._sites = read_codes(self._file.read(columns=["site"])["site"], names.code_of)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        if name == "site":
+            return self._sites
+        if name == "rank":
+            return np.full(len(self._sites), self._rank, np.int32)
+        if name not in self._names:
+            raise KeyError(name)
+        with self._lock, explain_damage(self.path):
+            return self._read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # a Mapping would read the column to find out
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _read_bins(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
+        """Lengths and values of the lists, in as few bytes as they need: there are many of them."""
+        lengths, values = [np.empty(0, np.int32)], [np.empty(0, np.uint32)]
+        for group in range(self._file.num_row_groups):
+            for lists in self._file.read_row_group(group, columns=["bins"])["bins"].chunks:
+                lengths.append(np.asarray(lists.value_lengths()))
+                flat = np.asarray(lists.flatten())
+                values.append(flat.astype(np.uint32) if flat.max(initial=0) <= _LARGEST else flat)
+        return np.concatenate(lengths), np.concatenate(values)
+
+    def _read(self, name: str) -> npt.NDArray[Any]:
+        if name == "bin_count":
+            lengths, self._stretches = self._read_bins()  # whoever asks for the lengths will ask for the values next
+            return lengths
+        if name == "bins":
+            stretches, self._stretches = self._stretches, None
+            return self._read_bins()[1] if stretches is None else stretches
+        column = self._file.read(columns=[name])[name]
+        if name == "phase":
+            return read_codes(column, dict(_PHASE_CODES)).astype(np.uint8)
+        return read_numbers(column)

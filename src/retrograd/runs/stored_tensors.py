@@ -1,0 +1,74 @@
+"""The tensors of a rank's shards, by site; each is loaded when asked for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+
+from retrograd.errors import DamagedRunError
+from retrograd.history.kept import Kept, unscale
+from retrograd.history.sink import Event
+from retrograd.runs.layout import list_shards
+from retrograd.runs.tensors import list_tensors, parse_name, read_tensor
+
+
+class StoredTensors:
+    """What was kept whole, from all ranks.
+
+    Args:
+        folders: where the shards are, by rank.
+        list_events: all events; those that report an overwritten tensor stand for it.
+    """
+
+    def __init__(self, folders: dict[int, Path], list_events: Callable[[], Sequence[Event]]) -> None:
+        self._folders = folders
+        self._list_events = list_events
+        self._of_site: dict[str, list[Kept]] | None = None
+
+    def find(self, site: str) -> list[Kept]:
+        """The kept tensors of a site, by rising step.
+
+        Raises:
+            DamagedRunError: a shard cannot be read.
+        """
+        if self._of_site is None:
+            self._of_site = self._index()
+        return self._of_site.get(site, [])
+
+    def _index(self) -> dict[str, list[Kept]]:
+        listed = [kept for rank, folder in self._folders.items() for kept in _list_folder(folder, rank)]
+        overwritten = (event for event in self._list_events() if event.kind == "overwritten")
+        listed += [Kept(event.moment, event.name, lambda: None) for event in overwritten]
+        index: dict[str, list[Kept]] = {}
+        for kept in sorted(listed, key=lambda kept: (kept.step, kept.rank, kept.micro, kept.backward)):
+            index.setdefault(kept.site, []).append(kept)
+        return index
+
+
+def _list_folder(folder: Path, rank: int) -> Iterator[Kept]:
+    for _, path in list_shards(folder):
+        with _explain_damage(path):
+            named = [(parse_name(name), name, note) for name, note in list_tensors(path).items()]
+        for (moment, site), name, note in named:
+            yield Kept(moment, site, partial(_load, path, name, note), rank)
+
+
+def _load(path: Path, name: str, note: dict[str, Any]) -> torch.Tensor:
+    with _explain_damage(path):
+        return unscale(read_tensor(path, name, note), note.get("scale", 1.0))
+
+
+@contextlib.contextmanager
+def _explain_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (safetensors.SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DamagedRunError(
+            f"{str(path)!r} cannot be read: {error}", repair="remove that file to read the rest of the run."
+        ) from error

@@ -1,0 +1,209 @@
+"""Writes a run folder while a model trains: the sink of a recorder that was given a path.
+
+The training thread only appends to a queue. One background thread takes what is there every two seconds, decodes
+it, and writes it as files that appear whole; so a killed process loses at most what was added since.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from retrograd.errors import RunWriteError
+from retrograd.history.sink import Event, KeptTensor, RowBatch
+from retrograd.runs.complaints import Complaints
+from retrograd.runs.forks import outlive_forks
+from retrograd.runs.layout import MANIFEST
+from retrograd.runs.manifest import Manifest
+from retrograd.runs.queue import Load, Lost, WriteQueue, count_rows
+from retrograd.runs.rank_folder import RankFolder
+from retrograd.runs.ranks import RankClaim
+
+_LAST_WORDS_SECONDS = 60.0
+
+
+class RunWriter:
+    """A sink that writes a run folder.
+
+    Once training goes on it raises nothing: what cannot be written is lost, counted in ``rank.json``, and said
+    once as a :class:`retrograd.errors.RetrogradWarning`. After a fork the child's copy is silent.
+
+    Args:
+        path: the run folder: new, or empty.
+        resume: continue the run that is there, if there is one.
+        step: where it begins anew: what is recorded of this step or later is removed first. None keeps all.
+        join: the folder was made for all processes of this launch, so others may have written to it.
+        tensor_budget: bytes that tensor files may take, never passed.
+        flush_seconds: how often to write.
+        queue_bytes: what may wait to be written.
+
+    Attributes:
+        next_step: where it begins: ``step``, else one more than the last step that is recorded.
+
+    Raises:
+        RunExistsError: the folder holds another run, or other files.
+        RunWriteError: it cannot be made or written.
+        DamagedRunError: the run to continue cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        resume: bool = False,
+        step: int | None = None,
+        join: bool = False,
+        tensor_budget: int = 1 << 30,
+        flush_seconds: float = 2.0,
+        queue_bytes: int = 256 << 20,
+    ) -> None:
+        self.path = Path(path)
+        self.flush_seconds = flush_seconds
+        self._queue = WriteQueue(queue_bytes)
+        self._lost = Lost()
+        self._complaints = Complaints()
+        self._claim = RankClaim(self.path, resume=resume, join=join)
+        try:
+            self._folder = RankFolder(
+                self._claim, step=step, tensor_budget=tensor_budget, count_added=lambda: self._queue.added
+            )
+            self._manifest = Manifest(self.path / MANIFEST)
+            self._write_notes("running")
+        except BaseException as error:
+            self._claim.release()
+            if isinstance(error, OSError):
+                raise RunWriteError(
+                    f"The run folder {str(path)!r} cannot be written: {error}.",
+                    repair="give a folder on a disk that has room and may be written.",
+                ) from error
+            raise
+        self.next_step = self._folder.next_step if step is None else step
+        self._is_open = True
+        self._writing = threading.Lock()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="retrograd-writer", daemon=True)
+        outlive_forks(self._writing, self._silence)
+        atexit.register(self._close_at_exit)
+        self._thread.start()
+
+    # ---- the sink: called by the training thread ----
+
+    def describe(self, **facts: Any) -> None:
+        """Add facts to the manifest."""
+        self._manifest.describe(facts)
+
+    def add_sites(self, names: Sequence[str]) -> None:
+        """Name the next rows."""
+        self._folder.names.add_rows(names)
+
+    def add_rows(self, batch: RowBatch) -> None:
+        """Write rows with the next flush."""
+        self._add(batch)
+
+    def add_event(self, event: Event) -> None:
+        """Write an event with the next flush."""
+        self._add(event)
+
+    def add_tensor(self, kept: KeptTensor) -> None:
+        """Write a tensor with the next flush, unless training overwrites it before."""
+        self._add(kept)
+
+    def flush(self) -> None:
+        """Write all that was added, and return when it can be read."""
+        if self._is_open:
+            self._write_all(is_paused=True)
+
+    def close(self, status: str = "finished") -> None:
+        """Write all that was added, and end. Calling it twice is harmless."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        atexit.unregister(self._close_at_exit)
+        self._wake.set()
+        self._thread.join(_LAST_WORDS_SECONDS)
+        self._write_all(is_paused=True, status=status)
+        self._claim.release()
+        if lost := self._total_lost():
+            self._complaints.say("lost", f"{lost} were not written to {self.path}.")
+
+    def _add(self, item: RowBatch | Event | KeptTensor) -> None:
+        if not self._is_open:
+            return
+        if not self._queue.add(item):
+            self._complaints.say(
+                "queue", "More is recorded than can be written; what finds the queue full is lost, and counted."
+            )
+        elif self._queue.is_half_full:
+            self._wake.set()
+
+    # ---- the writer thread ----
+
+    def _run(self) -> None:
+        if self._claim.rank == 0:
+            self._manifest.find_git()
+        while self._is_open:
+            self._wake.wait(self.flush_seconds)
+            self._wake.clear()
+            self._write_all(is_paused=False)
+
+    def _write_all(self, *, is_paused: bool, status: str = "running") -> None:
+        with self._writing:
+            load = self._queue.take()
+            self._attempt(self._folder.settle)
+            if load.batches:
+                lost = Lost(rows=sum(count_rows(batch) for batch in load.batches))
+                self._attempt(partial(self._folder.write_rows, load.batches), lost)
+            self._attempt(partial(self._folder.write_tensors, load.tensors, is_paused=is_paused))
+            events = load.events + self._folder.take_news()
+            if events:
+                self._attempt(partial(self._folder.write_events, events), Lost(events=len(events)))
+            self._attempt(self._folder.tidy)
+            if load or events or status != "running":
+                self._attempt(partial(self._write_notes, status))
+            self._complain_of(load)
+
+    def _write_notes(self, status: str) -> None:
+        self._folder.write_status(status, self._total_lost())
+        if self._claim.rank == 0 and not self._claim.is_extra:
+            self._manifest.add_sites(self._folder.names.listed)
+            self._manifest.write()
+
+    def _attempt(self, write: Callable[[], None], lost: Lost | None = None) -> None:
+        try:
+            write()
+        except Exception as error:  # noqa: BLE001  # no fault of ours may end the thread, or the user's training
+            self._lost += lost or Lost()
+            what = error.strerror if isinstance(error, OSError) and error.strerror else f"{error!r}"
+            self._complaints.say(
+                "disk", f"{self.path} cannot be written: {what}. Training goes on; what is recorded meanwhile is lost."
+            )
+
+    def _complain_of(self, load: Load) -> None:
+        if load.batches and self._claim.is_extra:
+            self._complaints.say(
+                "second",
+                f"Another process is rank {self._claim.rank} of the run {self.path}. What this one records goes to "
+                f"{self._claim.folder.name}, and is no part of the run's history.",
+            )
+        if self._folder.shards.dropped:
+            self._complaints.say(
+                "budget",
+                f"The budget of {self._folder.shards.budget:,} bytes for tensors is spent; no more are written.",
+            )
+
+    def _total_lost(self) -> Lost:
+        return self._queue.lost + self._lost + Lost(tensors=self._folder.shards.lost)
+
+    def _silence(self) -> None:
+        """In a forked child: write nothing, and leave the parent's lock alone."""
+        self._is_open = False
+        self._claim.release()
+
+    def _close_at_exit(self) -> None:
+        self.close("finished" if getattr(sys, "last_value", None) is None else "failed")

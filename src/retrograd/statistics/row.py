@@ -1,0 +1,153 @@
+"""A row: everything one site tells about its elements, in numbers that merge exactly.
+
+A row is read from one tensor, and rows are merged over calls, micro-batches, steps and ranks; the row of
+a union is the merge of the rows of its parts. Non-finite elements are counted and then left out: ``sum``,
+``m2``, ``abs_sum``, ``min`` and ``max`` speak of the finite elements alone.
+
+    n       finite elements         n = count − nan − pos_inf − neg_inf
+    sum     Σ x
+    m2      Σ (x − sum/n)²          merged as m2ₐ + m2ᵦ + (meanₐ − meanᵦ)² nₐ nᵦ / (nₐ + nᵦ)   (Chan et al. 1979)
+    abs_sum Σ |x|
+
+The exponent histogram counts finite, non-zero elements by binary exponent: bin ``e + 127`` holds those
+with 2^e ≤ |x| < 2^(e+1), clamped to bins 0…254 (a float32's normal numbers are bins 1…254; bin 0 also holds
+everything smaller). Its 255 bins are stored as the stretch between the first and the last that is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+BINS = 255
+"""Bins of the exponent histogram."""
+
+EXPONENT_BIAS = 127
+"""Bin number of exponent 0, that is of 1 ≤ |x| < 2."""
+
+ROW = np.dtype(
+    [
+        ("row", "<i4"),  # which row of the slab, that is which site
+        ("calls", "<i4"),  # tensors merged into this row
+        ("count", "<i8"),  # elements
+        ("nan", "<i8"),
+        ("pos_inf", "<i8"),
+        ("neg_inf", "<i8"),
+        ("zeros", "<i8"),
+        ("sum", "<f8"),
+        ("m2", "<f8"),
+        ("abs_sum", "<f8"),
+        ("min", "<f8"),  # +inf when there is no finite element
+        ("max", "<f8"),  # −inf when there is no finite element
+        ("reference", "<f8"),  # Σ w² of the weight an update was added to; 0 elsewhere
+        ("first_bin", "<i4"),  # first bin of the stretch that is stored
+        ("bins", "<i4"),  # length of that stretch; 0 when there is none
+    ]
+)
+"""Layout of a drained row, shared with the compiled kernel (104 bytes, little-endian, packed)."""
+
+COUNTS = ("count", "nan", "pos_inf", "neg_inf", "zeros")
+ADDED = ("calls", *COUNTS, "abs_sum", "sum", "reference")
+STATISTICS = (
+    "count", "nan", "pos_inf", "neg_inf", "zeros",
+    "mean", "std", "rms", "l1", "l2", "min", "max", "abs_max",
+    "zero_share", "nonfinite", "update_ratio",
+)  # fmt: skip
+"""Names that :func:`derive` understands."""
+
+
+def merge_rows(rows: Mapping[str, npt.NDArray[Any]], groups: IntArray, n_groups: int) -> dict[str, npt.NDArray[Any]]:
+    """Merge rows that belong together.
+
+    Args:
+        rows: columns of equal length, at least those of :data:`ROW` without ``row``, ``first_bin``, ``bins``.
+        groups: for each row the number of its group, 0 … ``n_groups − 1``.
+        n_groups: how many groups there are.
+
+    Returns:
+        The same columns, one entry a group.
+    """
+    merged: dict[str, npt.NDArray[Any]] = {}
+    for name in ADDED:
+        column = np.asarray(rows[name])
+        total = np.zeros(n_groups, dtype=column.dtype)
+        np.add.at(total, groups, column)
+        merged[name] = total
+    low = np.full(n_groups, np.inf)
+    np.minimum.at(low, groups, rows["min"])
+    high = np.full(n_groups, -np.inf)
+    np.maximum.at(high, groups, rows["max"])
+    merged["min"], merged["max"] = low, high
+
+    n = finite_count(rows)
+    mean = _ratio(np.asarray(rows["sum"]), n)
+    group_mean = _ratio(merged["sum"], finite_count(merged))
+    m2 = np.zeros(n_groups)
+    np.add.at(m2, groups, rows["m2"] + n * (mean - group_mean[groups]) ** 2)
+    merged["m2"] = m2
+    return merged
+
+
+def finite_count(rows: Mapping[str, npt.NDArray[Any]]) -> IntArray:
+    """Number of finite elements of each row."""
+    return np.asarray(rows["count"] - rows["nan"] - rows["pos_inf"] - rows["neg_inf"], dtype=np.int64)
+
+
+def derive(rows: Mapping[str, npt.NDArray[Any]], statistic: str) -> npt.NDArray[Any]:
+    """One of :data:`STATISTICS` from the columns of rows.
+
+    ``std`` is that of the population (divided by n). Where there is no finite element, ``mean``, ``std``,
+    ``rms``, ``min``, ``max`` and ``abs_max`` are NaN. ``update_ratio`` is ‖Δw‖₂ / ‖w‖₂ and NaN for anything
+    that is not an update. Shares are of all elements.
+
+    Raises:
+        KeyError: for a name that is not a statistic.
+    """
+    return np.asarray(rows[statistic]) if statistic in COUNTS else _DERIVED[statistic](rows)
+
+
+def scale_rows(rows: dict[str, npt.NDArray[Any]], factor: npt.NDArray[np.float64]) -> None:
+    """Multiply the elements behind each row by a positive power of two, in place (histograms apart)."""
+    for name in ("sum", "abs_sum", "min", "max"):
+        rows[name] = rows[name] * factor
+    rows["m2"] = rows["m2"] * factor * factor
+
+
+def _ratio(numerator: npt.NDArray[Any], denominator: npt.NDArray[Any], empty: float = 0.0) -> FloatArray:
+    out = np.full(len(denominator), empty)
+    np.divide(numerator, denominator, out=out, where=np.asarray(denominator) != 0)
+    return out
+
+
+def _mean(rows: Mapping[str, npt.NDArray[Any]]) -> FloatArray:
+    return _ratio(np.asarray(rows["sum"]), finite_count(rows), np.nan)
+
+
+def _sum_of_squares(rows: Mapping[str, npt.NDArray[Any]]) -> FloatArray:
+    total = np.asarray(rows["sum"], dtype=np.float64)
+    return np.asarray(rows["m2"], dtype=np.float64) + total * _ratio(total, finite_count(rows))
+
+
+def _when_any(rows: Mapping[str, npt.NDArray[Any]], values: npt.NDArray[Any]) -> FloatArray:
+    return np.where(finite_count(rows) > 0, values, np.nan)
+
+
+_DERIVED: dict[str, Callable[[Mapping[str, npt.NDArray[Any]]], npt.NDArray[Any]]] = {
+    "mean": _mean,
+    "std": lambda rows: np.sqrt(_ratio(np.asarray(rows["m2"]), finite_count(rows), np.nan)),
+    "rms": lambda rows: np.sqrt(_ratio(_sum_of_squares(rows), finite_count(rows), np.nan)),
+    "l1": lambda rows: np.asarray(rows["abs_sum"]),
+    "l2": lambda rows: np.sqrt(_sum_of_squares(rows)),
+    "min": lambda rows: _when_any(rows, np.asarray(rows["min"])),
+    "max": lambda rows: _when_any(rows, np.asarray(rows["max"])),
+    "abs_max": lambda rows: _when_any(rows, np.maximum(np.abs(rows["min"]), np.abs(rows["max"]))),
+    "zero_share": lambda rows: _ratio(np.asarray(rows["zeros"]), np.asarray(rows["count"]), np.nan),
+    "nonfinite": lambda rows: np.asarray(rows["nan"] + rows["pos_inf"] + rows["neg_inf"]),
+    "update_ratio": lambda rows: _ratio(np.sqrt(_sum_of_squares(rows)), np.sqrt(rows["reference"]), np.nan),
+}

@@ -1,0 +1,75 @@
+"""A slab: the rows that tensors are read into, one per place in the model."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from retrograd.statistics.readable import UnreadableTensorError, make_readable
+from retrograd.statistics.torch_slab import TorchSlab
+
+try:
+    from retrograd.statistics._kernel import Slab as NativeSlab
+except ImportError:  # installed without a compiler
+    NativeSlab = None  # type: ignore[assignment, misc]
+
+__all__ = ["NativeSlab", "Slab", "TorchSlab", "UnreadableTensorError", "make_slab"]
+
+
+class Slab(Protocol):
+    """Rows of statistics, filled during a step and drained at its end.
+
+    Row numbers are stable. One slab may be called from several threads.
+    """
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def grow(self, n: int, /) -> None:
+        """See to it that there are at least ``n`` rows."""
+
+    def observe(self, tensor: Tensor, row: int, /) -> bool:
+        """Merge the elements of a tensor into a row, without a host synchronisation.
+
+        Returns:
+            ``tensor.requires_grad``, which was asked anyway.
+
+        Raises:
+            UnreadableTensorError: for a tensor without elements to read; says why.
+            IndexError: for a row that does not exist.
+        """
+
+    def observe_update(self, new: Tensor, old: Tensor, row: int, /) -> None:
+        """Merge the elements of ``new − old`` into a row, and Σ old² into its ``reference``.
+
+        Raises:
+            UnreadableTensorError: as :meth:`observe`.
+            ValueError: for tensors of different size or dtype.
+        """
+
+    def drain(self) -> tuple[bytes, bytes]:
+        """Empty all rows.
+
+        Returns:
+            The bytes of an array of :data:`~retrograd.statistics.row.ROW`, those rows that were observed, in row
+            order; and the bytes of an int64 array, their stretches of the histogram one after the other.
+        """
+
+    def forget(self) -> None:
+        """Empty all rows, and tell nothing."""
+
+
+def make_slab(device: str | torch.device = "cpu", histogram: bool = True) -> Slab:
+    """The fastest slab there is for tensors on a device.
+
+    Args:
+        device: where the tensors live that it will read.
+        histogram: count binary exponents too.
+    """
+    device = torch.device(device)
+    if device.type == "cpu" and NativeSlab is not None:
+        return NativeSlab(histogram, partial(make_readable, device=device))
+    return TorchSlab(device, histogram)

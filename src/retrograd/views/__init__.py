@@ -1,0 +1,1 @@
+"""Views: a history in, a picture or a table out."""

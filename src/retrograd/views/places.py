@@ -1,0 +1,70 @@
+"""Places: a value together with its gradient and, for a parameter, its update.
+
+Sites are what is recorded; a place is what a person looks at. ``fc:weight``, ``fc:weight.grad`` and
+``fc:weight.update`` are three sites of one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from retrograd.errors import SiteSyntaxError
+from retrograd.sites.site import WATCH, Quantity, Site, parse_site
+
+Kind = Literal["activation", "parameter"]
+
+_MODULE_SLOTS = frozenset({"output", "input"})
+
+
+@dataclass(slots=True)
+class Place:
+    """One place of the model.
+
+    Attributes:
+        name: printed site of the value, whether or not the value itself was recorded.
+        path: module path; ``watch/NAME`` for a tensor watched by hand.
+        label: what distinguishes it within the module: slot, keys and call.
+        kind: whether it is a parameter.
+        sites: the recorded sites, by quantity.
+    """
+
+    name: str
+    path: str
+    label: str
+    kind: Kind
+    sites: dict[Quantity, str] = field(default_factory=dict)
+
+
+def group_places(sites: Iterable[str]) -> list[Place]:
+    """Places of the given sites, in the order in which their first site was seen.
+
+    A name that is no site (from a foreign run) becomes a place of its own.
+    """
+    places: dict[str, Place] = {}
+    for text in sites:
+        site = _parse_leniently(text)
+        name = str(site.value)
+        place = places.get(name)
+        if place is None:
+            place = places[name] = Place(name, site.path, _label(site), _kind(site))
+        place.sites[site.quantity] = text
+    return list(places.values())
+
+
+def _parse_leniently(text: str) -> Site:
+    try:
+        return parse_site(text)
+    except SiteSyntaxError:
+        return Site(text)
+
+
+def _label(site: Site) -> str:
+    """The printed site without its path: ``output``, ``#2:output.logits``, ``weight``."""
+    return str(site.value)[len(site.path) :].removeprefix(":")
+
+
+def _kind(site: Site) -> Kind:
+    watched = site.path.startswith(WATCH) or not site.keys
+    return "activation" if watched or site.slot in _MODULE_SLOTS else "parameter"

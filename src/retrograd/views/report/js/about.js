@@ -1,0 +1,64 @@
+/** Words around the map: which run this is, what was recorded, what was not and why, and the model. */
+
+import { visit } from "./actions.js";
+import { fill, find, make } from "./dom.js";
+import { formatCount } from "./format.js";
+import { facts } from "./payload.js";
+
+export function writeAbout() {
+  find("title").textContent = facts.title;
+  fill(find("status"), facts.status ? make("span", { class: `status ${facts.status.kind}` }, facts.status.text) : null);
+  fill(find("facts"), ...facts.header.flatMap(([term, text]) => [make("div", {}, make("dt", {}, term), make("dd", {}, text))]));
+  find("command").textContent = facts.command;
+  find("command").hidden = !facts.command;
+  writeBanner();
+  fill(find("recorded"), ...facts.recorded.map(([term, text]) => make("div", {}, make("dt", {}, term), make("dd", {}, text))));
+  fill(find("troubles"), ...facts.troubles.map(makeTrouble));
+  find("model-card").hidden = facts.model.length === 0;
+  fill(find("model"), ...facts.model.map(makeModule));
+}
+
+function writeBanner() {
+  const bad = facts.nonfinite;
+  find("banner").hidden = !bad;
+  if (!bad) return;
+  fill(
+    find("banner"),
+    make("span", {}, make("b", {}, "First non-finite numbers: "), `step ${formatCount(bad.step)}, `, make("code", {}, bad.site), ` (${bad.text})`),
+    make("button", { type: "button", id: "visit", onclick: () => visit(bad.site, bad.step) }, "Show it"),
+  );
+}
+
+/** A list of what went wrong or was left out: {title, columns, rows, more}. */
+function makeTrouble({ title, note, columns, rows, more }) {
+  return make(
+    "details",
+    { class: "trouble", open: rows.length <= 8 },
+    make("summary", {}, title, make("span", { class: "tally" }, formatCount(rows.length + more))),
+    note ? make("p", { class: "note" }, note) : null,
+    make(
+      "div",
+      { class: "scroll" },
+      make(
+        "table",
+        {},
+        make("thead", {}, make("tr", {}, ...columns.map((name) => make("th", { scope: "col" }, name)))),
+        make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell))))),
+      ),
+    ),
+    more ? make("p", { class: "note" }, `… and ${formatCount(more)} more, not written here.`) : null,
+  );
+}
+
+/** A module: [depth, name, kind, parameters]. */
+function makeModule([depth, name, kind, parameters]) {
+  const row = make(
+    "tr",
+    {},
+    make("td", { class: "module" }, name),
+    make("td", { class: "kind" }, kind),
+    make("td", { class: "number" }, parameters ? formatCount(parameters) : "–"),
+  );
+  row.style.setProperty("--depth", depth);
+  return row;
+}

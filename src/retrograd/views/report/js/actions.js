@@ -1,0 +1,78 @@
+/** What a person can do to the view, whatever it is done with. */
+
+import { find } from "./dom.js";
+import { geometry } from "./geometry.js";
+import { facts } from "./payload.js";
+import { foldDepth, shown, treeOf } from "./rows.js";
+import { QUANTITIES, change, state } from "./state.js";
+import { COLUMNS, columnOf } from "./steps.js";
+
+export function toggleFold(node) {
+  if (!node.children) return;
+  const flipped = state.flipped.includes(node.id) ? state.flipped.filter((id) => id !== node.id) : [...state.flipped, node.id];
+  change({ flipped });
+}
+
+/** Fold or unfold every module. */
+export const foldAll = (folded) => change({ depth: folded ? "0" : "99", flipped: [] });
+
+/** Open a row's panel; it takes the place of the last one that is not pinned, or is added to them. */
+export function openRow(node, add = false) {
+  openPlace(facts.places[node.place].name, add);
+}
+
+export function openPlace(name, add = false) {
+  if (state.open.includes(name)) return find(`panel-${facts.places.findIndex((place) => place.name === name)}`)?.scrollIntoView({ block: "nearest" });
+  const kept = add ? state.open : state.open.filter((other) => state.pinned.includes(other));
+  change({ open: [...kept, name], pinned: add ? [...new Set([...state.pinned, ...state.open])] : state.pinned });
+}
+
+export function closePlace(name) {
+  const without = (names) => names.filter((other) => other !== name);
+  change({ open: without(state.open), pinned: without(state.pinned) });
+}
+
+export function togglePin(name) {
+  const pinned = state.pinned.includes(name) ? state.pinned.filter((other) => other !== name) : [...state.pinned, name];
+  change({ pinned });
+}
+
+/** Go to one site at one step: choose what it is of, unfold down to it, open it and zoom near. */
+export function visit(site, step) {
+  const series = facts.sites.indexOf(site);
+  const number = facts.places.findIndex((place) => Object.values(place.series).includes(series));
+  const place = facts.places[number];
+  const quantity = QUANTITIES.find(({ of, site: part }) => of === place.kind && place.series[part] === series);
+  const column = columnOf(step);
+  const reach = Math.max(10, Math.round(COLUMNS / 12));
+  const zoom = COLUMNS > 3 * reach ? [Math.max(0, column - reach), Math.min(COLUMNS - 1, column + reach)] : null;
+  change({ quantity: quantity.key, filter: "", zoom, cursor: column, flipped: flipsDownTo(quantity.key, number) });
+  openPlace(place.name);
+  const row = findRow(treeOf(quantity.key).top, number);
+  change({ current: row.id });
+  requestAnimationFrame(() => requestAnimationFrame(() => scrollToRow(row.id)));
+}
+
+function flipsDownTo(key, number) {
+  const { top } = treeOf(key);
+  const flipped = new Set(key === state.quantity ? state.flipped : []);
+  for (let node = findRow(top, number); node !== top; node = node.parent) {
+    const folded = node.depth >= foldDepth(key) !== flipped.has(node.id);
+    if (node.children && folded) flipped.has(node.id) ? flipped.delete(node.id) : flipped.add(node.id);
+  }
+  return [...flipped];
+}
+
+function findRow(node, number) {
+  if (node.place === number) return node;
+  return (node.children ?? []).filter((child) => child.places.includes(number)).map((child) => findRow(child, number))[0];
+}
+
+export function scrollToRow(id) {
+  const row = shown.rows.findIndex((node) => node.id === id);
+  const view = find("viewport");
+  if (row < 0) return;
+  const top = row * geometry.row;
+  if (top < view.scrollTop) view.scrollTop = top;
+  else if (top + geometry.row > view.scrollTop + geometry.height) view.scrollTop = top + geometry.row - geometry.height;
+}

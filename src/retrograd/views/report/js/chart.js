@@ -1,0 +1,148 @@
+/** One small chart of curves over steps, drawn by uPlot and linked to the map: same zoom, same cursor. */
+
+import { themeColor } from "./dom.js";
+import { formatPercent, formatTick } from "./format.js";
+import { quantile, sortNumbers } from "./scale.js";
+import { change, state } from "./state.js";
+import { COLUMNS, shownColumns } from "./steps.js";
+
+const middles = Float64Array.from({ length: COLUMNS }, (_, column) => column + 0.5);
+const TINY = 1e-320; // stands for zero on a log scale: below every range, so the line falls off the chart
+
+/**
+ * `lines`: [{line, color, band, dash, width}]: a Float32Array each; two of them marked `band` are filled between.
+ * `bad`: columns to mark. `scale`: "log", "linear" or "share". `gutter`, `right`: functions that give the room
+ * for labels at the left and the margin at the right.
+ */
+export function makeChart(host, { lines, bad, scale, height, gutter, right = () => 8 }) {
+  const logarithmic = scale === "log" && lines.some(({ line }) => line.some((value) => value > 0));
+  const options = {
+    width: Math.max(host.clientWidth, 80),
+    height,
+    padding: [6, right, 4, 0],
+    legend: { show: false },
+    cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
+    select: { show: true },
+    scales: {
+      x: { time: false, range: () => { const [from, to] = shownColumns(); return [from, to + 1]; } },
+      y: { distr: logarithmic ? 3 : 1, range: () => fitRange(lines, logarithmic, scale) },
+    },
+    axes: [
+      { show: false },
+      {
+        size: gutter, // asked anew at every change of size
+        gap: 6,
+        font: "11px system-ui, sans-serif",
+        stroke: () => themeColor("muted"),
+        grid: { stroke: () => themeColor("line"), width: 1 },
+        ticks: { show: false },
+        splits: (u, axis, low, high) => (logarithmic ? logTicks(low, high) : linearTicks(low, high)),
+        values: (u, ticks) => ticks.map(scale === "share" ? formatPercent : formatTick),
+        filter: (u, ticks) => ticks,
+      },
+    ],
+    series: [{}, ...lines.map(makeSeries)],
+    bands: makeBands(lines),
+    hooks: { drawClear: [(u) => markBad(u, bad)], draw: [moveCursor], setCursor: [tellCursor], setSelect: [tellZoom] },
+  };
+  const data = [middles, ...lines.map(({ line }) => Array.from(line, (value) => toPoint(value, logarithmic)))];
+  return new uPlot(options, data, host);
+}
+
+function toPoint(value, logarithmic) {
+  if (!Number.isFinite(value)) return null;
+  return logarithmic && value <= 0 ? TINY : value;
+}
+
+function makeSeries({ color, band, dash, width = 1.4 }) {
+  return {
+    stroke: () => (band ? "transparent" : themeColor(color)),
+    width: band ? 0 : width,
+    dash,
+    points: { show: (u, i, from, to) => !band && to - from < 40, size: 4, filter: band ? null : keepLonely },
+  };
+}
+
+/** Points to mark where many are drawn: those without a neighbour, which no line shows. */
+function keepLonely(u, i, show) {
+  if (show) return null;
+  const values = u.data[i];
+  return [...values.keys()].filter((k) => values[k] !== null && (values[k - 1] ?? null) === null && (values[k + 1] ?? null) === null);
+}
+
+function makeBands(lines) {
+  const edges = lines.flatMap(({ band }, i) => (band ? [i + 1] : []));
+  if (edges.length < 2) return [];
+  return [{ series: [edges[1], edges[0]], fill: () => `color-mix(in srgb, ${themeColor(lines[edges[0] - 1].color)} 26%, transparent)` }];
+}
+
+/** Range of y: what is in view, without its outermost hundredth unless the full range is wanted. */
+function fitRange(lines, logarithmic, scale) {
+  const [from, to] = shownColumns();
+  let sorted = sortNumbers(lines.map(({ line }) => line), from, to);
+  if (logarithmic) sorted = sorted.subarray(sorted.findIndex((value) => value > 0));
+  if (sorted.length === 0) return logarithmic ? [0.1, 1] : [0, 1];
+  const cut = state.range === "view" ? 0.01 : 0;
+  const [low, high] = [quantile(sorted, cut), quantile(sorted, 1 - cut)];
+  if (logarithmic) return low < high ? [low / (high / low) ** 0.08, high * (high / low) ** 0.08] : [low / 2, high * 2];
+  const margin = (high - low || Math.abs(high) || 1) * 0.08;
+  return scale === "share" ? [Math.max(0, low - margin), Math.min(1, high + margin)] : [low - margin, high + margin];
+}
+
+/** Powers of ten; with few of them in range also their double and fivefold. */
+export function logTicks(low, high) {
+  const decades = Math.log10(high / low);
+  const factors = decades < 1 ? [1, 2, 3, 5] : decades < 2 ? [1, 3] : [1];
+  const stride = Math.max(1, Math.ceil(decades / 4));
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+    if (power % stride) continue;
+    ticks.push(...factors.map((factor) => Number(`${factor}e${power}`)).filter((tick) => tick >= low && tick <= high));
+  }
+  return ticks.length > 1 ? ticks : linearTicks(low, high);
+}
+
+export function linearTicks(low, high) {
+  const rough = (high - low) / 3;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const unit = [1, 2, 5, 10].find((factor) => factor * power >= rough) * power;
+  const ticks = [];
+  for (let k = Math.ceil(low / unit); k * unit <= high; k++) ticks.push(Number((k * unit).toPrecision(12)));
+  return ticks;
+}
+
+function markBad(u, bad) {
+  if (!bad) return;
+  const { left, top, height } = u.bbox;
+  const [from, to] = shownColumns();
+  const width = Math.max(2, u.bbox.width / (to - from + 1));
+  u.ctx.save();
+  u.ctx.fillStyle = themeColor("bad");
+  u.ctx.globalAlpha = 0.45;
+  for (let column = from; column <= to; column++) {
+    if (bad[column] > 0) u.ctx.fillRect(left + ((column - from) / (to - from + 1)) * u.bbox.width, top, width, height);
+  }
+  u.ctx.restore();
+}
+
+function tellCursor(u) {
+  if (!u.over.matches(":hover")) return;
+  const { left } = u.cursor;
+  change({ cursor: left < 0 ? null : Math.max(0, Math.min(COLUMNS - 1, Math.floor(u.posToVal(left, "x")))) });
+}
+
+function tellZoom(u) {
+  const { left, width } = u.select;
+  if (width > 4) change({ zoom: [left, left + width].map((x) => Math.max(0, Math.min(COLUMNS - 1, Math.floor(u.posToVal(x, "x"))))) });
+  u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+}
+
+/** Show the cursor of the page in a chart. */
+export function moveCursor(u) {
+  const left = state.cursor === null ? -10 : u.valToPos(state.cursor + 0.5, "x");
+  u.setCursor({ left, top: 1 }, false);
+}
+
+export const rescale = (u) => u.setData(u.data);
+
+export const fitWidth = (u) => u.setSize({ width: Math.max(u.root.parentElement.clientWidth, 80), height: u.height });

@@ -1,0 +1,40 @@
+/** Making elements. Text from the run is only ever set as text, never as markup. */
+
+/** `make("button", {class: "quiet", onclick: f}, "Reset")`: properties that start with "on" are listeners. */
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export const find = (id) => document.getElementById(id);
+
+export function fill(element, ...children) {
+  element.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
+}
+
+/** A canvas of a size in CSS pixels, sharp on any screen; returns its context, in CSS pixels. */
+export function sizeCanvas(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== w || canvas.height !== h) {
+    canvas.width = w;
+    canvas.height = h;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return context;
+}
+
+/** The value of a colour of the style sheet in the theme that is shown. */
+export function themeColor(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}

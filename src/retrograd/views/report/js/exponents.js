@@ -1,0 +1,93 @@
+/** The histogram of binary exponents over steps: how large the elements of a tensor were, and when. */
+
+import { makePalette } from "./colors.js";
+import { sizeCanvas, themeColor } from "./dom.js";
+import { facts, readBytes } from "./payload.js";
+import { shownColumns } from "./steps.js";
+import { isDark } from "./theme.js";
+
+const FEWEST_BINS = 8;
+
+let codes = null;
+
+export async function loadExponents() {
+  codes ??= await readBytes("exponents");
+}
+
+/** {first, bins, cells} of a series: exponent of the lowest bin, how many bins, codes by bin and column. */
+export function histogramOf(series) {
+  const stretch = facts.exponents?.stretches[series];
+  if (!stretch || !codes) return null;
+  const [offset, first, bins] = stretch;
+  return { first, bins, cells: codes.subarray(offset, offset + bins * facts.exponents.columns) };
+}
+
+/** Share of elements that a code stands for. */
+export function shareOf(code) {
+  return code === 0 ? 0 : 2 ** ((code - 1) / facts.exponents.levels + facts.exponents.smallest);
+}
+
+/** Draw a histogram; returns which exponent and share lie at a place of the canvas. */
+export function drawExponents(canvas, histogram, width, height, gutter) {
+  const context = sizeCanvas(canvas, width, height);
+  const { columns, merged } = facts.exponents;
+  const spare = Math.max(0, FEWEST_BINS - histogram.bins);
+  const lowest = histogram.first - Math.floor(spare / 2);
+  const bins = histogram.bins + spare;
+  const [from, to] = shownColumns();
+  const [plot, top, step] = [width - gutter - 8, 4, (height - 8) / bins];
+  const y = (exponent) => top + (lowest + bins - exponent) * step;
+  context.imageSmoothingEnabled = false;
+  context.fillStyle = themeColor("well");
+  context.fillRect(gutter, top, plot, height - 8);
+  const clip = [from / merged, 0, (to + 1 - from) / merged, histogram.bins];
+  context.drawImage(paintHistogram(histogram, columns), ...clip, gutter, y(histogram.first + histogram.bins), plot, histogram.bins * step);
+  labelBins(context, lowest, bins, y, gutter);
+  return (px, py) => {
+    const column = Math.floor((from + ((px - gutter) / plot) * (to + 1 - from)) / merged);
+    const bin = lowest + bins - 1 - Math.floor((py - top) / step) - histogram.first;
+    const inside = px >= gutter && bin >= 0 && bin < histogram.bins && column < columns;
+    return inside ? { exponent: bin + histogram.first, share: shareOf(histogram.cells[bin * columns + column]) } : null;
+  };
+}
+
+function paintHistogram({ bins, cells }, columns) {
+  const canvas = new OffscreenCanvas(columns, bins);
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(columns, bins);
+  const pixels = new Uint32Array(image.data.buffer);
+  const palette = sharePalette();
+  const top = -facts.exponents.smallest * facts.exponents.levels + 1;
+  for (let bin = 0; bin < bins; bin++) {
+    for (let column = 0; column < columns; column++) {
+      const code = cells[bin * columns + column];
+      if (code) pixels[(bins - 1 - bin) * columns + column] = palette[Math.min(255, Math.round((code / top) * 255))];
+    }
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+/** Colours of shares, by their logarithm; the rarer half of it in less than half of the colours. */
+export function sharePalette() {
+  const palette = makePalette(false, isDark());
+  return palette.map((_, shade) => palette[Math.round(255 * (shade / 255) ** 1.5)]);
+}
+
+function labelBins(context, lowest, bins, y, gutter) {
+  const every = [1, 2, 4, 5, 10, 20, 40].find((stride) => bins / stride <= 5) ?? 50;
+  context.fillStyle = themeColor("muted");
+  context.font = "11px system-ui, sans-serif";
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  for (let exponent = Math.ceil(lowest / every) * every; exponent < lowest + bins; exponent += every) {
+    context.fillText(powerOfTwo(exponent), gutter - 6, (y(exponent) + y(exponent + 1)) / 2);
+  }
+}
+
+const SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+
+export function powerOfTwo(exponent) {
+  const digits = [...String(Math.abs(exponent))].map((digit) => SUPERSCRIPT[digit]).join("");
+  return `2${exponent < 0 ? "⁻" : ""}${digits}`;
+}

@@ -1,0 +1,34 @@
+/** Numbers as people read them. */
+
+const whole = new Intl.NumberFormat("en");
+
+/** Three significant digits; far from one in powers of ten: 0.0123, 4.56, 7.89e−5. */
+export function formatNumber(value) {
+  if (Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  const text = size >= 1e5 || size < 1e-3 ? value.toExponential(2) : formatPlain(value, size);
+  return text.replace("e+", "e").replaceAll("-", "−");
+}
+
+function formatPlain(value, size) {
+  return size >= 1000 ? whole.format(Math.round(value)) : String(Number(value.toPrecision(3)));
+}
+
+/** For axes: as few digits as tell ticks apart. */
+export function formatTick(value) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  const text = size >= 1e4 || size < 1e-2 ? value.toExponential() : String(value);
+  const short = text.replace(/(\.\d*?[1-9])0{3,}\d*/, "$1").replace(/(\d\.\d{2})\d+/, "$1");
+  return short.replace("e+", "e").replaceAll("-", "−");
+}
+
+export const formatCount = (value) => whole.format(value);
+
+export const formatShare = (value) => (Number.isNaN(value) ? "–" : `${formatNumber(value * 100)} %`);
+
+export const formatPercent = (value) => `${formatTick(Number((value * 100).toPrecision(6)))} %`;
+
+export const plural = (n, one, many = `${one}s`) => `${formatCount(n)} ${n === 1 ? one : many}`;

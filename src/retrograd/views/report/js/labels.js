@@ -1,0 +1,70 @@
+/** Names of the rows in view, as a tree that assistive technology can read. */
+
+import { fill, find, make } from "./dom.js";
+import { geometry } from "./geometry.js";
+import { facts } from "./payload.js";
+import { isFolded, isMerged, numbersOf, shown } from "./rows.js";
+import { state } from "./state.js";
+
+const LEAST_SPACE = 13;
+
+export function drawLabels(nodes, first, shift) {
+  const labels = find("labels");
+  labels.style.width = `${geometry.gutter}px`;
+  fill(labels, ...chooseLabelled(nodes).map((i) => makeLabel(nodes[i], first + i, shift + i * geometry.row)));
+  find("viewport").setAttribute("aria-activedescendant", labels.querySelector("[aria-selected=true]")?.id ?? "");
+}
+
+/** Rows that get a label: all, or where they are too low for that the outermost modules first. */
+function chooseLabelled(nodes) {
+  const apart = Math.ceil(LEAST_SPACE / geometry.row);
+  const order = [...nodes.keys()];
+  if (apart === 1) return order;
+  const chosen = [];
+  for (const i of order.sort((a, b) => nodes[a].depth - nodes[b].depth || a - b)) {
+    if (chosen.every((other) => Math.abs(other - i) >= apart)) chosen.push(i);
+  }
+  return chosen.sort((a, b) => a - b);
+}
+
+function makeLabel(node, position, top) {
+  const folder = Boolean(node.children);
+  const folded = folder && !state.filter && isFolded(node);
+  const bad = numbersOf(node).bad?.some((count) => count > 0);
+  const label = make(
+    "div",
+    {
+      class: `label${folder ? " folder" : ""}${node.id === state.current ? " current" : ""}${isOpen(node) ? " opened" : ""}`,
+      role: "treeitem",
+      id: `row-${position}`,
+      "data-row": position,
+      "aria-level": node.depth + 1,
+      "aria-posinset": position + 1,
+      "aria-setsize": shown.rows.length,
+      "aria-selected": String(node.id === state.current),
+      "aria-expanded": folder ? String(!folded) : null,
+      title: fullName(node),
+    },
+    make("span", { class: "caret" }, folder ? (folded ? "▸" : "▾") : ""),
+    make("span", { class: "name" }, node.name, make("span", { class: "slot" }, slotText(node))),
+    bad ? make("span", { class: "bad", title: "has NaN or infinite elements" }, "●") : null,
+    isMerged(node) ? make("span", { class: "merged", title: `${node.places.length} rows in one` }, String(node.places.length)) : null,
+  );
+  label.style.transform = `translateY(${top}px)`;
+  label.style.height = `${Math.max(geometry.row, LEAST_SPACE)}px`;
+  label.style.setProperty("--depth", node.depth);
+  return label;
+}
+
+const isOpen = (node) => node.place !== null && state.open.includes(facts.places[node.place].name);
+
+/** What follows a row's name: nothing for a module's plain output, which is what a row is by default. */
+function slotText(node) {
+  if (!node.slot || node.slot === "output") return "";
+  return node.slot.startsWith("#") ? node.slot : `:${node.slot}`;
+}
+
+export function fullName(node) {
+  if (isMerged(node)) return `${node.id.slice(0, -1)} (${node.places.length} rows)`;
+  return node.place === null ? node.id.slice(0, -1) : facts.places[node.place].name;
+}

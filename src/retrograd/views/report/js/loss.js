@@ -1,0 +1,42 @@
+/** The loss, above the map and on the same axis. */
+
+import { fitWidth, makeChart, moveCursor, rescale } from "./chart.js";
+import { fill, find, make } from "./dom.js";
+import { formatNumber } from "./format.js";
+import { geometry } from "./geometry.js";
+import { lineOf } from "./measures.js";
+import { state } from "./state.js";
+
+const HEIGHT = 92;
+
+let chart = null;
+
+export function drawLoss() {
+  const host = find("loss");
+  const bands = ["low", "mean", "high"].map((band) => lineOf("loss", band, 0));
+  if (!bands[1]) return fill(host, make("p", { class: "note" }, "No loss was seen."));
+  chart?.destroy();
+  fill(host, make("div", { class: "loss-title" }, "loss ", make("b", { id: "loss-value" })));
+  const lines = [
+    { line: bands[0], color: "loss", band: true },
+    { line: bands[2], color: "loss", band: true },
+    { line: bands[1], color: "loss", width: 1.5 },
+  ];
+  chart = makeChart(host, { lines, scale: state.curves, height: HEIGHT, gutter: () => geometry.gutter, right: () => geometry.right });
+  readLoss();
+}
+
+export function followLoss(keys) {
+  if (!chart) return;
+  if (keys.has("zoom") || keys.has("range")) rescale(chart);
+  moveCursor(chart);
+  readLoss();
+}
+
+export const resizeLoss = () => chart && fitWidth(chart);
+
+function readLoss() {
+  const line = lineOf("loss", "mean", 0);
+  const known = state.cursor ?? line.findLastIndex((value) => !Number.isNaN(value));
+  find("loss-value").textContent = formatNumber(line[known] ?? NaN);
+}

@@ -1,0 +1,87 @@
+/** Puts the page together and says what is redrawn when. */
+
+import { writeAbout } from "./about.js";
+import { drawAxis } from "./axis.js";
+import { find } from "./dom.js";
+import { measureMap } from "./geometry.js";
+import { followHash, readHash } from "./hash.js";
+import { drawCross, drawMap, drawNames } from "./heatmap.js";
+import { drawLegend } from "./legend.js";
+import { drawLoss, followLoss, resizeLoss } from "./loss.js";
+import { STATISTICS, loadStatistic, statisticOf } from "./measures.js";
+import { drawPanels, followPanels, resizePanels, showPins } from "./panels.js";
+import { followPointer } from "./pointer.js";
+import { followKeys } from "./keyboard.js";
+import { fitColors, listShownRows } from "./rows.js";
+import { change, onChange, state } from "./state.js";
+import { followTheme } from "./theme.js";
+import { buildToolbar, showCounts, showToolbar } from "./toolbar.js";
+import { drawTooltip } from "./tooltip.js";
+
+async function redrawAll() {
+  await Promise.all([loadStatistic(statisticOf(state.statistic).name), loadStatistic("nonfinite")]);
+  listShownRows();
+  measureMap();
+  fitColors();
+  drawMap();
+  drawAxis();
+  drawLegend();
+  showToolbar();
+  showCounts();
+  drawTooltip();
+}
+
+function drawCursor() {
+  drawCross();
+  drawNames();
+  drawTooltip();
+}
+
+function resize() {
+  measureMap();
+  drawMap();
+  drawAxis();
+  resizeLoss();
+  resizePanels();
+}
+
+function listen() {
+  onChange(["quantity", "statistic", "band", "scale", "filter", "depth", "flipped", "rows", "zoom", "theme"], redrawAll);
+  onChange(["curves", "range"], showToolbar);
+  onChange(["cursor", "current", "brush"], drawCursor);
+  onChange(["open"], () => drawPanels().then(resize));
+  onChange(["curves", "theme"], () => {
+    drawLoss();
+    drawPanels(true);
+  });
+  onChange(["zoom", "cursor", "range"], followLoss);
+  onChange(["zoom", "cursor", "range"], followPanels);
+  onChange(["pinned"], showPins);
+  onChange(["open"], drawCursor);
+  find("viewport").addEventListener("scroll", () => requestAnimationFrame(drawMap), { passive: true });
+  new ResizeObserver(() => requestAnimationFrame(resize)).observe(find("map"));
+}
+
+async function start() {
+  writeAbout();
+  Object.assign(state, readHash());
+  followTheme();
+  buildToolbar();
+  await loadStatistic("loss");
+  await redrawAll();
+  drawLoss();
+  listen();
+  followHash();
+  followPointer();
+  followKeys();
+  performance.mark("first paint");
+  document.documentElement.dataset.ready = "yes";
+  if (state.open.length) change({ open: state.open });
+  for (const { name } of STATISTICS) await loadStatistic(name);
+}
+
+start().catch((error) => {
+  find("failure").hidden = false;
+  find("failure").textContent = `This page could not be drawn: ${error.message}. It needs a browser from 2023 or later.`;
+  throw error;
+});

@@ -1,0 +1,74 @@
+/** Panels of the rows that are open: a place's value, gradient and update side by side. */
+
+import { closePlace, togglePin } from "./actions.js";
+import { find, make } from "./dom.js";
+import { loadExponents } from "./exponents.js";
+import { plural } from "./format.js";
+import { STATISTICS, badOf, loadStatistic } from "./measures.js";
+import { facts } from "./payload.js";
+import { makeSide } from "./side.js";
+import { state } from "./state.js";
+
+const panels = new Map(); // name of the place → {element, sides}
+
+/** Make the page's panels those of `state.open`; called again after anything that needs new curves. */
+export async function drawPanels(renew = false) {
+  if (state.open.length) await Promise.all([...STATISTICS.map(({ name }) => loadStatistic(name)), loadExponents()]);
+  const wanted = state.open.filter((name) => facts.places.some((place) => place.name === name));
+  for (const [name, panel] of panels) {
+    if (renew || !wanted.includes(name)) removePanel(name, panel);
+  }
+  document.body.classList.toggle("with-panels", wanted.length > 0);
+  find("panels").hidden = wanted.length === 0;
+  const fresh = wanted.filter((name) => !panels.has(name));
+  for (const name of fresh) panels.set(name, makePanel(name));
+  find("panel-list").replaceChildren(...wanted.map((name) => panels.get(name).element));
+  for (const name of fresh) panels.get(name).sides.forEach((side) => side.mount());
+  showPins();
+}
+
+function removePanel(name, panel) {
+  panel.sides.forEach((side) => side.remove());
+  panel.element.remove();
+  panels.delete(name);
+}
+
+function makePanel(name) {
+  const number = facts.places.findIndex((place) => place.name === name);
+  const place = facts.places[number];
+  const parts = ["value", "grad", "update"].filter((part) => part in place.series);
+  const sides = parts.map((part) => makeSide(part, place.series[part]));
+  const element = make(
+    "article",
+    { class: "panel", id: `panel-${number}`, "aria-label": name },
+    make(
+      "header",
+      {},
+      make("h3", {}, name),
+      make("button", { class: "icon pin", type: "button", "aria-label": "keep this panel open", title: "Keep open", onclick: () => togglePin(name) }, "Pin"),
+      make("button", { class: "icon", type: "button", "aria-label": "close this panel", title: "Close", onclick: () => closePlace(name) }, "✕"),
+    ),
+    ...alarms(place),
+    make("div", { class: "sides" }, ...sides.map((side) => side.element)),
+  );
+  return { element, sides };
+}
+
+function alarms(place) {
+  return Object.entries(place.series).flatMap(([part, series]) => {
+    const columns = badOf(series)?.reduce((n, count) => n + (count > 0), 0) ?? 0;
+    if (!columns) return [];
+    const unit = facts.columns.width === 1 ? "step" : "column";
+    return [make("p", { class: "alarm" }, `${facts.sites[series]} has NaN or infinite elements in ${plural(columns, unit)}.`)];
+  });
+}
+
+export function showPins() {
+  for (const [name, { element }] of panels) {
+    element.querySelector(".pin").setAttribute("aria-pressed", String(state.pinned.includes(name)));
+  }
+}
+
+export const followPanels = (keys) => panels.forEach(({ sides }) => sides.forEach((side) => side.follow(keys)));
+
+export const resizePanels = () => panels.forEach(({ sides }) => sides.forEach((side) => side.resize()));

@@ -1,0 +1,29 @@
+/** What the writer put into the page: facts as JSON, numbers as gzip in base64. */
+
+export const facts = JSON.parse(document.getElementById("facts-json").textContent);
+
+/** Bytes of a block, or null where the page has none of that name. */
+export async function readBytes(name) {
+  const text = document.getElementById(`block-${name}`)?.textContent;
+  if (text === undefined) return null;
+  const stream = new Blob([decodeBase64(text)]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+/** Numbers of a block, put together again from their byte planes. */
+export async function readFloats(name) {
+  const planes = await readBytes(name);
+  if (planes === null) return null;
+  const n = planes.length / 4;
+  const bytes = new Uint8Array(planes.length);
+  for (let byte = 0; byte < 4; byte++) {
+    const start = byte * n;
+    for (let i = 0; i < n; i++) bytes[4 * i + byte] = planes[start + i];
+  }
+  return new Float32Array(bytes.buffer);
+}
+
+function decodeBase64(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+}

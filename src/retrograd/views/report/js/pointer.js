@@ -1,0 +1,66 @@
+/** Mouse and finger on the map: hover reads, a click on a row opens it, dragging along the steps zooms. */
+
+import { find } from "./dom.js";
+import { geometry, xToColumn } from "./geometry.js";
+import { isMerged, shown } from "./rows.js";
+import { openRow, toggleFold } from "./actions.js";
+import { change, state } from "./state.js";
+
+const DRAG = 6;
+
+let pressed = null; // {x, column} while a button or finger is down on the cells
+
+export function followPointer() {
+  const view = find("viewport");
+  view.addEventListener("pointerdown", press);
+  view.addEventListener("pointermove", move);
+  view.addEventListener("pointerup", release);
+  view.addEventListener("pointercancel", () => drop());
+  view.addEventListener("pointerleave", () => pressed === null && change({ cursor: null }));
+  view.addEventListener("dblclick", (event) => placeOf(event).x >= 0 && change({ zoom: null }));
+}
+
+function placeOf(event) {
+  const box = find("viewport").getBoundingClientRect();
+  const x = event.clientX - box.left - geometry.gutter;
+  const row = shown.rows[Math.floor((event.clientY - box.top + find("viewport").scrollTop) / geometry.row)];
+  return { x, row, column: xToColumn(x) };
+}
+
+function press(event) {
+  const { x, column } = placeOf(event);
+  if (event.button === 0 && x >= 0 && x < geometry.plot) pressed = { x, column };
+}
+
+function move(event) {
+  const { x, row, column } = placeOf(event);
+  const inside = x >= 0 && x < geometry.plot;
+  if (pressed && Math.abs(x - pressed.x) > DRAG) {
+    find("viewport").setPointerCapture(event.pointerId);
+    change({ brush: [pressed.column, column], cursor: column });
+  } else change({ cursor: inside ? column : null, current: row?.id ?? null });
+}
+
+function release(event) {
+  const { x, row, column } = placeOf(event);
+  const brushed = state.brush;
+  drop();
+  if (brushed) {
+    const [from, to] = brushed.toSorted((a, b) => a - b);
+    if (to > from) change({ zoom: [from, to] });
+  } else if (row && event.button === 0) {
+    change({ current: row.id, cursor: x >= 0 ? column : null });
+    click(row, event);
+  }
+}
+
+function drop() {
+  pressed = null;
+  change({ brush: null });
+}
+
+function click(row, event) {
+  const onCaret = event.target.closest?.(".caret") && row.children;
+  if (onCaret || row.place === null || isMerged(row)) toggleFold(row);
+  else openRow(row, event.shiftKey || event.ctrlKey || event.metaKey);
+}

@@ -1,0 +1,124 @@
+/** What the map shows at present: its rows, the numbers of each, their common scale and colours. */
+
+import { makePalette } from "./colors.js";
+import { makeFilter } from "./filter.js";
+import { badOf, bandOf, lineOf, statisticOf } from "./measures.js";
+import { facts } from "./payload.js";
+import { fitScale, shadeWith, sortNumbers } from "./scale.js";
+import { quantityOf, state } from "./state.js";
+import { COLUMNS, shownColumns } from "./steps.js";
+import { isDark } from "./theme.js";
+import { buildTree, chooseDepth, listRows } from "./tree.js";
+
+const ROWS_AT_FIRST = 40;
+
+/** rows: nodes of the tree; scale, shade, palette: how numbers become colours; problem: why the filter fails. */
+export const shown = { rows: [], total: 0, scale: null, shade: null, palette: null, problem: "" };
+
+const trees = new Map();
+const merged = new Map();
+
+/** Tree of a quantity and the depth to which it starts unfolded. */
+export function treeOf(key) {
+  if (!trees.has(key)) {
+    const top = buildTree(quantityOf(key));
+    trees.set(key, { top, depth: chooseDepth(top, ROWS_AT_FIRST), total: countPlaces(top) });
+  }
+  return trees.get(key);
+}
+
+const countPlaces = (top) => new Set(top.children.flatMap((node) => node.places)).size;
+
+/** The depth from which on modules are folded. */
+export const foldDepth = (key = state.quantity) => (state.depth === "auto" ? treeOf(key).depth : Number(state.depth));
+
+export const isFolded = (node) => node.depth >= foldDepth() !== state.flipped.includes(node.id);
+
+/** Whether a row stands for several places. */
+export const isMerged = (node) => Boolean(node.children) && !state.filter && isFolded(node) && node.places.length > 1;
+
+export function listShownRows() {
+  const { top, total } = treeOf(state.quantity);
+  let matches = null;
+  shown.problem = "";
+  try {
+    matches = makeFilter(state.filter);
+  } catch (error) {
+    shown.problem = `not a regular expression: ${error.message}`;
+  }
+  shown.rows = listRows(top, isFolded, matches && ((number) => siteNames(number).some(matches)));
+  shown.total = total;
+}
+
+function siteNames(number) {
+  const place = facts.places[number];
+  const series = place.series[quantityOf(state.quantity).site];
+  return [place.name, facts.sites[series]];
+}
+
+export function fitColors() {
+  const statistic = statisticOf(state.statistic);
+  const [from, to] = shownColumns();
+  const lines = shown.rows.map((node) => numbersOf(node).line).filter(Boolean);
+  shown.scale = fitScale(sortNumbers(lines, from, to), kindOfScale(statistic));
+  shown.shade = shadeWith(shown.scale);
+  shown.palette = makePalette(statistic.signed, isDark());
+}
+
+function kindOfScale(statistic) {
+  const logarithmic = state.scale === "auto" ? !statistic.share : state.scale === "log";
+  if (statistic.signed) return logarithmic ? "signed" : "signed-linear";
+  return logarithmic ? "log" : "linear";
+}
+
+/** A row's numbers: {line, bad}, either of them null where there is none. A folded module's are merged. */
+export function numbersOf(node) {
+  if (isMerged(node)) return mergePlaces(node);
+  return node.place === null ? { line: null, bad: null } : numbersOfPlace(node.place);
+}
+
+export function numbersOfPlace(number) {
+  const series = facts.places[number].series[quantityOf(state.quantity).site];
+  return { line: lineOf(state.statistic, state.band, series), bad: badOf(series) };
+}
+
+/** How numbers of a folded module are merged, in words. */
+export function mergeRule() {
+  if (statisticOf(state.statistic).signed) return "furthest from zero";
+  return wantsSmallest() ? "smallest" : "largest";
+}
+
+function wantsSmallest() {
+  return facts.columns.width > 1 && bandOf(statisticOf(state.statistic), state.band) === "low";
+}
+
+function mergePlaces(node) {
+  const key = [state.quantity, state.statistic, state.band, node.id].join("|");
+  if (!merged.has(key)) {
+    const parts = node.places.map(numbersOfPlace);
+    const better = chooseBetter();
+    merged.set(key, {
+      line: mergeLines(parts.map((part) => part.line), better),
+      bad: mergeLines(parts.map((part) => part.bad), (a, b) => a > b),
+    });
+  }
+  return merged.get(key);
+}
+
+/** Whether the first of two numbers is the one that a merged row shows. */
+export function chooseBetter() {
+  if (statisticOf(state.statistic).signed) return (a, b) => Math.abs(a) > Math.abs(b);
+  return wantsSmallest() ? (a, b) => a < b : (a, b) => a > b;
+}
+
+function mergeLines(lines, better) {
+  const known = lines.filter(Boolean);
+  if (known.length === 0) return null;
+  const best = new Float32Array(COLUMNS).fill(NaN);
+  for (const line of known) {
+    for (let i = 0; i < COLUMNS; i++) {
+      if (Number.isNaN(best[i]) || better(line[i], best[i])) best[i] = line[i];
+    }
+  }
+  return best;
+}

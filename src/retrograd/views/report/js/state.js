@@ -1,0 +1,57 @@
+/** What is shown: one object. Parts of the page listen for the keys they depend on and redraw once a frame. */
+
+import { facts } from "./payload.js";
+
+export const QUANTITIES = [
+  { key: "grad", label: "Gradients", of: "activation", site: "grad", title: "gradients of activations" },
+  { key: "value", label: "Activations", of: "activation", site: "value", title: "activations" },
+  { key: "wgrad", label: "Weight gradients", of: "parameter", site: "grad", title: "gradients of weights" },
+  { key: "update", label: "Updates", of: "parameter", site: "update", title: "updates of weights" },
+  { key: "weight", label: "Weights", of: "parameter", site: "value", title: "weights" },
+].filter((quantity) => facts.places.some((place) => place.kind === quantity.of && quantity.site in place.series));
+
+export const quantityOf = (key) => QUANTITIES.find((quantity) => quantity.key === key) ?? QUANTITIES[0];
+
+export const DEFAULTS = {
+  quantity: QUANTITIES[0]?.key ?? "grad",
+  statistic: "rms",
+  band: "high",
+  scale: "auto",
+  filter: "",
+  zoom: null, // [first, last] column, or null for all
+  depth: "auto", // modules at this depth or below are folded
+  flipped: [], // modules folded or unfolded by hand, against that
+  open: [], // names of places whose panels are open; pinned ones stay when another row is clicked
+  pinned: [],
+  rows: "normal",
+  curves: "log",
+  range: "view",
+  theme: "auto",
+};
+
+export const state = { ...structuredClone(DEFAULTS), cursor: null, current: null, brush: null };
+
+const listeners = [];
+let changed = null;
+
+/** Call `react` in the next frame after any of `keys` has changed. */
+export function onChange(keys, react) {
+  listeners.push([new Set(keys), react]);
+}
+
+export function change(patch) {
+  Object.assign(state, patch);
+  if (changed === null) {
+    changed = new Set();
+    requestAnimationFrame(tell);
+  }
+  for (const key of Object.keys(patch)) changed.add(key);
+}
+
+function tell() {
+  const keys = changed;
+  changed = null;
+  for (const [watched, react] of listeners) {
+    if ([...keys].some((key) => watched.has(key))) react(keys);
+  }
+}

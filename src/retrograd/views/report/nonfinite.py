@@ -1,0 +1,59 @@
+"""Where a run first went wrong: the first site and step with NaN or infinite elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from retrograd.history.history import History
+from retrograd.history.sink import Phase
+from retrograd.views.places import Place
+
+_COUNTS = {"nan": "NaN", "pos_inf": "+∞", "neg_inf": "−∞"}
+
+
+def find_first_nonfinite(history: History, places: Sequence[Place], phase: Phase) -> dict[str, Any] | None:
+    """The first step with such elements, and the first of its sites; ``None`` where all were finite.
+
+    Within a step values come before gradients, gradients before updates; values count in call order and
+    gradients against it, because the backward pass runs against it.
+
+    Returns:
+        ``step``, ``site`` and ``text``, which counts the elements.
+    """
+    ordered = sorted(_rank_sites(places))
+    sites = [site for _, _, site in ordered]
+    matrix = history.matrix("nonfinite", sites, phase=phase)
+    bad = matrix.values > 0
+    columns = np.flatnonzero(bad.any(axis=0))
+    if len(columns) == 0:
+        return None
+    site = sites[int(np.argmax(bad[:, columns[0]]))]
+    step = int(matrix.steps[columns[0]])
+    return {"step": step, "site": site, "text": _count(history, site, phase, step)}
+
+
+def _rank_sites(places: Sequence[Place]) -> list[tuple[int, int, str]]:
+    ranked = []
+    for number, place in enumerate(places):
+        for quantity, site in place.sites.items():
+            if quantity == "value":
+                ranked.append((0, number, site))
+            elif quantity == "grad":
+                ranked.append((1 if place.kind == "activation" else 2, -number, site))
+            else:
+                ranked.append((3, number, site))
+    return ranked
+
+
+def _count(history: History, site: str, phase: Phase, step: int) -> str:
+    series = history[site].select(phase=phase)
+    place = int(np.searchsorted(series.steps, step))
+    parts = [
+        f"{int(getattr(series, name)[place]):,} {word}"
+        for name, word in _COUNTS.items()
+        if getattr(series, name)[place]
+    ]
+    return f"{', '.join(parts)} of {int(series.count[place]):,} elements"

@@ -1,0 +1,100 @@
+"""The map of sites × steps in a terminal: a line a site, darker or brighter where numbers are larger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TextIO
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.text import Text
+
+from retrograd.history.history import History
+from retrograd.runs.reader import Run
+from retrograd.views.downsample import FloatArray, reduce_columns, share_columns
+from retrograd.views.history_of import choose_sites, find_phase, history_of
+from retrograd.views.sparkline import shade_numbers
+from retrograd.views.terminal import can_print, open_console, print_number
+
+RAMP = "·░▒▓█"
+PLAIN_RAMP = ".:-=+*#%@"
+NONFINITE = "!"
+
+_COLORS = ("#132350", "#1d4b8c", "#2277a8", "#35a09f", "#77c793", "#c4e59f", "#f6f8d3")
+_LEVELS = "0123456"
+_PIPED_COLUMNS = 80
+
+
+def print_heatmap(
+    run: Run | History,
+    sites: Iterable[str] | None = None,
+    *,
+    statistic: str = "rms",
+    file: TextIO | None = None,
+) -> None:
+    """Print a line for each site and a character for each stretch of steps, on one common logarithmic scale.
+
+    A character shows the largest number of its steps; ``!`` stands for elements that were NaN or infinite.
+
+    Args:
+        run: a run folder as opened by ``open_run``, or a history.
+        sites: names or globs; all gradients of activations when left out, or all sites where there are none.
+        statistic: which.
+        file: where to print; standard output when left out.
+
+    Raises:
+        NoSuchSiteError: for a pattern that matches nothing.
+        StatisticError: for a statistic that was not recorded.
+    """
+    history = history_of(run)
+    chosen = choose_sites(history, sites) if sites is not None else _default_sites(history)
+    console = open_console(file)
+    phase = find_phase(history)
+    matrix = history.matrix(statistic, chosen, phase=phase)
+    if len(matrix.steps) == 0:
+        console.print("no steps")
+        return
+    label = max(len(site) for site in chosen)
+    room = (console.width - label - 2) if console.is_terminal else _PIPED_COLUMNS
+    columns = share_columns(matrix.steps, max(room, 10))
+    bad = reduce_columns(history.matrix("nonfinite", chosen, phase=phase).values, columns.width).high > 0
+    logs, low, high = _take_logs(reduce_columns(matrix.values, columns.width).high)
+    for site, line, broken in zip(chosen, logs, bad, strict=True):
+        console.print(Text(f"{site:<{label}}  ").append(_draw_line(console, line, broken, low, high)))
+    _print_axis(console, label, len(columns), columns.width, (int(matrix.steps[0]), int(matrix.steps[-1])))
+    scale = f"{print_number(10**low)} to {print_number(10**high)}"
+    console.print(f"{statistic}, log scale, {scale}; a character shows the largest of its steps, {NONFINITE} NaN or ∞")
+
+
+def _default_sites(history: History) -> list[str]:
+    return [site for site in history.sites if site.endswith(":output.grad")] or history.sites
+
+
+def _take_logs(values: FloatArray) -> tuple[FloatArray, float, float]:
+    """Decimal logarithms of magnitudes, and the range of those above zero; zero counts as the smallest of them."""
+    magnitudes = np.abs(values)
+    known = magnitudes[np.isfinite(magnitudes) & (magnitudes > 0)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (1.0, 1.0)
+    return np.log10(np.clip(magnitudes, low, high)), math.log10(low), math.log10(high)
+
+
+def _draw_line(console: Console, line: FloatArray, broken: npt.NDArray[np.bool_], low: float, high: float) -> Text:
+    colored = console.color_system in ("256", "truecolor")
+    ramp = _LEVELS if colored else RAMP if can_print(console, RAMP) else PLAIN_RAMP
+    text = Text()
+    for shade, is_broken in zip(shade_numbers(line, ramp, low, high), broken, strict=True):
+        if is_broken:
+            text.append(NONFINITE, style="bold white on red" if colored else "")
+        elif colored and shade in _LEVELS:
+            text.append(" ", style=f"on {_COLORS[int(shade)]}")
+        else:
+            text.append(shade)
+    return text
+
+
+def _print_axis(console: Console, label: int, drawn: int, width: int, span: tuple[int, int]) -> None:
+    first, last = f"step {span[0]:,}", f"{span[1]:,}"
+    shared = f"{width} steps a character" if width > 1 else ""
+    console.print(f"{'':<{label}}  {first}{shared:^{max(drawn - len(first) - len(last), 0)}}{last}", style="dim")

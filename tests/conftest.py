@@ -1,0 +1,78 @@
+"""For every test: nothing of ours stays in torch or runs on, and the quick tests come first."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+
+GRACE_SECONDS = 2.0
+"""How long a thread may take to end after the test that started it."""
+
+torch.set_num_threads(1)  # the tensors of tests are small, and two threads only wait for each other
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """Torch's global state is the same after each test as before it, and no thread of ours is alive."""
+    before = torch_state()
+    yield
+    after = torch_state()
+    changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    assert not changed, f"left behind in torch (before, after): {changed}"
+    assert not (running := our_threads(wait=GRACE_SECONDS)), f"threads still running: {running}"
+
+
+def torch_state() -> dict[str, Any]:
+    """Everything global in torch through which a recording could act, by name."""
+    state = {
+        f"{owner.__name__}.{name}": list(value.items())
+        for owner in (modules, optimizers)
+        for name, value in vars(owner).items()
+        if name.startswith("_global_") and isinstance(value, dict)
+    }
+    state |= {
+        f"{owner.__name__}.{name}": getattr(owner, name)
+        for owner, names in (
+            (torch.autograd, ("backward", "grad")),
+            (torch.Tensor, ("backward", "register_hook")),
+            (torch.nn.Module, ("__call__", "__setattr__", "_call_impl", "zero_grad")),
+            (torch.optim.Optimizer, ("step", "zero_grad")),
+            (torch.amp.GradScaler, ("scale", "step", "unscale_", "update")),
+        )
+        for name in names
+    }
+    state["default saved-tensor hooks"] = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    state["saved-tensor hooks allowed"] = torch._C._autograd._saved_tensors_hooks_is_enabled()
+    state["function modes"] = torch._C._len_torch_function_stack()
+    state["dispatch modes"] = torch._C._len_torch_dispatch_stack()
+    state["grad mode"] = torch.is_grad_enabled()
+    return state
+
+
+def our_threads(wait: float) -> list[str]:
+    """Names of our threads that are still alive after waiting at most this many seconds."""
+    deadline = time.monotonic() + wait
+    while (names := [t.name for t in threading.enumerate() if t.name.startswith("retrograd")]) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.01)
+    return names
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, with the reason, and put slow tests behind quick ones."""
+    chromium = any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("browser") and not chromium:
+            item.add_marker(pytest.mark.skip(reason="needs Chromium"))
+    items.sort(key=lambda item: (bool(item.get_closest_marker("browser")), bool(item.get_closest_marker("slow"))))

@@ -1,0 +1,31 @@
+"""Trains three steps and ends in the way that its argument names."""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+from toy import Net, make_batch, show
+from torch import nn
+
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    x, y = make_batch()
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(net(x), y)
+    loss.backward()
+    optimizer.step()
+    show(loss)
+print("to stderr", file=sys.stderr)
+if sys.argv[1] == "exit":
+    sys.exit(3)
+elif sys.argv[1] == "raise":
+    raise ValueError("as planned")
+time.sleep(3)  # longer than it takes until what was recorded is written
+if sys.argv[1] == "_exit":
+    os._exit(4)
+else:
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))

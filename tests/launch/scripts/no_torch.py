@@ -1,0 +1,3 @@
+import sys
+
+print("nothing to see", sys.argv[1:])

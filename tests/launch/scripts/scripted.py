@@ -1,0 +1,14 @@
+import torch
+from torch import nn
+from toy import Net, make_batch, show
+
+torch.manual_seed(0)
+net = torch.jit.script(Net())
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    x, y = make_batch()
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(net(x), y)
+    loss.backward()
+    optimizer.step()
+    show(loss)

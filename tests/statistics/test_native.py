@@ -1,0 +1,142 @@
+"""What only the compiled slab does: it remembers the last tensor, and reads large ones beside other threads."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from retrograd.statistics.slab import Slab
+from tests.statistics.oracle import assert_row, drain, elements, expected_bins
+
+LARGE = 50_000
+
+
+def observe_both(slab: Slab, first: Tensor, second: Tensor) -> tuple[np.void, np.void]:
+    slab.grow(2)
+    slab.observe(first, 0)
+    slab.observe(second, 1)
+    rows, _ = drain(slab)
+    return rows[0], rows[1]
+
+
+def test_the_same_tensor_again(native: Slab) -> None:
+    x = torch.randn(LARGE)
+    native.grow(3)
+    native.observe(torch.ones(3), 1)
+    for row in range(3):
+        native.observe(x, row)
+    rows, bins = drain(native)
+    for row in (0, 2):
+        assert_row(rows[row], elements(x))
+        np.testing.assert_array_equal(bins[row], expected_bins(elements(x)))
+    assert_row(rows[1], np.concatenate([np.ones(3), elements(x)]), calls=2)
+
+
+def change_in_place(x: Tensor) -> Tensor:
+    return x.mul_(2)
+
+
+def change_a_view(x: Tensor) -> Tensor:
+    x[:5] = 100.0
+    return x
+
+
+def exchange_data(x: Tensor) -> Tensor:
+    x.data = torch.ones(LARGE)
+    return x
+
+
+def take_a_view(x: Tensor) -> Tensor:
+    return x.view(2, -1)[1]
+
+
+@pytest.mark.parametrize("change", [change_in_place, change_a_view, exchange_data, take_a_view])
+def test_a_tensor_that_has_changed_is_read_again(native: Slab, change: object) -> None:
+    assert callable(change)
+    x = torch.randn(LARGE)
+    before = elements(x)
+    native.grow(2)
+    native.observe(x, 0)
+    y = change(x)
+    native.observe(y, 1)
+    rows, _ = drain(native)
+    assert_row(rows[0], before)
+    assert_row(rows[1], elements(y))
+
+
+def test_nothing_is_remembered_beyond_a_drain(native: Slab) -> None:
+    x = torch.zeros(LARGE)
+    array = x.numpy()  # a write through it leaves torch's version as it is
+    native.grow(1)
+    native.observe(x, 0)
+    drain(native)
+    array[:] = 3
+    native.observe(x, 0)
+    assert_row(drain(native)[0][0], elements(x))
+
+
+def test_a_new_tensor_at_the_old_address(native: Slab) -> None:
+    native.grow(1)
+    for k in range(20):
+        x = torch.full((LARGE,), float(k))
+        native.observe(x, 0)
+        assert_row(drain(native)[0][0], elements(x))
+        native.observe(x, 0)
+        del x
+        native.observe(torch.full((LARGE,), -float(k)), 0)
+        assert drain(native)[0][0]["sum"] == 0
+
+
+def test_inference_tensors_have_no_version_and_are_read_each_time(native: Slab) -> None:
+    with torch.inference_mode():
+        x = torch.ones(LARGE)
+        native.grow(2)
+        native.observe(x, 0)
+        x.mul_(3)
+        native.observe(x, 1)
+    rows, _ = drain(native)
+    assert rows["sum"].tolist() == [LARGE, 3 * LARGE]
+
+
+@pytest.mark.parametrize("size", [100, 200_000])
+def test_one_slab_from_many_threads(native: Slab, size: int) -> None:
+    threads, rounds = 4, 40
+    tensors = [torch.full((size,), float(2**k)) for k in range(threads)]
+    native.grow(1)
+
+    def work(number: int) -> None:
+        for turn in range(rounds):
+            native.observe(tensors[number], 0)
+            native.grow(10 * turn + number)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    rows, bins = drain(native)
+    assert rows[0]["calls"] == threads * rounds
+    assert rows[0]["count"] == threads * rounds * size
+    assert bins[0][127 : 127 + threads].tolist() == [rounds * size] * threads
+    assert rows[0]["sum"] == rounds * size * (2**threads - 1)
+
+
+def test_backward_threads_of_two_models(native: Slab) -> None:
+    native.grow(2)
+
+    def train(row: int) -> None:
+        weight = torch.ones(300, 300, requires_grad=True)
+        weight.register_hook(lambda gradient: native.observe(gradient, row) or None)
+        for _ in range(20):
+            (weight * 2).sum().backward()
+
+    workers = [threading.Thread(target=train, args=(row,)) for row in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert drain(native)[0]["sum"].tolist() == [20 * 2.0 * 90_000] * 2

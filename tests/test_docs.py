@@ -1,0 +1,109 @@
+"""The documentation tells the truth: its Python runs, its links lead somewhere, every error is explained.
+
+The ``python`` blocks of a page run in order, in one namespace and an empty folder. A block inside an HTML comment
+runs too, which is where a page hides its preparations; ``python no-run`` marks a block that cannot run here, and
+``python raises`` one that must raise the error whose slug is the title of its section.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retrograd import errors
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(page for folder in (".", "docs", "benchmarks") for page in (ROOT / folder).glob("*.md"))
+
+NOT_RUN: dict[str, int] = {}
+"""Page → how many of its blocks are marked ``no-run``; a page that is missing has none."""
+
+BLOCK = re.compile(r"^```python(?P<mark>[^\n]*)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\((?!\w+:)(?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]*))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def label(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """Marks and code of the Python blocks, the code pushed down to its line in the page."""
+    text = page.read_text()
+    for match in BLOCK.finditer(text):
+        yield match["mark"].strip(), "\n" * text.count("\n", 0, match.start("code")) + match["code"]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may point at: the headings, spelt as GitHub spells them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in HEADING.findall(text)}
+
+
+def sections(page: Path) -> dict[str, str]:
+    """Title → text of each second-level section."""
+    _, *parts = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
+    return dict(part.split("\n", 1) for part in parts)
+
+
+def section_of(page: Path, code: str) -> str:
+    """The slug that is the title of the section with this code."""
+    (title,) = (title for title, text in sections(page).items() if code.strip() in text)
+    return title.strip("`")
+
+
+def error_classes(base: type[errors.RetrogradError] = errors.RetrogradError) -> Iterator[type[errors.RetrogradError]]:
+    yield base
+    for kind in base.__subclasses__():
+        yield from error_classes(kind)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))], ids=label)
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__page__"}
+    for mark, code in blocks(page):
+        if mark == "raises":
+            with pytest.raises(errors.RetrogradError) as raised:
+                exec(compile(code, label(page), "exec"), namespace)
+            assert raised.value.slug == section_of(page, code)
+        elif mark != "no-run":
+            exec(compile(code, label(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_blocks_that_do_not_run_are_known(page: Path) -> None:
+    marks = [mark for mark, _ in blocks(page)]
+    assert set(marks) <= {"", "no-run", "raises"}
+    assert marks.count("no-run") == NOT_RUN.get(label(page), 0)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.finditer(page.read_text()):
+        target = page.parent / link["path"] if link["path"] else page
+        assert target.exists(), f"{link[0]} leads nowhere"
+        if link["anchor"] and target.suffix == ".md":
+            assert link["anchor"] in anchors(target), f"{link[0]}: no such heading"
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / link["path"]).resolve() for link in LINK.finditer(index.read_text())}
+    assert {page for page in (ROOT / "docs").glob("*.md") if page != index} <= linked
+
+
+def test_every_error_is_explained() -> None:
+    explained = sections(ROOT / "docs" / "errors.md")
+    assert set(explained) == {f"`{kind.slug}`" for kind in error_classes()}
+
+
+@pytest.mark.parametrize("kind", list(error_classes()), ids=lambda kind: kind.slug)
+def test_an_explanation_shows_mistake_repair_and_reason(kind: type[errors.RetrogradError]) -> None:
+    text = sections(ROOT / "docs" / "errors.md")[f"`{kind.slug}`"]
+    assert kind.__name__ in text
+    if not kind.__subclasses__():
+        assert re.findall(r"\*\*(\w+)\.\*\*", text) == ["Mistake", "Repair", "Reason"]

@@ -1,0 +1,153 @@
+"""The rules of the house: who imports whom, and who may touch torch's inside."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "retrograd"
+
+MAY_IMPORT = {
+    "errors": set(),
+    "sites": set(),
+    "statistics": set(),
+    "history": {"sites", "statistics"},
+    "runs": {"history", "sites", "statistics"},
+    "views": {"runs", "history", "sites", "statistics"},
+    "hooks": {"sites"},
+    "recording": {"hooks", "history", "sites", "statistics", "runs"},
+    "testing": {"history", "sites", "statistics"},
+    "launch": {"hooks", "recording", "views", "runs", "history", "sites"},
+    "cli": {"launch", "recording", "views", "runs", "history", "sites"},
+}
+"""Room → the rooms it may import. ``errors`` is open to all, and the package's own ``__init__`` re-exports from all."""
+
+DEFERRED = {
+    "retrograd.cli": "`retrograd --help` and `retrograd run` need no torch, which takes seconds to load",
+    "retrograd.launch.bootstrap.sitecustomize": "stands in every interpreter that is started, most of them without torch",
+}
+"""Module that imports inside functions → why not at the top."""
+
+TOUCHES = {
+    "retrograd.statistics.readable": {"_C", "_functorch", "torch._C"},
+}
+"""Module outside of ``hooks/`` → what of torch's inside it touches. ``readable`` asks whether a tensor has memory."""
+
+HOOK_METHODS = {
+    "register_hook", "register_prehook", "register_post_accumulate_grad_hook", "register_multi_grad_hook",
+    "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook", "register_backward_hook",
+    "register_full_backward_pre_hook", "register_module_forward_hook", "register_module_forward_pre_hook",
+    "register_module_full_backward_hook", "register_module_module_registration_hook",
+    "register_optimizer_step_pre_hook", "register_optimizer_step_post_hook", "register_step_pre_hook",
+    "register_step_post_hook", "saved_tensors_hooks", "retain_grad",
+}  # fmt: skip
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room(name: str) -> str:
+    """``retrograd.history.ring`` → ``history``; the package itself → an empty text."""
+    return [*name.split("."), ""][1]
+
+
+TREES = {module_name(path): ast.parse(path.read_text(), str(path)) for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def targets(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Full names of what an import statement imports: modules where they are ours, else as written."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    names = [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name if name in TREES or not name.startswith("retrograd") else str(node.module) for name in names]
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Everything that a file imports, and whether it does so inside a function."""
+    inside = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for name in targets(node):
+                yield name, id(node) in inside
+
+
+def ours(tree: ast.AST) -> set[str]:
+    return {name for name, _ in imports(tree) if name.split(".")[0] == "retrograd"}
+
+
+def torch_touches(tree: ast.AST) -> Iterator[str]:
+    """Hooks that a file sets, and private names or replaced functions of torch."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name) if name in HOOK_METHODS:
+                yield name
+            case ast.Attribute(attr=name) if ast.unparse(node).startswith("torch."):
+                if is_private(name) or isinstance(node.ctx, ast.Store):
+                    yield ast.unparse(node)
+            case ast.ImportFrom(module=str(module)) if module.split(".")[0] == "torch":
+                parts = [part for target in targets(node) for part in target.split(".")]
+                yield from (part for part in parts if is_private(part) or part in HOOK_METHODS)
+            case ast.Call(func=ast.Name("setattr" | "delattr"), args=[owner, *_]):
+                if ast.unparse(owner).split(".")[0] == "torch":
+                    yield ast.unparse(node)
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(TREES) > 20
+
+
+@pytest.mark.parametrize("name", [name for name in TREES if room(name)])
+def test_a_room_imports_only_what_the_table_allows(name: str) -> None:
+    allowed = MAY_IMPORT[room(name)] | {room(name), "errors"}
+    if name == "retrograd.__main__":
+        allowed = {"cli"}
+    wrong = {target for target in ours(TREES[name]) if room(target) not in allowed}
+    assert not wrong, f"{name} imports {sorted(wrong)}; {room(name)} may import {sorted(allowed)}"
+
+
+def test_the_table_knows_every_room() -> None:
+    assert {room(name) for name in TREES} - {"", "__main__"} == set(MAY_IMPORT)
+
+
+def test_the_table_itself_has_one_direction() -> None:
+    list(graphlib.TopologicalSorter(MAY_IMPORT).static_order())
+
+
+def test_no_module_imports_itself_round_a_circle() -> None:
+    graph = {name: ours(tree) & TREES.keys() - {name} for name, tree in TREES.items()}
+    list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_imports_stand_at_the_top() -> None:
+    deferred = {name for name, tree in TREES.items() for _, inside in imports(tree) if inside}
+    assert deferred == set(DEFERRED)
+
+
+def test_only_hooks_touch_torchs_inside() -> None:
+    touched = {name: set(torch_touches(tree)) for name, tree in TREES.items() if room(name) != "hooks"}
+    assert {name: what for name, what in touched.items() if what} == TOUCHES
+
+
+def test_imports_are_absolute() -> None:
+    relative = [
+        name
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not relative
