@@ -8,7 +8,7 @@ import sys
 
 from setuptools import Extension, setup
 
-UNIX = ["-O3", "-std=c11", "-fopenmp-simd", "-ffinite-math-only", "-fno-signed-zeros", "-fno-trapping-math"]
+UNIX = ["-O3", "-std=gnu11", "-fopenmp-simd", "-ffinite-math-only", "-fno-signed-zeros", "-fno-trapping-math"]
 
 kernel = Extension(
     "retrograd.statistics._kernel",

@@ -1,4 +1,7 @@
-"""Other libraries that read activations, as far as they are installed. Each keeps what it calls its default."""
+"""Other libraries that read activations, as far as they are installed.
+
+A peer is imported when its turn comes, since some replace functions of torch as soon as they are imported.
+"""
 
 from __future__ import annotations
 

@@ -107,12 +107,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--max-norm", type=float, default=1.0, help="gradients are clipped to this norm")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="so small a net gains nothing from more than one")
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/digits.pt"))
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     train_batches, test_batches = load_data(arguments.batch_size, arguments.seed)
     model = DigitNet(arguments.width)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pkgutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import retrograd as rg
 
-PUBLIC = {
+PUBLIC = [
     "History",
     "Keep",
     "Recording",
     "RetrogradError",
     "RetrogradWarning",
+    "Run",
     "every",
     "log_schedule",
     "on_jump",
@@ -22,28 +28,48 @@ PUBLIC = {
     "open_run",
     "plan",
     "record",
+    "statistic",
     "watch",
     "write_report",
-}
+]
 
 
 def test_the_list_is_the_contract() -> None:
-    assert {
-        name for name, thing in vars(rg).items() if not name.startswith("_") and not inspect.ismodule(thing)
-    } == PUBLIC
+    assert rg.__all__ == PUBLIC
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC))
-def test_a_public_name_has_a_docstring_of_its_own(name: str) -> None:
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_is_a_class_or_function_with_a_docstring(name: str) -> None:
     thing = getattr(rg, name)
-    assert inspect.isclass(thing) or inspect.isroutine(thing)
-    assert "__doc__" in vars(thing) or inspect.isroutine(thing)
-    assert thing.__doc__, f"rg.{name} has no docstring"
+    assert inspect.isclass(thing) or inspect.isfunction(thing)
+    assert vars(thing).get("__doc__") or thing.__doc__, f"rg.{name} has no docstring"
+
+
+def test_a_type_checker_sees_the_names_that_are_loaded() -> None:
+    tree = ast.parse(Path(rg.__file__).read_text())
+    imported = {
+        alias.asname: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("retrograd.")
+        for alias in node.names
+    }
+    assert imported == {name: f"retrograd.{home}.{name}" for name, home in rg._HOMES.items()}
 
 
 def test_no_submodule_shares_the_name_of_something_exported() -> None:
-    assert not PUBLIC & {module.name for module in pkgutil.iter_modules(rg.__path__)}
+    assert not set(PUBLIC) & {module.name for module in pkgutil.iter_modules(rg.__path__)}
 
 
-def test_the_package_says_its_version() -> None:
-    assert rg.__version__ == "0.1.0"
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'recrod'"):
+        rg.recrod  # noqa: B018
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert rg.__version__ == project["version"]
+
+
+def test_importing_the_package_does_not_load_torch() -> None:
+    code = "import sys, retrograd; assert 'torch' not in sys.modules and 'pyarrow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

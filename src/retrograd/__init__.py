@@ -1,6 +1,7 @@
 """retrograd: see, keep and rewrite what happens inside ``loss.backward()``.
 
-A name is loaded when it is first asked for: the command line, and processes without torch, need none of them.
+The names below are all there is to rely on. One is loaded when it is first asked for: the command line, and processes
+that never import torch, need none of them.
 """
 
 from importlib import import_module
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
     from retrograd.recording.schedule import log_schedule as log_schedule
     from retrograd.recording.trigger import on_jump as on_jump
     from retrograd.recording.trigger import on_nonfinite as on_nonfinite
+    from retrograd.runs.reader import Run as Run
     from retrograd.runs.reader import open_run as open_run
+    from retrograd.statistics.custom import statistic as statistic
+    from retrograd.views.report import write_report as write_report
+
+__version__ = "0.1.0"
 
 _HOMES = {
     "History": "history.history",
@@ -27,6 +33,7 @@ _HOMES = {
     "Recording": "recording.record",
     "RetrogradError": "errors",
     "RetrogradWarning": "errors",
+    "Run": "runs.reader",
     "every": "recording.schedule",
     "log_schedule": "recording.schedule",
     "on_jump": "recording.trigger",
@@ -34,8 +41,12 @@ _HOMES = {
     "open_run": "runs.reader",
     "plan": "recording.plan",
     "record": "recording.record",
+    "statistic": "statistics.custom",
     "watch": "recording.record",
+    "write_report": "views.report",
 }
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605  # one list, and a test holds it against a literal one
 
 
 def __getattr__(name: str) -> object:

@@ -168,7 +168,7 @@ def shared_modules() -> Trial:
 
 @trial
 def dropout() -> Trial:
-    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.ReLU(), nn.Dropout(0.2, inplace=True), nn.Linear(8, 2))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Dropout(0.2, inplace=True), nn.ReLU(), nn.Linear(8, 2))
     return supervised(model, noise(4, 6))
 
 
@@ -179,13 +179,14 @@ class Views(nn.Module):
         super().__init__()
         self.first = nn.Linear(6, 6)
         self.second = nn.Linear(3, 3)
+        self.drop = nn.Dropout(0.3, inplace=True)
         self.act = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x) * 1.0
         left, right = x[:, :3], x[:, 3:]
         left += self.second(right.clone())
-        self.act(right)
+        self.drop(right)
         x[:, 0] *= 2.0
         x.mul_(0.5).t_()
         return self.act(x.t())

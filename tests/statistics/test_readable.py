@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 import pytest
 import torch
+from tests.statistics.oracle import assert_reads
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from retrograd.statistics.slab import Slab, UnreadableTensorError
-from tests.statistics.oracle import assert_reads
 
 
 class Wrapper(torch.Tensor):
     """A tensor that decides itself what its elements are."""
 
     @staticmethod
-    def __new__(cls) -> Wrapper:
+    def __new__(cls) -> Self:
         return torch.Tensor._make_wrapper_subclass(cls, (3,), dtype=torch.float32)  # type: ignore[attr-defined]
 
     @classmethod

@@ -34,7 +34,7 @@ def make_history(numbers: Numbers, *, phase: Phase = "train") -> History:
     history = History()
     history.add_sites(numbers.sites)
     n_steps = numbers.rms.shape[1]
-    rows = _make_rows(numbers)
+    rows = make_rows(numbers)
     shape = np.array(_bell(numbers.bins) * 2000, dtype=np.int64)
     bins = np.tile(shape, len(numbers.sites)).tobytes() if numbers.bins else b""
     everything = bool(np.all(numbers.recorded))
@@ -49,7 +49,8 @@ def make_history(numbers: Numbers, *, phase: Phase = "train") -> History:
     return history
 
 
-def _make_rows(numbers: Numbers) -> np.ndarray:
+def make_rows(numbers: Numbers) -> np.ndarray:
+    """Rows of shape (steps, sites), as the slab would drain them."""
     rms = numbers.rms.T
     rows = np.zeros(rms.shape, ROW)
     mean, reach, zeros, nan = (

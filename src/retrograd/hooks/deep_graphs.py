@@ -1,19 +1,32 @@
 """Keep a deep graph that Python has looked at from crashing when it is freed.
 
 A C++ node that Python has seen is freed recursively by torch 2.13: some 40,000 levels exhaust the stack of the
-main thread, 1,150 that of a small one. So once many nodes of a graph have been seen, every so often one of them is
-given the list of those seen before it. When that node dies its list is emptied from the end, that is from the node
-nearest to it, and each death finds its successor still held: no recursion deeper than one list.
+main thread, 2,400 that of one with 512 KiB. So once many nodes of a graph have been seen, every so often the newest of
+them are given the list of those seen before. A list is emptied from its end when its last holder has died, that is
+from the node nearest to it, and each death finds its successor still held; and CPython takes apart lists within lists
+without recursion.
+
+Whatever holds a node of a list must be newer than it, or it would hold itself. Sequence numbers tell.
 """
 
 from __future__ import annotations
 
+import threading
+from operator import methodcaller
 from typing import Any
 
 FREE_DEPTH = 400
 """Seen nodes below which recursion is harmless on any stack that torch itself can run on."""
 
+_HOLDERS = 8
+"""Nodes that are given a list: several, for one whose result is used by nobody dies at once."""
+
+_FEWEST = 50
+"""Gathered nodes from which on it is worth to hand them over before their time."""
+
 _KEY = "retrograd.seen_before"
+
+_number = methodcaller("_sequence_nr")
 
 
 class DeepGraphGuard:
@@ -24,27 +37,46 @@ class DeepGraphGuard:
             and call ``string`` only beyond ``FREE_DEPTH``.
     """
 
-    __slots__ = ("_seen", "count")
+    __slots__ = ("_seen", "_thread", "count")
 
     def __init__(self) -> None:
         self.count = 0
         self._seen: list[Any] = []
+        self._thread = 0
 
     def saw(self, node: Any) -> None:
-        """Tell that Python has got hold of this node; nodes come in the order in which the forward makes them."""
+        """Tell that Python has got hold of this node, as often as you like, and in any order."""
         self.count += 1
         if self.count > FREE_DEPTH:
             self.string(node)
 
     def string(self, node: Any) -> None:
-        """One node of a graph that is deep: every so often it is given the list of those seen before it."""
+        """One node of a graph that is deep."""
+        thread = threading.get_ident()
+        if thread != self._thread:  # its numbers do not compare with those of another thread
+            self._let_go()
+            self._thread = thread
         self._seen.append(node)
         if len(self._seen) >= FREE_DEPTH:
-            below, self._seen = self._seen[:-1], []
-            node.metadata[_KEY] = below
+            self._hand_over()
+
+    def pause(self) -> None:
+        """The forward is over: hold nothing of a graph that may be dropped before the next one begins."""
+        if len(self._seen) >= _FEWEST:
+            self._hand_over()
+            self._let_go()
 
     def restart(self) -> None:
-        """Begin a new graph; what was gathered and not yet handed over is let go, nearest node first."""
+        """Begin a new graph."""
         self.count = 0
-        while self._seen:
+        self._let_go()
+
+    def _hand_over(self) -> None:
+        nodes = list(dict.fromkeys(sorted(self._seen, key=_number)))
+        below, self._seen = nodes[:-_HOLDERS], nodes[-_HOLDERS:]
+        for holder in self._seen:
+            holder.metadata.setdefault(_KEY, []).append(below)
+
+    def _let_go(self) -> None:
+        while self._seen:  # nearest node first
             self._seen.pop()

@@ -10,6 +10,12 @@ current_graph_task = torch._C._current_graph_task_id
 """Number of the backward pass that runs in this thread; −1 outside of one. Inside a forward hook anything else
 than −1 means that this forward recomputes a checkpointed part: it is no new call."""
 
+current_node = torch._C._current_autograd_node
+"""The node that the running backward pass is at; None outside of one."""
+
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+"""Whether a tensor is seen inside a ``torch.func`` transform, where it has no values of its own."""
+
 is_compiling = torch.compiler.is_dynamo_compiling
 """True while torch.compile traces the code. The first question of every hook, so that nothing of ours is traced."""
 

@@ -7,6 +7,7 @@ a callable of the standard library that does nothing, so that a checkpoint never
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -71,26 +72,29 @@ class _ForwardTap(_Inert):
                 watcher.after_forward(module, args, output)
 
 
+_lock = threading.Lock()
 _taps: WeakKeyDictionary[nn.Module, _ForwardTap] = WeakKeyDictionary()
 
 
 def watch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
     """Tell ``watcher`` after every forward of ``module``, behind the hooks that the user has set so far."""
-    tap = _taps.get(module)
-    if tap is None:
-        tap = _taps[module] = _ForwardTap(module)
-    tap.watchers = (*tap.watchers, watcher)
+    with _lock:
+        tap = _taps.get(module)
+        if tap is None:
+            tap = _taps[module] = _ForwardTap(module)
+        tap.watchers = (*tap.watchers, watcher)
 
 
 def unwatch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
     """Take a watcher away, and the hook with the last one."""
-    tap = _taps.get(module)
-    if tap is None:
-        return
-    tap.watchers = tuple(other for other in tap.watchers if other is not watcher)
-    if not tap.watchers:
-        tap.handle.remove()
-        del _taps[module]
+    with _lock:
+        tap = _taps.get(module)
+        if tap is None:
+            return
+        tap.watchers = tuple(other for other in tap.watchers if other is not watcher)
+        if not tap.watchers:
+            tap.handle.remove()
+            del _taps[module]
 
 
 class CallTap(_Inert):

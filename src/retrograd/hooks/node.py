@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from retrograd.hooks.deep_graphs import DeepGraphGuard
 
@@ -31,7 +32,7 @@ class InputGradient:
         edge: the input's edge, taken before the module ran.
     """
 
-    __slots__ = ("_missing", "_parts", "_see", "_total", "edge")
+    __slots__ = ("_handles", "_missing", "_parts", "_see", "_total", "edge")
 
     def __init__(self, see: Callable[[torch.Tensor], None], edge: GradientEdge) -> None:
         self._see = see
@@ -39,16 +40,21 @@ class InputGradient:
         self._parts = 0
         self._missing = 0
         self._total: torch.Tensor | None = None
+        self._handles: list[RemovableHandle] = []
 
     def expect(self) -> None:
         """One more node feeds the edge."""
         self._parts += 1
         self._missing += 1
 
+    def own(self, handle: RemovableHandle) -> None:
+        """Take over a hook that feeds this gradient."""
+        self._handles.append(handle)
+
     def add(self, part: torch.Tensor | None) -> None:
         """A node has run; ``part`` is None where it found nothing to pass on."""
         if part is not None:
-            self._total = part if self._total is None else self._total + part
+            self._total = part if self._total is None else self._total.detach() + part.detach()
         self._missing -= 1
         if self._missing == 0:
             self.finish()
@@ -59,6 +65,17 @@ class InputGradient:
         self._missing = self._parts
         if total is not None:
             self._see(total)
+
+    def drop(self) -> None:
+        """Forget what has come: the pass has failed."""
+        self._total = None
+        self._missing = self._parts
+
+    def remove(self) -> None:
+        """Take the hooks back."""
+        self.drop()
+        while self._handles:
+            self._handles.pop().remove()
 
     def let_go(self) -> None:
         """All hooks are set: hold the graph no longer."""
@@ -97,7 +114,7 @@ def hook_input_gradients(
         if targets:  # the module hands its input on: its gradient is the output's
             for gradient in targets:
                 gradient.expect()
-                output.register_hook(gradient.add)
+                gradient.own(output.register_hook(gradient.add))
         elif node is not None and node not in seen:
             seen.add(node)
             queue.append(node)
@@ -118,7 +135,9 @@ def hook_input_gradients(
             if following._sequence_nr() >= first_number:
                 queue.append(following)
         if slots:
-            node.register_hook(_feed(slots))
+            handle = node.register_hook(_feed(slots))
+            for _, gradient in slots:
+                gradient.own(handle)
     for gradient in inputs:
         gradient.let_go()
     for node in sorted(made, key=lambda item: item._sequence_nr()):

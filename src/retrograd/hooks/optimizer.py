@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,47 +17,55 @@ from torch.optim.optimizer import (
 
 
 class OptimizerListener(Protocol):
-    """Told of the updates of every ``torch.optim`` optimizer and of every use of a ``GradScaler``."""
+    """Told of the updates of every ``torch.optim`` optimizer and of every use of a ``GradScaler``. Must not raise."""
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """``optimizer.step`` was called; closures, if any, have not run yet."""
 
-    def update_ends(self, optimizer: Optimizer) -> None:
-        """``optimizer.step`` has changed the parameters."""
+    def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
+        """``optimizer.step`` has changed the parameters; or has left them alone, where the optimizer itself does what
+        loss scaling asks for and ``found_inf`` is not zero."""
 
     def update_skipped(self, optimizer: Optimizer) -> None:
         """Loss scaling found a gradient that is not finite and left the parameters alone."""
 
-    def loss_scaled(self, scale: torch.Tensor) -> None:
-        """A loss was multiplied by ``scale`` (a copy, 0-d, on its own device)."""
+    def loss_scaled(self, losses: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
+        """``losses`` are what came of multiplying by ``scale`` (a copy, one element, on its own device)."""
 
 
+class _Here(threading.local):
+    told = 0
+    """Updates, made or skipped, that were told of in this thread."""
+
+
+_here = _Here()
+_lock = threading.Lock()
 _listeners: tuple[OptimizerListener, ...] = ()
 _undo: list[Callable[[], None]] = []
-_updates_seen = 0
 
 
 def listen_to_optimizers(listener: OptimizerListener) -> None:
     """Tell this listener of every update in the process."""
     global _listeners
-    if not _listeners:
-        _undo.extend(
-            (
-                register_optimizer_step_pre_hook(_before_step).remove,
-                register_optimizer_step_post_hook(_after_step).remove,
-                _wrap_method(GradScaler, "scale", _scale),
-                _wrap_method(GradScaler, "step", _scaler_step),
+    with _lock:
+        if not _listeners:
+            _undo.extend(
+                (
+                    register_optimizer_step_pre_hook(_before_step).remove,
+                    register_optimizer_step_post_hook(_after_step).remove,
+                    _wrap_method(GradScaler, "scale", _scale),
+                    _wrap_method(GradScaler, "step", _scaler_step),
+                )
             )
-        )
-    _listeners = (*_listeners, listener)
+        _listeners = (*_listeners, listener)
 
 
 def unlisten_to_optimizers(listener: OptimizerListener) -> None:
     """Stop telling this listener; after the last one nothing of ours is left in torch."""
     global _listeners
-    _listeners = tuple(other for other in _listeners if other is not listener)
-    if not _listeners:
-        while _undo:
+    with _lock:
+        _listeners = tuple(other for other in _listeners if other is not listener)
+        while _undo and not _listeners:
             _undo.pop()()
 
 
@@ -66,25 +75,28 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    global _updates_seen
-    _updates_seen += 1
+    _here.told += 1
+    found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler for fused optimizers while they step
     for listener in _listeners:
-        listener.update_ends(optimizer)
+        listener.update_ends(optimizer, found_inf if isinstance(found_inf, torch.Tensor) else None)
 
 
 def _scale(original: Callable[..., Any], scaler: GradScaler, outputs: Any) -> Any:
     result = original(scaler, outputs)
     if scaler.is_enabled() and scaler._scale is not None:
         scale = scaler._scale.detach().clone()  # update() changes it in place
+        several = result if isinstance(result, (list, tuple)) else (result,)
+        losses = [loss for loss in several if isinstance(loss, torch.Tensor)]
         for listener in _listeners:
-            listener.loss_scaled(scale)
+            listener.loss_scaled(losses, scale)
     return result
 
 
 def _scaler_step(original: Callable[..., Any], scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-    before = _updates_seen
+    before = _here.told
     result = original(scaler, optimizer, *args, **kwargs)
-    if _updates_seen == before:
+    if _here.told == before:
+        _here.told += 1
         for listener in _listeners:
             listener.update_skipped(optimizer)
     return result

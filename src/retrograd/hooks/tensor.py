@@ -22,7 +22,7 @@ class GradientWatch:
     each hook is left out, and only the last hooked tensor's table of hooks is remembered (weakly).
 
     Args:
-        see: called with the gradient.
+        see: called with the gradient; with None where a node has several outputs and others of them were used.
         guard: told of every node that is looked at.
         leaf_handles: gathers the handles of hooks on leaves. Those outlive the graph, so whoever owns the list removes
             them when the step is over.

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 from weakref import WeakKeyDictionary, WeakSet
 
+import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
@@ -33,11 +34,10 @@ class Family:
             kind = type(thing)  # isinstance would ask the object itself, and lazy ones answer by importing things
             if issubclass(kind, Optimizer):
                 self._optimizers.add(thing)
-            elif issubclass(kind, nn.Module) and "_modules" in thing.__dict__:
+            elif issubclass(kind, nn.Module) and "_modules" in thing.__dict__:  # else it is still being made
                 self._modules.add(thing)
-                for child in thing._modules.values():
-                    if child is not None:
-                        self.learn(thing, child)
+                for child in thing.children():
+                    self.learn(thing, child)
 
     def find_model(self, module: nn.Module) -> nn.Module:
         """The model that a module is a part of, without what wraps it for distribution.
@@ -58,14 +58,14 @@ class Family:
         return list(dict.fromkeys(self.find_model(owner) for owner in owners))
 
     def _trained_parameters(self) -> set[int]:
-        return {number for optimizer in list(self._optimizers) for number in parameters_of(optimizer)}
+        return {id(parameter) for optimizer in list(self._optimizers) for parameter in parameters_of(optimizer)}
 
     def _find_tops(self, module: nn.Module) -> Iterator[nn.Module]:
         seen = {module}
         waiting = [module]
         while waiting:
             current = waiting.pop()
-            parents = [parent for parent in self._parents.get(current, ()) if _has_child(parent, current)]
+            parents = [parent for parent in list(self._parents.get(current, ())) if _has_child(parent, current)]
             if not parents:
                 yield current
             waiting.extend(parent for parent in parents if parent not in seen)
@@ -79,16 +79,15 @@ def unwrap(module: nn.Module) -> nn.Module:
     return module
 
 
-def parameters_of(optimizer: Optimizer) -> Iterator[int]:
-    """Identities of the parameters that an optimizer updates."""
+def parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    """The parameters that an optimizer updates."""
     for group in getattr(optimizer, "param_groups", ()):
-        for parameter in group["params"]:
-            yield id(parameter)
+        yield from group["params"]
 
 
 def _has_child(parent: nn.Module, child: nn.Module) -> bool:
     """Whether what was once learnt still holds."""
-    return any(module is child for module in parent._modules.values())
+    return any(module is child for module in parent.children())
 
 
 def _owns(module: nn.Module, trained: set[int]) -> bool:

@@ -37,8 +37,9 @@ class Search:
         self._family = Family()
         self._models: WeakSet[nn.Module] = WeakSet()
         self._known: WeakSet[nn.Module] = WeakSet()
-        self._checked: WeakSet[Optimizer] = WeakSet()
+        self._settled: WeakSet[Optimizer] = WeakSet()
         self._steps = 0
+        self._traced = False
         self._lock = threading.RLock()
         self._lookout = Lookout(self)
         self._look_again()
@@ -50,8 +51,7 @@ class Search:
     def step_made(self) -> None:
         """The program has trained one step more."""
         self._steps += 1
-        if self._steps == PATIENCE and self._lookout.armed:
-            self._add_uncalled()
+        if self._steps == PATIENCE and not self._traced:
             self._lookout.disarm()
 
     def module_joins(self, parent: nn.Module, child: nn.Module) -> None:
@@ -60,13 +60,6 @@ class Search:
     def parameter_made(self, module: nn.Module) -> None:
         self._look_again()
 
-    def update_begins(self, optimizer: Optimizer) -> None:
-        if optimizer not in self._checked:
-            self._checked.add(optimizer)
-            if not self._knows(optimizer):
-                self._look_again()
-        self.step_made()
-
     def module_called(self, module: nn.Module) -> None:
         if module in self._known:
             return
@@ -74,36 +67,48 @@ class Search:
             if next(self._family.find_model(module).parameters(), None) is not None:
                 self._family.look_around()
                 self._add([self._family.find_model(module), *self._family.find_trained()])
+                if any(is_compiled(model) for model in self._models):
+                    self._lookout.disarm()  # before torch.compile takes our hook for a part of the model
             self._known.update(module.modules())
+
+    def update_begins(self, optimizer: Optimizer) -> None:
+        if optimizer not in self._settled:
+            with self._lock:
+                self._settle(optimizer)
+        self.step_made()
+
+    def _settle(self, optimizer: Optimizer) -> None:
+        """Make sure that the models of an optimizer are known."""
+        if self._knows(optimizer):
+            self._settled.add(optimizer)
+        elif not self._lookout.armed:
+            self._look_again()
+        elif any(parameter.grad is not None for parameter in parameters_of(optimizer)):
+            self._settled.add(optimizer)
+            self._family.look_around()
+            # Models that train and were not seen are run by a compiled function, which has taken our hook for a part
+            # of them: if it went away, they would be compiled again.
+            self._traced |= self._add(self._family.find_trained())
 
     def lookout_failed(self, error: Exception) -> None:
         self._failed(error)
 
     def _look_again(self) -> None:
         self._steps = 0
-        if len(self._models) < MOST_MODELS:
-            self._lookout.arm()
+        self._lookout.arm()
 
-    def _add(self, models: list[nn.Module]) -> None:
+    def _add(self, models: list[nn.Module]) -> bool:
         new = [model for model in dict.fromkeys(models) if not self._known.issuperset(model.modules())]
         for model in new:
             self._known.update(model.modules())
         self._models.update(new)
         self._steps = 0
-        if any(is_compiled(model) for model in new):
-            self._lookout.disarm()  # what torch.compile makes while our hook stands, it makes again without it
-        if len(self._models) >= MOST_MODELS:
-            self._lookout.disarm()
-            self._failed(RecordingError(f"Only the first {MOST_MODELS} models of this process are recorded."))
         if new:
             self._found(new)
-
-    def _add_uncalled(self) -> None:
-        """Add models that train without ever being called as modules: compiled functions run them, say."""
-        if not all(self._knows(optimizer) for optimizer in list(self._checked)):
-            self._family.look_around()
-            self._add(self._family.find_trained())
+        if len(self._models) >= MOST_MODELS:
+            self._failed(RecordingError(f"Only the first {MOST_MODELS} models of this process are recorded."))
+        return bool(new)
 
     def _knows(self, optimizer: Optimizer) -> bool:
         known = {id(parameter) for module in list(self._known) for parameter in module.parameters(recurse=False)}
-        return all(number in known for number in parameters_of(optimizer))
+        return all(id(parameter) in known for parameter in parameters_of(optimizer))

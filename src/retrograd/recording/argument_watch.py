@@ -44,16 +44,19 @@ class ArgumentWatch(SlotWatch):
         self._open.append((next_sequence_number(), self._pending))
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """The forward hook, called also when the module raised."""
-        first_number, gradients = self._open.pop()
-        if not gradients or output is None:
+        """The forward hook, called also when the module raised, or when a hook before ours did."""
+        if not self._open:
             return
+        first_number, gradients = self._open.pop()
         try:
-            outputs = [tensor for _, tensor in flatten(output, ()) if tensor.requires_grad]
-            hook_input_gradients(gradients, outputs, first_number, self._host.guard)
-            self._host.input_gradients.extend(gradients)  # type: ignore[attr-defined]
+            if gradients and output is not None:
+                outputs = [tensor for _, tensor in flatten(output, ()) if tensor.requires_grad]
+                hook_input_gradients(gradients, outputs, first_number, self._host.guard)
+                self._host.input_gradients.extend(gradients)  # type: ignore[attr-defined]
         except Exception as error:
             self._host.fault(Site(self._path, self._keys, quantity="grad"), error)
+        finally:
+            gradients.clear()  # each holds the graph until its hooks are set
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         bound = dict(zip(self._names, args, strict=False))

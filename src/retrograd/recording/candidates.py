@@ -10,7 +10,7 @@ from torch import nn
 
 from retrograd.errors import AttachError
 from retrograd.recording.argument_watch import argument_names
-from retrograd.sites.selection import Candidate
+from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import ROOT, Site
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -40,15 +40,20 @@ class NamedModule:
                 yield Candidate(site, self.module)
                 yield Candidate(site.grad, self.module)
         for name, parameter in self.parameters:
-            site = Site(self.path, (name,))
+            site = parameter_site(self.path, name)
             yield Candidate(site, self.module)
             if parameter.requires_grad:
                 yield Candidate(site.grad, self.module)
-                yield Candidate(Site(self.path, (name,), quantity="update"), self.module)
+                yield Candidate(site.update, self.module)
 
     def _argument_sites(self) -> list[Site]:
         names, _ = argument_names(self.module)
         return [Site(self.path, ("input", name)) for name in names]
+
+
+def parameter_site(path: str, name: str) -> Site:
+    """The site of a module's parameter. One that is called like a slot does not get its name."""
+    return Site(path, ("parameter", name) if name in ("output", "input", "parameter") else (name,))
 
 
 def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:

@@ -4,8 +4,10 @@
     micro     within a step: a forward that follows a backward begins the next micro-batch
     backward  within a micro-batch: which backward pass reached it
 
-With several optimizers the one that updates most often makes the steps. Where no optimizer of torch is seen, a step
-has been made when a forward follows a backward and parameters or gradients have been touched in between.
+A step is over once its update has been made, and the next one begins with the next forward; so whatever comes in
+between (the update of a second optimizer, another backward over the same graph) still belongs to it. With several
+optimizers the one that updates most often makes the steps. Where no optimizer of torch is seen, a step has been made
+when a forward follows a backward and parameters have been changed in between.
 
 Forwards are kept apart in lanes by their grad mode, so that an evaluation, or a teacher's forward in the middle of
 a step, never mixes with the forward that is waiting for its backward. Forwards that wait for none (without grad, or
@@ -17,14 +19,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from retrograd.history.sink import Moment
 from retrograd.recording.lane import Lane, Lanes, Mode
+from retrograd.recording.leader import Leader
 from retrograd.recording.schedule import Schedule
-
 
 _PATIENCE = 2.0
 """Seconds after which forwards that wait for no backward are emitted though the step goes on."""
+
+
+class Outlet(Protocol):
+    """Where lanes are emptied to."""
+
+    def emit(self, lane: Lane, moment: Moment) -> None:
+        """A backward pass is complete, and another one over the same forward begins."""
+
+    def close(self, lane: Lane, moment: Moment) -> None:
+        """A lane is complete; it begins anew."""
 
 
 class Clock:
@@ -33,26 +46,27 @@ class Clock:
     Args:
         schedule: which steps are recorded.
         lanes: where forwards are recorded.
-        emit: called as ``emit(lane, moment)`` when what a lane holds is complete.
+        outlet: where they go when they are complete.
         parameters_touched: asked, when no optimizer has been seen, whether an update was made by hand.
         step: number of the first step.
 
     Attributes:
         on: this step is recorded.
         awake: taps have something to do: the step is recorded, or the next forward may begin a new one.
-        stale: a backward has ended, so the next forward begins a micro-batch.
+        stale: a backward or an update has ended, so the next forward begins something new.
         entered: the running backward pass has reached a tap.
         lane: the lane of the forward that runs now; None outside of the recorded models' own forward.
     """
 
     __slots__ = (
-        "_emit",
         "_emitted_at",
-        "_followers",
         "_leader",
+        "_outlet",
+        "_over",
         "_parameters_touched",
         "_roots",
         "_schedule",
+        "_stopped",
         "awake",
         "backward",
         "entered",
@@ -69,17 +83,17 @@ class Clock:
         self,
         schedule: Schedule,
         lanes: Lanes,
-        emit: Callable[[Lane, Moment], None],
+        outlet: Outlet,
         parameters_touched: Callable[[], bool],
         step: int = 0,
     ) -> None:
         self._schedule = schedule
-        self._emit = emit
+        self._outlet = outlet
         self._parameters_touched = parameters_touched
-        self._leader: int | None = None
-        self._followers: set[int] = set()
+        self._leader = Leader()
         self._roots: list[int] = []
         self._emitted_at = time.monotonic()
+        self._over = self._stopped = False
         self.lanes = lanes
         self.lane: Lane | None = None
         self.thread = threading.get_ident()
@@ -87,18 +101,32 @@ class Clock:
         self.micro = 0
         self.backward = -1
         self.stale = self.entered = False
-        self.on = self.awake = bool(schedule(step))
+        self.on = self.awake = schedule(step)
 
     @property
     def moment(self) -> Moment:
         """Now, for gradients of the micro-batch that is being recorded."""
         return Moment(self.step, self.micro, max(self.backward, 0), self.lanes.grad.phase)
 
+    @property
+    def coming(self) -> int:
+        """Number of the step that a forward would belong to that began now."""
+        return self.step + self._over
+
+    @property
+    def outermost(self) -> int | None:
+        """The outermost recorded model that runs now, or was left by Ctrl-C."""
+        return self._roots[0] if self._roots else None
+
+    @property
+    def has_leader(self) -> bool:
+        """Whether an optimizer makes the steps."""
+        return self._leader.is_known
+
+    # ---- forward ----
+
     def forward_begins(self, root: int, mode: Mode, training: bool) -> None:
-        """A recorded model is called. ``root`` is its identity: a root within a root begins nothing, but one that is
-        still open when it begins again was left by Ctrl-C."""
-        if root in self._roots:
-            del self._roots[self._roots.index(root) :]
+        """A recorded model, known by its identity, is called. A root within a root begins nothing."""
         self._roots.append(root)
         if len(self._roots) > 1:
             return
@@ -116,55 +144,77 @@ class Clock:
 
     def forward_ends(self, root: int, failed: bool) -> None:
         """That call has returned, or raised."""
-        if root in self._roots:
-            del self._roots[self._roots.index(root) :]
-        if not self._roots and self.lane is not None:
-            lane, self.lane = self.lane, None
-            if failed:
-                lane.failed = True
-                self.close(lane)
+        if root not in self._roots:
+            return
+        while self._roots.pop() != root:
+            pass
+        if not self._roots:
+            self._finish_forward(failed)
+
+    def forward_left(self) -> None:
+        """The outermost call was left without a word, by Ctrl-C."""
+        self._roots.clear()
+        self._finish_forward(failed=True)
 
     def find_lane(self, mode: Mode) -> Lane:
         """The lane for a forward of this mode that begins now."""
-        if self.stale and mode is Mode.GRAD:
-            self._turn()
+        if self.stale:
+            self._turn(mode)
         return self.lanes[mode]
 
+    # ---- backward ----
+
     def enter_backward(self) -> bool:
-        """A backward pass has reached its first tap; returns whether it is recorded."""
-        if not self.on:
+        """A backward pass has reached its first tap; returns whether anything is recorded still.
+
+        That the step is recorded is not asked: the hooks on outputs were set when it was.
+        """
+        if self._stopped:
             return False
         self.entered = True
+        grad = self.lanes.grad
         if self.backward >= 0:  # a second pass over the same micro-batch
-            self._emit(self.lanes.grad, self.moment)
+            self._outlet.emit(grad, self.moment)
         self.backward += 1
-        self.lanes.grad.touched = self.lanes.grad.reached = True
+        grad.touched = grad.reached = True
         return True
 
-    def leave_backward(self) -> None:
+    def leave_backward(self, failed: bool = False) -> None:
         """The running pass has ended and concerned us; the next forward begins something new."""
         self.entered = False
-        self.stale = self.awake = True
-        self._roots.clear()
-        self.lane = None
+        if failed:
+            self.lanes.grad.failed = self.lanes.grad.touched
+        if not self._roots:  # a pass within a forward (forces, penalties) ends nothing
+            self.stale = self.awake = True
+
+    # ---- updates ----
+
+    def update_begins(self, optimizer: int) -> None:
+        """An optimizer, known by a number, is about to update."""
+        self._leader.update_begins(optimizer)
 
     def update_made(self, optimizer: int) -> None:
-        """An optimizer, known by its identity, has updated or was skipped by loss scaling."""
-        if self._leader in (None, optimizer) or optimizer in self._followers:
-            self._leader = optimizer
-            self._followers.clear()
+        """That optimizer has updated, or was skipped by loss scaling."""
+        if self._leader.ends_step(optimizer):
+            self.settle()  # a second update without a forward in between
+            self._over = self.stale = self.awake = True
+
+    def settle(self) -> None:
+        """Begin the next step at once if this one is over, so that all of it can be read."""
+        if self._over:
             self._advance()
-        else:
-            self._followers.add(optimizer)
+
+    # ---- handing over ----
 
     def close(self, lane: Lane) -> None:
         """Emit what a lane holds and begin it anew."""
-        if not lane.touched:
-            return
-        moment = Moment(self.step, self.micro if lane.mode is Mode.GRAD else 0, max(self.backward, 0), lane.phase)
-        self._emit(lane, moment)
-        lane.restart()
-        self._emitted_at = time.monotonic()
+        if lane.touched:
+            moment = Moment(self.step, self.micro if lane.mode is Mode.GRAD else 0, max(self.backward, 0), lane.phase)
+            self._outlet.close(lane, moment)
+            lane.restart()
+            self._emitted_at = time.monotonic()
+        if lane.mode is Mode.GRAD:
+            self.backward = -1
 
     def close_all(self) -> None:
         """Emit what all lanes hold."""
@@ -174,7 +224,14 @@ class Clock:
     def stop(self) -> None:
         """Record nothing any more."""
         self._schedule = _never
-        self.on = self.awake = False
+        self._stopped = True
+        self.on = self.awake = self.stale = False
+
+    def _finish_forward(self, failed: bool) -> None:
+        lane, self.lane = self.lane, None
+        if failed and lane is not None and lane.touched:
+            lane.failed = True
+            self.close(lane)
 
     def _merge_forward(self, lane: Lane) -> None:
         """Count calls anew but keep the rows: this forward adds to the one before it."""
@@ -182,23 +239,22 @@ class Clock:
             self.close(lane)
         lane.serial += 1
 
-    def _turn(self) -> None:
-        self.stale = False
-        if self._leader is None and self._parameters_touched():
+    def _turn(self, mode: Mode) -> None:
+        """A forward begins after a backward or an update."""
+        if self._over or (not self._leader.is_known and self._parameters_touched()):
             self._advance()
-            return
-        self.close(self.lanes.grad)
-        self.micro += 1
-        self.backward = -1
-        self.awake = self.on
+        elif mode is Mode.GRAD:
+            self.close(self.lanes.grad)
+            self.micro += 1
+            self.stale = False
+            self.awake = self.on
 
     def _advance(self) -> None:
         self.close_all()
         self.step += 1
         self.micro = 0
-        self.backward = -1
-        self.stale = False
-        self.on = self.awake = bool(self._schedule(self.step))
+        self.stale = self._over = False
+        self.on = self.awake = self._schedule(self.step)
 
 
 def _never(step: int) -> bool:

@@ -2,38 +2,65 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from retrograd.errors import RetrogradWarning
 from retrograd.statistics.slab import UnreadableTensorError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MOST_WARNINGS = 5
 
 
 class Faults:
     """What went wrong at the taps, by site.
 
+    A tensor of a kind that has no numbers to read is no fault: it is not recorded, and the reason is remembered.
+
     Attributes:
         counts: how often, by site.
-        reasons: the first error of each site.
+        unreadable: sites that could not be read, and why.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.reasons: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}
+        self._said: set[str] = set()
 
-    def add(self, site: str, error: Exception) -> bool:
-        """Count an error; returns whether it is the first of its site, and says it if so.
+    def add(self, site: str, error: Exception) -> str:
+        """Count an error; returns what it says if it is the first of its site, else an empty text.
 
-        A tensor of a kind that has no numbers to read is no fault, so nothing is said of it.
+        An error that was said of one site is not said again of another.
         """
+        if isinstance(error, UnreadableTensorError):
+            self.unreadable.setdefault(site, str(error))
+            return ""
         self.counts[site] += 1
         if self.counts[site] > 1:
-            return False
-        self.reasons[site] = f"{type(error).__name__}: {error}"
-        if not isinstance(error, UnreadableTensorError):
-            say(f"retrograd could not record {site}: {self.reasons[site]}. Training goes on.")
-        return True
+            return ""
+        reason = f"{type(error).__name__}: {error}"
+        if reason not in self._said and len(self._said) < _MOST_WARNINGS:
+            self._said.add(reason)
+            say(f"retrograd could not record {site}: {reason}. Training goes on; further faults are counted.")
+        return reason
+
+
+def harmless(method: F) -> F:
+    """Decorator for methods that torch calls in the middle of training: an error goes to ``self.fault``."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self.fault(method.__qualname__, error)
+
+    return call  # type: ignore[return-value]
 
 
 def say(text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import torch
 
 from retrograd.errors import TensorPolicyError
-from retrograd.history.sink import KeptTensor
 from retrograd.recording.trigger import Trigger
-from retrograd.sites.selection import Candidate, Pattern, Selection
+from retrograd.sites.pattern import Candidate, Pattern
+from retrograd.sites.selection import Selection
 
 Part = Callable[[torch.Tensor], torch.Tensor]
 
@@ -95,38 +94,3 @@ def parse_bytes(given: int | str) -> int:
         raise TensorPolicyError(f"{given!r} is no number of bytes.", repair="write 500_000_000, '500MB' or '2GiB'.")
     base = 1024 if match[3] else 1000
     return int(float(match[1]) * base ** " kmgt".index(match[2].lower() or " "))
-
-
-class Holder:
-    """Holds the tensors of one policy until they are due.
-
-    Args:
-        keep: the policy.
-        budget: bytes that it may hold; the oldest steps go when it would be passed.
-    """
-
-    def __init__(self, keep: Keep, budget: int) -> None:
-        self.keep = keep
-        self._budget = budget
-        self._held: deque[tuple[int, int, list[KeptTensor]]] = deque()
-        self._bytes = 0
-        self.dropped = 0
-
-    def add(self, step: int, tensors: list[KeptTensor]) -> None:
-        """Hold what one micro-batch gave."""
-        size = sum(kept.tensor.nbytes for kept in tensors)
-        self._held.append((step, size, tensors))
-        self._bytes += size
-        depth = self.keep.last or 0
-        while self._held and (self._held[0][0] < step - depth or self._bytes > self._budget):
-            oldest, size, gone = self._held.popleft()
-            self._bytes -= size
-            if oldest >= step - depth:
-                self.dropped += len(gone)
-
-    def release(self) -> list[KeptTensor]:
-        """All that is held, oldest first; it is held no longer."""
-        released = [kept for _, _, tensors in self._held for kept in tensors]
-        self._held.clear()
-        self._bytes = 0
-        return released

@@ -27,7 +27,8 @@ class Lane:
 
     Attributes:
         mode: that grad mode.
-        serial: changes when calls are to be counted anew.
+        serial: grows when calls are to be counted anew.
+        opened: what it was when the lane was last closed.
         touched: something has been recorded since the lane was last closed.
         reached: a backward pass has reached it since then.
         failed: a forward has raised.
@@ -35,7 +36,9 @@ class Lane:
         kept: tensors kept since then, as tuples (stream, tensor, version).
     """
 
-    __slots__ = ("_make", "custom", "failed", "kept", "mode", "reached", "rows", "serial", "slabs", "touched", "training")
+    __slots__ = (
+        "_make", "custom", "failed", "kept", "mode", "opened", "reached", "rows", "serial", "slabs", "touched", "training",
+    )  # fmt: skip
 
     def __init__(self, mode: Mode, make: Callable[[torch.device], Slab], custom: CustomStatistics | None) -> None:
         self.mode = mode
@@ -43,7 +46,7 @@ class Lane:
         self.custom = custom
         self.slabs: dict[torch.device, Slab] = {}
         self.rows = 0
-        self.serial = 1
+        self.serial = self.opened = 1
         self.touched = self.reached = self.failed = False
         self.training = True
         self.kept: list[tuple[Any, torch.Tensor, int]] = []
@@ -65,6 +68,7 @@ class Lane:
     def restart(self) -> None:
         """Begin anew after all has been emitted."""
         self.serial += 1
+        self.opened = self.serial
         self.touched = self.reached = self.failed = False
 
     @property

@@ -3,36 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 import torch
+from torch.nn.parameter import is_lazy
 
 _PROBES = 8
+_SAMPLE = 64
 
 
 class ManualUpdates:
-    """Remembers the state of a few parameters when a backward ends.
+    """Remembers a few parameters as they are when a backward ends.
 
-    An update by hand shows in a parameter's version (``p -= lr * p.grad``), or, where it is written past autograd
-    (``p.data``), in its gradient being cleared or replaced before the next forward. Gradients that lie there as
-    backward left them mean accumulation.
+    An update by hand shows in a parameter's version (``p -= lr * p.grad``), in its gradient being cleared or replaced,
+    or, where it is written past autograd (``p.data``), in the numbers themselves. Gradients that lie there as backward
+    left them, and parameters as they were, mean accumulation.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._before: list[tuple[torch.Tensor, int, int | None]] = []
+        self._parameters = list(parameters)
+        self._before: list[_Probe] = []
+
+    def add(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Look at these too."""
+        self._parameters += parameters
 
     def remember(self) -> None:
         """A backward has ended."""
-        reached = [parameter for parameter in self._parameters if parameter.grad is not None][:_PROBES]
-        self._before = [(p, p._version, _version(p.grad)) for p in reached or self._parameters[:_PROBES]]
+        trained = (p for p in self._parameters if p.requires_grad and not is_lazy(p))
+        reached = list(islice((p for p in self._parameters if p.grad is not None), _PROBES))
+        self._before = [_Probe(p) for p in reached or islice(trained, _PROBES)]
 
     def touched(self) -> bool:
-        """Whether an update was made since then. Where no gradient was kept (``torch.autograd.grad``), it is assumed."""
-        return any(
-            version != parameter._version or grad is None or grad != _version(parameter.grad)
-            for parameter, version, grad in self._before
+        """Whether an update was made since then."""
+        return any(probe.has_changed() for probe in self._before)
+
+
+class _Probe:
+    """One parameter as it was. Its numbers are compared only where nothing else tells, for that waits for a device."""
+
+    __slots__ = ("_gradient", "_parameter", "_sample", "_version")
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self._parameter = parameter
+        self._version = parameter._version
+        self._gradient = _state(parameter.grad)
+        self._sample = _sample(parameter)
+
+    def has_changed(self) -> bool:
+        parameter = self._parameter
+        return (
+            self._version != parameter._version
+            or self._gradient != _state(parameter.grad)
+            or not torch.equal(self._sample, _sample(parameter))
         )
 
 
-def _version(gradient: torch.Tensor | None) -> int | None:
-    return None if gradient is None else gradient._version
+def _state(gradient: torch.Tensor | None) -> tuple[int, int] | None:
+    return None if gradient is None else (id(gradient), gradient._version)
+
+
+def _sample(parameter: torch.Tensor) -> torch.Tensor:
+    flat = parameter.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // _SAMPLE)].clone()

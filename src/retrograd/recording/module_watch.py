@@ -31,6 +31,9 @@ class PlaceMaker(Host, Protocol):
     def make_place(self, lane: Lane, module: nn.Module | None, site: Site) -> Place | None:
         """The place for a site, or None when nothing of it is wanted."""
 
+    def crowded(self, site: Site) -> None:
+        """Told at a site that has more calls than get records of their own."""
+
 
 class Calls:
     """The places of one slot in one lane, by call.
@@ -38,7 +41,7 @@ class Calls:
     Attributes:
         plain: the place of each call that returned a single tensor, which is nearly every call: found by its number.
         places: all places of each call, by their keys.
-        unhooked: calls whose gradient has no hook yet.
+        unhooked: calls whose gradient has no hook yet, each with the number that the next node would have had then.
     """
 
     __slots__ = ("count", "places", "plain", "serial", "unhooked")
@@ -48,7 +51,7 @@ class Calls:
         self.count = 0
         self.plain: list[Place | None] = []
         self.places: list[dict[Keys, Place | None]] = []
-        self.unhooked: list[dict[Keys, Place | None]] = []
+        self.unhooked: list[tuple[int, dict[Keys, Place | None]]] = []
 
 
 class SlotWatch:
@@ -98,14 +101,16 @@ class SlotWatch:
             hooked = self._visit(place, value)
         else:
             hooked = self._see_nested(lane, calls, call, value)
-        if not hooked and lane.mode is Mode.GRAD:
-            calls.unhooked.append(calls.places[call])
+        if not hooked and lane.mode is Mode.GRAD and not grad_enabled():
+            calls.unhooked.append((next_sequence_number(), calls.places[call]))
 
     def _next_call(self, calls: Calls) -> int:
         """The number of a call that comes for the first time."""
         if len(calls.plain) < MOST_CALLS:
             calls.plain.append(None)
             calls.places.append({})
+        elif calls.count == MOST_CALLS + 1:
+            self._host.crowded(Site(self._path, self._keys, MOST_CALLS))
         return len(calls.plain) - 1
 
     def _see_nested(self, lane: Lane, calls: Calls, call: int, value: Any) -> bool:
@@ -117,8 +122,12 @@ class SlotWatch:
                 places[keys] = self._host.make_place(lane, self._module, site)
                 calls.plain[call] = places.get(self._keys)
             place = places[keys]
-            if place is not None:
+            if place is None:
+                continue
+            try:
                 hooked &= self._visit(place, tensor)
+            except Exception as error:
+                self._host.fault(Site(self._path, keys, call + 1), error)
         return hooked
 
     def _watch(self, place: Place, tensor: torch.Tensor) -> None:
@@ -128,18 +137,25 @@ class SlotWatch:
     def _see_again(self, value: Any) -> None:
         """A reentrant checkpoint ran without grad at first, so only what it computes again has a gradient.
 
-        Parts are computed again from the last to the first, so the last call without a hook is taken.
+        All calls of a checkpointed part have seen the number after that of the part's own node, or, in parts within
+        it, a larger one. Parts are computed again from the last to the first, so no call of a later part is left.
         """
-        calls = self._lanes[Mode.GRAD]
-        if not calls.unhooked or not grad_enabled():
+        unhooked = self._lanes[Mode.GRAD].unhooked
+        node = current_node()
+        if not unhooked or node is None:
             return
-        tensors = [(keys, tensor) for keys, tensor in flatten(value, self._keys) if tensor.requires_grad]
-        if tensors:
-            places = calls.unhooked.pop()
-            for keys, tensor in tensors:
-                place = places.get(keys)
-                if place is not None:
-                    self._watch(place, tensor)
+        part = node._sequence_nr()
+        index = next((index for index, (number, _) in enumerate(unhooked) if number > part), None)
+        if index is None:
+            return
+        _, places = unhooked.pop(index)
+        if not grad_enabled():  # a part within the part, which is computed once more in its own time
+            unhooked.append((next_sequence_number(), places))
+            return
+        for keys, tensor in flatten(value, self._keys):
+            place = places.get(keys)
+            if place is not None and tensor.requires_grad:
+                self._watch(place, tensor)
 
     def _restart(self, calls: Calls, lane: Lane) -> None:
         calls.serial = lane.serial
@@ -147,13 +163,18 @@ class SlotWatch:
         calls.unhooked.clear()
         lane.touched = True
 
-    def each_place(self, do: Callable[[Place], None]) -> None:
-        """Do something with every place made so far."""
-        for calls in self._lanes:
-            for places in calls.places:
-                for place in places.values():
-                    if place is not None:
-                        do(place)
+    @property
+    def was_called(self) -> bool:
+        """Whether anything was ever seen here."""
+        return any(calls.serial for calls in self._lanes)
+
+    def gradients_before(self, serial: int) -> tuple[int, list[Stream]] | None:
+        """When it last saw a forward, if that was before ``serial``, and the streams of the gradients hooked then."""
+        calls = self._lanes[Mode.GRAD]
+        if not 0 < calls.serial < serial:
+            return None
+        places = (place for places in calls.places for place in places.values() if place is not None)
+        return calls.serial, [place.gradient for place in places if place.gradient is not None]
 
 
 class OutputWatch(SlotWatch):

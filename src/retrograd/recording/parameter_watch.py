@@ -42,7 +42,7 @@ class ParameterWatch:
 
     def see_gradient(self, gradient: torch.Tensor) -> None:
         """The hook: record the gradient."""
-        if self._clock.entered or self._host.enter_backward():
+        if self._clock.on and (self._clock.entered or self._host.enter_backward()):
             stream: Stream = self.gradient  # type: ignore[assignment]
             try:
                 stream.see(gradient)

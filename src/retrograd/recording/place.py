@@ -82,7 +82,8 @@ class Place:
                 if stream.keep is not None or stream.custom is not None:
                     stream.see_more(gradient)
             except Exception as error:
-                self._host.fault(stream.site, error)
+                if gradient is not None:  # as it is where another output of the same node was used, and this one not
+                    self._host.fault(stream.site, error)
 
     see_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
 

@@ -11,7 +11,7 @@ from torch import nn
 from retrograd.recording.candidates import name_models, walk_modules
 from retrograd.recording.keep import Keep, find_keep
 from retrograd.recording.settings import Settings
-from retrograd.sites.selection import Pattern
+from retrograd.sites.pattern import Pattern
 from retrograd.statistics.row import BINS, ROW
 
 _BYTES_A_ROW = ROW.itemsize

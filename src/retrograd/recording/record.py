@@ -20,7 +20,7 @@ from retrograd.recording.schedule import Schedule
 from retrograd.recording.settings import Settings, Statistic
 from retrograd.runs.reader import open_run
 from retrograd.runs.writer import RunWriter
-from retrograd.sites.selection import Pattern
+from retrograd.sites.pattern import Pattern
 from retrograd.sites.site import WATCH, parse_site
 
 T = TypeVar("T")

@@ -5,37 +5,42 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.optim.optimizer import Optimizer
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from retrograd.history.sink import Event, EventKind, Moment, RowBatch, Sink
+from retrograd.history.sink import Event, EventKind, Moment, Sink
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
-from retrograd.hooks.deep_graphs import DeepGraphGuard
-from retrograd.hooks.engine import at_end_of_backward
+from retrograd.hooks.calls import count_calls
+from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
+from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_transformed
 from retrograd.hooks.module import CallTap, unwatch_forward, watch_forward
 from retrograd.hooks.node import InputGradient
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.recording.argument_watch import ArgumentWatch
-from retrograd.recording.candidates import NamedModule, describe_model, name_models, walk_modules
+from retrograd.recording.candidates import NamedModule, describe_model, name_models, parameter_site, walk_modules
 from retrograd.recording.clock import Clock
-from retrograd.recording.faults import Faults
+from retrograd.recording.emitter import Emitter
+from retrograd.recording.faults import Faults, harmless
 from retrograd.recording.keep import find_keep
 from retrograd.recording.lane import Lane, Lanes, Mode
 from retrograd.recording.manual_updates import ManualUpdates
 from retrograd.recording.module_watch import OutputWatch, SlotWatch, mode_now
+from retrograd.recording.nested import flatten
+from retrograd.recording.omissions import Evidence, list_omissions
+from retrograd.recording.optimizer_watch import OptimizerWatch
 from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.place import Place
+from retrograd.recording.row_table import RowTable
 from retrograd.recording.settings import Settings
 from retrograd.recording.stream import NO_ROW, Stream
 from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.recording.updates import UpdateTap
-from retrograd.sites.selection import Candidate
+from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import WATCH, Site
 
 
@@ -58,89 +63,105 @@ class Recorder:
     ) -> None:
         self.settings = settings or Settings()
         self._sink = sink
-        self._models = name_models(models)
-        self._modules = check_models(self._models, self.settings)
-        self._rows: dict[Site, int] = {}
-        self._names: list[str] = []
-        self._lanes = Lanes(self.settings)
-        self._keeper = TensorKeeper(self.settings.keeps, self.settings.tensor_budget, sink)
+        self._models: dict[str, nn.Module] = {}
+        self._new_models = name_models(models)
+        check_models(self._new_models, self.settings)
+        self._modules: list[NamedModule] = []
         self._faults = Faults()
-        self._manual = ManualUpdates(p for model in self._models.values() for p in model.parameters())
-        self._updates = UpdateTap(self._lanes.grad)
+        self._manual = ManualUpdates(())
         self._taps: list[CallTap] = []
-        self._outputs: dict[nn.Module, OutputWatch] = {}
-        self._parameters: dict[int, ParameterWatch] = {}
+        self._watches: dict[nn.Module, OutputWatch] = {}
+        self._frozen: list[tuple[Site, nn.Module, nn.Parameter]] = []
         self._watched: dict[str, SlotWatch] = {}
         self._places: list[Place] = []
-        self._losses: list[tuple[Moment, torch.Tensor]] = []
-        self._pending_losses: tuple[torch.Tensor, ...] = ()
-        self._scale: tuple[int, torch.Tensor] | None = None
-        self._ours: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
+        self._sees_gradients = False
+        self._losses: tuple[torch.Tensor, ...] = ()
+        self._scale: torch.Tensor | None = None
         self._in_backward = False
         self._closed = False
+        self._crowded: set[str] = set()
+        self._lanes = Lanes(self.settings)
+        self._rows = RowTable(self._lanes, sink)
+        self._old_input_gradients: list[InputGradient] = []
+        self.keeper = TensorKeeper(self.settings.keeps, self.settings.tensor_budget, sink)
+        self.parameters: dict[int, ParameterWatch] = {}
         self.guard = DeepGraphGuard()
         self.leaf_handles: list[RemovableHandle] = []
         self.input_gradients: list[InputGradient] = []
-        self.clock = Clock(self.settings.schedule, self._lanes, self._emit, self._manual.touched, step)
+        self._emitter = Emitter(sink, self._rows, self.keeper, self, self._forget_graph)
+        self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._manual.touched, step)
+        self._optimizers = OptimizerWatch(self, UpdateTap(self._lanes.grad))
 
     # ---- setting up -------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
         """Set the taps."""
-        for model in self._models.values():
-            self._taps.append(CallTap(model, _RootWatch(self)))
-        for entry in self._modules:
-            self._tap(entry)
+        for name, model in self._new_models.items():
+            self._add(name, model)
+        self._new_models.clear()
         listen_to_backward(self)
-        listen_to_optimizers(self)
+        listen_to_optimizers(self._optimizers)
         self._describe()
 
     def add_model(self, name: str, model: nn.Module) -> None:
         """Record one more model from now on."""
-        models = {**self._models, **name_models({name: model})}
-        known = set(self._outputs) | {entry.module for entry in self._modules}
+        name_models({**self._models, name: model})
+        self._add(name, model)
+        self._describe()
+
+    def _add(self, name: str, model: nn.Module) -> None:
+        known = {entry.module for entry in self._modules}
         entries = [entry for entry in walk_modules(name, model) if entry.module not in known]
-        self._models = models
-        self._ours.clear()
+        self._models[name] = model
         self._modules += entries
-        self._manual = ManualUpdates(p for each in models.values() for p in each.parameters())
+        self._manual.add(model.parameters())
+        self._optimizers.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
         self._taps.append(CallTap(model, _RootWatch(self)))
         for entry in entries:
             self._tap(entry)
-        self._describe()
 
     def _tap(self, entry: NamedModule) -> None:
         module, path = entry.module, entry.path
-        if entry.is_called and self._may_reach(Site(path, ("output",)), module):
-            watch = self._outputs[module] = OutputWatch(self, module, path, ("output",))
+        if entry.is_called and self._may_reach(entry, "output"):
+            watch = self._watches[module] = OutputWatch(self, module, path, ("output",))
             watch_forward(module, watch)
-        if entry.is_called and self._reaches_input(entry):
-            self._taps.append(CallTap(module, ArgumentWatch(self, module, path)))
+            self._emitter.late.watches.append(watch)
+        if entry.is_called and self._may_reach(entry, "input"):
+            arguments = ArgumentWatch(self, module, path)
+            self._taps.append(CallTap(module, arguments))
+            self._emitter.late.watches.append(arguments)
         for name, parameter in entry.parameters:
-            self._tap_parameter(Site(path, (name,)), module, parameter)
+            self._tap_parameter(parameter_site(path, name), module, parameter)
 
     def _tap_parameter(self, site: Site, module: nn.Module, parameter: nn.Parameter) -> None:
-        if id(parameter) in self._parameters:
+        if id(parameter) in self.parameters:
             return
         lane = self._lanes.grad
-        trains = parameter.requires_grad
+        trains = parameter.requires_grad and not is_lazy(parameter)
         watch = ParameterWatch(
             self,
             parameter,
             value=self._make_stream(lane, module, site, copy=True),
             gradient=self._make_stream(lane, module, site.grad, copy=True) if trains else None,
-            update=self._make_stream(lane, module, Site(site.path, site.keys, quantity="update")) if trains else None,
+            update=self._make_stream(lane, module, site.update) if trains else None,
         )
+        if not trains:
+            self._frozen.append((site, module, parameter))
         if watch.value or watch.gradient or watch.update:
-            self._parameters[id(parameter)] = watch
+            self.parameters[id(parameter)] = watch
+            self._sees_gradients |= trains
 
-    def _may_reach(self, site: Site, module: nn.Module) -> bool:
-        return any(self.settings.may_reach(Candidate(each, module)) for each in (site, site.grad))
+    def _tap_thawed(self) -> None:
+        """Parameters that have become trainable are recorded from now on."""
+        thawed = [entry for entry in self._frozen if entry[2].requires_grad and not is_lazy(entry[2])]
+        if thawed:
+            self._frozen = [entry for entry in self._frozen if entry not in thawed]
+        for site, module, parameter in thawed:
+            self.parameters.pop(id(parameter), None)
+            self._tap_parameter(site, module, parameter)
 
-    def _reaches_input(self, entry: NamedModule) -> bool:
-        return any(
-            self.settings.may_reach(candidate) for candidate in entry.candidates() if candidate.site.slot == "input"
-        )
+    def _may_reach(self, entry: NamedModule, slot: str) -> bool:
+        return any(self.settings.may_reach(each) for each in entry.candidates() if each.site.slot == slot)
 
     def make_place(self, lane: Lane, module: nn.Module | None, site: Site) -> Place | None:
         """The place for a site, or None when neither its value nor its gradient is wanted."""
@@ -150,21 +171,21 @@ class Recorder:
             return None
         place = Place(self, value, gradient)
         self._places.append(place)
+        self._sees_gradients |= place.wants_gradient
         return place
 
     def _make_stream(self, lane: Lane, module: nn.Module | None, site: Site, *, copy: bool = False) -> Stream | None:
         candidate = Candidate(site, module)
-        row = self._row(site) if self.settings.wants_statistics(candidate) else NO_ROW
+        row = self._rows.number(site) if self.settings.wants_statistics(candidate) else NO_ROW
         keep = find_keep(self.settings.keeps, candidate)
-        return Stream(lane, site, row, keep, copy=copy) if row >= 0 or keep is not None else None
+        return Stream(lane, site, row, keep, copy=copy, host=self) if row >= 0 or keep is not None else None
 
-    def _row(self, site: Site) -> int:
-        row = self._rows.get(site)
-        if row is None:
-            row = self._rows[site] = self._lanes.add_row()
-            self._names.append(str(site))
-            self._sink.add_sites([str(site)])
-        return row
+    def _wants_step(self, step: int) -> bool:
+        try:
+            return bool(self.settings.schedule(step))
+        except Exception as error:
+            self.fault("schedule", error)
+            return False
 
     # ---- forward ----------------------------------------------------------------------------------------------
 
@@ -173,150 +194,120 @@ class Recorder:
         watch = self._watched.get(name)
         if watch is None:
             watch = self._watched[name] = SlotWatch(self, None, WATCH + name, ())
+            self._emitter.late.watches.append(watch)
         try:
             watch.see(tensor)
         except Exception as error:
             self.fault(Site(WATCH + name), error)
 
-    def root_begins(self, model: nn.Module) -> None:
+    @harmless
+    def root_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
-        if self.clock.entered and not self._in_backward:
-            self.clock.leave_backward()  # a pass that we did not see begin has raised
-        self.clock.forward_begins(id(model), mode_now(), model.training)
+        if current_graph_task() != -1:  # a checkpointed part is computed again
+            return
+        if self.guard.count > FREE_DEPTH and not _continues_a_graph(arguments):
+            self.guard.restart()
+        clock = self.clock
+        if clock.entered and not self._in_backward:
+            clock.leave_backward(failed=True)  # a pass that we did not see begin has raised
+        if clock.outermost is not None and not self._is_running(clock.outermost, model):
+            clock.forward_left()
+        clock.forward_begins(id(model), mode_now(), model.training)
 
+    @harmless
     def root_ends(self, model: nn.Module, failed: bool) -> None:
         """That call has ended."""
-        self.clock.forward_ends(id(model), failed)
+        if current_graph_task() == -1:
+            self.guard.pause()
+            self.clock.forward_ends(id(model), failed)
+
+    def _is_running(self, outermost: int, model: nn.Module) -> bool:
+        root = next((each for each in self._models.values() if id(each) == outermost), None)
+        return root is not None and count_calls(root) > (root is model)
+
+    def crowded(self, site: Site) -> None:
+        """Told at a site that has more calls than get records of their own."""
+        if str(site) not in self._crowded:
+            self._crowded.add(str(site))
+            self.note("note", str(site), text="this and all further calls within a micro-batch are merged")
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
+    @harmless
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """Told of every backward pass of the process; those of other threads are not ours."""
-        if threading.get_ident() == self.clock.thread:
-            self._in_backward = True
-            if self.clock.on:
-                self._pending_losses = tuple(root.detach() for root in roots if root.numel() == 1)
+        if threading.get_ident() != self.clock.thread:
+            return
+        self._in_backward = True
+        self._scale = self._optimizers.scales.find(roots)
+        if self.clock.on:
+            self._losses = tuple(root.detach().clone() for root in roots if _is_loss(root))
+            if self._frozen:
+                self._tap_thawed()
 
+    @harmless
     def backward_ends(self, failed: bool) -> None:
         """That pass has ended."""
         if threading.get_ident() != self.clock.thread:
             return
         self._in_backward = False
         clock = self.clock
-        if not clock.entered and clock.on and self._lanes.grad.touched and not self._sees_gradients:
-            clock.enter_backward()
+        if not clock.entered and clock.on and self._lanes.grad.touched and (failed or not self._sees_gradients):
+            self.enter_backward()
         if clock.entered:
-            self._losses += [(clock.moment, loss) for loss in self._pending_losses]
-            self._leave_backward()
+            self._emitter.add_losses(clock.moment, self._losses, self._scale)
+            self._leave_backward(failed)
         elif not clock.on:
-            clock.leave_backward()
-        self._pending_losses = ()
+            self._leave_backward(failed)
+        self._losses, self._scale = (), None
 
     def enter_backward(self) -> bool:
         """The running pass has reached its first tap; returns whether it is recorded."""
-        if not self.clock.enter_backward():
-            return False
-        if not self._in_backward:
-            at_end_of_backward(self._leave_backward)
-        return True
+        try:
+            if not self.clock.enter_backward():
+                return False
+            self._emitter.scale = self._scale
+            if not self._in_backward:
+                at_end_of_backward(self._leave_backward)
+        except Exception as error:
+            self.fault("enter_backward", error)
+        return self.clock.entered
 
-    def _leave_backward(self) -> None:
+    @harmless
+    def _leave_backward(self, failed: bool = False) -> None:
         for gradient in self.input_gradients:
-            if gradient.unfinished:
+            if failed:
+                gradient.drop()
+            elif gradient.unfinished:
                 gradient.finish()
-        self.clock.leave_backward()
-        self._manual.remember()
-
-    @property
-    def _sees_gradients(self) -> bool:
-        return bool(self._parameters) or any(place.wants_gradient for place in self._places)
-
-    # ---- updates ----------------------------------------------------------------------------------------------
-
-    def update_begins(self, optimizer: Optimizer) -> None:
-        """Told of every update of the process."""
-        if self.clock.on:
-            watches = [self._parameters[id(p)] for p in _parameters_of(optimizer) if id(p) in self._parameters]
-            self._updates.begin(optimizer, watches)
-
-    def update_ends(self, optimizer: Optimizer) -> None:
-        """The parameters have been changed."""
-        self._updates.end(optimizer)
-        if self._is_ours(optimizer):
-            self._note("update", type(optimizer).__name__)
-            self.clock.update_made(id(optimizer))
-
-    def update_skipped(self, optimizer: Optimizer) -> None:
-        """Loss scaling left the parameters alone; the step counts all the same, so that it can be seen."""
-        self._updates.abandon(optimizer)
-        if self._is_ours(optimizer):
-            self._note("skipped", type(optimizer).__name__, text="loss scaling found a gradient that is not finite")
-            self.clock.update_made(id(optimizer))
-
-    def loss_scaled(self, scale: torch.Tensor) -> None:
-        """Gradients of the coming pass are ``scale`` times too large."""
-        if self.clock.on and threading.get_ident() == self.clock.thread:
-            self._scale = (self._lanes.grad.serial, scale)
-
-    def _is_ours(self, optimizer: Optimizer) -> bool:
-        ours = self._ours.get(optimizer)
-        if ours is None:
-            known = {id(parameter) for entry in self._modules for _, parameter in entry.parameters}
-            ours = self._ours[optimizer] = any(id(parameter) in known for parameter in _parameters_of(optimizer))
-        return ours
+        self.guard.restart()
+        self.clock.leave_backward(failed)
+        if not self.clock.has_leader:
+            self._manual.remember()
 
     # ---- handing over -----------------------------------------------------------------------------------------
 
-    def _emit(self, lane: Lane, moment: Moment) -> None:
-        try:
-            scale = self._loss_scale(lane, moment)
-            if lane.mode is Mode.GRAD:
-                self._emit_losses(scale)
-            custom = lane.custom.drain() if lane.custom is not None else {}
-            for slab in lane.slabs.values():
-                rows, bins = slab.drain()
-                if rows:
-                    self._sink.add_rows(RowBatch(moment, rows, bins, scale, custom))
-                    custom = {}
-                    if self._keeper.has_triggers:
-                        self._keeper.pull_triggers(moment, self._names, rows)
-            if lane.kept:
-                self._keeper.take(moment, lane.kept, scale)
-                lane.kept.clear()
-            if lane.mode is Mode.GRAD:
-                self._forget_graph()
-        except Exception as error:
-            self.fault(Site("self", ("output",)), error)
-
-    def _loss_scale(self, lane: Lane, moment: Moment) -> float:
-        """What the gradients of the micro-batch that is being emitted were multiplied by."""
-        if self._scale is None or self._scale[0] != lane.serial or lane.mode is not Mode.GRAD:
-            return 1.0
-        scale = float(self._scale[1])
-        self._note("scale", value=scale, moment=moment)
-        return scale
-
-    def _emit_losses(self, scale: float) -> None:
-        for moment, loss in self._losses:
-            self._note("loss", value=float(loss) / scale, moment=moment)
-        self._losses.clear()
-
     def _forget_graph(self) -> None:
         self.guard.restart()
+        self._optimizers.decide()
+        self._optimizers.scales.forget()
+        self._old_input_gradients = self.input_gradients[:]
         self.input_gradients.clear()
         for handle in self.leaf_handles:
             handle.remove()
         self.leaf_handles.clear()
 
-    def _note(
+    def note(
         self, kind: EventKind, name: str = "", *, value: float = float("nan"), text: str = "", moment: Moment | None = None
     ) -> None:
+        """Something happened once."""
         self._sink.add_event(Event(moment or self.clock.moment, kind, name, value, text, time.time()))
 
-    def fault(self, site: Site, error: Exception) -> None:
+    def fault(self, site: Site | str, error: Exception) -> None:
         """An error of ours at a tap: said once, counted, and training goes on."""
-        if self._faults.add(str(site), error):
-            self._note("fault", str(site), text=self._faults.reasons[str(site)])
+        reason = self._faults.add(str(site), error)
+        if reason:
+            self.note("fault", str(site), text=reason)
 
     def _describe(self) -> None:
         self._sink.describe(
@@ -326,6 +317,8 @@ class Recorder:
 
     def flush(self) -> None:
         """Hand over what is complete, and wait until it can be read back."""
+        if threading.get_ident() == self.clock.thread:
+            self.clock.settle()
         self._sink.flush()
 
     def close(self, status: str = "finished") -> None:
@@ -334,26 +327,36 @@ class Recorder:
             return
         self._closed = True
         unlisten_to_backward(self)
-        unlisten_to_optimizers(self)
+        unlisten_to_optimizers(self._optimizers)
         self.clock.close_all()
         self.clock.stop()
         for tap in self._taps:
             tap.remove()
-        for module, watch in self._outputs.items():
+        for module, watch in self._watches.items():
             unwatch_forward(module, watch)
-        for parameter in self._parameters.values():
+        for parameter in self.parameters.values():
             parameter.remove()
         for place in self._places:
             place.remove()
-        self._keeper.finish(self.clock.moment)
-        self._sink.describe(not_recorded=self._not_recorded(), faults=dict(self._faults.counts))
+        for gradient in self._old_input_gradients:
+            gradient.remove()
+        self.keeper.finish(self.clock.moment)
+        self._sink.describe(not_recorded=list_omissions(self._evidence()), faults=dict(self._faults.counts))
         self._sink.close(status)
 
-    def _not_recorded(self) -> list[dict[str, str]]:
-        return []
+    def _evidence(self) -> Evidence:
+        return Evidence(
+            modules=self._modules,
+            settings=self.settings,
+            recorded=self._rows.recorded,
+            kept=self.keeper.names,
+            called={module for module, watch in self._watches.items() if watch.was_called},
+            unreadable=self._faults.unreadable,
+            uncopied=self._optimizers.tap.left_out,
+        )
 
 
-def check_models(models: nn.Module | Mapping[str, nn.Module], settings: Settings) -> list[NamedModule]:
+def check_models(models: nn.Module | Mapping[str, nn.Module], settings: Settings) -> Sequence[NamedModule]:
     """The modules of models that can be recorded with these settings.
 
     Raises:
@@ -372,12 +375,15 @@ class _RootWatch:
         self._recorder = recorder
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._recorder.root_begins(module)
+        self._recorder.root_begins(module, (args, kwargs))
 
     def after_call(self, module: nn.Module, output: Any) -> None:
         self._recorder.root_ends(module, failed=output is None and sys.exc_info()[0] is not None)
 
 
-def _parameters_of(optimizer: Optimizer) -> Iterable[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+def _continues_a_graph(arguments: Any) -> bool:
+    return any(tensor.requires_grad and not tensor.is_leaf for _, tensor in flatten(arguments, ()))
 
+
+def _is_loss(root: torch.Tensor) -> bool:
+    return root.numel() == 1 and root.is_floating_point() and not root.is_meta and not is_transformed(root)

@@ -7,7 +7,8 @@ from typing import Any
 
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep, as_keeps, parse_bytes
 from retrograd.recording.schedule import Schedule, as_schedule
-from retrograd.sites.selection import Candidate, Pattern, Selection
+from retrograd.sites.pattern import Candidate, Pattern
+from retrograd.sites.selection import Selection
 from retrograd.statistics.custom import CustomStatistics, check_statistic
 from retrograd.statistics.row import EXPONENT_BIAS
 

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from retrograd.recording.keep import Keep
 from retrograd.recording.lane import Lane, Mode
+from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.sites.site import Site
 
 NO_ROW = -1
 
 Observe = Callable[[torch.Tensor, int], Any]
+
+
+class StreamHost(Protocol):
+    """What a stream needs of its recorder."""
+
+    keeper: TensorKeeper
+
+    def fault(self, site: Site, error: Exception) -> None:
+        """Told of an error at a tap; training goes on."""
 
 
 class Stream:
@@ -25,12 +35,16 @@ class Stream:
         row: the site's row, or ``NO_ROW``.
         keep: the policy that keeps its tensors, or None.
         copy: its memory is used again (parameters and their gradients), so a kept tensor must be a copy.
+        host: asked for room, and told when a user's statistic raises.
     """
 
-    __slots__ = ("_copy", "_lane", "custom", "keep", "name", "observe", "row", "site")
+    __slots__ = ("_copy", "_host", "_lane", "custom", "keep", "name", "observe", "row", "site")
 
-    def __init__(self, lane: Lane, site: Site, row: int, keep: Keep | None, *, copy: bool) -> None:
+    def __init__(
+        self, lane: Lane, site: Site, row: int, keep: Keep | None, *, copy: bool, host: StreamHost
+    ) -> None:
         self._lane = lane
+        self._host = host
         self._copy = copy or lane.mode is Mode.INFERENCE or (keep is not None and keep.copies)
         self.site = site
         self.name = str(site)
@@ -54,14 +68,21 @@ class Stream:
     def see_more(self, tensor: torch.Tensor) -> None:
         """Take in a tensor for everything but the built-in statistics."""
         if self.custom is not None:
-            self.custom.observe(tensor, self.row)
+            try:
+                self.custom.observe(tensor, self.row)
+            except Exception as error:
+                self._host.fault(self.site, error)  # the tensor itself is recorded all the same
         if self.keep is not None:
-            kept = self.keep.take(tensor) if self._copy else tensor.detach()
-            self._lane.kept.append((self, kept, kept._version))
+            self._keep(tensor, self.keep)
 
     def see_update(self, new: torch.Tensor, old: torch.Tensor) -> None:
         """Take in the difference of two tensors, and the size of the old one."""
         if self.row >= 0:
             self._lane.slab(new.device).observe_update(new, old, self.row)
         if self.keep is not None:
-            self._lane.kept.append((self, self.keep.take(new - old), 0))
+            self._keep(new - old, self.keep)
+
+    def _keep(self, tensor: torch.Tensor, keep: Keep) -> None:
+        kept = keep.take(tensor) if self._copy or tensor.is_inference() else tensor.detach()
+        if self._host.keeper.admit(keep, kept):
+            self._lane.kept.append((self, kept, kept._version))

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.errors import TensorPolicyError
-from retrograd.sites.selection import Candidate, Selection
+from retrograd.sites.pattern import Candidate
+from retrograd.sites.selection import Selection
 from retrograd.sites.site import parse_site
 from retrograd.statistics.row import STATISTICS, derive
 

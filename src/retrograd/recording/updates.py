@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.optim.optimizer import Optimizer
 
-from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.lane import Lane
+from retrograd.recording.parameter_watch import ParameterWatch
+from retrograd.recording.stream import Stream
+from retrograd.sites.site import Site
 
 COPY_LIMIT = 1024**3
 """Bytes of weights that are copied at most while an optimizer steps: 1 GiB. Parameters beyond it are left out."""
@@ -40,10 +42,14 @@ class UpdateTap:
                 copies.append((watch, parameter.clone()))
         self._copies[id(optimizer)] = copies
 
-    def end(self, optimizer: Optimizer) -> None:
+    def end(self, optimizer: Optimizer, fault: Callable[[Site, Exception], None]) -> None:
         """The update has been made: measure it."""
         for watch, before in self._copies.pop(id(optimizer), ()):
-            watch.update.see_update(watch.parameter.detach(), before)  # type: ignore[union-attr]
+            update: Stream = watch.update  # type: ignore[assignment]
+            try:
+                update.see_update(watch.parameter.detach(), before)
+            except Exception as error:
+                fault(update.site, error)
 
     def abandon(self, optimizer: Optimizer) -> None:
         """The update was not made."""

@@ -69,10 +69,12 @@ class RankFolder:
     def write_rows(self, batches: Sequence[RowBatch]) -> None:
         """Write rows as one more part file."""
         columns = decode_batches(batches, self.names.gradients)
+        if not len(columns["step"]):
+            return
         columns["site"] = self.names.codes[columns["site"]]
         self._statistics.add(build_table(columns, self.names.listed))
         self._rows += len(columns["step"])
-        steps = [batch.moment.step for batch in batches] + list(self._span or ())
+        steps = [int(columns["step"].min()), int(columns["step"].max()), *(self._span or ())]
         self._span = min(steps), max(steps)
 
     def write_tensors(self, tensors: Sequence[KeptTensor], *, is_paused: bool) -> None:

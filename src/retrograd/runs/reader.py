@@ -89,8 +89,9 @@ class Run:
 
     def __repr__(self) -> str:
         extra = sum(rank.is_extra for rank in self.ranks)
+        ranks = "1 rank" if len(self.ranks) - extra == 1 else f"{len(self.ranks) - extra} ranks"
         also = f", and {extra} by itself" if extra else ""
-        return f"Run({str(self.path)!r}, {self.status}, {len(self.ranks) - extra} ranks{also}, {self.history!r})"
+        return f"Run({str(self.path)!r}, {self.status}, {ranks}{also}, {self.history!r})"
 
     def refresh(self) -> None:
         """Take in what has been written since. Series and matrices that were taken before stay as they are.

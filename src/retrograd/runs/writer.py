@@ -74,7 +74,8 @@ class RunWriter:
                 self._claim, step=step, tensor_budget=tensor_budget, count_added=lambda: self._queue.added
             )
             self._manifest = Manifest(self.path / MANIFEST)
-            self._write_notes("running")
+            self._folder.write_status("running", self._lost)
+            self._write_manifest()
         except BaseException as error:
             self._claim.release()
             if isinstance(error, OSError):
@@ -164,12 +165,12 @@ class RunWriter:
             if events:
                 self._attempt(partial(self._folder.write_events, events), Lost(events=len(events)))
             self._attempt(self._folder.tidy)
-            if load or events or status != "running":
-                self._attempt(partial(self._write_notes, status))
+            if load or events or is_paused:
+                self._attempt(partial(self._folder.write_status, status, self._total_lost()))
+            self._attempt(self._write_manifest)
             self._complain_of(load)
 
-    def _write_notes(self, status: str) -> None:
-        self._folder.write_status(status, self._total_lost())
+    def _write_manifest(self) -> None:
         if self._claim.rank == 0 and not self._claim.is_extra:
             self._manifest.add_sites(self._folder.names.listed)
             self._manifest.write()

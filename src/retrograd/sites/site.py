@@ -7,7 +7,10 @@
     blocks.3.fc:weight.update     what the optimizer added to a parameter
     rnn.cell#2:output             second call of a reused module in one micro-step
     watch/logits.grad             a tensor watched by hand
+    watch/state:0.grad            one of a nest of tensors watched by hand
     self:output                   the recorded model itself
+
+A key or path that would be misread is printed as a JSON string: ``fc:output."a.b"``, ``"odd:name":output``.
 """
 
 from __future__ import annotations
@@ -27,11 +30,13 @@ ROOT = "self"
 WATCH = "watch/"
 """Prefix of the path of tensors that are watched by hand."""
 
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_]+")
+_PLAIN_PATH = re.compile(r'(?!")[^:#]+')
 _RESERVED_KEYS = frozenset({"grad", "update"})
-_KEY = re.compile(r'\.(?:(?P<plain>[A-Za-z0-9_]+)|(?P<quoted>"(?:[^"\\]|\\.)*"))')
-_MODULE_SITE = re.compile(r"(?P<path>[^:#]+)(?:#(?P<call>[1-9][0-9]*))?:(?P<slot>.+)", re.DOTALL)
-_WATCH_SITE = re.compile(r"watch/(?P<name>[^:#]+?)(?:#(?P<call>[1-9][0-9]*))?(?P<grad>\.grad)?")
+_KEY = re.compile(rf"\.(?:(?P<plain>[A-Za-z0-9_]+)|(?P<quoted>{_QUOTED}))")
+_SITE = re.compile(rf'(?P<path>{_QUOTED}|(?!")[^:#]+)(?:#(?P<call>[1-9][0-9]*))?:(?P<slot>.+)', re.DOTALL)
+_WATCH_SITE = re.compile(r"(?P<path>watch/[^:#]+?)(?:#(?P<call>[1-9][0-9]*))?(?P<grad>\.grad)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class Site:
         path: module path as in ``named_modules()``, ``"self"`` for the model itself, ``watch/NAME`` for a
             tensor watched by hand.
         keys: the slot and the way into it: ``("output",)``, ``("output", "logits")``, ``("input", "x")``,
-            ``("weight",)``; empty for a watched tensor.
+            ``("weight",)``; for a watched tensor the way into the nest, empty if it is none.
         call: which call of the module within one micro-step, from 1.
         quantity: the value itself, its gradient, or a parameter's update.
     """
@@ -55,7 +60,12 @@ class Site:
     @property
     def slot(self) -> str:
         """First key: ``"output"``, ``"input"`` or a parameter's name; empty for a watched tensor."""
-        return self.keys[0] if self.keys else ""
+        return self.keys[0] if self.keys and not self.is_watched else ""
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the tensor was watched by hand."""
+        return self.path.startswith(WATCH)
 
     @property
     def value(self) -> Site:
@@ -68,6 +78,11 @@ class Site:
         return replace(self, quantity="grad")
 
     @property
+    def update(self) -> Site:
+        """The site of what an optimizer adds to this parameter."""
+        return replace(self, quantity="update")
+
+    @property
     def first_call(self) -> Site:
         """The same place at the module's first call."""
         return replace(self, call=1)
@@ -77,7 +92,8 @@ class Site:
         tail = "" if self.quantity == "value" else f".{self.quantity}"
         if not self.keys:
             return f"{self.path}{call}{tail}"
-        return f"{self.path}{call}:{'.'.join(_print_key(key) for key in self.keys)}{tail}"
+        path = self.path if _PLAIN_PATH.fullmatch(self.path) else json.dumps(self.path)
+        return f"{path}{call}:{'.'.join(_print_key(key) for key in self.keys)}{tail}"
 
 
 def parse_site(text: str) -> Site:
@@ -85,27 +101,33 @@ def parse_site(text: str) -> Site:
 
     Raises:
         SiteSyntaxError: if the text is not of the form ``path[#call]:slot[.key …][.grad|.update]`` or
-            ``watch/NAME[#call][.grad]``.
+            ``watch/NAME[#call][:key …][.grad]``.
     """
     if match := _WATCH_SITE.fullmatch(text):
-        return Site(
-            WATCH + match["name"],
-            call=int(match["call"] or 1),
-            quantity="grad" if match["grad"] else "value",
-        )
-    match = _MODULE_SITE.fullmatch(text)
-    keys = _parse_keys(match["slot"]) if match else None
-    if match is None or not keys or text.startswith(WATCH):
+        return Site(match["path"], call=int(match["call"] or 1), quantity="grad" if match["grad"] else "value")
+    match = _SITE.fullmatch(text)
+    path = _read_quoted(match["path"]) if match else None
+    slot = _parse_slot(match["slot"]) if match else None
+    if match is None or not path or slot is None:
         raise SiteSyntaxError(
             f"{text!r} is not the name of a site.",
             repair="write a module path, a colon and a slot, as in 'blocks.3.attn:output.grad'.",
         )
-    last = keys[-1]
-    quantity: Quantity = "value"
-    if len(keys) > 1 and last in (".grad", ".update"):
-        quantity = "grad" if last == ".grad" else "update"
-        keys = keys[:-1]
-    return Site(match["path"], tuple(keys), int(match["call"] or 1), quantity)
+    keys, quantity = slot
+    return Site(path, keys, int(match["call"] or 1), quantity)
+
+
+def check_watch_name(name: str) -> None:
+    """Make sure that a tensor can be watched under this name.
+
+    Raises:
+        SiteSyntaxError: if it could not be told from the name of another site.
+    """
+    match = _WATCH_SITE.fullmatch(WATCH + name)
+    if match is None or match["path"] != WATCH + name:
+        raise SiteSyntaxError(
+            f"{name!r} cannot name a watched tensor.", repair="leave out ':' and '#', and do not end it in '.grad'."
+        )
 
 
 def _print_key(key: str) -> str:
@@ -114,8 +136,7 @@ def _print_key(key: str) -> str:
     return json.dumps(key)
 
 
-def _parse_keys(text: str) -> list[str] | None:
-    """Keys of a slot; an unquoted reserved word comes back with its dot, so that it differs from a key."""
+def _parse_slot(text: str) -> tuple[tuple[str, ...], Quantity] | None:
     keys: list[str] = []
     position = 0
     text = "." + text
@@ -123,16 +144,21 @@ def _parse_keys(text: str) -> list[str] | None:
         match = _KEY.match(text, position)
         if match is None:
             return None
-        if match["quoted"] is not None:
-            try:
-                keys.append(json.loads(match["quoted"]))
-            except json.JSONDecodeError:
-                return None
-        elif match["plain"] in _RESERVED_KEYS:
-            if match.end() != len(text):
-                return None
-            keys.append("." + match["plain"])
-        else:
-            keys.append(match["plain"])
         position = match.end()
-    return keys
+        key = match["plain"] or _read_quoted(match["quoted"])
+        if key is None:
+            return None
+        if match["plain"] in _RESERVED_KEYS:
+            return (tuple(keys), "grad" if key == "grad" else "update") if keys and position == len(text) else None
+        keys.append(key)
+    return tuple(keys), "value"
+
+
+def _read_quoted(text: str) -> str | None:
+    """What a JSON string says; any other text as it is; None when it is no valid one."""
+    if not text.startswith('"'):
+        return text
+    try:
+        return str(json.loads(text))
+    except json.JSONDecodeError:
+        return None

@@ -2,7 +2,7 @@
 
    A block is summed in float32, as deviations from a pivot that lies near the mean, and blocks are added up in
    float64. A block for which float32 is not good enough (non-finite elements, squares out of range, a pivot far
-   off) is read again in float64, and its mean is the next pivot.
+   off) is read again in float64, and its mean is the next pivot. Scaling by powers of two keeps squares in range.
 
    Compiled with -ffinite-math-only, so that loops vectorise: non-finite elements are found by their bits, and what
    was summed over a block that has one is thrown away. */
@@ -30,6 +30,7 @@
 #define FLOAT64_INF 0x7ff0000000000000
 #define SQUARE_MIN 1e-11f /* between these, squares of what float32 can tell apart stay normal numbers */
 #define SQUARE_MAX 1e17f
+#define LARGEST_ADDED 0x79800000 /* 2^116, of which a block can be added up */
 
 const Moments NO_MOMENTS = {0, 0, 0, 0, 0, 0.0, 0.0, 0.0, (double)INFINITY, -(double)INFINITY};
 
@@ -116,35 +117,41 @@ INLINE Moments moments64(const double *x, int n, double *room)
 
 /* ---- blocks in float32 ---- */
 
-/* Blocks that were summed with one pivot. */
+/* Blocks that were summed with one scale and one pivot. */
 typedef struct {
-    float pivot, min, max;
+    float scale, pivot; /* a power of two, so that scaling is exact; near the scaled mean */
     int64_t n, zeros;
-    double sum, squares, abs_sum; /* of deviations from the pivot, save abs_sum */
+    float min, max;
+    double abs_sum, sum, squares; /* the last two of scaled deviations from the pivot */
 } Run;
 
-INLINE Run begin_run(double pivot)
+/* For blocks like one with this mean and this largest magnitude. */
+INLINE Run begin_run(double mean, double largest)
 {
-    return (Run){.pivot = fabs(pivot) < SQUARE_MAX ? (float)pivot : 0, .min = FLT_MAX, .max = -FLT_MAX};
+    int exponent = 0;
+    frexp(largest, &exponent);
+    if (exponent > -24 && exponent < 24) exponent = 0;
+    float scale = ldexpf(1, exponent < -120 ? 120 : -exponent);
+    return (Run){.scale = scale, .pivot = (float)(mean * scale), .min = FLT_MAX, .max = -FLT_MAX};
 }
 
 INLINE void end_run(const Run *run, Moments *m)
 {
     if (run->n == 0) return;
-    double n = (double)run->n, m2 = run->squares - run->sum * run->sum / n;
-    Moments part = {.count = run->n, .zeros = run->zeros, .sum = n * run->pivot + run->sum, .m2 = m2 > 0 ? m2 : 0,
-                    .abs_sum = run->abs_sum, .min = run->min, .max = run->max};
+    double n = (double)run->n, m2 = run->squares - run->sum * run->sum / n, unit = 1.0 / run->scale;
+    Moments part = {.count = run->n, .zeros = run->zeros, .sum = (n * run->pivot + run->sum) * unit,
+                    .m2 = m2 > 0 ? m2 * unit * unit : 0, .abs_sum = run->abs_sum, .min = run->min, .max = run->max};
     merge_moments(m, &part);
 }
 
 /* Add a block to a run, or return false where float32 is not good enough for it. */
 INLINE bool add_block(Run *run, const float *x, int n)
 {
-    float pivot = run->pivot, sum = 0, squares = 0, abs_sum = 0, low = run->min, high = run->max;
+    float scale = run->scale, pivot = run->pivot, sum = 0, squares = 0, abs_sum = 0, low = run->min, high = run->max;
     int32_t largest = 0, zeros = 0;
 #pragma omp simd reduction(+ : sum, squares, abs_sum, zeros) reduction(min : low) reduction(max : high, largest)
     for (int i = 0; i < n; i++) {
-        float v = x[i], d = v - pivot;
+        float v = x[i], d = v * scale - pivot;
         int32_t magnitude = bits32(v) & INT32_MAX;
         sum += d;
         squares += d * d;
@@ -154,10 +161,12 @@ INLINE bool add_block(Run *run, const float *x, int n)
         largest = magnitude > largest ? magnitude : largest;
         zeros += magnitude == 0;
     }
-    if (largest > bits32(SQUARE_MAX) || (largest != 0 && largest < bits32(SQUARE_MIN))) return false;
+    if (largest >= LARGEST_ADDED) return false;
+    float scaled = float32(largest) * scale;
+    if (largest != 0 && (scaled < SQUARE_MIN || scaled > SQUARE_MAX)) return false;
     if ((double)sum * sum > 0.8 * n * squares) return false; /* the pivot is more than 2 standard deviations off */
     run->n += n, run->zeros += zeros, run->min = low, run->max = high;
-    run->sum += sum, run->squares += squares, run->abs_sum += abs_sum;
+    run->abs_sum += abs_sum, run->sum += sum, run->squares += squares;
     return true;
 }
 
@@ -170,7 +179,8 @@ INLINE void add_float32(Run *run, const float *x, int n, Moments *m)
     end_run(run, m);
     merge_moments(m, &block);
     int64_t finite = finite_count(&block);
-    *run = begin_run(finite > 0 ? block.sum / (double)finite : 0);
+    if (finite > 0) *run = begin_run(block.sum / (double)finite, fmax(-block.min, block.max));
+    else *run = begin_run(0, 0);
 }
 
 /* ---- kinds ---- */
@@ -257,7 +267,7 @@ INLINE void fold32(const Elements *e, const Elements *minus, bool histogram, Con
     Exponents exponents;
     int n;
     Cursor cursor = start(e), other = start(minus ? minus : e);
-    Run run = begin_run(0);
+    Run run = begin_run(0, 0);
     int64_t total = cursor.left;
     if (histogram) begin_exponents(&exponents);
     while (cursor.left > 0) {

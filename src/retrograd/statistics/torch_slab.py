@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from threading import Lock
 
 import numpy as np
@@ -12,22 +13,17 @@ from torch import Tensor
 from retrograd.statistics.pieces import drop_repeats, split_flat
 from retrograd.statistics.readable import make_readable
 from retrograd.statistics.row import BINS, ROW
+from retrograd.statistics.torch_parts import COUNTS, EXPONENT, MOMENTS, Part, read_carefully, read_fast
 
-COUNTS = ("nan", "pos_inf", "neg_inf", "zeros")
-MOMENTS = ("n", "sum", "m2", "abs_sum", "reference", "min", "max")
-LEADING = len(COUNTS) + len(MOMENTS)
 EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, float("inf"), -float("inf"))
+N, SUM, M2, LOW, HIGH = (MOMENTS.index(name) for name in ("n", "sum", "m2", "min", "max"))
 
 WIDE = frozenset({torch.float64, torch.int32, torch.int64})
 """Dtypes with elements that float32 cannot tell apart."""
 
-CHUNK_ON_CPU = 1 << 16
+CHUNK_ON_CPU = 1 << 17
 CHUNK_ELSEWHERE = 1 << 22
 """Elements that are read at once: temporaries stay small, and on the CPU in its cache."""
-
-EXPONENT = {torch.float64: (torch.int64, 52, 0x7FF, 1023 - 127), torch.float32: (torch.int32, 23, 0xFF, 0)}
-"""Of a floating dtype: an integer dtype of its size, shift and mask of the exponent in its bits, and what to take
-from that to have the bin."""
 
 
 class TorchSlab:
@@ -92,11 +88,11 @@ class TorchSlab:
             bits = self._moments.view(EXPONENT[self._real][0]).to(torch.int64)
             host = torch.cat([self._counts, bits, self._bins], dim=1).cpu()[torch.from_numpy(used)]
             self._clear()
-        counts, bits, bins = host[:, : len(COUNTS)], host[:, len(COUNTS) : LEADING], host[:, LEADING : LEADING + BINS]
+        counts, bits, bins = torch.tensor_split(host, (len(COUNTS), len(COUNTS) + len(MOMENTS)), dim=1)
         moments = bits.to(EXPONENT[self._real][0]).contiguous().view(self._real)
         for name, column in (*zip(COUNTS, counts.T, strict=True), *zip(MOMENTS[1:], moments.T[1:], strict=True)):
             rows[name] = column.numpy()
-        return _pack(rows, bins.numpy())
+        return _pack(rows, bins[:, :BINS].numpy())
 
     def forget(self) -> None:
         with self._lock, torch.no_grad():
@@ -116,60 +112,42 @@ class TorchSlab:
 
     def _fold(self, new: Tensor, old: Tensor | None, row: int, repeats: int) -> None:
         """Merge what is not empty into a row, as often as each element is repeated."""
-        if old is None:
-            for piece in split_flat(new, self._chunk):
-                self._merge(piece.to(self._real), row, repeats)
-            return
         exact = self._real if new.dtype in WIDE else torch.float32
-        for after, before in zip(split_flat(new, self._chunk), split_flat(old, self._chunk), strict=True):
-            change = after.to(exact) - before.to(exact)
-            self._merge(change.to(self._real), row, repeats, reference=before.to(self._real))
+        before_pieces = repeat(None) if old is None else split_flat(old, self._chunk)
+        for after, before in zip(split_flat(new, self._chunk), before_pieces, strict=False):
+            x = after.to(exact) if before is None else after.to(exact) - before.to(exact)
+            reference = None if before is None else before.to(self._real)
+            part = None
+            if exact is torch.float32 and self.device.type == "cpu":
+                part = read_fast(x, reference, histogram=self.histogram)
+            if part is None:
+                part = read_carefully(x.to(self._real), reference, histogram=self.histogram)
+            self._merge(part, row, repeats)
+
+    def _merge(self, part: Part, row: int, repeats: int) -> None:
+        self._counts[row] += part.counts * repeats
+        if part.bins is not None:
+            self._bins[row] += part.bins * repeats
+        whole, moments = self._moments[row], part.moments
+        n, k = whole[N], moments[N] * repeats
+        apart = torch.where((n > 0) & (k > 0), moments[SUM] / moments[N] - whole[SUM] / n, 0)
+        whole[M2] += apart.square_() * torch.where(n + k > 0, n * k / (n + k), 0)
+        whole[:LOW] += moments[:LOW] * repeats
+        whole[LOW] = torch.minimum(whole[LOW], moments[LOW])
+        whole[HIGH] = torch.maximum(whole[HIGH], moments[HIGH])
 
     def _clear(self) -> None:
         self._calls = [0] * len(self)
         self._sizes = [0] * len(self)
         self._counts.zero_()
         self._bins.zero_()
-        self._moments[:, :-2] = 0
-        self._moments[:, -2] = float("inf")
-        self._moments[:, -1] = -float("inf")
-
-    def _merge(self, x: Tensor, row: int, repeats: int, reference: Tensor | None = None) -> None:
-        """Merge a flat tensor of the slab's own dtype into a row."""
-        finite = x.isfinite()
-        kept = torch.where(finite, x, 0)
-        zeros = x == 0
-        counts = torch.stack([x.isnan().sum(), x.isposinf().sum(), x.isneginf().sum(), zeros.sum()])
-        self._counts[row] += counts * repeats
-        if self.histogram:
-            self._bins[row] += _exponents(x, finite & ~zeros) * repeats
-
-        n = finite.sum().to(self._real)
-        total = kept.sum()
-        m2 = torch.where(finite, x - total / n, 0).square_().sum()
-        squares = torch.zeros_like(n) if reference is None else reference.nan_to_num(0, 0, 0).square_().sum()
-        part = torch.stack([n, total, m2, kept.abs().sum(), squares]) * repeats
-        whole = self._moments[row]
-        apart = torch.where((part[0] > 0) & (whole[0] > 0), part[1] / part[0] - whole[1] / whole[0], 0)
-        part[2] += torch.where(part[0] > 0, apart.square_() * (part[0] * whole[0] / (part[0] + whole[0])), 0)
-        whole[:5] += part
-        whole[5] = torch.minimum(whole[5], torch.where(finite, x, float("inf")).min())
-        whole[6] = torch.maximum(whole[6], torch.where(finite, x, -float("inf")).max())
-
-
-def _exponents(x: Tensor, counted: Tensor) -> Tensor:
-    """How many elements have which exponent, int64 [BINS + 1]; those that are not counted land in the last bin."""
-    integer, shift, mask, offset = EXPONENT[x.dtype]
-    bins = (((x.view(integer) >> shift) & mask) - offset).clamp_(0, BINS - 1)
-    bins = torch.where(counted, bins, BINS)
-    if x.device.type == "cpu":
-        return torch.bincount(bins, minlength=BINS + 1)
-    ones = bins.new_ones(1, dtype=torch.int64).expand(len(bins))
-    return bins.new_zeros(BINS + 1, dtype=torch.int64).index_add_(0, bins, ones)
+        self._moments[:, :LOW] = 0
+        self._moments[:, LOW] = float("inf")
+        self._moments[:, HIGH] = -float("inf")
 
 
 def _pack(rows: npt.NDArray[np.void], bins: npt.NDArray[np.int64]) -> tuple[bytes, bytes]:
-    """Set the stretch of each row, and join rows and stretches to bytes."""
+    """Set the stretch of each row, and make bytes of rows and stretches."""
     stretches = []
     for row, counts in zip(rows, bins, strict=True):
         used = np.flatnonzero(counts)

@@ -15,7 +15,7 @@ from retrograd.runs.reader import Run
 from retrograd.views.history_of import choose_sites, find_phase, history_of
 from retrograd.views.sparkline import BLOCKS, PLAIN_BLOCKS, draw_sparkline
 from retrograd.views.summary import Order, Summary, sort_summaries, summarize
-from retrograd.views.terminal import can_print, open_console, print_number, print_share
+from retrograd.views.terminal import can_print, open_console, print_name, print_number, print_share
 
 SPARKLINE_WIDTH = 24
 
@@ -51,7 +51,10 @@ def print_table(
     steps = history.matrix("count", chosen, phase=phase).steps
     console = open_console(file)
     span = f"steps {steps[0]:,} to {steps[-1]:,}" if len(steps) else "no steps"
-    console.print(f"{len(summaries):,} places, {span}, {statistic}, phase {phase}", style="dim")
+    console.print(
+        f"{len(summaries):,} {'place' if len(summaries) == 1 else 'places'}, {span}, {statistic}, phase {phase}",
+        style="dim",
+    )
     console.print(_make_table(summaries, BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS, console))
 
 
@@ -66,7 +69,7 @@ def _make_table(summaries: list[Summary], blocks: str, console: Console) -> Tabl
     table.add_column("update", justify="right", no_wrap=True)
     for summary in summaries:
         table.add_row(
-            Text(summary.place.name),
+            Text(print_name(console, summary.place.name)),
             print_number(summary.value),
             print_number(summary.gradient),
             Text(draw_sparkline(summary.curve, SPARKLINE_WIDTH, blocks=blocks), style="cyan"),

@@ -27,6 +27,12 @@ def can_print(console: Console, text: str) -> bool:
     return True
 
 
+def print_name(console: Console, name: str) -> str:
+    """A name from a run in characters that the console has, with none that would steer the terminal."""
+    visible = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name)
+    return visible.encode(console.encoding, "backslashreplace").decode(console.encoding)
+
+
 def print_number(value: float) -> str:
     """Three significant digits, or a dash for NaN."""
     if math.isnan(value):

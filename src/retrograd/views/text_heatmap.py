@@ -16,7 +16,7 @@ from retrograd.runs.reader import Run
 from retrograd.views.downsample import FloatArray, reduce_columns, share_columns
 from retrograd.views.history_of import choose_sites, find_phase, history_of
 from retrograd.views.sparkline import shade_numbers
-from retrograd.views.terminal import can_print, open_console, print_number
+from retrograd.views.terminal import can_print, open_console, print_name, print_number
 
 RAMP = "·░▒▓█"
 PLAIN_RAMP = ".:-=+*#%@"
@@ -62,10 +62,14 @@ def print_heatmap(
     bad = reduce_columns(history.matrix("nonfinite", chosen, phase=phase).values, columns.width).high > 0
     logs, low, high = _take_logs(reduce_columns(matrix.values, columns.width).high)
     for site, line, broken in zip(chosen, logs, bad, strict=True):
-        console.print(Text(f"{site:<{label}}  ").append(_draw_line(console, line, broken, low, high)))
+        console.print(
+            Text(f"{print_name(console, site):<{label}}  ").append(_draw_line(console, line, broken, low, high))
+        )
     _print_axis(console, label, len(columns), columns.width, (int(matrix.steps[0]), int(matrix.steps[-1])))
     scale = f"{print_number(10**low)} to {print_number(10**high)}"
-    console.print(f"{statistic}, log scale, {scale}; a character shows the largest of its steps, {NONFINITE} NaN or ∞")
+    console.print(
+        f"{statistic}, log scale, {scale}; a character shows the largest of its steps, {NONFINITE} NaN or infinite"
+    )
 
 
 def _default_sites(history: History) -> list[str]:
@@ -97,4 +101,4 @@ def _draw_line(console: Console, line: FloatArray, broken: npt.NDArray[np.bool_]
 def _print_axis(console: Console, label: int, drawn: int, width: int, span: tuple[int, int]) -> None:
     first, last = f"step {span[0]:,}", f"{span[1]:,}"
     shared = f"{width} steps a character" if width > 1 else ""
-    console.print(f"{'':<{label}}  {first}{shared:^{max(drawn - len(first) - len(last), 0)}}{last}", style="dim")
+    console.print(f"{'':<{label}}  {first}{shared:^{max(drawn - len(first) - len(last), 1)}}{last}", style="dim")

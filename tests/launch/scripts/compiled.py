@@ -15,8 +15,18 @@ def backend(graph, inputs):
     return graph.forward
 
 
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 8)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+
 torch.manual_seed(0)
 net = model = Net()
+net.body = Body()
 if sys.argv[1] == "model":
     model = torch.compile(net, backend=backend)
 elif sys.argv[1] == "in-place":

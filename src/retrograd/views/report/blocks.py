@@ -32,6 +32,20 @@ class Block:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """All data of a page, in parts."""
+
+    statistics: list[Block]
+    loss: Block | None
+    exponents: Block | None
+
+    @property
+    def listed(self) -> list[Block]:
+        """Those that there are."""
+        return [*self.statistics, *(block for block in (self.loss, self.exponents) if block is not None)]
+
+
 def make_statistic_blocks(
     history: History, sites: Sequence[str], columns: Columns, phase: Phase, mantissa_bits: int
 ) -> Iterator[Block]:
@@ -55,13 +69,14 @@ def _make_block(measure: Measure, values: FloatArray, columns: Columns, mantissa
     bands = measure.bands if columns.width > 1 else ALL_BANDS[:1]
     numbers = np.stack([getattr(reduced, band) for band in bands])
     facts = {
+        "name": measure.name,
         "label": measure.label,
         "bands": bands,
         "signed": measure.signed or (measure not in MEASURES and bool((values < 0).any())),
         "share": measure.share,
         "series": series.tolist(),
     }
-    return Block(measure.name, facts, pack_floats(numbers, mantissa_bits))
+    return Block(f"statistic-{measure.name}", facts, pack_floats(numbers, mantissa_bits))
 
 
 def make_loss_block(steps: npt.NDArray[np.int64], values: FloatArray, columns: Columns) -> Block | None:
@@ -76,8 +91,7 @@ def make_loss_block(steps: npt.NDArray[np.int64], values: FloatArray, columns: C
     total = np.bincount(place[known], values[known], len(columns))
     count = np.bincount(place[known], minlength=len(columns))
     mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    facts = {"label": "loss", "bands": ALL_BANDS, "signed": False, "share": False, "series": [0]}
-    return Block("loss", facts, pack_floats(np.stack([low, mean, high])))
+    return Block("loss", {"bands": ALL_BANDS, "series": [0]}, pack_floats(np.stack([low, mean, high])))
 
 
 def pack_block(name: str, facts: dict[str, Any], data: bytes) -> Block:

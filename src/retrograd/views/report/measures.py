@@ -70,7 +70,7 @@ def choose_detail(n_sites: int, n_steps: int, most_columns: int, max_bytes: floa
 
     Digits are given up before columns.
     """
-    columns = min(most_columns, n_steps)
+    columns = max(min(most_columns, n_steps), 1)
     bands = 5 if n_steps <= most_columns else _BANDS_A_SITE
     for bits in (MANTISSA_BITS, 13, _COARSEST_BITS):
         column_bytes = n_sites * bands * (bits / 8 + _BYTES_BESIDE_MANTISSA) * _BASE64

@@ -43,7 +43,7 @@ def build_page(title: str, facts: dict[str, Any], blocks: Iterable[Block]) -> st
         style=style,
         facts=escape_json(facts),
         blocks="\n".join(
-            f'<script type="text/plain" id="block-{block.name}">{block.text}</script>' for block in blocks
+            f'<script type="text/plain" id="block-{html.escape(block.name)}">{block.text}</script>' for block in blocks
         ),
         script=script,
     )

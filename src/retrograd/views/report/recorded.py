@@ -51,7 +51,7 @@ def describe_recorded(
 
 
 def list_troubles(
-    manifest: Mapping[str, Any], events: Iterable[Event], ranks: Sequence[Rank] = ()
+    manifest: Mapping[str, Any], events: Iterable[Event], ranks: Sequence[Rank] = (), unseen: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Tables of what went wrong or was left out: ``title``, ``note``, ``columns``, ``rows``, and how many ``more``."""
     by_kind: dict[str, list[Event]] = defaultdict(list)
@@ -59,6 +59,9 @@ def list_troubles(
         by_kind[event.kind].append(event)
     tables = [
         _tabulate("Not recorded", "", ("site", "why"), _list_unrecorded(manifest.get("not_recorded"))),
+        _tabulate(
+            "Without numbers", "Known sites of which this page has nothing.", ("site",), [(name,) for name in unseen]
+        ),
         _tabulate(
             "Faults",
             "Errors of the recording itself, caught where they happened; training went on.",

@@ -8,11 +8,17 @@ import { facts } from "./payload.js";
 export function writeAbout() {
   find("title").textContent = facts.title;
   fill(find("status"), facts.status ? make("span", { class: `status ${facts.status.kind}` }, facts.status.text) : null);
-  fill(find("facts"), ...facts.header.flatMap(([term, text]) => [make("div", {}, make("dt", {}, term), make("dd", {}, text))]));
+  fill(
+    find("facts"),
+    ...facts.header.flatMap(([term, text]) => [make("div", {}, make("dt", {}, term), make("dd", {}, text))]),
+  );
   find("command").textContent = facts.command;
   find("command").hidden = !facts.command;
   writeBanner();
-  fill(find("recorded"), ...facts.recorded.map(([term, text]) => make("div", {}, make("dt", {}, term), make("dd", {}, text))));
+  fill(
+    find("recorded"),
+    ...facts.recorded.map(([term, text]) => make("div", {}, make("dt", {}, term), make("dd", {}, text))),
+  );
   fill(find("troubles"), ...facts.troubles.map(makeTrouble));
   find("model-card").hidden = facts.model.length === 0;
   fill(find("model"), ...facts.model.map(makeModule));
@@ -24,7 +30,14 @@ function writeBanner() {
   if (!bad) return;
   fill(
     find("banner"),
-    make("span", {}, make("b", {}, "First non-finite numbers: "), `step ${formatCount(bad.step)}, `, make("code", {}, bad.site), ` (${bad.text})`),
+    make(
+      "span",
+      {},
+      make("b", {}, "First non-finite numbers: "),
+      `step ${formatCount(bad.step)}, `,
+      make("code", {}, bad.site),
+      ` (${bad.text})`,
+    ),
     make("button", { type: "button", id: "visit", onclick: () => visit(bad.site, bad.step) }, "Show it"),
   );
 }

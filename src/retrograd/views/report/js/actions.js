@@ -9,7 +9,9 @@ import { COLUMNS, columnOf } from "./steps.js";
 
 export function toggleFold(node) {
   if (!node.children) return;
-  const flipped = state.flipped.includes(node.id) ? state.flipped.filter((id) => id !== node.id) : [...state.flipped, node.id];
+  const flipped = state.flipped.includes(node.id)
+    ? state.flipped.filter((id) => id !== node.id)
+    : [...state.flipped, node.id];
   change({ flipped });
 }
 
@@ -22,7 +24,10 @@ export function openRow(node, add = false) {
 }
 
 export function openPlace(name, add = false) {
-  if (state.open.includes(name)) return find(`panel-${facts.places.findIndex((place) => place.name === name)}`)?.scrollIntoView({ block: "nearest" });
+  if (state.open.includes(name))
+    return find(`panel-${facts.places.findIndex((place) => place.name === name)}`)?.scrollIntoView({
+      block: "nearest",
+    });
   const kept = add ? state.open : state.open.filter((other) => state.pinned.includes(other));
   change({ open: [...kept, name], pinned: add ? [...new Set([...state.pinned, ...state.open])] : state.pinned });
 }
@@ -65,7 +70,9 @@ function flipsDownTo(key, number) {
 
 function findRow(node, number) {
   if (node.place === number) return node;
-  return (node.children ?? []).filter((child) => child.places.includes(number)).map((child) => findRow(child, number))[0];
+  return (node.children ?? [])
+    .filter((child) => child.places.includes(number))
+    .map((child) => findRow(child, number))[0];
 }
 
 export function scrollToRow(id) {

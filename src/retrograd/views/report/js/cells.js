@@ -13,7 +13,14 @@ export function paintCells(nodes, mostPixels) {
   const context = canvas.getContext("2d");
   const image = context.createImageData(width, canvas.height);
   const pixels = new Uint32Array(image.data.buffer);
-  const paint = { ...shown, bad: parseColor(themeColor("bad")), better: chooseBetter(), from, columns: to - from + 1, width };
+  const paint = {
+    ...shown,
+    bad: parseColor(themeColor("bad")),
+    better: chooseBetter(),
+    from,
+    columns: to - from + 1,
+    width,
+  };
   nodes.forEach((node, i) => paintRow(numbersOf(node), pixels.subarray(i * width, (i + 1) * width), paint));
   context.putImageData(image, 0, 0);
   return canvas;

@@ -24,7 +24,13 @@ export function makeChart(host, { lines, bad, scale, height, gutter, right = () 
     cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
     select: { show: true },
     scales: {
-      x: { time: false, range: () => { const [from, to] = shownColumns(); return [from, to + 1]; } },
+      x: {
+        time: false,
+        range: () => {
+          const [from, to] = shownColumns();
+          return [from, to + 1];
+        },
+      },
       y: { distr: logarithmic ? 3 : 1, range: () => fitRange(lines, logarithmic, scale) },
     },
     axes: [
@@ -67,19 +73,30 @@ function makeSeries({ color, band, dash, width = 1.4 }) {
 function keepLonely(u, i, show) {
   if (show) return null;
   const values = u.data[i];
-  return [...values.keys()].filter((k) => values[k] !== null && (values[k - 1] ?? null) === null && (values[k + 1] ?? null) === null);
+  return [...values.keys()].filter(
+    (k) => values[k] !== null && (values[k - 1] ?? null) === null && (values[k + 1] ?? null) === null,
+  );
 }
 
 function makeBands(lines) {
   const edges = lines.flatMap(({ band }, i) => (band ? [i + 1] : []));
   if (edges.length < 2) return [];
-  return [{ series: [edges[1], edges[0]], fill: () => `color-mix(in srgb, ${themeColor(lines[edges[0] - 1].color)} 26%, transparent)` }];
+  return [
+    {
+      series: [edges[1], edges[0]],
+      fill: () => `color-mix(in srgb, ${themeColor(lines[edges[0] - 1].color)} 26%, transparent)`,
+    },
+  ];
 }
 
 /** Range of y: what is in view, without its outermost hundredth unless the full range is wanted. */
 function fitRange(lines, logarithmic, scale) {
   const [from, to] = shownColumns();
-  let sorted = sortNumbers(lines.map(({ line }) => line), from, to);
+  let sorted = sortNumbers(
+    lines.map(({ line }) => line),
+    from,
+    to,
+  );
   if (logarithmic) sorted = sorted.subarray(sorted.findIndex((value) => value > 0));
   if (sorted.length === 0) return logarithmic ? [0.1, 1] : [0, 1];
   const cut = state.range === "view" ? 0.01 : 0;
@@ -133,7 +150,10 @@ function tellCursor(u) {
 
 function tellZoom(u) {
   const { left, width } = u.select;
-  if (width > 4) change({ zoom: [left, left + width].map((x) => Math.max(0, Math.min(COLUMNS - 1, Math.floor(u.posToVal(x, "x"))))) });
+  if (width > 4)
+    change({
+      zoom: [left, left + width].map((x) => Math.max(0, Math.min(COLUMNS - 1, Math.floor(u.posToVal(x, "x"))))),
+    });
   u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
 }
 

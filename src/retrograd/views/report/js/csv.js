@@ -14,10 +14,19 @@ export function makeCsv() {
   const { first, last, width } = facts.columns;
   const statistic = statisticOf(state.statistic);
   const what = `${statistic.label} of ${quantityOf(state.quantity).title}${width > 1 ? ` (${bandOf(statistic, state.band)})` : ""}`;
-  const lines = [[what, ...range.map((column) => (first[column] === last[column] ? first[column] : `${first[column]}-${last[column]}`))]];
+  const lines = [
+    [
+      what,
+      ...range.map((column) => (first[column] === last[column] ? first[column] : `${first[column]}-${last[column]}`)),
+    ],
+  ];
   for (const node of shown.rows) {
     const { line } = numbersOf(node);
-    if (line) lines.push([fullName(node), ...range.map((column) => (Number.isNaN(line[column]) ? "" : Number(line[column].toPrecision(9))))]);
+    if (line)
+      lines.push([
+        fullName(node),
+        ...range.map((column) => (Number.isNaN(line[column]) ? "" : Number(line[column].toPrecision(9)))),
+      ]);
   }
   return lines.map((fields) => fields.map(quote).join(",")).join("\r\n") + "\r\n";
 }

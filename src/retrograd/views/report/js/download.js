@@ -10,4 +10,5 @@ export function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 }
 
-export const fileName = (ending) => `${facts.title.replace(/[^\w.-]+/g, "_")}-${state.quantity}-${state.statistic}.${ending}`;
+export const fileName = (ending) =>
+  `${facts.title.replace(/[^\w.-]+/g, "_")}-${state.quantity}-${state.statistic}.${ending}`;

@@ -41,7 +41,14 @@ export function drawExponents(canvas, histogram, width, height, gutter) {
   context.fillStyle = themeColor("well");
   context.fillRect(gutter, top, plot, height - 8);
   const clip = [from / merged, 0, (to + 1 - from) / merged, histogram.bins];
-  context.drawImage(paintHistogram(histogram, columns), ...clip, gutter, y(histogram.first + histogram.bins), plot, histogram.bins * step);
+  context.drawImage(
+    paintHistogram(histogram, columns),
+    ...clip,
+    gutter,
+    y(histogram.first + histogram.bins),
+    plot,
+    histogram.bins * step,
+  );
   labelBins(context, lowest, bins, y, gutter);
   return (px, py) => {
     const column = Math.floor((from + ((px - gutter) / plot) * (to + 1 - from)) / merged);

@@ -71,6 +71,11 @@ export function drawCross() {
   if (state.brush) {
     const [a, b] = state.brush;
     context.globalAlpha = 0.22;
-    context.fillRect(columnToX(Math.min(a, b)), 0, columnToX(Math.max(a, b) + 1) - columnToX(Math.min(a, b)), geometry.height);
+    context.fillRect(
+      columnToX(Math.min(a, b)),
+      0,
+      columnToX(Math.max(a, b) + 1) - columnToX(Math.min(a, b)),
+      geometry.height,
+    );
   }
 }

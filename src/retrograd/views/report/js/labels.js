@@ -48,7 +48,9 @@ function makeLabel(node, position, top) {
     make("span", { class: "caret" }, folder ? (folded ? "▸" : "▾") : ""),
     make("span", { class: "name" }, node.name, make("span", { class: "slot" }, slotText(node))),
     bad ? make("span", { class: "bad", title: "has NaN or infinite elements" }, "●") : null,
-    isMerged(node) ? make("span", { class: "merged", title: `${node.places.length} rows in one` }, String(node.places.length)) : null,
+    isMerged(node)
+      ? make("span", { class: "merged", title: `${node.places.length} rows in one` }, String(node.places.length))
+      : null,
   );
   label.style.transform = `translateY(${top}px)`;
   label.style.height = `${Math.max(geometry.row, LEAST_SPACE)}px`;
@@ -58,8 +60,9 @@ function makeLabel(node, position, top) {
 
 const isOpen = (node) => node.place !== null && state.open.includes(facts.places[node.place].name);
 
-/** What follows a row's name: nothing for a module's plain output, which is what a row is by default. */
+/** What follows a row's name: nothing for a module's plain output, since that is what a row is by default. */
 function slotText(node) {
+  if (node.id === "self:output") return " whole model";
   if (!node.slot || node.slot === "output") return "";
   return node.slot.startsWith("#") ? node.slot : `:${node.slot}`;
 }

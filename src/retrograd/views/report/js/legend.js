@@ -15,7 +15,11 @@ export function drawLegend() {
   const statistic = statisticOf(state.statistic);
   const print = statistic.share ? formatShare : formatNumber;
   const ticks = [0, 0.25, 0.5, 0.75, 1].map((share) => make("span", {}, print(valueAt(shown.scale, share))));
-  const bar = make("div", { class: "bar", role: "img", "aria-label": `Colours from ${ticks[0].textContent} to ${ticks[4].textContent}` });
+  const bar = make("div", {
+    class: "bar",
+    role: "img",
+    "aria-label": `Colours from ${ticks[0].textContent} to ${ticks[4].textContent}`,
+  });
   bar.style.background = gradientOf(shown.palette);
   find("map-title").textContent = `${statistic.label} of ${quantityOf(state.quantity).title}`;
   fill(find("scale-bar"), bar, make("div", { class: "ticks" }, ...ticks));
@@ -26,6 +30,8 @@ function noticeText(statistic) {
   const { total, first, width } = facts.columns;
   const cell = BAND_WORDS[bandOf(statistic, state.band)];
   const decimated =
-    width > 1 ? `${plural(total, "step")} drawn in ${plural(first.length, "column")} of ${width}; extremes kept (a cell shows the ${cell} of its steps). ` : "";
+    width > 1
+      ? `${plural(total, "step")} drawn in ${plural(first.length, "column")} of ${width}; extremes kept (a cell shows the ${cell} of its steps). `
+      : "";
   return `${decimated}${shown.rows.some(isMerged) ? `A folded module shows the ${mergeRule()} of its rows. ` : ""}${facts.digits ? `Numbers have ${facts.digits} significant digits.` : ""}`;
 }

@@ -4,7 +4,7 @@ import { fitWidth, makeChart, moveCursor, rescale } from "./chart.js";
 import { fill, find, make } from "./dom.js";
 import { formatNumber } from "./format.js";
 import { geometry } from "./geometry.js";
-import { lineOf } from "./measures.js";
+import { lossLine } from "./measures.js";
 import { state } from "./state.js";
 
 const HEIGHT = 92;
@@ -13,7 +13,7 @@ let chart = null;
 
 export function drawLoss() {
   const host = find("loss");
-  const bands = ["low", "mean", "high"].map((band) => lineOf("loss", band, 0));
+  const bands = ["low", "mean", "high"].map((band) => lossLine(band));
   if (!bands[1]) return fill(host, make("p", { class: "note" }, "No loss was seen."));
   chart?.destroy();
   fill(host, make("div", { class: "loss-title" }, "loss ", make("b", { id: "loss-value" })));
@@ -22,7 +22,13 @@ export function drawLoss() {
     { line: bands[2], color: "loss", band: true },
     { line: bands[1], color: "loss", width: 1.5 },
   ];
-  chart = makeChart(host, { lines, scale: state.curves, height: HEIGHT, gutter: () => geometry.gutter, right: () => geometry.right });
+  chart = makeChart(host, {
+    lines,
+    scale: state.curves,
+    height: HEIGHT,
+    gutter: () => geometry.gutter,
+    right: () => geometry.right,
+  });
   readLoss();
 }
 
@@ -36,7 +42,7 @@ export function followLoss(keys) {
 export const resizeLoss = () => chart && fitWidth(chart);
 
 function readLoss() {
-  const line = lineOf("loss", "mean", 0);
+  const line = lossLine("mean");
   const known = state.cursor ?? line.findLastIndex((value) => !Number.isNaN(value));
   find("loss-value").textContent = formatNumber(line[known] ?? NaN);
 }

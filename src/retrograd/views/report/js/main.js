@@ -8,12 +8,12 @@ import { followHash, readHash } from "./hash.js";
 import { drawCross, drawMap, drawNames } from "./heatmap.js";
 import { drawLegend } from "./legend.js";
 import { drawLoss, followLoss, resizeLoss } from "./loss.js";
-import { STATISTICS, loadStatistic, statisticOf } from "./measures.js";
+import { STATISTICS, loadLoss, loadStatistic, statisticOf } from "./measures.js";
 import { drawPanels, followPanels, resizePanels, showPins } from "./panels.js";
 import { followPointer } from "./pointer.js";
 import { followKeys } from "./keyboard.js";
 import { fitColors, listShownRows } from "./rows.js";
-import { change, onChange, state } from "./state.js";
+import { QUANTITIES, change, onChange, state } from "./state.js";
 import { followTheme } from "./theme.js";
 import { buildToolbar, showCounts, showToolbar } from "./toolbar.js";
 import { drawTooltip } from "./tooltip.js";
@@ -46,7 +46,10 @@ function resize() {
 }
 
 function listen() {
-  onChange(["quantity", "statistic", "band", "scale", "filter", "depth", "flipped", "rows", "zoom", "theme"], redrawAll);
+  onChange(
+    ["quantity", "statistic", "band", "scale", "filter", "depth", "flipped", "rows", "zoom", "theme"],
+    redrawAll,
+  );
   onChange(["curves", "range"], showToolbar);
   onChange(["cursor", "current", "brush"], drawCursor);
   onChange(["open"], () => drawPanels().then(resize));
@@ -66,8 +69,11 @@ async function start() {
   writeAbout();
   Object.assign(state, readHash());
   followTheme();
+  find("nothing").hidden = QUANTITIES.length > 0;
+  find("map").hidden = QUANTITIES.length === 0;
+  if (QUANTITIES.length === 0) return;
   buildToolbar();
-  await loadStatistic("loss");
+  await loadLoss();
   await redrawAll();
   drawLoss();
   listen();
@@ -75,13 +81,22 @@ async function start() {
   followPointer();
   followKeys();
   performance.mark("first paint");
-  document.documentElement.dataset.ready = "yes";
   if (state.open.length) change({ open: state.open });
+}
+
+/** What panels need is made ready while nobody waits for it. */
+async function prepare() {
   for (const { name } of STATISTICS) await loadStatistic(name);
 }
 
-start().catch((error) => {
+function fail(error) {
   find("failure").hidden = false;
-  find("failure").textContent = `This page could not be drawn: ${error.message}. It needs a browser from 2023 or later.`;
+  find("failure").textContent =
+    `This page could not be drawn: ${error.message}. It needs a browser from 2023 or later.`;
   throw error;
-});
+}
+
+start()
+  .then(() => (document.documentElement.dataset.ready = "yes"))
+  .then(prepare)
+  .catch(fail);

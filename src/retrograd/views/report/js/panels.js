@@ -45,8 +45,28 @@ function makePanel(name) {
       "header",
       {},
       make("h3", {}, name),
-      make("button", { class: "icon pin", type: "button", "aria-label": "keep this panel open", title: "Keep open", onclick: () => togglePin(name) }, "Pin"),
-      make("button", { class: "icon", type: "button", "aria-label": "close this panel", title: "Close", onclick: () => closePlace(name) }, "✕"),
+      make(
+        "button",
+        {
+          class: "icon pin",
+          type: "button",
+          "aria-label": "keep this panel open",
+          title: "Keep open",
+          onclick: () => togglePin(name),
+        },
+        "Pin",
+      ),
+      make(
+        "button",
+        {
+          class: "icon",
+          type: "button",
+          "aria-label": "close this panel",
+          title: "Close",
+          onclick: () => closePlace(name),
+        },
+        "✕",
+      ),
     ),
     ...alarms(place),
     make("div", { class: "sides" }, ...sides.map((side) => side.element)),
@@ -59,7 +79,9 @@ function alarms(place) {
     const columns = badOf(series)?.reduce((n, count) => n + (count > 0), 0) ?? 0;
     if (!columns) return [];
     const unit = facts.columns.width === 1 ? "step" : "column";
-    return [make("p", { class: "alarm" }, `${facts.sites[series]} has NaN or infinite elements in ${plural(columns, unit)}.`)];
+    return [
+      make("p", { class: "alarm" }, `${facts.sites[series]} has NaN or infinite elements in ${plural(columns, unit)}.`),
+    ];
   });
 }
 

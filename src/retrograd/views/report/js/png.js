@@ -18,15 +18,28 @@ const [NAMES, PLOT, HEAD, FOOT, TALLEST] = [300, 900, 56, 84, 12000];
 export const exportPng = () => paintPicture().toBlob((blob) => download(blob, fileName("png")));
 
 export function paintPicture() {
-  const row = Math.max(1, Math.min(16, Math.floor((TALLEST / devicePixelRatio - HEAD - FOOT) / Math.max(shown.rows.length, 1))));
+  const row = Math.max(
+    1,
+    Math.min(16, Math.floor((TALLEST / devicePixelRatio - HEAD - FOOT) / Math.max(shown.rows.length, 1))),
+  );
   const [width, height] = [NAMES + PLOT + 24, HEAD + row * shown.rows.length + FOOT];
   const canvas = make("canvas");
   const context = sizeCanvas(canvas, width, height);
   context.fillStyle = themeColor("surface");
   context.fillRect(0, 0, width, height);
   write(context, facts.title, 16, 24, "600 16px system-ui, sans-serif");
-  write(context, `${statisticOf(state.statistic).label} of ${quantityOf(state.quantity).title}`, 16, 44, "12px system-ui, sans-serif", "muted");
-  if (row > 9) shown.rows.forEach((node, i) => write(context, fullName(node), 16, HEAD + (i + 0.75) * row, "11px system-ui, sans-serif", "ink", NAMES - 24));
+  write(
+    context,
+    `${statisticOf(state.statistic).label} of ${quantityOf(state.quantity).title}`,
+    16,
+    44,
+    "12px system-ui, sans-serif",
+    "muted",
+  );
+  if (row > 9)
+    shown.rows.forEach((node, i) =>
+      write(context, fullName(node), 16, HEAD + (i + 0.75) * row, "11px system-ui, sans-serif", "ink", NAMES - 24),
+    );
   place(context, NAMES, HEAD, () => drawRows(context, shown.rows, PLOT, row));
   place(context, NAMES, HEAD + row * shown.rows.length, () => drawSteps(context, PLOT));
   place(context, NAMES, height - 36, () => drawBar(context));
@@ -52,5 +65,6 @@ function drawBar(context) {
     context.fillStyle = cssColor(shown.palette[shade]);
     context.fillRect(shade, 0, 1.5, 10);
   }
-  for (const share of [0, 0.5, 1]) write(context, formatNumber(valueAt(shown.scale, share)), share * 236, 26, "11px system-ui, sans-serif", "muted");
+  for (const share of [0, 0.5, 1])
+    write(context, formatNumber(valueAt(shown.scale, share)), share * 236, 26, "11px system-ui, sans-serif", "muted");
 }

@@ -98,8 +98,14 @@ function mergePlaces(node) {
     const parts = node.places.map(numbersOfPlace);
     const better = chooseBetter();
     merged.set(key, {
-      line: mergeLines(parts.map((part) => part.line), better),
-      bad: mergeLines(parts.map((part) => part.bad), (a, b) => a > b),
+      line: mergeLines(
+        parts.map((part) => part.line),
+        better,
+      ),
+      bad: mergeLines(
+        parts.map((part) => part.bad),
+        (a, b) => a > b,
+      ),
     });
   }
   return merged.get(key);

@@ -27,7 +27,8 @@ export function fitScale(sorted, kind) {
   if (usable.length === 0 || (kind === "log" && sorted.at(-1) <= 0)) return { kind: "linear", low: 0, high: 1 };
   let [low, high] = [quantile(usable, 0.005), quantile(usable, 0.995)];
   if (kind === "linear" && low > 0 && low < high * 0.5) low = 0;
-  if (low === high) [low, high] = kind === "log" ? [low / 2, high * 2] : [low - Math.abs(low || 1) / 2, high + Math.abs(high || 1) / 2];
+  if (low === high)
+    [low, high] = kind === "log" ? [low / 2, high * 2] : [low - Math.abs(low || 1) / 2, high + Math.abs(high || 1) / 2];
   return { kind, low, high };
 }
 

@@ -15,7 +15,11 @@ const TITLES = { value: "value", grad: "gradient", update: "update" };
 
 /** {element, mount, follow, resize}: `mount` draws once the element is in the page. */
 export function makeSide(part, series) {
-  const charts = chartsOf(part, series).map((chart) => ({ ...chart, host: make("div", { class: "plot" }), value: make("b") }));
+  const charts = chartsOf(part, series).map((chart) => ({
+    ...chart,
+    host: make("div", { class: "plot" }),
+    value: make("b"),
+  }));
   const histogram = makeHistogram(series);
   const axis = make("canvas", { class: "side-axis", "aria-hidden": "true" });
   const element = make(
@@ -34,7 +38,8 @@ export function makeSide(part, series) {
   return {
     element,
     mount() {
-      for (const chart of charts) chart.plot = makeChart(chart.host, { ...chart, bad: badOf(series), height: CHART, gutter: () => GUTTER });
+      for (const chart of charts)
+        chart.plot = makeChart(chart.host, { ...chart, bad: badOf(series), height: CHART, gutter: () => GUTTER });
       drawRest();
       histogram?.follow();
       read();
@@ -79,7 +84,12 @@ function bandLines(name, color, series) {
   if (!middle) return [];
   const lines = [{ name, line: middle, color, width: 1.6 }];
   if (facts.columns.width === 1) return lines;
-  const edges = ["low", "high"].map((band) => ({ name: `${name} ${band}`, line: lineOf(name, band, series), color, band: true }));
+  const edges = ["low", "high"].map((band) => ({
+    name: `${name} ${band}`,
+    line: lineOf(name, band, series),
+    color,
+    band: true,
+  }));
   return [...edges, ...lines];
 }
 
@@ -107,7 +117,11 @@ function readLines(lines) {
 function makeHistogram(series) {
   const histogram = histogramOf(series);
   if (!histogram) return null;
-  const canvas = make("canvas", { class: "exponents", role: "img", "aria-label": "histogram of binary exponents over steps" });
+  const canvas = make("canvas", {
+    class: "exponents",
+    role: "img",
+    "aria-label": "histogram of binary exponents over steps",
+  });
   const cross = make("i", { class: "cross" });
   const value = make("b");
   let probe = () => null;
@@ -140,7 +154,13 @@ function makeHistogram(series) {
 function makeShareKey() {
   const bar = make("i", { class: "bar" });
   bar.style.background = gradientOf(sharePalette());
-  return make("span", { class: "key", title: "share of the finite, non-zero elements" }, powerOfTwo(facts.exponents.smallest), bar, "all");
+  return make(
+    "span",
+    { class: "key", title: "share of the finite, non-zero elements" },
+    powerOfTwo(facts.exponents.smallest),
+    bar,
+    "all",
+  );
 }
 
 function drawAxisOf(canvas, width) {

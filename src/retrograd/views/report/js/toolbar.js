@@ -14,7 +14,12 @@ import { nameColumns, shownColumns } from "./steps.js";
 const BANDS = { high: "largest", mean: "mean", low: "smallest" };
 
 export function buildToolbar() {
-  fill(find("quantities"), ...QUANTITIES.map(({ key, label }) => make("button", { type: "button", "data-key": key, onclick: () => change(chooseQuantity(key)) }, label)));
+  fill(
+    find("quantities"),
+    ...QUANTITIES.map(({ key, label }) =>
+      make("button", { type: "button", "data-key": key, onclick: () => change(chooseQuantity(key)) }, label),
+    ),
+  );
   find("statistic").addEventListener("change", ({ target }) => change({ statistic: target.value }));
   find("band").addEventListener("change", ({ target }) => change({ band: target.value }));
   find("scale").addEventListener("change", ({ target }) => change({ scale: target.value }));
@@ -26,18 +31,27 @@ export function buildToolbar() {
   find("csv").addEventListener("click", exportCsv);
   find("png").addEventListener("click", exportPng);
   for (const choice of ["curves", "range"]) {
-    find(choice).addEventListener("click", ({ target }) => target.dataset.key && change({ [choice]: target.dataset.key }));
+    find(choice).addEventListener(
+      "click",
+      ({ target }) => target.dataset.key && change({ [choice]: target.dataset.key }),
+    );
   }
 }
 
 /** A statistic that the new quantity lacks gives way to rms. */
 function chooseQuantity(key) {
-  return { quantity: key, flipped: [], statistic: statisticsOf(key).some(({ name }) => name === state.statistic) ? state.statistic : "rms" };
+  return {
+    quantity: key,
+    flipped: [],
+    statistic: statisticsOf(key).some(({ name }) => name === state.statistic) ? state.statistic : "rms",
+  };
 }
 
 export function statisticsOf(key) {
   const { of, site } = quantityOf(key);
-  const series = new Set(facts.places.filter((place) => place.kind === of && site in place.series).map((place) => place.series[site]));
+  const series = new Set(
+    facts.places.filter((place) => place.kind === of && site in place.series).map((place) => place.series[site]),
+  );
   return STATISTICS.filter((statistic) => statistic.series.some((number) => series.has(number)));
 }
 
@@ -46,16 +60,32 @@ export function showToolbar() {
   press("quantities", quantityOf(state.quantity).key);
   press("curves", state.curves);
   press("range", state.range);
-  offer("statistic", statisticsOf(state.quantity).map(({ name, label }) => [name, label]), state.statistic);
-  offer("band", Object.entries(BANDS).filter(([band]) => statistic.bands.includes(band)), bandOf(statistic, state.band));
-  offer("scale", [["log", statistic.signed ? "log on both sides of 0" : "log scale"], ["linear", "linear scale"]], state.scale === "auto" ? (statistic.share ? "linear" : "log") : state.scale);
+  offer(
+    "statistic",
+    statisticsOf(state.quantity).map(({ name, label }) => [name, label]),
+    state.statistic,
+  );
+  offer(
+    "band",
+    Object.entries(BANDS).filter(([band]) => statistic.bands.includes(band)),
+    bandOf(statistic, state.band),
+  );
+  offer(
+    "scale",
+    [
+      ["log", statistic.signed ? "log on both sides of 0" : "log scale"],
+      ["linear", "linear scale"],
+    ],
+    state.scale === "auto" ? (statistic.share ? "linear" : "log") : state.scale,
+  );
   find("band-field").hidden = facts.columns.width === 1;
   find("fit").setAttribute("aria-pressed", String(state.rows === "fit"));
   if (find("filter").value !== state.filter) find("filter").value = state.filter;
 }
 
 function press(group, key) {
-  for (const button of find(group).querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.key === key));
+  for (const button of find(group).querySelectorAll("button"))
+    button.setAttribute("aria-pressed", String(button.dataset.key === key));
 }
 
 function offer(id, choices, chosen) {
@@ -64,9 +94,17 @@ function offer(id, choices, chosen) {
 
 /** What the filter keeps and what the zoom shows. */
 export function showCounts() {
-  const kept = new Set(shown.rows.flatMap((node) => (node.children && !state.filter ? node.places : node.place === null ? [] : [node.place])));
+  const kept = new Set(
+    shown.rows.flatMap((node) =>
+      node.children && !state.filter ? node.places : node.place === null ? [] : [node.place],
+    ),
+  );
   find("filter").setAttribute("aria-invalid", String(Boolean(shown.problem)));
-  find("count").textContent = shown.problem || (state.filter ? `${plural(shown.rows.filter((node) => !node.children).length, "row")} of ${formatCount(shown.total)}` : plural(kept.size, "row"));
+  find("count").textContent =
+    shown.problem ||
+    (state.filter
+      ? `${plural(shown.rows.filter((node) => !node.children).length, "row")} of ${formatCount(shown.total)}`
+      : plural(kept.size, "row"));
   find("empty").hidden = shown.rows.length > 0;
   find("reset").hidden = state.zoom === null;
   const [from, to] = shownColumns();

@@ -25,13 +25,17 @@ export function drawTooltip() {
 /** Lines of [class, text]. */
 export function describeCell(node, column) {
   const { line, bad } = numbersOf(node);
-  const lines = [["where", siteName(node)], ["when", nameColumn(column)]];
+  const lines = [
+    ["where", siteName(node)],
+    ["when", nameColumn(column)],
+  ];
   if (!line && !bad) return [...lines, ["value", "unfold to see its rows"]];
   if (bad?.[column] > 0) lines.push(["alarm", `${plural(bad[column], "element")} NaN or infinite`]);
   const missing = !line || Number.isNaN(line[column]);
   if (missing && !(bad?.[column] > 0)) return [...lines, ["value", "not recorded"]];
   if (!missing) lines.push(["value", valueText(node, line[column], column)]);
-  if (isMerged(node) && !missing) lines.push(["source", `${mergeRule()} of ${node.places.length} rows, at ${winnerOf(node, column)}`]);
+  if (isMerged(node) && !missing)
+    lines.push(["source", `${mergeRule()} of ${node.places.length} rows, at ${winnerOf(node, column)}`]);
   return lines;
 }
 

@@ -36,7 +36,12 @@ function grow(parent, name, node) {
     return;
   }
   const inline = node.own.length === 1 ? node.own[0] : null;
-  const folder = add(parent, { id: `${node.path}/`, name, slot: inline === null ? "" : facts.places[inline].label, place: inline });
+  const folder = add(parent, {
+    id: `${node.path}/`,
+    name,
+    slot: inline === null ? "" : facts.places[inline].label,
+    place: inline,
+  });
   folder.children = [];
   if (inline === null) for (const number of node.own) addLeaf(folder, "", number);
   for (const [token, child] of node.branches) grow(folder, token, child);

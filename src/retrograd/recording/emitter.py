@@ -1,0 +1,131 @@
+"""Empties lanes into the sink: rows, losses, scales, kept tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from retrograd.history.sink import EventKind, Moment, RowBatch, Sink
+from retrograd.recording.faults import harmless
+from retrograd.recording.lane import Lane, Mode
+from retrograd.recording.late import Closed, LateGradients, pick_custom, split_late
+from retrograd.recording.row_table import RowTable
+from retrograd.recording.tensor_keeper import Kept, TensorKeeper
+from retrograd.sites.site import Site
+from retrograd.statistics.row import ROW, scale_rows
+
+
+class Notes(Protocol):
+    """Takes what happened once."""
+
+    def note(
+        self, kind: EventKind, name: str = "", *, value: float = ..., text: str = "", moment: Moment | None = None
+    ) -> None:
+        """An event."""
+
+    def fault(self, site: Site | str, error: Exception) -> None:
+        """An error of ours; training goes on."""
+
+
+class Emitter:
+    """Hands over what is complete. Only here is a device waited for.
+
+    Args:
+        sink: where it goes.
+        rows: the numbering of rows.
+        keeper: takes the kept tensors.
+        notes: takes events and faults.
+        forget_graph: called when a forward and all its passes are over.
+
+    Attributes:
+        late: knows gradients that come late.
+        scale: what the gradients of the pass that is in the lane were multiplied by; None for nothing.
+    """
+
+    def __init__(
+        self, sink: Sink, rows: RowTable, keeper: TensorKeeper, notes: Notes, forget_graph: Callable[[], None]
+    ) -> None:
+        self._sink = sink
+        self._rows = rows
+        self._keeper = keeper
+        self._notes = notes
+        self.fault = notes.fault
+        self._forget_graph = forget_graph
+        self._losses: list[tuple[Moment, torch.Tensor, torch.Tensor | None]] = []
+        self.late = LateGradients()
+        self.scale: torch.Tensor | None = None
+
+    def add_losses(self, moment: Moment, losses: tuple[torch.Tensor, ...], scale: torch.Tensor | None) -> None:
+        """A pass that started from these losses has ended."""
+        self._losses += [(moment, loss, scale) for loss in losses]
+
+    @harmless
+    def emit(self, lane: Lane, moment: Moment) -> None:
+        """Hand over what a lane holds."""
+        kept, lane.kept = lane.kept, []
+        scale = self._read_scale(moment) if lane.mode is Mode.GRAD else 1.0
+        batches = list(_drain(lane, moment, scale))
+        late = self.late.find(lane) if lane.mode is Mode.GRAD else {}
+        self._emit_losses()
+        self._keep(moment, kept, scale, late)
+        for batch in batches:
+            for part in split_late(batch, late) if late else (batch,):
+                self._sink.add_rows(part)
+                self._note_rows(lane, part)
+
+    @harmless
+    def close(self, lane: Lane, moment: Moment) -> None:
+        """Hand over what a lane holds; its forward and all passes over it are done with."""
+        self.emit(lane, moment)
+        if lane.mode is Mode.GRAD:
+            self.late.close(lane, moment)
+            self.scale = None
+            self._forget_graph()
+
+    def _read_scale(self, moment: Moment) -> float:
+        if self.scale is None:
+            return 1.0
+        scale = float(self.scale)
+        self._notes.note("scale", value=scale, moment=moment)
+        return scale
+
+    def _emit_losses(self) -> None:
+        losses, self._losses = self._losses, []
+        for moment, loss, scale in losses:
+            self._notes.note("loss", value=float(loss) / (1.0 if scale is None else float(scale)), moment=moment)
+
+    def _keep(self, moment: Moment, kept: Sequence[Kept], scale: float, late: Mapping[Any, Closed]) -> None:
+        if not late:
+            self._keeper.take(moment, kept, scale)
+            return
+        self._keeper.take(moment, [item for item in kept if item[0] not in late], scale)
+        for item in kept:
+            closed = late.get(item[0])
+            if closed is not None:
+                self._keeper.take(replace(closed.moment, backward=0, phase="train"), [item], scale)
+
+    def _note_rows(self, lane: Lane, batch: RowBatch) -> None:
+        table = np.frombuffer(batch.rows, ROW)
+        numbers = table["row"].copy()
+        self._rows.mark(numbers)
+        if lane.mode is Mode.GRAD:
+            self.late.note(numbers)
+        if self._keeper.has_triggers:
+            columns = {name: table[name] for name in ROW.names or ()}
+            is_gradient = np.array([self._rows.sites[row].quantity == "grad" for row in numbers], dtype=bool)
+            scale_rows(columns, np.where(is_gradient, 1.0 / batch.scale, 1.0))
+            self._keeper.pull_triggers(batch.moment, [self._rows.names[row] for row in numbers], columns)
+
+
+def _drain(lane: Lane, moment: Moment, scale: float) -> Iterator[RowBatch]:
+    """What the slabs of a lane hold, one batch a device."""
+    custom = lane.custom.drain() if lane.custom is not None else {}
+    for slab in lane.slabs.values():
+        rows, bins = slab.drain()
+        if rows:
+            batch = RowBatch(moment, rows, bins, scale, custom)
+            yield pick_custom(batch) if len(lane.slabs) > 1 else batch

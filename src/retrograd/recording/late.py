@@ -1,0 +1,129 @@
+"""Gradients that come after the micro-batch of their forward was closed.
+
+A generator runs before the critic's update, and its gradient comes after it; by then the critic's next forward has
+begun a new step. Such a gradient is recorded under the step and micro-batch of its own forward, where its activation
+is. It is known by its place: nothing has been seen there since.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from retrograd.history.sink import Moment, RowBatch
+from retrograd.recording.lane import Lane
+from retrograd.recording.stream import Stream
+from retrograd.statistics.row import ROW
+
+_REMEMBERED = 8
+"""Closed micro-batches whose gradients are still known when they come late."""
+
+Rows = npt.NDArray[np.int32]
+
+
+class Waiting(Protocol):
+    """Whoever hooked the tensors of a forward."""
+
+    def gradients_before(self, serial: int) -> tuple[int, Iterable[Stream]] | None:
+        """When it last saw a forward, if that was before ``serial``, and the streams of the gradients hooked then."""
+
+
+@dataclass(slots=True)
+class Closed:
+    """A micro-batch that was closed.
+
+    Attributes:
+        first, last: the serials of its lane.
+        moment: when it was, at its last pass.
+        rows: those that were recorded then.
+    """
+
+    first: int
+    last: int
+    moment: Moment
+    rows: Rows
+
+    def place(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Whether each of these rows has been recorded before, so that this is another pass over it."""
+        again = np.isin(rows, self.rows)
+        if again.any():
+            self.moment = replace(self.moment, backward=self.moment.backward + 1)
+        self.rows = np.union1d(self.rows, rows)
+        return again
+
+
+@dataclass(slots=True)
+class LateGradients:
+    """Finds gradients that come late.
+
+    Attributes:
+        watches: whom to ask.
+    """
+
+    watches: list[Waiting] = field(default_factory=list)
+    _open: list[Rows] = field(default_factory=list)
+    _closed: deque[Closed] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    def note(self, rows: Rows) -> None:
+        """These rows have been recorded for the micro-batch that is open."""
+        self._open.append(rows)
+
+    def close(self, lane: Lane, moment: Moment) -> None:
+        """That micro-batch is closed."""
+        rows = np.concatenate([np.empty(0, np.int32), *self._open])
+        self._open.clear()
+        self._closed.append(Closed(lane.opened, lane.serial, moment, rows))
+
+    def find(self, lane: Lane) -> dict[Stream, Closed]:
+        """The streams whose tensors, if any have come since the lane was opened, belong to an earlier micro-batch."""
+        late: dict[Stream, Closed] = {}
+        for watch in self.watches:
+            found = watch.gradients_before(lane.opened)
+            if found is not None:
+                serial, streams = found
+                closed = next((each for each in self._closed if each.first <= serial <= each.last), None)
+                if closed is not None:
+                    late.update((stream, closed) for stream in streams)
+        return late
+
+
+def split_late(batch: RowBatch, late: Mapping[Stream, Closed]) -> Iterator[RowBatch]:
+    """The rows of a batch, those that are late as batches of their own."""
+    numbers = np.frombuffer(batch.rows, ROW)["row"]
+    closed_of = {stream.row: closed for stream, closed in late.items()}
+    is_late = np.isin(numbers, list(closed_of))
+    if not is_late.all():
+        yield take_rows(batch, ~is_late, batch.moment)
+    for closed in {id(each): each for each in closed_of.values()}.values():
+        mine = is_late & np.array([closed_of.get(number) is closed for number in numbers], dtype=bool)
+        if not mine.any():
+            continue
+        again = np.zeros(len(numbers), dtype=bool)
+        again[mine] = closed.place(numbers[mine])
+        for chosen, backward in ((mine & ~again, 0), (again, closed.moment.backward)):
+            if chosen.any():
+                yield take_rows(batch, chosen, replace(closed.moment, backward=backward, phase="train"))
+
+
+def take_rows(batch: RowBatch, chosen: npt.NDArray[np.bool_], moment: Moment) -> RowBatch:
+    """A batch of some of the rows of another one."""
+    if chosen.all():
+        return replace(batch, moment=moment)
+    table = np.frombuffer(batch.rows, ROW)
+    bins = np.frombuffer(batch.bins, np.int64)[np.repeat(chosen, table["bins"])]
+    return pick_custom(replace(batch, moment=moment, rows=table[chosen].tobytes(), bins=bins.tobytes()))
+
+
+def pick_custom(batch: RowBatch) -> RowBatch:
+    """A batch whose users' statistics are only those of its own rows."""
+    rows = set(np.frombuffer(batch.rows, ROW)["row"].tolist())
+    custom: dict[str, Any] = {}
+    for name, (numbers, values) in batch.custom.items():
+        pairs = [(number, value) for number, value in zip(numbers, values, strict=True) if number in rows]
+        custom[name] = ([number for number, _ in pairs], [value for _, value in pairs])
+    return replace(batch, custom=custom)

@@ -1,0 +1,59 @@
+"""What a script did when it was run twice, bare and recorded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+
+@dataclass
+class Outcome:
+    """What a command did when it was recorded; bare, it did the same.
+
+    Attributes:
+        code: its exit code; negative for a signal.
+        output: what it wrote to stdout.
+        words: what we wrote to stderr, line by line.
+        run: the run folder.
+    """
+
+    code: int
+    output: str
+    words: list[str]
+    run: Path
+
+    def rows(self, rank: str = "rank00000") -> list[dict[str, Any]]:
+        """Rows of statistics, read without us."""
+        parts = sorted((self.run / rank / "statistics").glob("part-*.parquet"))
+        return [row for part in parts for row in pq.read_table(part).to_pylist()]
+
+    def events(self, kind: str, rank: str = "rank00000") -> list[dict[str, Any]]:
+        parts = sorted((self.run / rank / "events").glob("part-*.parquet"))
+        return [row for part in parts for row in pq.read_table(part).to_pylist() if row["kind"] == kind]
+
+    def sites(self, rank: str = "rank00000") -> set[str]:
+        return {row["site"] for row in self.rows(rank)}
+
+    def moments(self, phase: str = "train", rank: str = "rank00000") -> list[tuple[int, int]]:
+        """Steps and micro-batches, in order."""
+        return sorted({(row["step"], row["micro"]) for row in self.rows(rank) if row["phase"] == phase})
+
+    def ranks(self) -> list[str]:
+        return sorted(path.name for path in self.run.glob("rank*"))
+
+    def status(self, rank: str = "rank00000") -> str:
+        return str(json.loads((self.run / rank / "rank.json").read_text())["status"])
+
+
+def outputs(*paths: str) -> set[str]:
+    """Sites of the outputs of these modules, and of their gradients."""
+    return {f"{path}:output{tail}" for path in paths for tail in ("", ".grad")}
+
+
+def parameters(*paths: str, names: tuple[str, ...] = ("weight", "bias"), update: bool = True) -> set[str]:
+    """Sites of the gradients and updates of the parameters of these modules."""
+    return {f"{path}:{name}{tail}" for path in paths for name in names for tail in ((".grad", ".update") if update else (".grad",))}

@@ -1,0 +1,41 @@
+"""However a script ends: its exit code is its own, and what was recorded is there."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.launch.conftest import Record
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "status", "lines"),
+    [
+        ("exit", 3, "finished", 2),
+        ("raise", 1, "failed", 2),
+        ("_exit", 4, "running", 1),
+        ("SIGTERM", -signal.SIGTERM, "running", 1),
+        ("SIGKILL", -signal.SIGKILL, "running", 1),
+    ],
+)
+@pytest.mark.slow
+def test_an_end(record: Record, how: str, code: int, status: str, lines: int) -> None:
+    outcome = record("ends.py", how)
+    assert outcome.code == code
+    assert outcome.moments() == [(step, 0) for step in range(3)]
+    assert outcome.status() == status
+    assert len(outcome.words) == lines
+
+
+def test_a_script_without_torch(record: Record) -> None:
+    outcome = record("no_torch.py", "--lr", "0.1")
+    assert outcome.output == "nothing to see ['--lr', '0.1']\n"
+    assert outcome.words[1:] == ["retrograd: nothing was recorded: torch was not imported"]
+    assert not outcome.run.exists()
+
+
+def test_a_script_that_trains_nothing(record: Record) -> None:
+    outcome = record("untrained.py")
+    assert outcome.words[1:] == ["retrograd: nothing was recorded: no backward pass was seen"]
+    assert not outcome.run.exists()

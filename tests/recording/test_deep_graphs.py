@@ -1,0 +1,145 @@
+"""Graphs of many thousand recorded calls are freed without exhausting the stack, on any thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, threading
+import torch
+from torch import nn
+import retrograd as rg
+from retrograd.hooks import deep_graphs
+
+what, calls, stack, guarded = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "guarded"
+torch.set_num_threads(1)
+if not guarded:
+    deep_graphs.DeepGraphGuard.string = lambda self, node: None
+
+
+class Cell(nn.Module):
+    "Returns what nobody uses last, so that half of the nodes end in nothing."
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.ones(2))
+
+    def forward(self, h):
+        h = h * self.gate
+        return h, h * 2
+
+
+class Loop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = Cell()
+
+    def forward(self, h):
+        for _ in range(calls):
+            h, _ = self.cell(h)
+        return h
+
+
+class Stateful(nn.Module):
+    "Keeps its state to itself: what it is called with is new each time."
+
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.ModuleList(Cell() for _ in range(20))
+        self.h = torch.ones(2)
+
+    def forward(self, x):
+        for cell in self.cells:
+            self.h, _ = cell(self.h + x)
+        return self.h
+
+
+def main():
+    loss = None
+    if what == "watch":
+        model = nn.Linear(2, 2)
+        with rg.record(model) as recording:
+            h = model(torch.ones(2))
+            for _ in range(calls):
+                h = rg.watch("h", h * 1.0)
+            loss = h.sum()
+            loss.backward()
+            del h, loss
+        assert recording.history["watch/h.grad"].count.sum() == 2 * calls
+    elif what == "root":
+        cell = Cell()
+        with rg.record(cell) as recording:
+            h = torch.ones(2)
+            for _ in range(calls):
+                h, _ = cell(h)
+            loss = h.sum()
+            loss.backward()
+            del h, loss
+        assert recording.history["self:output.0.grad"].count.sum() == 2
+    elif what == "stateful":
+        model = Stateful()
+        with rg.record(model) as recording:
+            for _ in range(calls // 20):
+                h = model(torch.ones(2))
+            loss = h.sum()
+            del h
+            loss.backward()
+            del loss, model.h
+    elif what == "forward":
+        model = Loop()
+        with rg.record(model):
+            h = model(torch.ones(2))
+            del h
+            h = model(torch.ones(2))
+        del h
+    else:
+        model = Loop()
+        sites = {"outputs": None, "inputs": ["*:input*", "*:output*"]}[what]
+        with rg.record(model, sites=sites) as recording:
+            loss = model(torch.ones(2, requires_grad=True)).sum()
+            loss.backward()
+            middle = loss.grad_fn.next_functions[0][0]
+            del loss
+        series = recording.history["cell:output.0.grad"]
+        assert series.count.sum() == 2
+    print("freed")
+
+
+if stack:
+    threading.stack_size(stack * 1024)
+    thread = threading.Thread(target=main)
+    thread.start()
+    thread.join()
+else:
+    main()
+print("done")
+"""
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(what: str, calls: int, stack: int, guarded: bool = True) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, "-c", SCRIPT, what, str(calls), str(stack), "guarded" if guarded else "bare"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=environment, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["outputs", "inputs", "watch", "root", "forward", "stateful"])
+@pytest.mark.parametrize(("calls", "stack"), [(50_000, 0), (6_000, 512)], ids=["main thread", "small thread"])
+def test_a_deep_graph_is_freed(what: str, calls: int, stack: int) -> None:
+    result = run(what, calls, stack)
+    assert (result.returncode, result.stdout) == (0, "freed\ndone\n"), result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["outputs", "watch"])
+def test_without_the_guard_it_crashes(what: str) -> None:
+    """If this fails, torch frees deep graphs without recursion, and the guard has had its day."""
+    assert run(what, 6_000, 512, guarded=False).returncode in (-signal.SIGSEGV, -signal.SIGBUS)

@@ -1,0 +1,87 @@
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from retrograd.errors import RunError
+from retrograd.history.sink import Event, Moment
+from retrograd.runs import export as exports
+from retrograd.runs.export import export, export_csv
+from retrograd.runs.reader import Run, open_run
+from retrograd.statistics.row import STATISTICS
+from tests.history.made import SITES, make_batch, make_steps
+from tests.runs.written import open_writer, write_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return open_run(write_run(tmp_path / "run", range(5)))
+
+
+def test_csv(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports, "_ROWS_AT_ONCE", 7)
+    path = export(run, "csv")
+    assert path == run.path / "statistics.csv"
+    frame = pandas.read_csv(path)
+    assert len(frame) == 25
+    assert set(STATISTICS) < set(frame)
+    for site, rows in frame.groupby("site"):
+        series = run.history[site]
+        assert rows["step"].tolist() == series.steps.tolist()
+        for statistic in STATISTICS:
+            np.testing.assert_allclose(rows[statistic], series.statistic(statistic), rtol=1e-14)
+
+
+def test_csv_with_a_users_statistic_and_of_nothing(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path / "run")
+    assert export_csv(open_run(tmp_path / "run"), tmp_path / "empty.csv").read_text().count("\n") == 1
+    writer.add_rows(make_batch(Moment(0), {0: np.ones(1)}, custom={"entropy": ([0], [0.25])}))
+    writer.close()
+    path = export(open_run(tmp_path / "run"), "csv", tmp_path / "other.csv")
+    assert pandas.read_csv(path)["entropy"].tolist() == [0.25]
+
+
+def test_tensorboard(run: Run) -> None:
+    path = export(run, "tensorboard")
+    board = EventAccumulator(str(path)).Reload()
+    tags = board.Tags()
+    assert {"loss", "rms/a_output", "mean/b_output.grad", "update_ratio/b_weight.update"} < set(tags["scalars"])
+    assert "update_ratio/a_output" not in tags["scalars"]
+    series = run.history["a:output"]
+    found = board.Scalars("rms/a_output")
+    assert [event.step for event in found] == series.steps.tolist()
+    np.testing.assert_allclose([event.value for event in found], series.rms, rtol=1e-6)
+    assert len(tags["histograms"]) == len(SITES)
+    for event, counts in zip(board.Histograms("exponents/a_output"), series.exponents[1], strict=True):
+        histogram = event.histogram_value
+        used = np.flatnonzero(counts)
+        assert sum(histogram.bucket) == histogram.num == 8
+        assert list(histogram.bucket_limit) == list(range(used[0] - 126, used[-1] - 125))
+        assert (histogram.min, histogram.max) == (used[0] - 127, used[-1] - 126)
+
+
+def test_tensorboard_of_a_long_run_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports, "MOST_SCALARS", 4)
+    monkeypatch.setattr(exports, "MOST_HISTOGRAMS", 1)
+    writer = open_writer(tmp_path / "run")
+    for batch in make_steps(range(100)):
+        writer.add_rows(batch)
+        writer.add_event(Event(batch.moment, "loss", value=1.0))
+    writer.close()
+    board = EventAccumulator(str(export(open_run(tmp_path / "run"), "tensorboard", tmp_path / "board"))).Reload()
+    assert [event.step for event in board.Scalars("loss")] == [0, 33, 66, 99]
+    assert len(board.Histograms("exponents/a_output")) == 1
+
+
+def test_tensorboard_that_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(RunError, match=r"pip install 'retrograd\[tensorboard\]'"):
+        export(run, "tensorboard")
+
+
+def test_an_unknown_format(run: Run) -> None:
+    with pytest.raises(ValueError, match="'csv' or 'tensorboard', not to 'xls'"):
+        export(run, "xls")

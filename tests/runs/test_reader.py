@@ -1,0 +1,104 @@
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from retrograd.errors import DamagedRunError, NotARunError
+from retrograd.runs.files import read_json, write_json
+from retrograd.runs.reader import open_run
+from tests.history.made import SITES
+from tests.runs.written import write_run
+
+PART = "rank00000/statistics/part-00000001-00000001.parquet"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run")
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(NotARunError, match="does not exist"):
+        open_run(tmp_path / "nothing")
+    with pytest.raises(NotARunError, match="is a file"):
+        open_run(tmp_path / "file")
+    with pytest.raises(NotARunError, match="holds no run"):
+        open_run(tmp_path / "folder")
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "rank00000/rank.json", PART, PART.replace("statistics", "events")])
+@pytest.mark.parametrize("damage", ["empty", "cut", "rubbish"])
+def test_a_damaged_file_is_named(run: Path, file: str, damage: str) -> None:
+    whole = (run / file).read_bytes()
+    (run / file).write_bytes({"empty": b"", "cut": whole[: len(whole) // 2], "rubbish": b"\xff\xfe rubbish"}[damage])
+    with pytest.raises(DamagedRunError, match=file):
+        open_run(run)
+
+
+def test_a_part_that_is_damaged_inside_is_named_when_it_is_read(run: Path) -> None:
+    content = bytearray((run / PART).read_bytes())
+    start = 4 + len(content) // 8
+    content[start : start + len(content) // 2] = bytes(len(content) // 2)
+    (run / PART).write_bytes(content)
+    with pytest.raises(DamagedRunError, match=PART):
+        open_run(run).history.table()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"\xff" * 8 + b"{}"])
+def test_a_damaged_shard_is_named(run: Path, content: bytes) -> None:
+    (run / "rank00000/tensors/shard-00000001.safetensors").write_bytes(content)
+    opened = open_run(run)
+    assert len(opened.history["a:output"].rms) == 3
+    with pytest.raises(DamagedRunError, match=r"shard-00000001\.safetensors"):
+        _ = opened.history["a:output"].tensors
+
+
+def test_a_foreign_table_is_named(run: Path) -> None:
+    pq.write_table(pa.table({"step": [1], "site": pa.array(["a"]).dictionary_encode()}), run / PART)
+    with pytest.raises(DamagedRunError, match=r"part-00000001(.|\n)*lacks the columns"):
+        open_run(run)
+
+
+def test_a_later_format_is_refused(run: Path) -> None:
+    write_json(run / "manifest.json", {**read_json(run / "manifest.json"), "format": 99})
+    with pytest.raises(DamagedRunError, match="format 99"):
+        open_run(run)
+
+
+def test_files_of_others_are_passed_over(run: Path) -> None:
+    for name in ("notes.txt", "rank00000/statistics/README", "rank00000/tensors/x.safetensors", "rankings.csv"):
+        (run / name).write_text("not ours")
+    opened = open_run(run)
+    assert len(opened.history["a:output"].tensors) == len(opened.history["a:output"]) == 3
+
+
+def test_a_run_without_its_manifest(run: Path) -> None:
+    (run / "manifest.json").unlink()
+    opened = open_run(run)
+    assert opened.manifest == {}
+    assert opened.history.sites == SITES
+
+
+def test_refreshing_keeps_the_history_and_what_was_taken_from_it(run: Path) -> None:
+    opened = open_run(run)
+    history, series = opened.history, opened.history["a:output"]
+    (run / PART).unlink()
+    opened.refresh()
+    assert opened.history is history
+    assert history["a:output"].steps.tolist() == [0, 2]
+    assert series.steps.tolist() == [0, 1, 2]
+
+
+def test_a_short_representation(run: Path) -> None:
+    assert repr(open_run(run)).endswith(
+        "run', finished, 1 rank, History(5 sites, steps 0…2, 15 rows, 3 events))"
+    )
+
+
+def test_the_manifest_is_part_of_the_history(run: Path) -> None:
+    history = open_run(run).history
+    assert history.manifest["status"] == "finished"
+    assert history.manifest["sites"] == SITES

@@ -1,0 +1,42 @@
+"""Text and marks can be told from what lies behind them, in both themes (WCAG 2.2: 4.5 for text, 3 for marks)."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import pytest
+
+CSS = resources.files("retrograd.views.report").joinpath("css/theme.css").read_text()
+
+TEXT = [
+    ("ink", "surface"), ("ink", "page"), ("ink", "raised"), ("ink", "well"), ("ink", "bad-soft"),
+    ("muted", "surface"), ("muted", "page"), ("muted", "raised"), ("muted", "well"),
+    ("accent", "surface"), ("accent", "accent-soft"),
+    ("bad-ink", "surface"), ("bad-ink", "bad-soft"), ("bad-ink", "raised"),
+    ("good", "surface"), ("warn", "surface"),
+]  # fmt: skip
+MARKS = [("value", "surface"), ("grad", "surface"), ("update", "surface"), ("loss", "surface"), ("bad", "surface")]
+
+
+def read_colors(theme: str) -> dict[str, str]:
+    blocks = re.findall(r":root(\[data-theme=\"dark\"\])? \{(.*?)\n\}", CSS, re.DOTALL)
+    colors: dict[str, str] = {}
+    for dark, block in blocks:
+        if not dark or theme == "dark":
+            colors.update(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block))
+    return colors
+
+
+def luminance(color: str) -> float:
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("front", "back", "least"), [(*pair, 4.5) for pair in TEXT] + [(*pair, 3.0) for pair in MARKS])
+def test_contrast(theme: str, front: str, back: str, least: float) -> None:
+    colors = read_colors(theme)
+    light, dark = sorted((luminance(colors[front]), luminance(colors[back])), reverse=True)
+    assert (light + 0.05) / (dark + 0.05) >= least

@@ -1,0 +1,95 @@
+"""Runs as text, exactly."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+
+from retrograd.errors import NoSuchSiteError, PatternError, StatisticError
+from retrograd.history.history import History
+from retrograd.views.table import print_table
+from retrograd.views.text_heatmap import print_heatmap
+from tests.views.invented import Numbers, make_history
+
+SITES = ["stem:output", "stem:output.grad", "fc:output", "fc:output.grad", "fc:weight.grad", "fc:weight.update"]
+
+TABLE = """\
+3 places, steps 0 to 70, rms, phase train
+site         value  gradient  over steps  zeros  nonfinite  update
+stem:output      1  1.00e-05  █▇▆▅▄▃▂▁     0.0%          2       -
+fc:output        2      0.01  ▁▂▃▄▅▆▇█    25.0%          -       -
+fc:weight        -       0.1  ▁▁▁▁▁▁▁▁     0.0%          -   0.002
+"""
+
+HEATMAP = """\
+stem:output.grad  ███▓▓▒!░
+fc:output.grad    ···░░▒▒▓
+                  step 0 70
+"""
+
+
+@pytest.fixture
+def history() -> History:
+    ramp = np.arange(8)
+    rms = np.array([[1.0], [1.0], [2.0], [1.0], [0.1], [1e-4]]) * np.ones(8)
+    rms[1], rms[3] = 10.0 ** (2 - ramp), 10.0 ** (ramp - 9)
+    zeros = np.array([0, 0, 0.25, 0, 0, 0])[:, None]
+    nan = np.zeros((6, 8), dtype=np.int64)
+    nan[1, 6] = 2
+    return make_history(Numbers(SITES, rms, zero_share=zeros, nan=nan, every=10, bins=0))
+
+
+def table(history: History, *arguments: object, **options: object) -> str:
+    file = io.StringIO()
+    print_table(history, *arguments, file=file, **options)
+    return file.getvalue()
+
+
+def test_a_piped_table_is_plain_and_whole(history: History) -> None:
+    assert "\x1b" not in table(history)
+    assert [line.rstrip() for line in table(history).splitlines()] == TABLE.splitlines()
+
+
+def test_patterns_choose_and_an_order_sorts(history: History) -> None:
+    lines = table(history, ["*:output*"], sort="gradient").splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["fc:output", "stem:output"]
+    assert table(history, sort="nonfinite").splitlines()[2].startswith("stem:output")
+    assert table(history, sort="update").splitlines()[2].startswith("fc:weight")
+
+
+def test_names_are_never_cut_in_a_pipe() -> None:
+    long = "a" * 300 + ":output"
+    assert long in table(make_history(Numbers([long], np.ones((1, 2)))))
+
+
+def test_names_are_no_markup_and_no_orders_to_the_terminal() -> None:
+    assert "[red]x\\x1b[2J:output" in table(make_history(Numbers(["[red]x\x1b[2J:output"], np.ones((1, 2)))))
+
+
+def test_a_terminal_without_block_elements_gets_plain_letters(history: History) -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    print_table(history, file=file)
+    print_heatmap(history, ["*output.grad"], file=file)
+
+
+def test_wrong_wishes_are_refused(history: History) -> None:
+    with pytest.raises(NoSuchSiteError):
+        table(history, ["nowhere*"])
+    with pytest.raises(PatternError, match="one of calls, name"):
+        table(history, sort="beauty")
+    with pytest.raises(StatisticError):
+        table(history, statistic="kurtosis")
+
+
+def test_a_heatmap_in_characters(history: History) -> None:
+    file = io.StringIO()
+    print_heatmap(history, file=file)
+    lines = file.getvalue().splitlines()
+    assert [line.rstrip() for line in lines[:3]] == HEATMAP.splitlines()
+    assert lines[3].startswith("rms, log scale, ")
+
+
+def test_an_empty_history_is_an_empty_table() -> None:
+    assert table(History()).startswith("0 places, no steps")
