@@ -8,12 +8,14 @@ import sys
 
 from setuptools import Extension, setup
 
-UNIX = ["-O3", "-std=gnu11", "-fopenmp-simd", "-ffinite-math-only", "-fno-signed-zeros", "-fno-trapping-math"]
+UNIX = ["-O3", "-g0", "-std=gnu11", "-fopenmp-simd"]  # the pragmas that let sums vectorise; no OpenMP runtime
 
 kernel = Extension(
     "retrograd.statistics._kernel",
-    sources=[f"src/retrograd/statistics/{name}.c" for name in ("_kernel", "_fold", "_elements")],
-    depends=[f"src/retrograd/statistics/{name}.h" for name in ("_fold", "_elements", "_exponents")],
+    sources=[f"src/retrograd/statistics/{name}.c" for name in ("_kernel", "_tensor", "_fold", "_elements")],
+    depends=[
+        f"src/retrograd/statistics/{name}.h" for name in ("_tensor", "_fold", "_elements", "_exponents", "_moments")
+    ],
     define_macros=[("Py_LIMITED_API", "0x030B0000")],
     extra_compile_args=["/O2", "/std:c11"] if sys.platform == "win32" else UNIX,
     py_limited_api=True,

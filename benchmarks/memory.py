@@ -17,10 +17,11 @@ import sys
 from dataclasses import dataclass
 
 import psutil
+import pyarrow
 import torch
 
 from contenders import OURS, PLAIN, Contender
-from nets import Net, make_mlp
+from nets import make_mlp
 
 CONTENDERS: dict[str, Contender] = PLAIN | OURS
 SHALLOW, DEEP = 50, 500
@@ -44,20 +45,29 @@ class Held:
 
 
 def resident_bytes() -> int:
-    """Memory of this process after the allocator has returned what is free."""
+    """Memory of this process after the allocators have returned what is free."""
+    pyarrow.default_memory_pool().release_unused()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
     return int(psutil.Process().memory_info().rss)
 
 
 def live_tensors() -> int:
-    return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+def warm_up(contender: Contender) -> None:
+    """Have everything loaded that is loaded at first use."""
+    with contender(make_mlp(width=1, batch=1, layers=1)) as (step, finish):
+        step()
+        finish()
 
 
 def measure(name: str, layers: int, steps: int) -> Held:
     """Attach to a net of so many layers and look at what is held while and after it makes its steps."""
     torch.set_num_threads(1)
-    net: Net = make_mlp(width=32, batch=8, layers=layers)
+    warm_up(CONTENDERS[name])
+    net = make_mlp(width=32, batch=8, layers=layers)
     for _ in range(5):
         net.step()
     gc.collect()
@@ -90,9 +100,11 @@ def measure_apart(name: str, layers: int, steps: int) -> Held:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=50)
-    steps = parser.parse_args().steps
+    parser.add_argument("--only", default="", help="contenders whose name contains this text")
+    arguments = parser.parse_args()
+    steps: int = arguments.steps
     print(f"{'':34}{'MB at all':>12}{'MB per 100 sites':>18}{'tensors gained':>16}{'kB gained a step':>18}")
-    for name in CONTENDERS:
+    for name in (name for name in CONTENDERS if arguments.only in name):
         shallow, deep = (measure_apart(name, layers, steps) for layers in (SHALLOW, DEEP))
         per_site = (deep.resident - shallow.resident) / (deep.sites - shallow.sites)
         at_all = shallow.resident - per_site * shallow.sites

@@ -79,6 +79,8 @@ def measure_group(net_name: str, group: Group, rounds: int, seconds: float) -> I
     names = list(group.contenders)
     ratios: dict[str, list[Cost]] = {name: [] for name in names}
     costs: dict[str, list[Cost]] = {name: [] for name in names}
+    for contender in group.contenders.values():
+        time_contender(contender, net, seconds=0.0)  # loads what is loaded at first use
     for number in range(rounds):
         before = time_contender(group.bare, net, seconds)
         for name in names[number % len(names) :] + names[: number % len(names)]:

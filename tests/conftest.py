@@ -22,12 +22,15 @@ torch.set_num_threads(1)  # the tensors of tests are small, and two threads only
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """Torch's global state is the same after each test as before it, and no thread of ours is alive."""
-    before = torch_state()
+    before, earlier = torch_state(), set(threading.enumerate())
     yield
     after = torch_state()
     changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
     assert not changed, f"left behind in torch (before, after): {changed}"
-    assert not (running := our_threads(wait=GRACE_SECONDS)), f"threads still running: {running}"
+    deadline = time.monotonic() + GRACE_SECONDS
+    while (running := our_threads() - earlier) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not running, f"still running: {running}"
 
 
 def torch_state() -> dict[str, Any]:
@@ -41,7 +44,7 @@ def torch_state() -> dict[str, Any]:
     state |= {
         f"{owner.__name__}.{name}": getattr(owner, name)
         for owner, names in (
-            (torch.autograd, ("backward", "grad")),
+            (torch.autograd, ("backward", "grad", "_engine_run_backward")),
             (torch.Tensor, ("backward", "register_hook")),
             (torch.nn.Module, ("__call__", "__setattr__", "_call_impl", "zero_grad")),
             (torch.optim.Optimizer, ("step", "zero_grad")),
@@ -57,14 +60,8 @@ def torch_state() -> dict[str, Any]:
     return state
 
 
-def our_threads(wait: float) -> list[str]:
-    """Names of our threads that are still alive after waiting at most this many seconds."""
-    deadline = time.monotonic() + wait
-    while (names := [t.name for t in threading.enumerate() if t.name.startswith("retrograd")]) and (
-        time.monotonic() < deadline
-    ):
-        time.sleep(0.01)
-    return names
+def our_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("retrograd")}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,15 +20,17 @@ MAY_IMPORT = {
     "views": {"runs", "history", "sites", "statistics"},
     "hooks": {"sites"},
     "recording": {"hooks", "history", "sites", "statistics", "runs"},
-    "testing": {"history", "sites", "statistics"},
     "launch": {"hooks", "recording", "views", "runs", "history", "sites"},
     "cli": {"launch", "recording", "views", "runs", "history", "sites"},
 }
 """Room → the rooms it may import. ``errors`` is open to all, and the package's own ``__init__`` re-exports from all."""
 
 DEFERRED = {
+    "retrograd.statistics.slab": "Triton takes half a second to load, and only CUDA tensors need it",
     "retrograd.cli": "`retrograd --help` and `retrograd run` need no torch, which takes seconds to load",
-    "retrograd.launch.bootstrap.sitecustomize": "stands in every interpreter that is started, most of them without torch",
+    "retrograd.launch.bootstrap.sitecustomize": "runs in every interpreter that is started, most of them without torch",
+    "retrograd.launch.session": "a process that trains nothing writes nothing, and need not load pyarrow",
+    "retrograd.runs.export": "tensorboard is an optional dependency",
 }
 """Module that imports inside functions → why not at the top."""
 

@@ -119,10 +119,18 @@ def _add_report(commands: Commands) -> None:
     parser = _add_command(commands, "report", _report, "write a run as one HTML file that opens offline")
     _add_run_folder(parser)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="the file (default: RUN/report.html)")
+    parser.add_argument("--against", metavar="RUN", type=Path, help="show the difference to this run, or rank's folder")
 
 
 def _add_view(commands: Commands) -> None:
-    _add_run_folder(_add_command(commands, "view", _view, "print a run as a table"))
+    parser = _add_command(commands, "view", _view, "print a run as a table")
+    _add_run_folder(parser)
+    parser.add_argument("--sites", nargs="+", metavar="PATTERN", help="which sites, as in 'blocks.*:output.grad'")
+    parser.add_argument("--statistic", default="rms", help="which statistic (default: rms)")
+    form = parser.add_mutually_exclusive_group()
+    keys = ["calls", "name", "value", "gradient", "zeros", "nonfinite", "update"]
+    form.add_argument("--sort", default="calls", choices=keys, help="call order, name, or a column, largest first")
+    form.add_argument("--map", action="store_true", help="draw sites x steps instead of the table")
 
 
 def _add_export(commands: Commands) -> None:
@@ -169,14 +177,20 @@ def _report(arguments: argparse.Namespace) -> None:
     from retrograd.runs.reader import open_run
     from retrograd.views.report import write_report
 
-    print(write_report(open_run(arguments.run), arguments.output))
+    against = open_run(arguments.against) if arguments.against else None
+    print(write_report(open_run(arguments.run), arguments.output, against=against))
 
 
 def _view(arguments: argparse.Namespace) -> None:
     from retrograd.runs.reader import open_run
     from retrograd.views.table import print_table
+    from retrograd.views.text_heatmap import print_heatmap
 
-    print_table(open_run(arguments.run))
+    run = open_run(arguments.run)
+    if arguments.map:
+        print_heatmap(run, arguments.sites, statistic=arguments.statistic)
+    else:
+        print_table(run, arguments.sites, statistic=arguments.statistic, sort=arguments.sort)
 
 
 def _export(arguments: argparse.Namespace) -> None:

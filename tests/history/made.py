@@ -11,6 +11,8 @@ from retrograd.history.sink import Moment, RowBatch
 from retrograd.statistics.row import ROW
 
 SITES = ["a:output", "a:output.grad", "b:output", "b:output.grad", "b:weight.update"]
+UPDATE = 4
+"""Number of the site that is an update, of a weight whose squares add up to 9."""
 
 
 def count_exponents(elements: np.ndarray) -> np.ndarray:
@@ -48,7 +50,7 @@ def make_row(number: int, elements: np.ndarray, reference: float = 0.0) -> tuple
 
 def make_batch(moment: Moment, elements: dict[int, np.ndarray], **rest: Any) -> RowBatch:
     """A batch of one row for each number of a row."""
-    made = [make_row(number, values) for number, values in elements.items()]
+    made = [make_row(number, values, 9.0 * (number == UPDATE)) for number, values in elements.items()]
     rows = np.array([fields for fields, _ in made], ROW)
     bins = np.concatenate([stretch for _, stretch in made]) if made else np.empty(0, np.int64)
     return RowBatch(moment, rows.tobytes(), bins.astype(np.int64).tobytes(), **rest)

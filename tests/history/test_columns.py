@@ -2,7 +2,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from retrograd.history.columns import decode_batches
 from retrograd.history.sink import PHASES, Moment, RowBatch
@@ -14,6 +14,7 @@ GRADIENTS = np.array([site.endswith(".grad") for site in SITES])
 FIELDS = struct.Struct("<2i5q6d2i")
 
 
+@settings(deadline=None)
 @given(many_batches)
 def test_decoding_agrees_with_struct(batches: list[RowBatch]) -> None:
     columns = decode_batches(batches, GRADIENTS)
@@ -32,7 +33,9 @@ def test_decoding_agrees_with_struct(batches: list[RowBatch]) -> None:
             assert PHASES[columns["phase"][place]] == batch.moment.phase
             assert columns["scale"][place] == scale
             for name, value in zip(
-                ("calls", "count", "nan", "pos_inf", "neg_inf", "zeros"), (calls, count, nan, pos, neg, zeros), strict=True
+                ("calls", "count", "nan", "pos_inf", "neg_inf", "zeros"),
+                (calls, count, nan, pos, neg, zeros),
+                strict=True,
             ):
                 assert columns[name][place] == value
             expected = np.array([total, abs_sum, low, high, m2 / scale]) / scale

@@ -103,7 +103,9 @@ def test_rows_may_be_read_while_they_are_added() -> None:
         seen.append(len(history["a:output"].rms))
     adding.join()
     assert seen == sorted(seen)
-    np.testing.assert_array_equal(history.matrix("mean", SITES[:3]).values, make_history(batches).matrix("mean").values[:3])
+    np.testing.assert_array_equal(
+        history.matrix("mean", SITES[:3]).values, make_history(batches).matrix("mean").values[:3]
+    )
 
 
 def test_parts_are_joined_by_size() -> None:

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from retrograd.errors import NoSuchSiteError, StatisticError
 from retrograd.history.history import History
@@ -11,6 +11,7 @@ from tests.history.strategies import many_batches
 from tests.history.test_series import make_history
 
 
+@settings(deadline=None)
 @given(many_batches)
 def test_a_line_is_the_series_of_its_site(batches: list[RowBatch]) -> None:
     history = make_history(batches)

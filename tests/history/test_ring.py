@@ -1,7 +1,7 @@
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
 from retrograd.history.history import History
 from retrograd.history.kept import unscale
@@ -61,6 +61,7 @@ def test_a_tensor_larger_than_the_budget_is_dropped_alone() -> None:
     assert ring.bytes == 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 30)), max_size=40), st.none() | st.integers(1, 3))
 def test_the_budget_is_never_passed(given_sizes: list[tuple[str, int]], last: int | None) -> None:
     ring = Ring(last, budget=200)
@@ -86,3 +87,17 @@ def test_the_loss_scale_is_divided_out() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
 def test_unscaling_keeps_wide_types(dtype: torch.dtype) -> None:
     assert unscale(torch.ones(2, dtype=dtype), 2.0).dtype is dtype
+
+
+def test_a_copy_of_an_inference_tensor() -> None:
+    history = make_history()
+    with torch.inference_mode():
+        history.add_tensor(KeptTensor(Moment(0), "a:output", torch.ones(2), 0))
+    assert history["a:output"].tensors[0].tensor.tolist() == [1, 1]
+
+
+def test_a_sparse_tensor_is_as_large_as_its_elements() -> None:
+    ring = Ring(budget=100)
+    sparse = torch.sparse_coo_tensor([[0, 9]], torch.ones(2), (10**6,), check_invariants=True)
+    assert ring.add(keep(0, sparse)) == 0
+    assert ring.bytes == 8

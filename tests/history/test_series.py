@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrograd.errors import NoSuchSiteError, StatisticError
@@ -20,6 +20,7 @@ def make_history(batches: list, **rest: object) -> History:
     return history
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), elements), min_size=1, max_size=8))
 def test_a_step_says_what_all_its_elements_say(pieces: list[tuple[int, int, np.ndarray]]) -> None:
     history = make_history([make_batch(Moment(step, micro, 0), {1: values}) for step, micro, values in pieces])

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.engine import next_sequence_number
@@ -28,6 +29,7 @@ class Watcher:
         self.name = name
         self.seen = seen
         self.gradients: list[InputGradient] = []
+        self.leaf_handles: list[RemovableHandle] = []
         self.open: list[tuple[int, list[InputGradient]]] = []
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -42,7 +44,7 @@ class Watcher:
         first, made = self.open.pop()
         if output is not None:
             outputs = [each for each in (output if isinstance(output, tuple) else (output,)) if each.requires_grad]
-            hook_input_gradients(made, outputs, first, DeepGraphGuard())
+            hook_input_gradients(made, outputs, first, DeepGraphGuard(), self.leaf_handles)
             self.gradients += made
 
 
@@ -258,9 +260,22 @@ def test_an_input_that_is_handed_on_has_the_gradient_of_the_output() -> None:
 
 
 def test_an_input_that_is_handed_on_beside_a_result() -> None:
-    module = Call(lambda x: (x, x * 2))
-    seen = gradients(module, lambda x: sum(each.sum() for each in module(x)))  # type: ignore[arg-type, return-value]
+    module = Call(lambda x: (x, x * 2, x))
+    seen = gradients(module, lambda x: torch.cat(module(x)).sum())
+    assert one(seen) == [4, 4]
+
+
+def test_a_leaf_that_is_handed_on() -> None:
+    module = nn.Identity()
+    leaf = torch.tensor([1.0, -2.0], requires_grad=True)
+    seen: Gradients = {}
+    watcher = Watcher("", seen)
+    CallTap(module, watcher)
+    (module(leaf) * 3).sum().backward()
     assert one(seen) == [3, 3]
+    (handle,) = watcher.leaf_handles
+    handle.remove()
+    assert not leaf._backward_hooks
 
 
 def test_the_same_tensor_twice_has_the_sum_in_both_places() -> None:

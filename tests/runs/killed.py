@@ -1,5 +1,6 @@
 """A process that writes steps until it is killed, and prints each step once it has handed it over."""
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from tests.runs.written import add_step, open_writer
 
 compaction.FAN_IN = 3
 writer = open_writer(Path(sys.argv[1]), resume=True, flush_seconds=0.01)
-for batch in make_steps(range(writer.next_step, 10**6)):
-    add_step(writer, batch)
-    print(batch.moment.step, flush=True)
+for step in itertools.count(writer.next_step):
+    add_step(writer, make_steps([step])[0])
+    print(step, flush=True)
     time.sleep(0.0005)

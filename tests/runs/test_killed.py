@@ -3,7 +3,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Self
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,39 +17,53 @@ GENEROUS = 2.0
 """Seconds in which a busy machine surely writes what was handed over."""
 
 
-def start(path: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-m", "tests.runs.killed", str(path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
+class Running:
+    """A process that writes until the block ends, then is killed.
+
+    Attributes:
+        handed_over: the last step that it had handed over when it died.
+    """
+
+    def __init__(self, path: Path) -> None:
+        command = [sys.executable, "-m", "tests.runs.killed", str(path)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.handed_over = self.read_step()
+
+    def read_step(self) -> int:
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        rest, _ = self._process.communicate(timeout=30)
+        self.handed_over = max([self.handed_over, *(int(line) for line in rest.splitlines() if line)])
 
 
-def kill(process: subprocess.Popen[str]) -> int:
-    """Kill a process; returns the last step that it had handed over."""
-    process.kill()
-    rest, _ = process.communicate(timeout=30)
-    return int(rest.splitlines()[-1]) if rest.splitlines() else 0
+def list_steps(path: Path) -> np.ndarray:
+    history = open_run(path).history
+    return history["a:output"].steps if history.sites else np.empty(0, np.int64)
 
 
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     chance = random.Random(0)
-    for trial in range(4):
-        process = start(tmp_path)
+    for trial in range(3):
         written = -1
-        time.sleep(chance.uniform(0, 0.5))
-        if trial == 3:  # let it write for a while, and see that it does
-            known = open_run(tmp_path).history["a:output"].steps.max(initial=-1)
-            time.sleep(GENEROUS)
-            written = known
-        handed_over = kill(process)
+        with Running(tmp_path) as process:
+            time.sleep(chance.uniform(0, 0.5))
+            if trial == 2:
+                written = process.handed_over
+                time.sleep(GENEROUS)
         run = open_run(tmp_path)
         assert run.status == "stopped"
-        steps = run.history["a:output"].steps
+        steps = list_steps(tmp_path)
         assert steps.tolist() == list(range(len(steps)))  # all up to some step, each once
-        assert written < len(steps) <= max(handed_over, 0) + 2
+        assert written < len(steps) <= process.handed_over + 2
         assert run.history.matrix("count").values.sum() == 8 * 5 * len(steps)
-        for kept in run.history["a:output"].tensors:
+        for kept in run.history["a:output"].tensors if len(steps) else ():
             assert torch.equal(kept.tensor, torch.full((2,), float(kept.step)))
         assert len({event.moment.step for event in run.history.events}) == len(run.history.events)
     writer = RunWriter(tmp_path, resume=True, step=len(steps) - 2)
@@ -60,11 +76,9 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
 
 
 def test_all_that_is_older_than_a_flush_is_there(tmp_path: Path) -> None:
-    process = start(tmp_path)
-    assert process.stdout is not None
-    step = int(process.stdout.readline())
-    deadline = time.monotonic() + 30
-    while step not in open_run(tmp_path).history["a:output"].steps and time.monotonic() < deadline:
-        time.sleep(0.01)
-    kill(process)
-    assert step in open_run(tmp_path).history["a:output"].steps
+    with Running(tmp_path) as process:
+        step = process.read_step()
+        deadline = time.monotonic() + 30
+        while step not in list_steps(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert step in list_steps(tmp_path)

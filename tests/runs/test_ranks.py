@@ -107,6 +107,7 @@ def test_two_that_took_each_others_place(tmp_path: Path, monkeypatch: pytest.Mon
     run = open_run(tmp_path)
     assert [rank.folder.name for rank in run.ranks] == ["rank00000", "rank00001"]
     assert run.manifest["told"] == "by rank 0"
+    assert "resumed" not in run.manifest
     assert run.history["a:output"].select(rank=0).steps.tolist() == [0]
 
 

@@ -93,9 +93,7 @@ def test_refreshing_keeps_the_history_and_what_was_taken_from_it(run: Path) -> N
 
 
 def test_a_short_representation(run: Path) -> None:
-    assert repr(open_run(run)).endswith(
-        "run', finished, 1 rank, History(5 sites, steps 0…2, 15 rows, 3 events))"
-    )
+    assert repr(open_run(run)).endswith("run', finished, 1 rank, History(5 sites, steps 0…2, 15 rows, 3 events))")
 
 
 def test_the_manifest_is_part_of_the_history(run: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from retrograd.errors import DamagedRunError
+from retrograd.history.sink import Event, Moment
 from retrograd.runs.reader import open_run
 from retrograd.runs.writer import RunWriter
 from tests.history.made import make_steps
@@ -122,3 +123,13 @@ def test_a_damaged_run_is_not_gone_on_with(tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_bytes(b"rubbish")
     with pytest.raises(DamagedRunError, match=file):
         RunWriter(tmp_path, resume=True, step=1)
+
+
+def test_a_run_without_statistics_goes_on_after_its_last_loss(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path)
+    for step in range(3):
+        writer.add_event(Event(Moment(step, 0, 0), "loss", value=1.0))
+    writer.close()
+    writer = RunWriter(tmp_path, resume=True)
+    assert writer.next_step == 3
+    writer.close()

@@ -11,7 +11,8 @@ from retrograd.history.sink import KeptTensor, Moment
 from retrograd.runs import tensors
 from retrograd.runs.encoding import UnstorableTensorError, decode_tensor, encode_tensor
 from retrograd.runs.reader import open_run
-from retrograd.runs.tensors import ShardFolder, parse_name, print_name
+from retrograd.runs.shards import parse_name, print_name
+from retrograd.runs.tensors import ShardFolder
 from tests.history.made import make_steps
 from tests.runs.written import files, keep, open_writer
 
@@ -78,7 +79,12 @@ def test_what_cannot_be_stored() -> None:
         encode_tensor("x", torch.ones(2).to_mkldnn())
 
 
-@given(st.integers(0, 10**12), st.integers(0, 99), st.integers(-1, 9), st.sampled_from(["a:output", "x#2:output.a/b", "watch/p/q.grad"]))
+@given(
+    st.integers(0, 10**12),
+    st.integers(0, 99),
+    st.integers(-1, 9),
+    st.sampled_from(["a:output", "x#2:output.a/b", "watch/p/q.grad"]),
+)
 def test_names_of_tensors(step: int, micro: int, backward: int, site: str) -> None:
     moment = Moment(step, micro, backward, "eval")
     assert parse_name(print_name(moment, site)) == (moment, site)
@@ -137,7 +143,9 @@ def test_an_overwritten_tensor_is_reported_and_not_stored(tmp_path: Path) -> Non
     assert lost.overwritten
     assert lost.tensor is None
     assert kept.tensor.tolist() == [1, 1, 1]
-    assert [(event.kind, event.name, event.moment.step) for event in run.history.events] == [("overwritten", "a:output", 0)]
+    assert [(event.kind, event.name, event.moment.step) for event in run.history.events] == [
+        ("overwritten", "a:output", 0)
+    ]
     assert run.ranks[0].facts["events"] == {"overwritten": 1}
 
 
@@ -169,7 +177,10 @@ def test_a_copy_is_trusted_when_the_training_thread_waits(tmp_path: Path) -> Non
 @settings(max_examples=30, deadline=None)
 @given(
     st.integers(0, 6000),
-    st.lists(st.tuples(st.integers(0, 300), st.sampled_from([torch.float32, torch.complex64, torch.float8_e8m0fnu])), max_size=12),
+    st.lists(
+        st.tuples(st.integers(0, 300), st.sampled_from([torch.float32, torch.complex64, torch.float8_e8m0fnu])),
+        max_size=12,
+    ),
     st.booleans(),
 )
 def test_the_budget_is_never_passed(

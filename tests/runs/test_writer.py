@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import pytest
 import torch
@@ -17,7 +17,8 @@ from retrograd.runs import files
 from retrograd.runs.reader import open_run
 from retrograd.runs.writer import RunWriter
 from tests.history.made import make_batch, make_steps
-from tests.runs.written import add_step, files as list_files, keep, open_writer, write_run
+from tests.runs.written import add_step, keep, open_writer, write_run
+from tests.runs.written import files as list_files
 
 
 def read_rank(run: Path) -> dict[str, Any]:
@@ -76,7 +77,9 @@ def test_a_reader_may_look_while_it_is_written(tmp_path: Path) -> None:
     seen = []
     while not done.is_set():
         run.refresh()
-        seen.append((len(run.history["a:output"].rms), len(run.history.loss.steps), len(run.history["a:output"].tensors)))
+        seen.append(
+            (len(run.history["a:output"].rms), len(run.history.loss.steps), len(run.history["a:output"].tensors))
+        )
         assert len(open_run(tmp_path).history["b:output"].rms) >= seen[-1][0]
     writing.join()
     run.refresh()
@@ -118,7 +121,7 @@ class FullDisk:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
-    def __enter__(self) -> "FullDisk":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -126,21 +129,29 @@ class FullDisk:
 
 
 def test_a_full_disk_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "create", lambda path: FullDisk(path.open("wb")))
+    monkeypatch.setattr(files, "create", create_on_full_disk)
     with pytest.raises(RunWriteError, match="No space left"):
         RunWriter(tmp_path / "run")
     monkeypatch.undo()
     assert not list(tmp_path.rglob(".tmp-*"))
 
 
-@pytest.mark.parametrize("full", [lambda path: FullDisk(path.open("wb")), lambda path: Path("/dev/full").open("wb")], ids=["write", "flush"])
-def test_a_full_disk_during_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: Any) -> None:
+def create_on_full_disk(path: Path) -> FullDisk:
+    return FullDisk(path.open("wb"))
+
+
+def create_on_full_device(path: Path) -> BinaryIO:
+    return open("/dev/full", "wb")  # noqa: PTH123  # whoever asks for it closes it
+
+
+@pytest.mark.parametrize("create", [create_on_full_disk, create_on_full_device])
+def test_a_full_disk_during_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, create: Any) -> None:
     first, second, third = make_steps([0, 1, 2])
     writer = open_writer(tmp_path)
     add_step(writer, first)
     writer.flush()
     with monkeypatch.context() as patch:
-        patch.setattr(files, "create", full)
+        patch.setattr(files, "create", create)
         with pytest.warns(RetrogradWarning, match="No space left on device. Training goes on"):
             add_step(writer, second)
             writer.flush()

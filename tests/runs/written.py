@@ -64,5 +64,5 @@ def sort_rows(history: History) -> pa.Table:
 
 
 def files(run: Path, kind: str, rank: str = "rank00000") -> list[str]:
-    """Names of the files of a kind."""
-    return sorted(path.name for path in (run / rank / kind).glob("*"))
+    """Names of the files of a kind, save those that are being written."""
+    return sorted(path.name for path in (run / rank / kind).glob("[!.]*"))

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.statistics.oracle import assert_reads, assert_row, drain, elements, expected_bins
 
 from retrograd.statistics.slab import Slab, make_slab
+from tests.statistics.oracle import assert_reads, assert_row, drain, elements, expected_bins
 
 REAL = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGER = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]

@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 import torch
-from tests.statistics.oracle import assert_row, drain, elements, expected_bins
 from torch import Tensor
 
 from retrograd.statistics.slab import Slab
+from tests.statistics.oracle import assert_row, drain, elements, expected_bins
 
 LARGE = 50_000
 

@@ -7,11 +7,11 @@ from typing import Self
 
 import pytest
 import torch
-from tests.statistics.oracle import assert_reads
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from retrograd.statistics.slab import Slab, UnreadableTensorError
+from tests.statistics.oracle import assert_reads
 
 
 class Wrapper(torch.Tensor):

@@ -9,13 +9,15 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.statistics.oracle import expected_row
 
 from retrograd.statistics.row import ADDED, ROW, STATISTICS, derive, merge_rows, scale_rows
+from tests.statistics.oracle import expected_row
 
 Rows = dict[str, npt.NDArray[np.float64]]
 
-numbers = st.floats(-1e6, 1e6, width=32, allow_subnormal=False) | st.sampled_from([0.0, 1e-30, math.nan, math.inf, -math.inf])
+numbers = st.floats(-1e6, 1e6, width=32, allow_subnormal=False) | st.sampled_from(
+    [0.0, 1e-30, math.nan, math.inf, -math.inf]
+)
 tensors = st.lists(numbers, max_size=20).map(np.array)
 
 

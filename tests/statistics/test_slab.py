@@ -8,10 +8,10 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from tests.statistics.oracle import assert_reads, assert_row, drain, elements, expected_bins
 from torch import Tensor
 
 from retrograd.statistics.slab import NativeSlab, Slab, TorchSlab, make_slab
+from tests.statistics.oracle import assert_reads, assert_row, drain, elements, expected_bins
 
 
 def test_make_slab_takes_the_compiled_kernel_for_the_cpu() -> None:

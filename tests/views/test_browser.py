@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from retrograd.history.history import History
 from tests.views.conftest import Reporter, Visit
@@ -293,3 +293,16 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(visit: Visit, small:
         box = canvas.bounding_box()
         assert box is not None
         assert box["x"] + box["width"] <= 390
+
+
+def test_a_finger_reads_first_and_opens_then(browser: Browser, small: Path) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844}, has_touch=True)
+    Visit(page).open(small)
+    page.locator("#cells").tap(position={"x": 40, "y": 30})
+    expect(page.locator("#tooltip .where")).to_have_text("stem.conv:output.grad")
+    expect(page.locator(".panel")).to_have_count(0)
+    page.locator("#cells").tap(position={"x": 40, "y": 30})
+    expect(page.locator(".panel h3")).to_have_text("stem.conv:output")
+    page.locator(".label", has_text="bn").first.tap()
+    expect(page.locator(".panel h3")).to_have_text("stem.bn:output")
+    page.close()

@@ -8,8 +8,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.views.downsample import share_columns
-from retrograd.views.report.exponents import LEVELS_PER_OCTAVE, SMALLEST_SHARE, encode_shares, make_exponent_block
+from retrograd.views.report.exponents import (
+    LEVELS_PER_OCTAVE,
+    SMALLEST_SHARE,
+    add_columns,
+    encode_shares,
+    make_exponent_block,
+)
+from retrograd.views.report.scope import choose_scope
 from tests.views.invented import Numbers, make_history
 
 
@@ -17,7 +23,7 @@ from tests.views.invented import Numbers, make_history
 def test_a_code_is_the_logarithm_of_the_share(data: st.DataObject, columns: int, n: int) -> None:
     place = sorted(data.draw(st.lists(st.integers(0, columns - 1), min_size=n, max_size=n)))
     counts = data.draw(st.lists(st.lists(st.integers(0, 10**6), min_size=3, max_size=3), min_size=n, max_size=n))
-    codes = encode_shares(np.array(counts), np.array(place), columns)
+    codes = encode_shares(add_columns(np.array(counts), np.array(place), columns))
     for column in range(columns):
         total = [sum(line[row] for line, at in zip(counts, place, strict=True) if at == column) for row in range(3)]
         for row, count in enumerate(total):
@@ -31,7 +37,7 @@ def test_a_code_is_the_logarithm_of_the_share(data: st.DataObject, columns: int,
 def test_a_stretch_begins_at_the_exponent_of_its_first_bin() -> None:
     rms = np.full((2, 4), 0.25)
     history = make_history(Numbers(["a:output", "b:output"], rms, bins=5))
-    block = make_exponent_block(history, history.sites, share_columns(np.arange(4), 1000), "train")
+    block = make_exponent_block(choose_scope(history, None, 1000, 8.0))
     assert block is not None
     top = -2 + 2  # the bell reaches two octaves above rms
     assert block.facts["stretches"] == {0: [0, top - 5, 5], 1: [20, top - 5, 5]}
@@ -40,4 +46,4 @@ def test_a_stretch_begins_at_the_exponent_of_its_first_bin() -> None:
 
 def test_without_histograms_there_is_no_block() -> None:
     history = make_history(Numbers(["a:output"], np.ones((1, 4)), bins=0))
-    assert make_exponent_block(history, history.sites, share_columns(np.arange(4), 1000), "train") is None
+    assert make_exponent_block(choose_scope(history, None, 1000, 8.0)) is None

@@ -7,6 +7,7 @@ import pytest
 
 from retrograd.views.places import group_places
 from retrograd.views.report.nonfinite import find_first_nonfinite
+from retrograd.views.report.scope import choose_scope
 from tests.views.invented import Numbers, make_history
 
 SITES = ["a:output", "a:output.grad", "a:weight.grad", "a:weight.update", "b:output", "b:output.grad"]
@@ -28,10 +29,10 @@ def test_first_site_of_the_first_bad_step(bad: set[str], first: str) -> None:
         nan[SITES.index(site), 5:] = 3
     nan[:, 7] = 9
     history = make_history(Numbers(SITES, np.ones(nan.shape), nan=nan, every=10))
-    found = find_first_nonfinite(history, group_places(SITES), "train")
+    found = find_first_nonfinite(choose_scope(history, None, 1000, 8.0), group_places(SITES))
     assert found == {"step": 50, "site": first, "text": "3 NaN of 4,096 elements"}
 
 
 def test_nothing_to_name() -> None:
     history = make_history(Numbers(SITES, np.ones((len(SITES), 3))))
-    assert find_first_nonfinite(history, group_places(SITES), "train") is None
+    assert find_first_nonfinite(choose_scope(history, None, 1000, 8.0), group_places(SITES)) is None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from retrograd.history.history import History
 from retrograd.history.sink import Event, EventKind, Moment
 from retrograd.runs.reader import Rank
 from retrograd.views.places import group_places
 from retrograd.views.report.header import make_header, print_command
 from retrograd.views.report.recorded import MOST_LINES, describe_recorded, list_troubles
+from retrograd.views.report.scope import choose_scope
 from retrograd.views.report.structure import list_modules
 
 
@@ -17,8 +20,10 @@ def event(kind: EventKind, step: int = 0, name: str = "", value: float = float("
 
 
 def test_sites_are_counted_by_what_they_are_of() -> None:
-    places = group_places(["a:output", "a:output.grad", "a:weight.grad", "a:weight.update", "b:output.grad"])
-    terms = dict(describe_recorded({"selection": ["a.*", "b"], "statistics": []}, places, "train", 3))
+    history = History()
+    history.describe(selection=["a.*", "b"], statistics=[])
+    places = group_places(["a:weight.grad", "a:output", "a:output.grad", "a:weight.update", "b:output.grad"])
+    terms = dict(describe_recorded(replace(choose_scope(history, None, 1000, 8.0), mantissa_bits=9), places))
     assert terms["sites"] == "1 activations, 2 gradients of activations, 1 gradients of weights, 1 updates of weights"
     assert terms["selection"] == "a.*, b"
     assert terms["tensors kept"] == "none"

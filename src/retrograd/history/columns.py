@@ -35,7 +35,7 @@ FIXED_TYPES: dict[str, Any] = {
 }
 """Columns that are always there; one float64 column a user statistic may follow."""
 
-_PHASE_CODES = {phase: code for code, phase in enumerate(PHASES)}
+_PHASE_CODES: dict[str, int] = {phase: code for code, phase in enumerate(PHASES)}
 
 
 def decode_batches(batches: Sequence[RowBatch], gradients: npt.NDArray[np.bool_], rank: int = 0) -> Columns:
@@ -66,6 +66,17 @@ def decode_batches(batches: Sequence[RowBatch], gradients: npt.NDArray[np.bool_]
     _divide_out_scale(columns)
     columns.update(_decode_custom(batches, lengths, columns["site"]))
     return columns
+
+
+def encode_phase(phase: str) -> int:
+    """The code of a phase.
+
+    Raises:
+        ValueError: for a word that is none.
+    """
+    if phase not in _PHASE_CODES:
+        raise ValueError(f"phase is one of {', '.join(PHASES)} or None, not {phase!r}")
+    return _PHASE_CODES[phase]
 
 
 def concatenate_columns(parts: Sequence[Mapping[str, npt.NDArray[Any]]], name: str) -> npt.NDArray[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -108,9 +109,8 @@ class History:
             NoSuchSiteError: naming the sites that are nearest.
         """
         code, rows = self._names.find(site), self.rows
-        stored = self._find_stored(str(site))
-        tensors = stored + [read_kept(kept) for kept in self.ring.of_site(str(site))]
-        return Series(rows, str(site), rows.of_site(code), Choice(), tensors, self._find_input)
+        list_tensors = partial(self._list_tensors, str(site))
+        return Series(rows, str(site), rows.of_site(code), Choice(), list_tensors, self._find_input)
 
     def __contains__(self, site: object) -> bool:
         return str(site) in self._names.code_of
@@ -181,6 +181,9 @@ class History:
         rows = self.rows
         table = build_table({name: rows[name] for name in rows}, self.sites)
         return table.append_column("rank", pa.array(rows["rank"]))
+
+    def _list_tensors(self, site: str) -> list[Kept]:
+        return self._find_stored(site) + [read_kept(kept) for kept in self.ring.of_site(site)]
 
     def _find_input(self, series: Series) -> Series:
         return self[str(parse_site(series.site).value)].paired_with(series)

@@ -66,8 +66,11 @@ def read_kept(kept: KeptTensor) -> Kept:
 
 
 def is_overwritten(kept: KeptTensor) -> bool:
-    """Whether the tensor has been changed in place since it was kept; once it was, it stays so."""
-    if kept.tensor._version != kept.version:
+    """Whether the tensor has been changed in place since it was kept; once it was, it stays so.
+
+    A tensor made in inference mode counts no versions, so whoever keeps one must keep a copy.
+    """
+    if not kept.tensor.is_inference() and kept.tensor._version != kept.version:
         kept.overwritten = True
     return kept.overwritten
 

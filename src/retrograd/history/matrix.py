@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.errors import StatisticError
+from retrograd.history.columns import encode_phase
 from retrograd.history.rows import Index, Part, Picked, Rows
-from retrograd.history.sink import PHASES
 from retrograd.statistics.row import STATISTICS, derive
 
 
@@ -86,5 +86,5 @@ def _pick(rows: Rows, codes: Sequence[int], phase: str | None) -> Index:
     wanted[listed[listed < len(wanted)]] = True
     mask = wanted[rows["site"]] & (rows["backward"] <= 0)
     if phase is not None:
-        mask &= rows["phase"] == PHASES.index(phase)
+        mask &= rows["phase"] == encode_phase(phase)
     return slice(None) if mask.all() else np.flatnonzero(mask)

@@ -60,5 +60,6 @@ class Ring:
 
 
 def count_bytes(kept: KeptTensor) -> int:
-    """Bytes of a tensor's elements."""
-    return int(kept.tensor.numel()) * kept.tensor.element_size()
+    """Bytes of a tensor's elements; of a sparse one, of those that it has."""
+    tensor = kept.tensor._values() if kept.tensor.is_sparse else kept.tensor
+    return int(tensor.numel()) * tensor.element_size()

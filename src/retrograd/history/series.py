@@ -10,6 +10,7 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.history.columns import encode_phase
 from retrograd.history.kept import Kept
 from retrograd.history.matrix import compute_statistic, number_steps
 from retrograd.history.rows import Part, Picked, Rows
@@ -35,7 +36,7 @@ class Choice:
         """Those of the rows at ``index`` that are meant, by rising step."""
         mask = np.ones(len(index), np.bool_)
         if self.phase is not None:
-            mask &= rows["phase"][index] == PHASES.index(self.phase)
+            mask &= rows["phase"][index] == encode_phase(self.phase)
         if self.backward is not None:
             mask &= np.isin(rows["backward"][index], (-1, self.backward))
         for name in ("micro", "rank"):
@@ -80,7 +81,6 @@ class Series:
 
     Attributes:
         site: its name.
-        tensors: what was kept of it whole or in part, oldest first; ``tensors[-5:]`` loads the last five.
     """
 
     count = Statistic("Elements.")
@@ -106,14 +106,14 @@ class Series:
         site: str,
         index: npt.NDArray[np.int64],
         choice: Choice,
-        tensors: Sequence[Kept],
+        list_tensors: Callable[[], Sequence[Kept]],
         find_input: Callable[[Series], Series],
     ) -> None:
         self.site = site
-        self.tensors = tensors
         self._rows = rows
         self._site_index = index
         self._choice = choice
+        self._list_tensors = list_tensors
         self._find_input = find_input
 
     def __len__(self) -> int:
@@ -129,6 +129,11 @@ class Series:
     def steps(self) -> npt.NDArray[np.int64]:
         """Steps at which there is something, rising: int64, shape ``[n]``."""
         return self._numbered[0]
+
+    @cached_property
+    def tensors(self) -> Sequence[Kept]:
+        """What was kept of it whole or in part, oldest first, of all phases; each is loaded when it is asked for."""
+        return self._list_tensors()
 
     @property
     def exponents(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -169,17 +174,20 @@ class Series:
 
         Args:
             wanted: ``phase``, ``backward``, ``micro``, ``rank``; None stands for all of them merged.
+
+        Raises:
+            ValueError: for a phase that is none.
         """
         choice = replace(self._choice, **wanted)
-        if choice.phase is not None and choice.phase not in PHASES:
-            raise ValueError(f"phase is one of {', '.join(PHASES)} or None, not {choice.phase!r}")
-        return Series(self._rows, self.site, self._site_index, choice, self.tensors, self._find_input)
+        if choice.phase is not None:
+            encode_phase(choice.phase)  # raises at once for a word that is none
+        return Series(self._rows, self.site, self._site_index, choice, self._list_tensors, self._find_input)
 
     def paired_with(self, other: Series) -> Series:
         """This series at the calls that another one is of: same step, micro-batch, phase and rank."""
         mine, theirs = _stack_calls(self._rows, self._site_index), _stack_calls(other._rows, other._index)
         index = self._site_index[np.isin(mine, theirs)]
-        return Series(self._rows, self.site, index, other._choice, self.tensors, self._find_input)
+        return Series(self._rows, self.site, index, other._choice, self._list_tensors, self._find_input)
 
     @cached_property
     def _index(self) -> npt.NDArray[np.int64]:

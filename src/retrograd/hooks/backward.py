@@ -1,9 +1,9 @@
 """Where each backward pass begins and ends, and what it starts from.
 
-``Tensor.backward`` looks ``torch.autograd.backward`` up when it is called, so wrapping that function and
-``torch.autograd.grad`` sees every pass, but for code that bound one of them by name before. The wrappers stand
-while somebody listens and are taken away after the last one. A pass inside a pass (reentrant checkpointing) is
-part of the outer one.
+``backward`` and ``grad`` in ``torch.autograd``, however a program got hold of them, call one function to run the
+engine, which they look up in their module. A wrapper stands in its place while somebody listens, and is taken away
+after the last one. The public functions themselves are left alone: torch.compile knows them by their identity.
+A pass inside a pass (reentrant checkpointing) is part of the outer one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any, Protocol
 
 import torch
 
-from retrograd.hooks.engine import current_graph_task, is_compiling
+from retrograd.hooks.engine import current_graph_task, is_tracing, uncompiled, uncompiled_itself
+
+_NAME = "_engine_run_backward"
 
 
 class BackwardListener(Protocol):
@@ -30,14 +32,13 @@ class BackwardListener(Protocol):
 
 class _Here(threading.local):
     inside = False
-    """A pass that was told of runs in this thread. Told by us, since whoever wrapped our wrapper may still call it."""
+    """A pass that was told of runs in this thread. Asked, for whoever wrapped our wrapper may still call it."""
 
 
 _here = _Here()
 _lock = threading.Lock()
 _listeners: tuple[BackwardListener, ...] = ()
-_originals: dict[str, Callable[..., Any]] = {}
-_wrappers: dict[str, Callable[..., Any]] = {}
+_undo: list[Callable[[], None]] = []
 
 
 def listen_to_backward(listener: BackwardListener) -> None:
@@ -45,51 +46,55 @@ def listen_to_backward(listener: BackwardListener) -> None:
     global _listeners
     with _lock:
         if not _listeners:
-            for name in ("backward", "grad"):
-                _originals[name] = getattr(torch.autograd, name)
-                _wrappers[name] = _wrap(_originals[name])
-                setattr(torch.autograd, name, _wrappers[name])
+            _undo.append(_wrap_engine())
         _listeners = (*_listeners, listener)
 
 
 def unlisten_to_backward(listener: BackwardListener) -> None:
-    """Stop telling this listener; with the last one torch's own functions are put back."""
+    """Stop telling this listener; with the last one torch's own function is put back."""
     global _listeners
     with _lock:
         _listeners = tuple(other for other in _listeners if other is not listener)
-        if not _listeners:
-            for name, wrapper in _wrappers.items():
-                if getattr(torch.autograd, name) is wrapper:  # else somebody wrapped it again: leave theirs alone
-                    setattr(torch.autograd, name, _originals[name])
-            _wrappers.clear()
+        while _undo and not _listeners:
+            _undo.pop()()
 
 
-def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_engine() -> Callable[[], None]:
+    original = getattr(torch.autograd, _NAME)
+
     @functools.wraps(original)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    @uncompiled_itself
+    def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
         listeners = _listeners
-        if is_compiling() or not listeners or current_graph_task() != -1 or _here.inside:
-            return original(*args, **kwargs)
+        if not listeners or _here.inside or current_graph_task() != -1 or is_tracing():
+            return original(roots, *args, **kwargs)
         failed = True
         try:
             _here.inside = True
-            roots = _roots(args, kwargs)
-            for listener in listeners:
-                listener.backward_begins(roots)
-            del roots
-            result = original(*args, **kwargs)
+            _tell_begin(listeners, roots)
+            result = original(roots, *args, **kwargs)
             failed = False
             return result
         finally:
             _here.inside = False
-            for listener in listeners:
-                listener.backward_ends(failed)
+            _tell_end(listeners, failed)
 
-    return run
+    def undo() -> None:
+        if getattr(torch.autograd, _NAME) is run:  # else somebody wrapped it again: leave theirs alone
+            setattr(torch.autograd, _NAME, original)
+
+    setattr(torch.autograd, _NAME, run)
+    return undo
 
 
-def _roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    given = args[0] if args else kwargs.get("tensors", kwargs.get("outputs", ()))
-    if isinstance(given, torch.Tensor):
-        return (given,)
-    return tuple(item for item in given if isinstance(item, torch.Tensor)) if isinstance(given, (list, tuple)) else ()
+@uncompiled
+def _tell_begin(listeners: tuple[BackwardListener, ...], roots: Any) -> None:
+    tensors = tuple(root for root in roots if isinstance(root, torch.Tensor))
+    for listener in listeners:
+        listener.backward_begins(tensors)
+
+
+@uncompiled
+def _tell_end(listeners: tuple[BackwardListener, ...], failed: bool) -> None:
+    for listener in listeners:
+        listener.backward_ends(failed)

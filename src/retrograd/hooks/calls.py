@@ -1,23 +1,36 @@
-"""Which calls of a module are running."""
+"""Which calls are running, told from the stack.
+
+A call that was left by ``KeyboardInterrupt``, or an optimizer's step that raised, runs no hook at its end; so whoever
+counts beginnings and ends by hooks alone loses count.
+"""
 
 from __future__ import annotations
 
 import sys
+from types import CodeType
 
 from torch import nn
+from torch.optim.optimizer import Optimizer
 
 _CALL = nn.Module._call_impl.__code__
+_STEP = Optimizer.profile_hook_step(lambda: None).__code__
 
 
 def count_calls(module: nn.Module) -> int:
-    """How many calls of a module, one within the other, this thread is in.
+    """How many calls of a module, one within the other, this thread is in."""
+    return _count(_CALL, module)
 
-    A call that was left by ``KeyboardInterrupt`` runs no hook, so only the stack tells that it is over.
-    """
+
+def count_steps(optimizer: Optimizer) -> int:
+    """How many steps of an optimizer this thread is in: two where a subclass calls the ``step`` of its parent."""
+    return _count(_STEP, optimizer)
+
+
+def _count(code: CodeType, owner: object) -> int:
     count = 0
     frame = sys._getframe()
     while frame is not None:
-        if frame.f_code is _CALL and frame.f_locals.get("self") is module:
+        if frame.f_code is code and frame.f_locals.get("self") is owner:
             count += 1
         frame = frame.f_back  # type: ignore[assignment]
     return count

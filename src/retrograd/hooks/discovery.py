@@ -7,7 +7,7 @@ it. The others fire when a model is built and when an optimizer updates, and sta
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,9 +17,10 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.engine import grad_enabled, is_compiling
+from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 
 _OTHER_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_backward_pre_hooks", "_global_backward_hooks")
 
@@ -48,12 +49,13 @@ class Lookout:
 
     def __init__(self, listener: DiscoveryListener) -> None:
         self._listener = listener
+        self._is_stopped = False
         self._armed: list[Callable[[], None]] = []
         self._standing = [
             register_module_module_registration_hook(self._join),
             register_module_parameter_registration_hook(self._give),
-            register_optimizer_step_pre_hook(self._update),
         ]
+        listen_to_optimizers(self)
 
     @property
     def armed(self) -> bool:
@@ -62,7 +64,7 @@ class Lookout:
 
     def arm(self) -> None:
         """Begin to tell of forward calls."""
-        if not self._armed:
+        if not self._armed and not self._is_stopped:
             self._armed = [register_module_forward_pre_hook(self._call).remove, _keep_compiled_modules_quiet()]
 
     def disarm(self) -> None:
@@ -70,11 +72,29 @@ class Lookout:
         while self._armed:
             self._armed.pop()()
 
+    def stop(self) -> None:
+        """Tell of nothing more. To be used from inside a hook, where torch may be walking through its tables."""
+        self._is_stopped = True
+        self.disarm()
+
     def close(self) -> None:
         """Take all hooks away."""
-        self.disarm()
+        self.stop()
+        unlisten_to_optimizers(self)
         while self._standing:
             self._standing.pop().remove()
+
+    def update_begins(self, optimizer: Optimizer) -> None:
+        self._tell(self._listener.update_begins, optimizer)
+
+    def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
+        pass
+
+    def update_skipped(self, optimizer: Optimizer) -> None:
+        pass
+
+    def loss_scaled(self, losses: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
+        pass
 
     def _call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if is_compiling() or not grad_enabled():
@@ -92,14 +112,13 @@ class Lookout:
         if parameter is not None:
             self._tell(self._listener.parameter_made, module)
 
-    def _update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._tell(self._listener.update_begins, optimizer)
-
     def _tell(self, tell: Callable[..., None], *about: Any) -> None:
+        if self._is_stopped:
+            return
         try:
             tell(*about)
         except Exception as error:  # noqa: BLE001: a fault of ours must not stop the program
-            self.close()
+            self.stop()
             self._listener.lookout_failed(error)
 
 

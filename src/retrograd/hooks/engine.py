@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
+from typing import TypeVar
 
 import torch
+from torch._C._dynamo import eval_frame
+
+F = TypeVar("F", bound=Callable[..., object])
 
 current_graph_task = torch._C._current_graph_task_id
 """Number of the backward pass that runs in this thread; −1 outside of one. Inside a forward hook anything else
@@ -23,6 +28,37 @@ grad_enabled = torch.is_grad_enabled
 inference_enabled = torch.is_inference_mode_enabled
 next_sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 """The number that the next node made in this thread will have."""
+
+
+_TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "FUNCTIONAL", "PROXY"))
+_AS_EVER = eval_frame._FrameAction.DEFAULT
+_SKIP = eval_frame._FrameAction.SKIP
+
+
+def uncompiled(function: F) -> F:
+    """Decorator for what torch calls: torch.compile leaves it, and all that it calls, to the interpreter.
+
+    After a graph break, and during a backward pass that compiled code asks for, every Python function that runs is
+    compiled, ours among them. Code that is traced as a part of a graph is not concerned: it asks ``is_compiling``.
+    """
+    return _leave(function, eval_frame._FrameExecStrategy(_SKIP, _SKIP))
+
+
+def uncompiled_itself(function: F) -> F:
+    """As :func:`uncompiled`, but for functions that call the user's code, which may be compiled."""
+    return _leave(function, eval_frame._FrameExecStrategy(_SKIP, _AS_EVER))
+
+
+def _leave(function: F, strategy: eval_frame._FrameExecStrategy) -> F:
+    assert isinstance(function, FunctionType)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
+@uncompiled
+def is_tracing() -> bool:
+    """Whether what runs now only makes a graph (ahead-of-time autograd, export): its tensors have no values."""
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING)
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:

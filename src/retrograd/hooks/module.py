@@ -15,13 +15,18 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from retrograd.hooks.engine import is_compiling
+from retrograd.hooks.engine import is_compiling, uncompiled
 
 
 class Switch(Protocol):
     """Says whether taps have anything to do."""
 
     awake: bool
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calls of this module run as compiled code, so that hooks on the modules within it do not."""
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
 class ForwardWatcher(Protocol):
@@ -62,8 +67,9 @@ class _ForwardTap(_Inert):
 
     def __init__(self, module: nn.Module) -> None:
         self.watchers: tuple[ForwardWatcher, ...] = ()
-        self.handle: RemovableHandle = module.register_forward_hook(self)
+        self.handle: RemovableHandle = nn.Module.register_forward_hook(module, self)  # scripted ones refuse to be asked
 
+    @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if is_compiling():
             return
@@ -105,8 +111,8 @@ class CallTap(_Inert):
     def __init__(self, module: nn.Module, watcher: InputWatcher) -> None:
         self._watcher = watcher
         self._handles = (
-            module.register_forward_pre_hook(_Before(watcher), with_kwargs=True),
-            module.register_forward_hook(_After(watcher), always_call=True),
+            nn.Module.register_forward_pre_hook(module, _Before(watcher), with_kwargs=True),
+            nn.Module.register_forward_hook(module, _After(watcher), always_call=True),
         )
 
     def remove(self) -> None:
@@ -121,6 +127,7 @@ class _Before(_Inert):
     def __init__(self, watcher: InputWatcher) -> None:
         self.watcher = watcher
 
+    @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not is_compiling():
             self.watcher.before_forward(module, args, kwargs)
@@ -132,6 +139,7 @@ class _After(_Inert):
     def __init__(self, watcher: InputWatcher) -> None:
         self.watcher = watcher
 
+    @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not is_compiling():
             self.watcher.after_call(module, output)

@@ -8,6 +8,7 @@ parts is what a full backward hook calls ``grad_input``, with nothing inserted i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -15,8 +16,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from retrograd.hooks.deep_graphs import DeepGraphGuard
+from retrograd.hooks.engine import uncompiled
 
-_ALWAYS = 2**63  # AccumulateGrad carries the largest number: it is a leaf, and nothing lies behind it
+_LEAF = 2**63  # AccumulateGrad carries the largest number of all, and nothing lies behind it
+
+_number = methodcaller("_sequence_nr")
 
 
 def edge_of(tensor: torch.Tensor) -> GradientEdge | None:
@@ -42,15 +46,13 @@ class InputGradient:
         self._total: torch.Tensor | None = None
         self._handles: list[RemovableHandle] = []
 
-    def expect(self) -> None:
-        """One more node feeds the edge."""
+    def expect(self, handle: RemovableHandle) -> None:
+        """One more part will come, through this hook."""
         self._parts += 1
         self._missing += 1
-
-    def own(self, handle: RemovableHandle) -> None:
-        """Take over a hook that feeds this gradient."""
         self._handles.append(handle)
 
+    @uncompiled
     def add(self, part: torch.Tensor | None) -> None:
         """A node has run; ``part`` is None where it found nothing to pass on."""
         if part is not None:
@@ -87,66 +89,88 @@ class InputGradient:
         return self._missing != self._parts
 
 
+Wanted = dict[tuple[Any, int], list[InputGradient]]
+
+
 def hook_input_gradients(
     inputs: Sequence[InputGradient],
     outputs: Iterable[torch.Tensor],
     first_number: int,
     guard: DeepGraphGuard,
+    leaf_handles: list[RemovableHandle],
 ) -> None:
     """Set hooks on all nodes of one module call that feed the edges of its inputs.
+
+    An input that is handed on as an output has all of that tensor's gradient: one tensor cannot be told from itself.
 
     Args:
         inputs: what to feed.
         outputs: the module's outputs that require grad.
         first_number: sequence number of the first node that the call could have made; older nodes lie outside.
         guard: told of every node that is looked at.
+        leaf_handles: gathers the handles of hooks on leaves, which outlive the graph.
     """
-    wanted: dict[tuple[Any, int], list[InputGradient]] = {}
+    wanted: Wanted = {}
     for gradient in inputs:
         if gradient.edge is not None:
             wanted.setdefault((gradient.edge.node, gradient.edge.output_nr), []).append(gradient)
-    stops = {node for node, _ in wanted}
-    queue: list[Any] = []
-    seen: set[Any] = set()
+    ends = {node for node, _ in wanted}
+    starts = []
     for output in outputs:
-        node = output.grad_fn
-        targets = wanted.get((node, output.output_nr))
-        if targets:  # the module hands its input on: its gradient is the output's
-            for gradient in targets:
-                gradient.expect()
-                gradient.own(output.register_hook(gradient.add))
-        elif node is not None and node not in seen:
-            seen.add(node)
-            queue.append(node)
-    made: list[Any] = []
-    while queue:
-        node = queue.pop()
-        made.append(node)
-        slots = []
-        for slot, (following, number) in enumerate(node.next_functions):
-            if following is None:
-                continue
-            for gradient in wanted.get((following, number), ()):
-                gradient.expect()
-                slots.append((slot, gradient))
-            if following in seen or following in stops or following._sequence_nr() >= _ALWAYS:
-                continue
-            seen.add(following)
-            if following._sequence_nr() >= first_number:
-                queue.append(following)
+        node, number = get_gradient_edge(output)[:2]
+        starts.append(node)
+        for gradient in wanted.pop((node, number), ()):
+            _hand_on(gradient, output, leaf_handles)
+    made = _walk(starts, ends, first_number)
+    for node in made:
+        slots = _find_slots(node, wanted)
         if slots:
-            handle = node.register_hook(_feed(slots))
+            handle = node.register_hook(_Feed(slots))
             for _, gradient in slots:
-                gradient.own(handle)
+                gradient.expect(handle)
     for gradient in inputs:
         gradient.let_go()
-    for node in sorted(made, key=lambda item: item._sequence_nr()):
+    for node in sorted(made, key=_number):
         guard.saw(node)
 
 
-def _feed(slots: list[tuple[int, InputGradient]]) -> Callable[[tuple[Any, ...], tuple[Any, ...]], None]:
-    def after_node(grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> None:
-        for slot, gradient in slots:
-            gradient.add(grad_inputs[slot])
+def _hand_on(gradient: InputGradient, output: torch.Tensor, leaf_handles: list[RemovableHandle]) -> None:
+    handle = output.register_hook(gradient.add)
+    gradient.expect(handle)
+    if output.is_leaf:
+        leaf_handles.append(handle)
 
-    return after_node
+
+def _walk(starts: Iterable[Any], ends: set[Any], first_number: int) -> list[Any]:
+    """All nodes that the call made, as far as they can be reached without passing an end."""
+    seen = set(ends)
+    found: list[Any] = []
+    queue = list(starts)
+    while queue:
+        node = queue.pop()
+        if node is not None and node not in seen and first_number <= _number(node) < _LEAF:
+            seen.add(node)
+            found.append(node)
+            queue.extend(following for following, _ in node.next_functions)
+    return found
+
+
+def _find_slots(node: Any, wanted: Wanted) -> list[tuple[int, InputGradient]]:
+    """The slots of a node that feed wanted edges, and what they feed."""
+    return [
+        (slot, gradient) for slot, edge in enumerate(node.next_functions) for gradient in wanted.get(edge, ())
+    ]
+
+
+class _Feed:
+    """The hook behind a node: hands its results on."""
+
+    __slots__ = ("_slots",)
+
+    def __init__(self, slots: list[tuple[int, InputGradient]]) -> None:
+        self._slots = slots
+
+    @uncompiled
+    def __call__(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> None:
+        for slot, gradient in self._slots:
+            gradient.add(grad_inputs[slot])

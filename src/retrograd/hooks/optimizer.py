@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -14,6 +15,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+
+from retrograd.hooks.calls import count_steps
+from retrograd.hooks.engine import uncompiled, uncompiled_itself
 
 
 class OptimizerListener(Protocol):
@@ -36,6 +40,8 @@ class OptimizerListener(Protocol):
 class _Here(threading.local):
     told = 0
     """Updates, made or skipped, that were told of in this thread."""
+    stepping: weakref.ref[Optimizer] | None = None
+    """The optimizer whose step began last."""
 
 
 _here = _Here()
@@ -45,7 +51,7 @@ _undo: list[Callable[[], None]] = []
 
 
 def listen_to_optimizers(listener: OptimizerListener) -> None:
-    """Tell this listener of every update in the process."""
+    """Tell this listener of every update in the process, the one that runs now in this thread among them."""
     global _listeners
     with _lock:
         if not _listeners:
@@ -58,6 +64,9 @@ def listen_to_optimizers(listener: OptimizerListener) -> None:
                 )
             )
         _listeners = (*_listeners, listener)
+    stepping = _here.stepping() if _here.stepping is not None else None
+    if stepping is not None and count_steps(stepping):
+        listener.update_begins(stepping)
 
 
 def unlisten_to_optimizers(listener: OptimizerListener) -> None:
@@ -69,43 +78,64 @@ def unlisten_to_optimizers(listener: OptimizerListener) -> None:
             _undo.pop()()
 
 
+@uncompiled
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if count_steps(optimizer) > 1:
+        return
+    _here.stepping = weakref.ref(optimizer)
     for listener in _listeners:
         listener.update_begins(optimizer)
 
 
+@uncompiled
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if count_steps(optimizer) > 1:
+        return
     _here.told += 1
     found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler for fused optimizers while they step
     for listener in _listeners:
         listener.update_ends(optimizer, found_inf if isinstance(found_inf, torch.Tensor) else None)
 
 
+@uncompiled_itself
 def _scale(original: Callable[..., Any], scaler: GradScaler, outputs: Any) -> Any:
     result = original(scaler, outputs)
     if scaler.is_enabled() and scaler._scale is not None:
-        scale = scaler._scale.detach().clone()  # update() changes it in place
-        several = result if isinstance(result, (list, tuple)) else (result,)
-        losses = [loss for loss in several if isinstance(loss, torch.Tensor)]
-        for listener in _listeners:
-            listener.loss_scaled(losses, scale)
+        _tell_scaled(result, scaler._scale.detach().clone())  # update() changes it in place
     return result
 
 
-def _scaler_step(original: Callable[..., Any], scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+@uncompiled
+def _tell_scaled(scaled: Any, scale: torch.Tensor) -> None:
+    several = scaled if isinstance(scaled, (list, tuple)) else (scaled,)
+    losses = [loss for loss in several if isinstance(loss, torch.Tensor)]
+    for listener in _listeners:
+        listener.loss_scaled(losses, scale)
+
+
+@uncompiled_itself
+def _scaler_step(
+    original: Callable[..., Any], scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any
+) -> Any:
     before = _here.told
     result = original(scaler, optimizer, *args, **kwargs)
     if _here.told == before:
-        _here.told += 1
-        for listener in _listeners:
-            listener.update_skipped(optimizer)
+        _tell_skipped(optimizer)
     return result
+
+
+@uncompiled
+def _tell_skipped(optimizer: Optimizer) -> None:
+    _here.told += 1
+    for listener in _listeners:
+        listener.update_skipped(optimizer)
 
 
 def _wrap_method(owner: type, name: str, around: Callable[..., Any]) -> Callable[[], None]:
     original = getattr(owner, name)
 
     @functools.wraps(original)
+    @uncompiled_itself
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return around(original, self, *args, **kwargs)
 

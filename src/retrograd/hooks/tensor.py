@@ -15,6 +15,11 @@ from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
 SeeGradient = Callable[[torch.Tensor], None]
 
 
+def watch_leaf(leaf: torch.Tensor, see: SeeGradient) -> RemovableHandle:
+    """Call ``see(gradient)`` with what each backward pass finds for a leaf, before it is added to ``.grad``."""
+    return leaf.register_hook(see)
+
+
 class GradientWatch:
     """The hooks that one place sets on tensors, so that they can be taken back.
 
@@ -40,9 +45,9 @@ class GradientWatch:
         """Call ``see(gradient)`` when the gradient of this tensor, as it is now, has been computed."""
         node = tensor.grad_fn  # before the table is asked for: an in-place change of a base renews both
         if node is None:
-            self._leaf_handles.append(tensor.register_hook(self._see))
+            self._leaf_handles.append(watch_leaf(tensor, self._see))
             return
-        table = tensor._backward_hooks
+        table: Any = tensor._backward_hooks
         if table is None:
             tensor._backward_hooks = table = OrderedDict()
             node._register_hook_dict(tensor)  # type: ignore[attr-defined]

@@ -27,11 +27,14 @@ class Search:
     models that have parameters in an optimizer by then. What has no parameter (a loss) is left alone.
 
     Args:
-        found: called with models that are new, or have new modules.
+        found: called with models that are new, or have new modules, and with the module that is about to run; None
+            for models that have run before.
         failed: called when the search ends before its time.
     """
 
-    def __init__(self, found: Callable[[list[nn.Module]], None], failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, found: Callable[[list[nn.Module], nn.Module | None], None], failed: Callable[[Exception], None]
+    ) -> None:
         self._found = found
         self._failed = failed
         self._family = Family()
@@ -44,8 +47,12 @@ class Search:
         self._lookout = Lookout(self)
         self._look_again()
 
+    def stop(self) -> None:
+        """Find nothing more."""
+        self._lookout.stop()
+
     def close(self) -> None:
-        """Look no more."""
+        """Stop, and take all hooks away. Not to be called from one."""
         self._lookout.close()
 
     def step_made(self) -> None:
@@ -66,7 +73,7 @@ class Search:
         with self._lock:
             if next(self._family.find_model(module).parameters(), None) is not None:
                 self._family.look_around()
-                self._add([self._family.find_model(module), *self._family.find_trained()])
+                self._add([self._family.find_model(module), *self._family.find_trained()], module)
                 if any(is_compiled(model) for model in self._models):
                     self._lookout.disarm()  # before torch.compile takes our hook for a part of the model
             self._known.update(module.modules())
@@ -97,15 +104,17 @@ class Search:
         self._steps = 0
         self._lookout.arm()
 
-    def _add(self, models: list[nn.Module]) -> bool:
+    def _add(self, models: list[nn.Module], called: nn.Module | None = None) -> bool:
         new = [model for model in dict.fromkeys(models) if not self._known.issuperset(model.modules())]
+        del new[MOST_MODELS - len(self._models) :]
         for model in new:
             self._known.update(model.modules())
         self._models.update(new)
         self._steps = 0
         if new:
-            self._found(new)
+            self._found(new, called)
         if len(self._models) >= MOST_MODELS:
+            self.stop()
             self._failed(RecordingError(f"Only the first {MOST_MODELS} models of this process are recorded."))
         return bool(new)
 

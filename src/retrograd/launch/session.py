@@ -60,13 +60,15 @@ class Session:
             return
         self._closed = True
         self._search.close()
-        if self._recorder is not None:
-            self._recorder.close("failed" if _has_failed() else "finished")
+        try:
+            if self._recorder is not None:
+                self._recorder.close("failed" if _has_failed() else "finished")
+        except Exception as error:  # noqa: BLE001: the program has ended, and a traceback would be taken for its own
+            say(f"the end of the record is lost: {error!r}")
         sink = self.sink
-        recorded = f"{sink.steps} steps at {sink.sites} sites" if sink.is_open else ""
-        say_end(self._obstacle, recorded)
+        say_end(self._obstacle, f"{sink.steps} steps at {sink.sites} sites" if sink.is_open else "")
 
-    def _record(self, models: list[nn.Module]) -> None:
+    def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
         unnamed = [model for model in models if model not in self._names]
         named = name_models(unnamed, taken=set(self._names.values()))
         self._names.update((model, name) for name, model in named.items())
@@ -77,6 +79,8 @@ class Session:
             else:
                 for model in models:
                     self._recorder.add_model(self._names[model], model)
+            if called is not None:
+                self._recorder.add_root(called)
         except AttachError as error:
             self._give_up(error)
         except RetrogradError as error:  # what was asked for cannot be had: better now than after a night of training
@@ -108,7 +112,7 @@ class Session:
 
     def _give_up(self, error: Exception) -> None:
         """Record nothing new; said at once, since it may be long until the end."""
-        self._search.close()
+        self._search.stop()
         self._obstacle = error.problem if isinstance(error, RetrogradError) else repr(error)
         say(f"{self._obstacle}")
 

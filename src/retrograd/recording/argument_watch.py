@@ -51,7 +51,7 @@ class ArgumentWatch(SlotWatch):
         try:
             if gradients and output is not None:
                 outputs = [tensor for _, tensor in flatten(output, ()) if tensor.requires_grad]
-                hook_input_gradients(gradients, outputs, first_number, self._host.guard)
+                hook_input_gradients(gradients, outputs, first_number, self._host.guard, self._host.leaf_handles)
                 self._host.input_gradients.extend(gradients)  # type: ignore[attr-defined]
         except Exception as error:
             self._host.fault(Site(self._path, self._keys, quantity="grad"), error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -24,12 +24,14 @@ class NamedModule:
     Attributes:
         path: its path, without the names that wrappers (DDP, FSDP, torch.compile, checkpointing) put in.
         module: the module itself.
+        tapped: where its hooks are set: the module, or the outermost of the wrappers that change how it is run.
         parameters: its own parameters, those of its children left out, by name.
         is_called: it has a ``forward``, unlike containers such as ``ModuleList``.
     """
 
     path: str
     module: nn.Module
+    tapped: nn.Module
     parameters: tuple[tuple[str, nn.Parameter], ...]
     is_called: bool
 
@@ -85,8 +87,8 @@ def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Mod
 def walk_modules(name: str, model: nn.Module) -> list[NamedModule]:
     """The modules of a model, parents before children, each once, and one for each path.
 
-    A wrapper has the path of what it wraps. The wrapped module stands for both under DDP, which hands outputs on; the
-    wrapper does where it changes what is run (torch.compile, FSDP, checkpointing).
+    A wrapper has the path of what it wraps, and the wrapped module stands for both. Hooks are set on the wrapper where
+    that changes what is run (torch.compile, FSDP, checkpointing), and on the module under DDP, which hands outputs on.
     """
     found: dict[str, NamedModule] = {}
     replicated: set[str] = set()
@@ -96,7 +98,8 @@ def walk_modules(name: str, model: nn.Module) -> list[NamedModule]:
             replicated.add(f"{raw}.module" if raw else "module")
         path = ".".join(part for part in (name, _plain_path(raw, replicated)) if part) or ROOT
         if not replicates:
-            found.setdefault(path, _named(path, module))
+            entry = _named(path, module)
+            found[path] = _merge(found[path], entry) if path in found else entry
     return list(found.values())
 
 
@@ -104,9 +107,14 @@ def _named(path: str, module: nn.Module) -> NamedModule:
     return NamedModule(
         path=path,
         module=module,
+        tapped=module,
         parameters=tuple((key, value) for key, value in module._parameters.items() if value is not None),
-        is_called=type(module).forward is not nn.Module.forward,
+        is_called=type(module).forward is not nn.Module.forward or "forward" in vars(module),
     )
+
+
+def _merge(wrapper: NamedModule, wrapped: NamedModule) -> NamedModule:
+    return replace(wrapped, tapped=wrapper.tapped, parameters=(*wrapper.parameters, *wrapped.parameters))
 
 
 def describe_model(name: str, model: nn.Module) -> list[dict[str, str | int]]:

@@ -39,24 +39,30 @@ class Emitter:
         rows: the numbering of rows.
         keeper: takes the kept tensors.
         notes: takes events and faults.
+        late: knows gradients that come late.
         forget_graph: called when a forward and all its passes are over.
 
     Attributes:
-        late: knows gradients that come late.
         scale: what the gradients of the pass that is in the lane were multiplied by; None for nothing.
     """
 
     def __init__(
-        self, sink: Sink, rows: RowTable, keeper: TensorKeeper, notes: Notes, forget_graph: Callable[[], None]
+        self,
+        sink: Sink,
+        rows: RowTable,
+        keeper: TensorKeeper,
+        notes: Notes,
+        late: LateGradients,
+        forget_graph: Callable[[], None],
     ) -> None:
         self._sink = sink
         self._rows = rows
         self._keeper = keeper
         self._notes = notes
+        self._late = late
         self.fault = notes.fault
         self._forget_graph = forget_graph
         self._losses: list[tuple[Moment, torch.Tensor, torch.Tensor | None]] = []
-        self.late = LateGradients()
         self.scale: torch.Tensor | None = None
 
     def add_losses(self, moment: Moment, losses: tuple[torch.Tensor, ...], scale: torch.Tensor | None) -> None:
@@ -69,7 +75,7 @@ class Emitter:
         kept, lane.kept = lane.kept, []
         scale = self._read_scale(moment) if lane.mode is Mode.GRAD else 1.0
         batches = list(_drain(lane, moment, scale))
-        late = self.late.find(lane) if lane.mode is Mode.GRAD else {}
+        late = self._late.find(lane) if lane.mode is Mode.GRAD else {}
         self._emit_losses()
         self._keep(moment, kept, scale, late)
         for batch in batches:
@@ -82,7 +88,7 @@ class Emitter:
         """Hand over what a lane holds; its forward and all passes over it are done with."""
         self.emit(lane, moment)
         if lane.mode is Mode.GRAD:
-            self.late.close(lane, moment)
+            self._late.close(lane, moment)
             self.scale = None
             self._forget_graph()
 
@@ -113,7 +119,7 @@ class Emitter:
         numbers = table["row"].copy()
         self._rows.mark(numbers)
         if lane.mode is Mode.GRAD:
-            self.late.note(numbers)
+            self._late.note(numbers)
         if self._keeper.has_triggers:
             columns = {name: table[name] for name in ROW.names or ()}
             is_gradient = np.array([self._rows.sites[row].quantity == "grad" for row in numbers], dtype=bool)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from retrograd.errors import RetrogradWarning
+from retrograd.hooks.engine import uncompiled
 from retrograd.statistics.slab import UnreadableTensorError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,6 +55,7 @@ def harmless(method: F) -> F:
     """Decorator for methods that torch calls in the middle of training: an error goes to ``self.fault``."""
 
     @functools.wraps(method)
+    @uncompiled
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, *args, **kwargs)

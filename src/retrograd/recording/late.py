@@ -8,8 +8,8 @@ is. It is known by its place: nothing has been seen there since.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,17 +57,17 @@ class Closed:
         return again
 
 
-@dataclass(slots=True)
 class LateGradients:
     """Finds gradients that come late.
 
-    Attributes:
-        watches: whom to ask.
+    Args:
+        watches: whom to ask; the list may grow.
     """
 
-    watches: list[Waiting] = field(default_factory=list)
-    _open: list[Rows] = field(default_factory=list)
-    _closed: deque[Closed] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    def __init__(self, watches: Sequence[Waiting]) -> None:
+        self._watches = watches
+        self._open: list[Rows] = []
+        self._closed: deque[Closed] = deque(maxlen=_REMEMBERED)
 
     def note(self, rows: Rows) -> None:
         """These rows have been recorded for the micro-batch that is open."""
@@ -82,7 +82,7 @@ class LateGradients:
     def find(self, lane: Lane) -> dict[Stream, Closed]:
         """The streams whose tensors, if any have come since the lane was opened, belong to an earlier micro-batch."""
         late: dict[Stream, Closed] = {}
-        for watch in self.watches:
+        for watch in self._watches:
             found = watch.gradients_before(lane.opened)
             if found is not None:
                 serial, streams = found

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from retrograd.hooks.engine import current_graph_task, grad_enabled, inference_enabled
+from retrograd.hooks.engine import (
+    current_graph_task,
+    current_node,
+    grad_enabled,
+    inference_enabled,
+    next_sequence_number,
+)
 from retrograd.recording.lane import Lane, Mode
 from retrograd.recording.nested import Keys, flatten
 from retrograd.recording.place import Host, Place
+from retrograd.recording.stream import Stream
 from retrograd.sites.site import Site
 
 MOST_CALLS = 100
@@ -162,6 +168,11 @@ class SlotWatch:
         calls.count = 0
         calls.unhooked.clear()
         lane.touched = True
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module that is watched."""
+        return self._module
 
     @property
     def was_called(self) -> bool:

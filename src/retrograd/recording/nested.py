@@ -10,17 +10,19 @@ import torch
 
 Keys = tuple[str, ...]
 
-_DEEPEST = 8
-"""Nesting below which nothing is looked for: model outputs are shallow, and a cycle must end."""
+def flatten(value: Any, keys: Keys, inside: tuple[Any, ...] = ()) -> Iterator[tuple[Keys, torch.Tensor]]:
+    """Tensors of nested tuples, lists, named tuples, mappings and dataclasses, in order, with their keys.
 
-
-def flatten(value: Any, keys: Keys) -> Iterator[tuple[Keys, torch.Tensor]]:
-    """Tensors of nested tuples, lists, named tuples, mappings and dataclasses, in order, with their keys."""
+    Args:
+        value: the nest.
+        keys: the keys that lead to it.
+        inside: the nests that it lies in; one that holds itself is entered once.
+    """
     if isinstance(value, torch.Tensor):
         yield keys, value
-    elif len(keys) <= _DEEPEST:
+    elif not any(value is outer for outer in inside):
         for key, item in _items(value):
-            yield from flatten(item, (*keys, key))
+            yield from flatten(item, (*keys, key), (*inside, value))
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:

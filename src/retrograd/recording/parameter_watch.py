@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from retrograd.hooks.tensor import watch_leaf
+from retrograd.hooks.engine import uncompiled
 from retrograd.recording.place import Host
 from retrograd.recording.stream import Stream
 
@@ -38,8 +38,9 @@ class ParameterWatch:
         self.value = value
         self.gradient = gradient
         self.update = update
-        self._handle: Any = parameter.register_hook(self.see_gradient) if gradient is not None else None
+        self._handle = watch_leaf(parameter, self.see_gradient) if gradient is not None else None
 
+    @uncompiled
     def see_gradient(self, gradient: torch.Tensor) -> None:
         """The hook: record the gradient."""
         if self._clock.on and (self._clock.entered or self._host.enter_backward()):

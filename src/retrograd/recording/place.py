@@ -13,6 +13,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from retrograd.hooks.deep_graphs import DeepGraphGuard
+from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.tensor import GradientWatch
 from retrograd.recording.clock import Clock
 from retrograd.recording.stream import Stream
@@ -53,6 +54,11 @@ class Place:
         self._watch = GradientWatch(self.see_gradient, host.guard, host.leaf_handles) if gradient is not None else None
 
     @property
+    def gradient(self) -> Stream | None:
+        """Where the gradient goes."""
+        return self._gradient
+
+    @property
     def wants_gradient(self) -> bool:
         """Whether the gradient is recorded."""
         return self._gradient is not None
@@ -72,6 +78,7 @@ class Place:
         watch.watch(tensor)
         return True
 
+    @uncompiled
     def see_gradient(self, gradient: torch.Tensor) -> None:
         """The hook: record the gradient."""
         if self._clock.entered or self._enter():

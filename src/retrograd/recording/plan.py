@@ -94,7 +94,7 @@ def plan(
         keep = find_keep(settings.keeps, candidate)
         if not statistics and keep is None:
             continue
-        parameter = sizes.get((id(candidate.module), candidate.site.slot))
+        parameter = sizes.get((id(candidate.module), candidate.site.keys[-1]))
         planned.append(
             PlannedSite(
                 name=str(candidate.site),

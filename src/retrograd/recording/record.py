@@ -14,6 +14,7 @@ from torch import nn
 from retrograd.errors import RecordingError
 from retrograd.history.history import History
 from retrograd.history.sink import Sink
+from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
 from retrograd.recording.schedule import Schedule
@@ -21,7 +22,7 @@ from retrograd.recording.settings import Settings, Statistic
 from retrograd.runs.reader import open_run
 from retrograd.runs.writer import RunWriter
 from retrograd.sites.pattern import Pattern
-from retrograd.sites.site import WATCH, parse_site
+from retrograd.sites.site import check_watch_name
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ class Recording:
     @property
     def step(self) -> int:
         """Number of the step that is being recorded, or will be next."""
-        return self._recorder.clock.step
+        return self._recorder.clock.coming
 
     @property
     def history(self) -> History:
@@ -146,6 +147,7 @@ def record(
     return Recording(Recorder(model, writer, settings, step=writer.next_step), writer, Path(path))
 
 
+@uncompiled
 def watch(name: str, tensor: T) -> T:
     """Record a tensor of your own, under the name ``watch/NAME``; its gradient as ``watch/NAME.grad``.
 
@@ -161,8 +163,8 @@ def watch(name: str, tensor: T) -> T:
     Raises:
         SiteSyntaxError: for a name that cannot be one.
     """
-    if _active:
-        parse_site(WATCH + name)
+    if not is_compiling() and _active:
+        check_watch_name(name)
         for recording in tuple(_active):
             if recording.is_of_this_thread():
                 recording.watch(name, tensor)

@@ -18,7 +18,7 @@ from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_transformed
-from retrograd.hooks.module import CallTap, unwatch_forward, watch_forward
+from retrograd.hooks.module import CallTap, is_compiled, unwatch_forward, watch_forward
 from retrograd.hooks.node import InputGradient
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.recording.argument_watch import ArgumentWatch
@@ -28,6 +28,7 @@ from retrograd.recording.emitter import Emitter
 from retrograd.recording.faults import Faults, harmless
 from retrograd.recording.keep import find_keep
 from retrograd.recording.lane import Lane, Lanes, Mode
+from retrograd.recording.late import LateGradients
 from retrograd.recording.manual_updates import ManualUpdates
 from retrograd.recording.module_watch import OutputWatch, SlotWatch, mode_now
 from retrograd.recording.nested import flatten
@@ -64,13 +65,15 @@ class Recorder:
         self.settings = settings or Settings()
         self._sink = sink
         self._models: dict[str, nn.Module] = {}
+        self._roots: list[nn.Module] = []
         self._new_models = name_models(models)
         check_models(self._new_models, self.settings)
         self._modules: list[NamedModule] = []
         self._faults = Faults()
         self._manual = ManualUpdates(())
         self._taps: list[CallTap] = []
-        self._watches: dict[nn.Module, OutputWatch] = {}
+        self._outputs: dict[nn.Module, OutputWatch] = {}
+        self._slots: list[SlotWatch] = []
         self._frozen: list[tuple[Site, nn.Module, nn.Parameter]] = []
         self._watched: dict[str, SlotWatch] = {}
         self._places: list[Place] = []
@@ -88,7 +91,7 @@ class Recorder:
         self.guard = DeepGraphGuard()
         self.leaf_handles: list[RemovableHandle] = []
         self.input_gradients: list[InputGradient] = []
-        self._emitter = Emitter(sink, self._rows, self.keeper, self, self._forget_graph)
+        self._emitter = Emitter(sink, self._rows, self.keeper, self, LateGradients(self._slots), self._forget_graph)
         self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._manual.touched, step)
         self._optimizers = OptimizerWatch(self, UpdateTap(self._lanes.grad))
 
@@ -109,6 +112,12 @@ class Recorder:
         self._add(name, model)
         self._describe()
 
+    def add_root(self, module: nn.Module) -> None:
+        """Take each call of this module for a forward of its own, as those of whole models are."""
+        if module not in self._roots:
+            self._roots.append(module)
+            self._taps.append(CallTap(module, _RootWatch(self)))
+
     def _add(self, name: str, model: nn.Module) -> None:
         known = {entry.module for entry in self._modules}
         entries = [entry for entry in walk_modules(name, model) if entry.module not in known]
@@ -116,20 +125,23 @@ class Recorder:
         self._modules += entries
         self._manual.add(model.parameters())
         self._optimizers.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
-        self._taps.append(CallTap(model, _RootWatch(self)))
+        self.add_root(model)
         for entry in entries:
             self._tap(entry)
+        compiled = [entry.path for entry in entries if is_compiled(entry.tapped)]
+        if compiled:
+            self.note("note", compiled[0], text=f"compiled, so recorded at the boundary alone: {', '.join(compiled)}")
 
     def _tap(self, entry: NamedModule) -> None:
         module, path = entry.module, entry.path
         if entry.is_called and self._may_reach(entry, "output"):
-            watch = self._watches[module] = OutputWatch(self, module, path, ("output",))
-            watch_forward(module, watch)
-            self._emitter.late.watches.append(watch)
+            watch = self._outputs[entry.tapped] = OutputWatch(self, module, path, ("output",))
+            watch_forward(entry.tapped, watch)
+            self._slots.append(watch)
         if entry.is_called and self._may_reach(entry, "input"):
             arguments = ArgumentWatch(self, module, path)
-            self._taps.append(CallTap(module, arguments))
-            self._emitter.late.watches.append(arguments)
+            self._taps.append(CallTap(entry.tapped, arguments))
+            self._slots.append(arguments)
         for name, parameter in entry.parameters:
             self._tap_parameter(parameter_site(path, name), module, parameter)
 
@@ -194,7 +206,7 @@ class Recorder:
         watch = self._watched.get(name)
         if watch is None:
             watch = self._watched[name] = SlotWatch(self, None, WATCH + name, ())
-            self._emitter.late.watches.append(watch)
+            self._slots.append(watch)
         try:
             watch.see(tensor)
         except Exception as error:
@@ -222,7 +234,7 @@ class Recorder:
             self.clock.forward_ends(id(model), failed)
 
     def _is_running(self, outermost: int, model: nn.Module) -> bool:
-        root = next((each for each in self._models.values() if id(each) == outermost), None)
+        root = next((each for each in self._roots if id(each) == outermost), None)
         return root is not None and count_calls(root) > (root is model)
 
     def crowded(self, site: Site) -> None:
@@ -250,6 +262,7 @@ class Recorder:
         """That pass has ended."""
         if threading.get_ident() != self.clock.thread:
             return
+        self._finish_inputs(failed)
         self._in_backward = False
         clock = self.clock
         if not clock.entered and clock.on and self._lanes.grad.touched and (failed or not self._sees_gradients):
@@ -273,13 +286,17 @@ class Recorder:
             self.fault("enter_backward", error)
         return self.clock.entered
 
-    @harmless
-    def _leave_backward(self, failed: bool = False) -> None:
+    def _finish_inputs(self, failed: bool) -> None:
+        """Hand on those gradients of inputs of which this pass has brought a part and will bring no more."""
         for gradient in self.input_gradients:
             if failed:
                 gradient.drop()
             elif gradient.unfinished:
                 gradient.finish()
+
+    @harmless
+    def _leave_backward(self, failed: bool = False) -> None:
+        self._finish_inputs(failed)
         self.guard.restart()
         self.clock.leave_backward(failed)
         if not self.clock.has_leader:
@@ -301,7 +318,10 @@ class Recorder:
         self, kind: EventKind, name: str = "", *, value: float = float("nan"), text: str = "", moment: Moment | None = None
     ) -> None:
         """Something happened once."""
-        self._sink.add_event(Event(moment or self.clock.moment, kind, name, value, text, time.time()))
+        try:
+            self._sink.add_event(Event(moment or self.clock.moment, kind, name, value, text, time.time()))
+        except Exception as error:
+            self._faults.add("events", error)  # counted, but no event of its own
 
     def fault(self, site: Site | str, error: Exception) -> None:
         """An error of ours at a tap: said once, counted, and training goes on."""
@@ -332,7 +352,7 @@ class Recorder:
         self.clock.stop()
         for tap in self._taps:
             tap.remove()
-        for module, watch in self._watches.items():
+        for module, watch in self._outputs.items():
             unwatch_forward(module, watch)
         for parameter in self.parameters.values():
             parameter.remove()
@@ -350,7 +370,7 @@ class Recorder:
             settings=self.settings,
             recorded=self._rows.recorded,
             kept=self.keeper.names,
-            called={module for module, watch in self._watches.items() if watch.was_called},
+            called={watch.module for watch in self._slots if watch.was_called},
             unreadable=self._faults.unreadable,
             uncopied=self._optimizers.tap.left_out,
         )

@@ -8,6 +8,8 @@ from retrograd.errors import ScheduleError
 
 Schedule = Callable[[int], bool]
 
+_REPAIR = "give a number of steps, rg.every(n), or a function from step to bool."
+
 
 class NamedSchedule:
     """A schedule that can say what it is."""
@@ -31,7 +33,8 @@ def every(n: int) -> NamedSchedule:
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ScheduleError(
-            f"A schedule of every {n!r} steps records nothing.", repair="give a whole number from 1 on, as in rg.every(10)."
+            f"A schedule of every {n!r} steps records nothing.",
+            repair="give a whole number from 1 on, as in rg.every(10).",
         )
     return NamedSchedule("every step" if n == 1 else f"every {n} steps", lambda step: step % n == 0)
 
@@ -52,8 +55,8 @@ def log_schedule(per_decade: int = 10) -> NamedSchedule:
         )
 
     def wants(step: int) -> bool:
-        gap = 10 ** len(str(step)) // per_decade
-        return step % max(1, gap) == 0
+        begin = 10 ** (len(str(step)) - 1)
+        return step == 0 or (step - begin) % max(1, 10 * begin // per_decade) == 0
 
     return NamedSchedule(f"about {per_decade} steps a decade", wants)
 
@@ -62,14 +65,16 @@ def as_schedule(given: int | Schedule | None) -> Schedule:
     """A schedule from what a user wrote: None is every step, a number n is ``every(n)``.
 
     Raises:
-        ScheduleError: for anything else that is no callable.
+        ScheduleError: for anything else that is no function from a step's number to a bool; step 0 is tried.
     """
     if given is None:
         return every(1)
     if isinstance(given, int):
         return every(given)
-    if callable(given):
-        return given
-    raise ScheduleError(
-        f"{given!r} is no schedule.", repair="give a number of steps, rg.every(n), or a function from step to bool."
-    )
+    try:
+        answer = given(0)
+    except Exception as error:
+        raise ScheduleError(f"{given!r} is no schedule: {type(error).__name__}: {error}.", repair=_REPAIR) from error
+    if answer is None:
+        raise ScheduleError(f"{given!r} returns None, which records nothing.", repair=_REPAIR)
+    return given

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from retrograd.history.table import EVENT_COLUMNS, STATISTICS_COLUMNS, Column
 from retrograd.runs.layout import FORMAT, PLACES
-from retrograd.runs.tensors import NOTES
+from retrograd.runs.shards import NOTES
 
 _PAGE = """<!-- Made by docs/make_schema.py; change the code, not this page. -->
 
@@ -45,9 +45,32 @@ it; otherwise to rounding, and with the histogram moved by the nearest whole exp
 -- DuckDB
 SELECT step, rms FROM 'RUN/rank00000/statistics/*.parquet' WHERE site = 'head:output.grad' ORDER BY step;
 ```
+
+<!-- A run for the blocks below:
 ```python
-pandas.read_parquet("RUN/rank00000/statistics")
-polars.read_parquet("RUN/rank00000/statistics/*.parquet")
+import torch
+import retrograd as rg
+
+head = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+with rg.record({{"head": head}}, "RUN"):
+    for _ in range(3):
+        head(torch.ones(4, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+```
+-->
+```python
+import pandas
+
+rows = pandas.read_parquet("RUN/rank00000/statistics")
+rows[rows["site"] == "head:output.grad"][["step", "rms"]]
+```
+```python
+import polars
+
+rows = polars.read_parquet("RUN/rank00000/statistics/*.parquet")
+rows.filter(polars.col("nan") > 0).select("step", "site", "nan")
 ```
 
 ## Events
@@ -76,8 +99,8 @@ and what the recorder tells, such as `model` and `selection`. `resumed` lists th
 
 `rank`, `status` (`running`, `finished`, `failed`; a process that died says `running` and does not hold its lock),
 `pid`, `host`, `began` and `written` (seconds since the epoch), `first_step`, `last_step`, `rows`, `events` by kind,
-`tensor_bytes`, `tensors_dropped` (no room in the budget), and `lost`: rows, events and tensors that could not be
-written.
+`tensor_bytes`, and of the last session `tensors_dropped` (no room in the budget) and `lost`: rows, events and tensors
+that could not be written.
 """
 
 

@@ -36,6 +36,8 @@ def encode_tensor(name: str, tensor: torch.Tensor) -> tuple[dict[str, torch.Tens
     if tensor.is_meta or tensor.is_quantized:
         raise UnstorableTensorError(f"a {'meta' if tensor.is_meta else 'quantized'} tensor is not stored")
     tensor = tensor.detach()
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)  # this thread has a stream of its own, on which nothing is waited for
     if tensor.layout is torch.sparse_coo:
         values, note = encode_tensor(name, tensor._values())
         indices = tensor._indices().to("cpu", copy=True).contiguous()

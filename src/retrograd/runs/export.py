@@ -78,7 +78,7 @@ def export_tensorboard(run: Run, path: str | os.PathLike[str]) -> Path:
         RunError: TensorBoard is not installed.
     """
     try:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # an optional dependency
+        from torch.utils.tensorboard import SummaryWriter  # an optional dependency
     except ImportError as error:
         raise RunError(
             "TensorBoard is not installed.", repair="pip install 'retrograd[tensorboard]', or export to CSV."

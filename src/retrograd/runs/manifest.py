@@ -80,17 +80,18 @@ class Manifest:
     """The manifest of a run, as its rank 0 writes it.
 
     Args:
-        path: the file. If it is there the run goes on, and this session is added to its ``resumed``.
+        path: the file.
+        resume: the run goes on, so this session is added to the ``resumed`` of the file that is there.
 
     Raises:
         DamagedRunError: the file is there and cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, resume: bool = False) -> None:
         self.path = path
         self._session = gather_facts()
         self._content = self._session
-        if path.exists():
+        if resume and path.exists():
             self._content = read_manifest(path)
             self._content.setdefault("resumed", []).append(self._session)
         self._is_new = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,13 @@ class PartFolder:
         limits = [_read_step_limits(self._path(span)) for span in self.spans]
         return (min(low for low, _ in limits), max(high for _, high in limits)) if limits else None
 
-    def read_texts(self, name: str) -> list[str]:
-        """A column of texts."""
-        return [text for span in self.spans for text in read_part(self._path(span), [name])[name].to_pylist()]
+    def count_texts(self, name: str) -> Counter[str]:
+        """How often each text is in a column."""
+        counts: Counter[str] = Counter()
+        for span in self.spans:
+            for found in pc.value_counts(read_part(self._path(span), [name])[name]).to_pylist():
+                counts[found["values"]] += found["counts"]
+        return counts
 
     def count_rows(self) -> int:
         """Rows of all parts."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,9 +55,10 @@ class RankFolder:
             self._events.cut(step)
             self.shards.cut(step)
         self._rows = self._statistics.count_rows()
-        self._event_counts = Counter(self._events.read_texts("kind"))
+        self._event_counts = self._events.count_texts("kind")
         self._span = self._statistics.find_step_limits()
-        self.next_step = self._span[1] + 1 if self._span else 0
+        recorded = self._span or self._events.find_step_limits()  # a recording without statistics has its losses
+        self.next_step = recorded[1] + 1 if recorded else 0
 
     def settle(self) -> None:
         """Move to the folder of the rank as it is known by now."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from retrograd.errors import RunExistsError, RunWriteError
@@ -42,13 +44,9 @@ class RankClaim:
         self.is_continued = False
         try:
             run.mkdir(parents=True, exist_ok=True)
-            admission = Lock(run / LOCK)
-            admission.acquire(_ADMISSION_SECONDS)
-            try:
+            with _admit(run):
                 check_vacant(run, resume=resume, join=join)
                 self.folder, self._lock = self._take(ask_rank(), resume)
-            finally:
-                admission.release()
         except OSError as error:
             raise RunWriteError(
                 f"The run folder {str(run)!r} cannot be written: {error.strerror or error}.",
@@ -68,9 +66,12 @@ class RankClaim:
     def move(self) -> None:
         """Go to the folder of the rank as it is known by now, if nobody has it."""
         target = self.run / rank_name(ask_rank())
-        if target != self.folder and not target.exists():
-            self.folder.rename(target)  # the lock is on the open file, and moves along
-            self.folder = target
+        if target == self.folder or target.exists():
+            return
+        with _admit(self.run):
+            if not target.exists():
+                self.folder.rename(target)  # the lock is on the open file, and moves along
+                self.folder = target
 
     def release(self) -> None:
         """Let go of the folder."""
@@ -92,6 +93,17 @@ class RankClaim:
         lock = Lock(extra / LOCK)
         lock.acquire()
         return extra, lock
+
+
+@contextlib.contextmanager
+def _admit(run: Path) -> Iterator[None]:
+    """One process after the other; who waits for too long goes ahead."""
+    lock = Lock(run / LOCK)
+    lock.acquire(_ADMISSION_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None:

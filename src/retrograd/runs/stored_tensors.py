@@ -15,7 +15,7 @@ from retrograd.errors import DamagedRunError
 from retrograd.history.kept import Kept, unscale
 from retrograd.history.sink import Event
 from retrograd.runs.layout import list_shards
-from retrograd.runs.tensors import list_tensors, parse_name, read_tensor
+from retrograd.runs.shards import list_tensors, parse_name, read_tensor
 
 
 class StoredTensors:

@@ -1,4 +1,4 @@
-"""Tensor files: safetensors shards of many tensors each, within a budget."""
+"""The tensors of a rank, as its process writes them: only what is true, and never more than the budget."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 
 from retrograd.history.kept import is_overwritten
-from retrograd.history.sink import Event, KeptTensor, Moment
-from retrograd.runs.encoding import INDICES, UnstorableTensorError, decode_tensor, encode_tensor
-from retrograd.runs.files import remove_unfinished, write_whole
+from retrograd.history.ring import count_bytes
+from retrograd.history.sink import Event, KeptTensor
+from retrograd.runs.encoding import UnstorableTensorError, encode_tensor
+from retrograd.runs.files import remove_unfinished
 from retrograd.runs.layout import list_shards, shard_name
-
-NOTES = "retrograd"
-"""Key of the metadata of a shard under which the notes on its tensors stand, as JSON."""
+from retrograd.runs.shards import parse_name, print_name, read_shard, write_shard
 
 MAX_SHARD_BYTES = 64 << 20
 _ENTRY_BYTES = 200
@@ -68,18 +65,16 @@ class ShardFolder:
         self._waiting_bytes = 0
         self._said: set[str] = set()
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether copies wait to be confirmed."""
-        return bool(self._copies)
-
     def copy(self, kept: KeptTensor) -> None:
         """Copy a tensor, unless it has changed since it was kept, or does not fit; then an event says so."""
-        name = print_name(kept.moment, kept.site)
-        if is_overwritten(kept):
-            self._report_overwritten(kept)
+        if self._used + count_bytes(kept) > self.budget:
+            self._drop(kept)
             return
+        name = print_name(kept.moment, kept.site)
         try:
+            if is_overwritten(kept):
+                self._report_overwritten(kept)
+                return
             entries, note = encode_tensor(name, kept.tensor)
         except (UnstorableTensorError, RuntimeError, NotImplementedError) as error:
             self.news.append(Event(kept.moment, "dropped", kept.site, text=str(error).partition("\n")[0]))
@@ -87,7 +82,7 @@ class ShardFolder:
         if kept.scale != 1.0:
             note["scale"] = kept.scale
         size = _bound_size(name, entries, note)
-        if self.bytes + self._waiting_bytes + size > self.budget:
+        if self._used + size > self.budget:
             self._drop(kept)
         else:
             self._copies.append(Copy(kept, name, entries, note, size, self._count_added()))
@@ -113,14 +108,10 @@ class ShardFolder:
         for copy in trusted:
             if copy.kept.overwritten:
                 self._report_overwritten(copy.kept)
-        shards = list(_pack(unchanged))
-        while shards:
-            try:
-                self._write_shard(shards[0])
-            except OSError:
-                self.lost += sum(len(shard) for shard in shards)
-                raise
-            del shards[0]
+        self.lost += len(unchanged)  # until they are written
+        for shard in _pack(unchanged):
+            self._write_shard(shard)
+            self.lost -= len(shard)
 
     def cut(self, first_step: int) -> None:
         """Remove all tensors of this step and later ones."""
@@ -131,17 +122,21 @@ class ShardFolder:
                 continue
             self.bytes -= path.stat().st_size
             if kept:
-                _write_entries(path, kept, {name: note for name, note in notes.items() if name in kept})
+                write_shard(path, kept, {name: note for name, note in notes.items() if name in kept})
                 self.bytes += path.stat().st_size
             else:
                 path.unlink()
+
+    @property
+    def _used(self) -> int:
+        return self.bytes + self._waiting_bytes
 
     def _write_shard(self, shard: list[Copy]) -> None:
         entries = {name: entry for copy in shard for name, entry in copy.entries.items()}
         notes = {copy.name: copy.note for copy in shard if copy.note}
         self.folder.mkdir(exist_ok=True)
         path = self.folder / shard_name(self._next)
-        _write_entries(path, entries, notes)
+        write_shard(path, entries, notes)
         self._next += 1
         self.bytes += path.stat().st_size
 
@@ -155,52 +150,6 @@ class ShardFolder:
     def _report_overwritten(self, kept: KeptTensor) -> None:
         text = "changed in place before it was written"
         self.news.append(Event(kept.moment, "overwritten", kept.site, text=text))
-
-
-def print_name(moment: Moment, site: str) -> str:
-    """The name of a tensor in a shard: ``step/micro/backward/phase/site``."""
-    return f"{moment.step}/{moment.micro}/{moment.backward}/{moment.phase}/{site}"
-
-
-def parse_name(name: str) -> tuple[Moment, str]:
-    """Moment and site of a tensor in a shard.
-
-    Raises:
-        ValueError: for a name of another form.
-    """
-    step, micro, backward, phase, site = name.removesuffix(INDICES).split("/", 4)
-    return Moment(int(step), int(micro), int(backward), phase), site  # type: ignore[arg-type]
-
-
-def read_shard(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """All entries of a shard, and the notes on them."""
-    with safetensors.safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, _read_notes(file)  # noqa: SIM118
-
-
-def list_tensors(path: Path) -> dict[str, dict[str, Any]]:
-    """The names of a shard's tensors, each with its note; reads the header alone."""
-    with safetensors.safe_open(path, "pt") as file:
-        notes = _read_notes(file)
-        return {name: notes.get(name, {}) for name in file.keys() if not name.endswith(INDICES)}  # noqa: SIM118
-
-
-def read_tensor(path: Path, name: str, note: dict[str, Any]) -> torch.Tensor:
-    """One tensor of a shard, as it was."""
-    with safetensors.safe_open(path, "pt") as file:
-        names = [name, name + INDICES] if "sparse" in note else [name]
-        return decode_tensor({each: file.get_tensor(each) for each in names}, name, note)
-
-
-def _write_entries(path: Path, entries: dict[str, torch.Tensor], notes: dict[str, Any]) -> None:
-    data = safetensors.torch.save(entries, {NOTES: json.dumps(notes)})
-    with write_whole(path) as file:
-        file.write(data)
-
-
-def _read_notes(file: Any) -> dict[str, Any]:
-    notes = json.loads((file.metadata() or {}).get(NOTES, "{}"))
-    return dict(notes)
 
 
 def _bound_size(name: str, entries: dict[str, torch.Tensor], note: dict[str, Any]) -> int:

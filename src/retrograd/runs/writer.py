@@ -73,7 +73,7 @@ class RunWriter:
             self._folder = RankFolder(
                 self._claim, step=step, tensor_budget=tensor_budget, count_added=lambda: self._queue.added
             )
-            self._manifest = Manifest(self.path / MANIFEST)
+            self._manifest = Manifest(self.path / MANIFEST, resume=self._claim.is_continued)
             self._folder.write_status("running", self._lost)
             self._write_manifest()
         except BaseException as error:
@@ -178,7 +178,7 @@ class RunWriter:
     def _attempt(self, write: Callable[[], None], lost: Lost | None = None) -> None:
         try:
             write()
-        except Exception as error:  # noqa: BLE001  # no fault of ours may end the thread, or the user's training
+        except Exception as error:  # no fault of ours may end the thread, or the user's training
             self._lost += lost or Lost()
             what = error.strerror if isinstance(error, OSError) and error.strerror else f"{error!r}"
             self._complaints.say(

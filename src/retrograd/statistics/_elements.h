@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 enum {
-    MAX_DIMS = 32,
+    MAX_DIMS = 64,
     BLOCK = 512, /* elements; what is read at once stays in the first-level cache */
 };
 

@@ -12,12 +12,12 @@ enum {
     HEADROOM = 8,      /* by how much later blocks may exceed the first one and stay in the window */
 };
 
-static const int64_t FEW = 8192, MANY = 1ll << 33; /* elements between which pairs pay, and can't overflow */
+static const int64_t FEW = 8192, MANY = 1ll << 32; /* elements between which pairs pay, and can't overflow */
 
 typedef struct {
     int lowest, highest; /* of the exponents other than 0 */
     int floor;           /* of the window; negative while nothing is counted in pairs */
-    uint32_t single[4][256];
+    uint64_t single[4][256];
     uint32_t pairs[2][WINDOW * WINDOW]; /* by the second and the first exponent of the pair, above the floor */
 } Exponents;
 
@@ -100,7 +100,7 @@ INLINE void unfold_pairs(Exponents *e)
 
 INLINE int64_t singles(const Exponents *e, int exponent)
 {
-    return (int64_t)e->single[0][exponent] + e->single[1][exponent] + e->single[2][exponent] + e->single[3][exponent];
+    return (int64_t)(e->single[0][exponent] + e->single[1][exponent] + e->single[2][exponent] + e->single[3][exponent]);
 }
 
 /* The bins of a contribution whose zeros are known: they have exponent 0, as only subnormal numbers should. */

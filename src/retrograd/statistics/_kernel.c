@@ -1,12 +1,12 @@
 /* The Slab of CPU tensors: rows of statistics, and the one call that reads a tensor into a row.
 
-   Uses Python's limited API, and no C++ interface of torch: what must be known of a tensor is asked of its Python
-   object. Memory is read only where the tensor says that it is on the CPU, strided, of a kind we know, and whole;
-   any other tensor goes to `make_readable`, a Python callable that returns one we can read, or raises. */
+   Memory is read only where a tensor says that it is on the CPU, strided, of a kind we know, and whole. Any other
+   goes to `make_readable`, a Python callable that returns one we can read, or raises.
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stddef.h>
+   Several threads may use one slab: rows are touched with the GIL held, and only reading goes on without it. */
+
+#include "_tensor.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@ enum {
     REMEMBERED = 4096,   /* elements from which it pays to remember what was read last */
 };
 
-/* As ROW in row.py; bins of a row count from first_bin while they are used. */
+/* As ROW in row.py. */
 typedef struct {
     int32_t row, calls;
     Moments moments;
@@ -27,6 +27,15 @@ typedef struct {
 
 _Static_assert(sizeof(Row) == 104, "ROW of row.py has 104 bytes");
 
+/* The last large tensor that was read: parents often hand on the very object that their child returned. */
+typedef struct {
+    PyObject *weak;         /* reference to the tensor, or NULL */
+    const PyObject *tensor; /* its address, which another one may have when it is gone */
+    int64_t version;
+    const char *data;
+    Contribution contribution;
+} Memory;
+
 typedef struct {
     PyObject_HEAD
     PyObject *make_readable;
@@ -34,140 +43,8 @@ typedef struct {
     Py_ssize_t length, capacity;
     Row *rows;
     int64_t (*bins)[BINS];
-    /* what was read last, if it was large: parents often hand on the object that their child returned */
-    PyObject *last; /* weak reference */
-    PyObject *last_version;
-    const char *last_data;
-    Contribution last_contribution;
+    Memory last;
 } Slab;
-
-/* ---- what we know of torch ---- */
-
-static PyObject *tensor_type, *parameter_type;
-static PyObject *dtypes[KINDS];
-static const char *const DTYPE_NAMES[KINDS] = {
-    "float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64",
-};
-
-static PyObject *s_is_cpu, *s_dtype, *s_is_contiguous, *s_is_neg, *s_numel, *s_data_ptr, *s_shape, *s_stride,
-    *s_storage_offset, *s_untyped_storage, *s_nbytes, *s_requires_grad, *s_version, *s_is_inference, *s_detach,
-    *s_contiguous;
-static const struct { PyObject **string; const char *text; } STRINGS[] = {
-    {&s_is_cpu, "is_cpu"}, {&s_dtype, "dtype"}, {&s_is_contiguous, "is_contiguous"}, {&s_is_neg, "is_neg"},
-    {&s_numel, "numel"}, {&s_data_ptr, "data_ptr"}, {&s_shape, "shape"}, {&s_stride, "stride"},
-    {&s_storage_offset, "storage_offset"}, {&s_untyped_storage, "untyped_storage"}, {&s_nbytes, "nbytes"},
-    {&s_requires_grad, "requires_grad"}, {&s_version, "_version"}, {&s_is_inference, "is_inference"},
-    {&s_detach, "detach"}, {&s_contiguous, "contiguous"},
-};
-
-static int learn_torch(void)
-{
-    PyObject *torch = PyImport_ImportModule("torch"), *nn = PyImport_ImportModule("torch.nn");
-    if (torch && nn) {
-        tensor_type = PyObject_GetAttrString(torch, "Tensor");
-        parameter_type = PyObject_GetAttrString(nn, "Parameter");
-        for (int kind = 0; kind < KINDS; kind++) dtypes[kind] = PyObject_GetAttrString(torch, DTYPE_NAMES[kind]);
-    }
-    Py_XDECREF(torch);
-    Py_XDECREF(nn);
-    for (size_t i = 0; i < sizeof STRINGS / sizeof *STRINGS; i++)
-        *STRINGS[i].string = PyUnicode_InternFromString(STRINGS[i].text);
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-/* ---- asking a tensor ---- */
-
-static PyObject *ask(PyObject *object, PyObject *method)
-{
-    return PyObject_CallMethodObjArgs(object, method, NULL);
-}
-
-/* 1, 0, or -1 with an exception set; takes the reference. */
-static int truth(PyObject *answer)
-{
-    int is_true = answer == Py_True ? 1 : answer == Py_False ? 0 : answer ? PyObject_IsTrue(answer) : -1;
-    Py_XDECREF(answer);
-    return is_true;
-}
-
-/* −1 with an exception set when there is no number; takes the reference. */
-static int64_t number(PyObject *answer)
-{
-    if (!answer) return -1;
-    int64_t value = PyLong_AsLongLong(answer);
-    Py_DECREF(answer);
-    return value;
-}
-
-static int numbers(PyObject *tuple, int64_t *out)
-{
-    Py_ssize_t n = tuple ? PyTuple_Size(tuple) : -1;
-    if (n > MAX_DIMS) n = -1;
-    for (Py_ssize_t i = 0; i < n; i++) out[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
-    Py_XDECREF(tuple);
-    return PyErr_Occurred() ? -1 : (int)n;
-}
-
-/* Whether there is memory behind a pointer: a storage may have been freed or shrunk, or never have had any. Pointers
-   far up come from an allocator, those near zero perhaps from an offset alone, so only these pay for the question. */
-static bool is_backed(PyObject *tensor, const Elements *e, uintptr_t data)
-{
-    if (data >> 36) return true;
-    int64_t offset = number(ask(tensor, s_storage_offset)), needed = offset + 1;
-    for (int k = 0; k < e->n_dims; k++) needed += (e->sizes[k] - 1) * e->strides[k];
-    PyObject *storage = ask(tensor, s_untyped_storage);
-    int64_t bytes = storage ? number(ask(storage, s_nbytes)) : -1;
-    Py_XDECREF(storage);
-    bool based = data > (uintptr_t)offset * ITEM_SIZE[e->kind];
-    return !PyErr_Occurred() && based && needed * ITEM_SIZE[e->kind] <= bytes;
-}
-
-/* Fill in `e` and return how many elements it has; −1 when the tensor is not ours to read (an exception may be set). */
-static int64_t look_at(PyObject *tensor, Elements *e)
-{
-    PyObject *type = (PyObject *)Py_TYPE(tensor);
-    if (type != tensor_type && type != parameter_type) return -1;
-    if (truth(PyObject_GetAttr(tensor, s_is_cpu)) != 1) return -1;
-
-    PyObject *dtype = PyObject_GetAttr(tensor, s_dtype);
-    Py_XDECREF(dtype);
-    for (e->kind = 0; e->kind < KINDS && dtypes[e->kind] != dtype; e->kind++);
-    if (e->kind == KINDS) return -1;
-
-    if (truth(ask(tensor, s_is_neg)) != 0) return -1;
-    int contiguous = truth(ask(tensor, s_is_contiguous));
-    int64_t count = contiguous < 0 ? -1 : number(ask(tensor, s_numel));
-    PyObject *pointer = count < 0 ? NULL : ask(tensor, s_data_ptr);
-    if (!pointer) return -1;
-    uintptr_t data = (uintptr_t)PyLong_AsVoidPtr(pointer);
-    Py_DECREF(pointer);
-
-    e->data = (const char *)data;
-    if (contiguous) {
-        e->n_dims = 1, e->sizes[0] = count, e->strides[0] = 1;
-    } else {
-        e->n_dims = numbers(PyObject_GetAttr(tensor, s_shape), e->sizes);
-        if (e->n_dims < 0 || numbers(ask(tensor, s_stride), e->strides) != e->n_dims) return -1;
-    }
-    return count && !is_backed(tensor, e, data) ? -1 : count;
-}
-
-/* look_at(), then with what make_readable gives for it. A new reference to the tensor that `e` reads, or NULL. */
-static PyObject *find_elements(Slab *slab, PyObject *tensor, Elements *e, int64_t *count)
-{
-    if ((*count = look_at(tensor, e)) >= 0) {
-        Py_INCREF(tensor);
-        return tensor;
-    }
-    PyErr_Clear();
-    PyObject *readable = PyObject_CallFunctionObjArgs(slab->make_readable, tensor, NULL);
-    if (readable && (*count = look_at(readable, e)) < 0) {
-        Py_DECREF(readable);
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "make_readable returned a tensor that is not");
-        return NULL;
-    }
-    return readable;
-}
 
 /* ---- rows ---- */
 
@@ -201,43 +78,47 @@ static Py_ssize_t row_number(Slab *slab, PyObject *argument)
     return -1;
 }
 
-/* ---- the last tensor ---- */
+/* ---- memory ---- */
 
-static void forget_last(Slab *slab)
+static void forget_last(Slab *slab) { Py_CLEAR(slab->last.weak); }
+
+static bool is_last(const Slab *slab, PyObject *tensor)
 {
-    Py_CLEAR(slab->last);
-    Py_CLEAR(slab->last_version);
+    const Memory *last = &slab->last;
+    if (!last->weak || last->tensor != tensor) return false;
+    int64_t version = version_of(tensor);
+    const char *data = data_of(tensor);
+    /* looked at after asking, because meanwhile another thread may have read a tensor */
+    if (!last->weak || last->version != version || last->data != data) return false;
+    PyObject *alive = PyObject_CallNoArgs(last->weak);
+    Py_XDECREF(alive);
+    return alive == tensor;
 }
 
-/* Version of a tensor, or NULL without an exception where there is none. */
-static PyObject *version_of(PyObject *tensor)
-{
-    PyObject *version = truth(ask(tensor, s_is_inference)) == 0 ? PyObject_GetAttr(tensor, s_version) : NULL;
-    PyErr_Clear();
-    return version;
-}
-
-static bool is_last(Slab *slab, PyObject *tensor)
-{
-    if (!slab->last || PyWeakref_GetObject(slab->last) != tensor) return false;
-    PyObject *version = version_of(tensor);
-    bool same = version && PyObject_RichCompareBool(version, slab->last_version, Py_EQ) == 1;
-    Py_XDECREF(version);
-    return same && (const char *)(intptr_t)number(ask(tensor, s_data_ptr)) == slab->last_data;
-}
-
-/* Takes the reference to version. */
-static void remember(Slab *slab, PyObject *tensor, PyObject *version, const char *data, const Contribution *c)
+static void remember(Slab *slab, PyObject *tensor, int64_t version, const char *data, const Contribution *c)
 {
     forget_last(slab);
-    slab->last = PyWeakref_NewRef(tensor, NULL);
-    if (!slab->last) PyErr_Clear();
-    slab->last_version = version;
-    slab->last_data = data;
-    slab->last_contribution = *c;
+    PyObject *weak = PyWeakref_NewRef(tensor, NULL);
+    if (!weak) PyErr_Clear();
+    slab->last = (Memory){weak, tensor, version, data, *c};
 }
 
 /* ---- methods ---- */
+
+/* Find the elements of a tensor, or of what make_readable gives for it. A new reference to the tensor that has them,
+   or NULL with an exception. */
+static PyObject *make_sure(Slab *slab, PyObject *tensor, Elements *e, int64_t *count)
+{
+    *count = find_elements(tensor, e);
+    if (*count >= 0) return Py_NewRef(tensor);
+    PyErr_Clear();
+    PyObject *readable = PyObject_CallFunctionObjArgs(slab->make_readable, tensor, NULL);
+    if (readable && (*count = find_elements(readable, e)) < 0) {
+        Py_CLEAR(readable);
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "the kernel cannot read what was made readable");
+    }
+    return readable;
+}
 
 static PyObject *slab_observe(Slab *slab, PyObject *const *args, Py_ssize_t n_args)
 {
@@ -246,27 +127,27 @@ static PyObject *slab_observe(Slab *slab, PyObject *const *args, Py_ssize_t n_ar
     Py_ssize_t row = row_number(slab, args[1]);
     if (row < 0) return NULL;
     if (is_last(slab, tensor)) {
-        merge_into(slab, row, &slab->last_contribution, 0);
-        return PyObject_GetAttr(tensor, s_requires_grad);
+        merge_into(slab, row, &slab->last.contribution, 0);
+        return requires_grad_of(tensor);
     }
 
     Elements elements;
     int64_t count;
-    PyObject *read = find_elements(slab, tensor, &elements, &count);
+    PyObject *read = make_sure(slab, tensor, &elements, &count);
     if (!read) return NULL;
     arrange(&elements);
+    int64_t version = count >= REMEMBERED && read == tensor ? version_of(tensor) : -1; /* before it is read */
     Contribution contribution;
-    PyObject *version = count >= REMEMBERED && read == tensor ? version_of(tensor) : NULL;
     PyThreadState *state = count >= WITHOUT_GIL ? PyEval_SaveThread() : NULL;
     fold(&elements, slab->histogram, &contribution);
     if (state) PyEval_RestoreThread(state);
     merge_into(slab, row, &contribution, 0);
-    if (version) remember(slab, tensor, version, elements.data, &contribution);
+    if (version >= 0) remember(slab, tensor, version, elements.data, &contribution);
     Py_DECREF(read);
-    return PyObject_GetAttr(tensor, s_requires_grad);
+    return requires_grad_of(tensor);
 }
 
-/* Before they are arranged. */
+/* Whether elements lie alike in memory, asked before they are arranged. */
 static bool alike(const Elements *a, const Elements *b)
 {
     size_t bytes = (size_t)a->n_dims * sizeof *a->sizes;
@@ -274,33 +155,33 @@ static bool alike(const Elements *a, const Elements *b)
         && !memcmp(a->sizes, b->sizes, bytes) && !memcmp(a->strides, b->strides, bytes);
 }
 
-/* Replaces the tensor that `e` reads by a contiguous copy; NULL with an exception when that fails. */
+/* Replace a tensor, of which we have a reference, by a contiguous copy of it, or by NULL with an exception. */
 static void make_contiguous(PyObject **tensor, Elements *e, int64_t *count)
 {
-    PyObject *detached = ask(*tensor, s_detach);
-    PyObject *contiguous = detached ? ask(detached, s_contiguous) : NULL;
-    Py_XDECREF(detached);
+    PyObject *contiguous = contiguous_copy(*tensor);
     Py_DECREF(*tensor);
     *tensor = contiguous;
-    if (contiguous && (*count = look_at(contiguous, e)) < 0) Py_CLEAR(*tensor);
+    if (contiguous && (*count = find_elements(contiguous, e)) < 0) Py_CLEAR(*tensor);
 }
 
 static PyObject *slab_observe_update(Slab *slab, PyObject *const *args, Py_ssize_t n_args)
 {
-    if (n_args != 3) return PyErr_Format(PyExc_TypeError, "observe_update(new, old, row) takes 3 arguments");
+    if (n_args != 3)
+        return PyErr_Format(PyExc_TypeError, "observe_update(new, old, row) takes 3 arguments, not %zd", n_args);
     Py_ssize_t row = row_number(slab, args[2]);
     if (row < 0) return NULL;
     Elements new, old;
     int64_t count, old_count;
-    PyObject *read_new = find_elements(slab, args[0], &new, &count);
-    PyObject *read_old = read_new ? find_elements(slab, args[1], &old, &old_count) : NULL;
+    PyObject *read_new = make_sure(slab, args[0], &new, &count);
+    PyObject *read_old = read_new ? make_sure(slab, args[1], &old, &old_count) : NULL;
     if (read_old && !alike(&new, &old)) {
         make_contiguous(&read_new, &new, &count);
-        if (read_new) make_contiguous(&read_old, &old, &old_count);
+        make_contiguous(&read_old, &old, &old_count);
         if (read_new && read_old && !alike(&new, &old))
             PyErr_SetString(PyExc_ValueError, "an update is the difference of two tensors of one size and dtype");
     }
-    if (!PyErr_Occurred()) {
+    bool fine = read_new && read_old && !PyErr_Occurred();
+    if (fine) {
         Contribution contribution;
         double reference;
         arrange(&new);
@@ -312,7 +193,7 @@ static PyObject *slab_observe_update(Slab *slab, PyObject *const *args, Py_ssize
     }
     Py_XDECREF(read_new);
     Py_XDECREF(read_old);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return fine ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *slab_grow(Slab *slab, PyObject *argument)
@@ -330,7 +211,10 @@ static PyObject *slab_grow(Slab *slab, PyObject *argument)
             memset(bins + slab->capacity, 0, (size_t)(capacity - slab->capacity) * sizeof *bins);
             slab->bins = bins;
         }
-        for (Py_ssize_t at = slab->capacity; at < capacity; at++) rows[at].bins = 0, clear_row(slab, at);
+        for (Py_ssize_t at = slab->capacity; at < capacity; at++) {
+            rows[at].bins = 0;
+            clear_row(slab, at);
+        }
         slab->capacity = capacity;
     }
     if (length > slab->length) slab->length = length;

@@ -1,8 +1,7 @@
-"""One tensor into one row on a CUDA device: two Triton kernels, without an atomic addition.
+"""What a tensor on a CUDA device adds to a row: two Triton kernels that read it once.
 
-Each program of the first reads blocks of the tensor and writes what it has of the row to scratch memory. The second
-is one program: it merges these parts, in an order that does not depend on timing, into the row. So the same
-elements give the same bits every time.
+Each program of the first reads blocks of the tensor and writes its part to scratch memory. The second is one program
+that merges these parts. No order depends on timing, so the same elements give the same bits every time.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ MOST_PROGRAMS = 1024
 PROGRAMS_PER_PROCESSOR = 4
 
 PART = tl.constexpr(11)
-"""Numbers of a part: the counts of a row, then its moments, as :mod:`retrograd.statistics.torch_slab` orders them."""
+"""Columns of a part, those of :data:`retrograd.statistics.torch_parts.PART`."""
 
 
 @triton.jit
@@ -27,7 +26,7 @@ def read_parts(
     new, old, parts, part_bins, n,
     UPDATE: tl.constexpr, WIDE: tl.constexpr, HISTOGRAM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Read every so-many-th block of ``new``, or of ``new − old``."""
+    """Read every so-many-th block of ``new``, or of ``new − old``, into a part for each program."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     nans = tl.zeros((), tl.float64)
     pos_infs, neg_infs, zeros = nans, nans, nans
@@ -109,50 +108,36 @@ def read_parts(
 
 @triton.jit
 def merge_parts(
-    parts, part_bins, programs, repeats, counts, moments, row_bins,
+    parts, part_bins, programs, part, bins,
     HISTOGRAM: tl.constexpr, PARTS: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
-    """Merge all parts, as often as elements are repeated, into one row."""
+    """Merge the parts of all programs into one."""
     at = tl.arange(0, PARTS)
     inside = at < programs
-    part = parts + at * PART
-    times = tl.zeros((), tl.float64) + repeats
+    of = parts + at * PART
     for column in tl.static_range(4):
-        found = tl.sum(tl.load(part + column, mask=inside, other=0.0), 0) * times
-        tl.store(counts + column, tl.load(counts + column) + found.to(tl.int64))
+        tl.store(part + column, tl.sum(tl.load(of + column, mask=inside, other=0.0), 0))
 
-    n = tl.load(part + 4, mask=inside, other=0.0)
-    totals = tl.load(part + 5, mask=inside, other=0.0)
+    n = tl.load(of + 4, mask=inside, other=0.0)
+    totals = tl.load(of + 5, mask=inside, other=0.0)
     count, total = tl.sum(n, 0), tl.sum(totals, 0)
-    mean = total / tl.maximum(count, 1.0)
-    gaps = tl.where(n > 0, totals / tl.maximum(n, 1.0) - mean, 0.0)
-    m2 = tl.sum(tl.load(part + 6, mask=inside, other=0.0) + gaps * gaps * n, 0) * times
-    count *= times
-    total *= times
-
-    row_count, row_total = tl.load(moments), tl.load(moments + 1)
-    both = (count > 0) & (row_count > 0)
-    gap = tl.where(both, mean - row_total / tl.maximum(row_count, 1.0), 0.0)
-    m2 += gap * gap * (count * row_count / tl.maximum(count + row_count, 1.0))
-    tl.store(moments, row_count + count)
-    tl.store(moments + 1, row_total + total)
-    tl.store(moments + 2, tl.load(moments + 2) + m2)
-    for column in tl.static_range(3, 5):
-        added = tl.sum(tl.load(part + 4 + column, mask=inside, other=0.0), 0) * times
-        tl.store(moments + column, tl.load(moments + column) + added)
-    low = tl.min(tl.load(part + 9, mask=inside, other=float("inf")), 0)
-    high = tl.max(tl.load(part + 10, mask=inside, other=-float("inf")), 0)
-    tl.store(moments + 5, tl.minimum(tl.load(moments + 5), low))
-    tl.store(moments + 6, tl.maximum(tl.load(moments + 6), high))
+    gaps = tl.where(n > 0, totals / tl.maximum(n, 1.0) - total / tl.maximum(count, 1.0), 0.0)
+    tl.store(part + 4, count)
+    tl.store(part + 5, total)
+    tl.store(part + 6, tl.sum(tl.load(of + 6, mask=inside, other=0.0) + gaps * gaps * n, 0))
+    tl.store(part + 7, tl.sum(tl.load(of + 7, mask=inside, other=0.0), 0))
+    tl.store(part + 8, tl.sum(tl.load(of + 8, mask=inside, other=0.0), 0))
+    tl.store(part + 9, tl.min(tl.load(of + 9, mask=inside, other=float("inf")), 0))
+    tl.store(part + 10, tl.max(tl.load(of + 10, mask=inside, other=-float("inf")), 0))
 
     if HISTOGRAM:
-        bin = tl.arange(0, 256)
+        bin_at = tl.arange(0, 256)
         found = tl.zeros((256,), tl.int64)
         for first in range(0, programs, LINES):
             line = first + tl.arange(0, LINES)
-            block = part_bins + line[:, None] * 256 + bin[None, :]
+            block = part_bins + line[:, None] * 256 + bin_at[None, :]
             found += tl.sum(tl.load(block, mask=(line < programs)[:, None], other=0).to(tl.int64), 0)
-        tl.store(row_bins + bin, tl.load(row_bins + bin) + found * repeats)
+        tl.store(bins + bin_at, found)
 
 
 def count_programs(device: torch.device) -> int:
@@ -160,26 +145,26 @@ def count_programs(device: torch.device) -> int:
     return min(MOST_PROGRAMS, PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def merge_into_row(
-    new: Tensor, old: Tensor | None, repeats: int, counts: Tensor, moments: Tensor, bins: Tensor, programs: int
-) -> None:
-    """Merge the elements of ``new``, or of ``new − old``, into a row.
+def read_on_device(new: Tensor, old: Tensor | None, *, histogram: bool, programs: int) -> tuple[Tensor, Tensor]:
+    """Make a part of the elements of ``new``, or of ``new − old``, without waiting for the device.
 
     Args:
         new: flat and dense, not empty.
         old: of the same dtype and length.
-        repeats: how often each element counts.
-        counts: int64 [4] of the row.
-        moments: float64 [7] of the row.
-        bins: int64 [256] of the row, or [0] when exponents are not counted.
+        histogram: count exponents.
         programs: how many may run at once.
+
+    Returns:
+        The part, float64 [11], and its exponent histogram, int64 [256] or, uncounted, [0].
     """
     if new.dtype is torch.bool:
         new, old = new.view(torch.uint8), None if old is None else old.view(torch.uint8)
     programs = min(programs, triton.cdiv(new.numel(), BLOCK))
-    histogram = bins.numel() > 0
+    width = 256 if histogram else 0
     parts = torch.empty((programs, PART.value), dtype=torch.float64, device=new.device)
-    part_bins = torch.empty((programs, 256 if histogram else 0), dtype=torch.int32, device=new.device)
+    part = torch.empty(PART.value, dtype=torch.float64, device=new.device)
+    part_bins = torch.empty((programs, width), dtype=torch.int32, device=new.device)
+    bins = torch.empty(width, dtype=torch.int64, device=new.device)
     wide = new.dtype in (torch.float64, torch.int32, torch.int64)
     with torch.cuda.device_of(new):
         read_parts[(programs,)](
@@ -187,6 +172,7 @@ def merge_into_row(
             UPDATE=old is not None, WIDE=wide, HISTOGRAM=histogram, BLOCK=BLOCK,
         )  # fmt: skip
         merge_parts[(1,)](
-            parts, part_bins, programs, repeats, counts, moments, bins,
+            parts, part_bins, programs, part, bins,
             HISTOGRAM=histogram, PARTS=triton.next_power_of_2(programs), LINES=16,
         )  # fmt: skip
+    return part, bins

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import torch
 from torch import Tensor
 
-from retrograd.statistics.cuda_kernel import count_programs, merge_into_row
+from retrograd.statistics.cuda_kernel import count_programs, read_on_device
 from retrograd.statistics.pieces import split_flat
 from retrograd.statistics.torch_slab import TorchSlab
 
 
 class CudaSlab(TorchSlab):
-    """As :class:`~retrograd.statistics.torch_slab.TorchSlab`, with the same rows to the last bit every time.
+    """As :class:`~retrograd.statistics.torch_slab.TorchSlab`, but the same elements give the same bits every time.
 
     Args:
         device: the device of the tensors that it will read.
@@ -26,15 +28,8 @@ class CudaSlab(TorchSlab):
         self._programs = programs or count_programs(self.device)
 
     def _fold(self, new: Tensor, old: Tensor | None, row: int, repeats: int) -> None:
-        if new.is_contiguous():
-            self._launch(new, old, row, repeats)
-        elif old is None:
-            for piece in split_flat(new, self._chunk):
-                self._launch(piece, None, row, repeats)
-        else:
-            for after, before in zip(split_flat(new, self._chunk), split_flat(old, self._chunk), strict=True):
-                self._launch(after, before, row, repeats)
-
-    def _launch(self, new: Tensor, old: Tensor | None, row: int, repeats: int) -> None:
-        bins = self._bins[row] if self.histogram else self._bins[0]
-        merge_into_row(new, old, repeats, self._counts[row], self._moments[row], bins, self._programs)
+        size = new.numel() if new.is_contiguous() else self._chunk
+        before_pieces = repeat(None) if old is None else split_flat(old, size)
+        for after, before in zip(split_flat(new, size), before_pieces, strict=False):
+            part, bins = read_on_device(after, before, histogram=self.histogram, programs=self._programs)
+            self._add(row, part, bins if self.histogram else None, repeats)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -72,4 +73,8 @@ def make_slab(device: str | torch.device = "cpu", histogram: bool = True) -> Sla
     device = torch.device(device)
     if device.type == "cpu" and NativeSlab is not None:
         return NativeSlab(histogram, partial(make_readable, device=device))
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from retrograd.statistics.cuda_slab import CudaSlab
+
+        return CudaSlab(device, histogram)
     return TorchSlab(device, histogram)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import repeat
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,22 +13,21 @@ from torch import Tensor
 
 from retrograd.statistics.pieces import drop_repeats, split_flat
 from retrograd.statistics.readable import make_readable
-from retrograd.statistics.row import BINS, ROW
-from retrograd.statistics.torch_parts import COUNTS, EXPONENT, MOMENTS, Part, read_carefully, read_fast
+from retrograd.statistics.row import BINS, ROW, merge_rows
+from retrograd.statistics.torch_parts import EXPONENT, PART, count_exponents, read_carefully, read_fast
 
-EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, float("inf"), -float("inf"))
-N, SUM, M2, LOW, HIGH = (MOMENTS.index(name) for name in ("n", "sum", "m2", "min", "max"))
+ZEROS, LOW = PART.index("zeros"), PART.index("min")
 
 WIDE = frozenset({torch.float64, torch.int32, torch.int64})
 """Dtypes with elements that float32 cannot tell apart."""
 
-CHUNK_ON_CPU = 1 << 17
+CHUNK_ON_CPU = 1 << 16
 CHUNK_ELSEWHERE = 1 << 22
 """Elements that are read at once: temporaries stay small, and on the CPU in its cache."""
 
 
 class TorchSlab:
-    """Rows as tensors on the device of what they tell about.
+    """Parts of rows on the device of what they tell about, merged into rows when they are drained.
 
     Nothing waits for the device except :meth:`drain`, which transfers once. Arithmetic is in float64, or in
     float32 on devices that have no float64.
@@ -44,9 +44,9 @@ class TorchSlab:
         self._chunk = CHUNK_ON_CPU if self.device.type == "cpu" else CHUNK_ELSEWHERE
         self._lock = Lock()
         self._calls: list[int] = []
-        self._sizes: list[int] = []
-        self._counts = torch.empty((0, len(COUNTS)), dtype=torch.int64, device=self.device)
-        self._moments = torch.empty((0, len(MOMENTS)), dtype=self._real, device=self.device)
+        self._parts: list[Tensor] = []
+        self._part_rows: list[int] = []
+        self._part_repeats: list[int] = []
         self._bins = torch.empty((0, BINS + 1 if histogram else 0), dtype=torch.int64, device=self.device)
 
     def __len__(self) -> int:
@@ -57,11 +57,7 @@ class TorchSlab:
         if more <= 0:
             return
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            empty = torch.tensor(EMPTY, dtype=self._real, device=self.device)
             self._calls += [0] * more
-            self._sizes += [0] * more
-            self._moments = torch.cat([self._moments, empty.expand(more, -1)])
-            self._counts = torch.cat([self._counts, self._counts.new_zeros((more, len(COUNTS)))])
             self._bins = torch.cat([self._bins, self._bins.new_zeros((more, self._bins.size(1)))])
 
     def observe(self, tensor: Tensor, row: int, /) -> bool:
@@ -83,16 +79,15 @@ class TorchSlab:
     def drain(self) -> tuple[bytes, bytes]:
         with self._lock, torch.no_grad():
             used = np.flatnonzero(self._calls)
+            parts, bins = self._transfer()
             rows = np.zeros(len(used), dtype=ROW)
-            rows["row"], rows["calls"], rows["count"] = used, np.take(self._calls, used), np.take(self._sizes, used)
-            bits = self._moments.view(EXPONENT[self._real][0]).to(torch.int64)
-            host = torch.cat([self._counts, bits, self._bins], dim=1).cpu()[torch.from_numpy(used)]
+            rows["row"] = used
+            merged = merge_rows(_columns(parts), np.searchsorted(used, self._part_rows), len(used))
+            merged["calls"] = np.take(self._calls, used)
+            for name, column in merged.items():
+                rows[name] = column
             self._clear()
-        counts, bits, bins = torch.tensor_split(host, (len(COUNTS), len(COUNTS) + len(MOMENTS)), dim=1)
-        moments = bits.to(EXPONENT[self._real][0]).contiguous().view(self._real)
-        for name, column in (*zip(COUNTS, counts.T, strict=True), *zip(MOMENTS[1:], moments.T[1:], strict=True)):
-            rows[name] = column.numpy()
-        return _pack(rows, bins[:, :BINS].numpy())
+        return _pack(rows, bins[used, :BINS])
 
     def forget(self) -> None:
         with self._lock, torch.no_grad():
@@ -103,47 +98,54 @@ class TorchSlab:
             raise IndexError(f"row {row} of a slab of {len(self)} rows")
 
     def _read(self, new: Tensor, old: Tensor | None, row: int) -> None:
-        """Merge ``new``, or ``new − old``, into a row and count the call."""
+        """Take in ``new``, or ``new − old``, and count the call."""
         elements, repeats = drop_repeats(new)
         if elements.numel():
             self._fold(elements, None if old is None else drop_repeats(old)[0], row, repeats)
         self._calls[row] += 1
-        self._sizes[row] += elements.numel() * repeats
 
     def _fold(self, new: Tensor, old: Tensor | None, row: int, repeats: int) -> None:
-        """Merge what is not empty into a row, as often as each element is repeated."""
+        """Make parts of what is not empty, and of which each element counts as often as it is repeated."""
         exact = self._real if new.dtype in WIDE else torch.float32
+        fast = exact is torch.float32 and self.device.type == "cpu"
         before_pieces = repeat(None) if old is None else split_flat(old, self._chunk)
         for after, before in zip(split_flat(new, self._chunk), before_pieces, strict=False):
             x = after.to(exact) if before is None else after.to(exact) - before.to(exact)
             reference = None if before is None else before.to(self._real)
-            part = None
-            if exact is torch.float32 and self.device.type == "cpu":
-                part = read_fast(x, reference, histogram=self.histogram)
+            part = read_fast(x, reference) if fast else None
             if part is None:
-                part = read_carefully(x.to(self._real), reference, histogram=self.histogram)
-            self._merge(part, row, repeats)
+                part = read_carefully(x.to(self._real), reference)
+            bins = count_exponents(x, part[ZEROS]) if self.histogram else None
+            self._add(row, part, bins, repeats)
 
-    def _merge(self, part: Part, row: int, repeats: int) -> None:
-        self._counts[row] += part.counts * repeats
-        if part.bins is not None:
-            self._bins[row] += part.bins * repeats
-        whole, moments = self._moments[row], part.moments
-        n, k = whole[N], moments[N] * repeats
-        apart = torch.where((n > 0) & (k > 0), moments[SUM] / moments[N] - whole[SUM] / n, 0)
-        whole[M2] += apart.square_() * torch.where(n + k > 0, n * k / (n + k), 0)
-        whole[:LOW] += moments[:LOW] * repeats
-        whole[LOW] = torch.minimum(whole[LOW], moments[LOW])
-        whole[HIGH] = torch.maximum(whole[HIGH], moments[HIGH])
+    def _add(self, row: int, part: Tensor, bins: Tensor | None, repeats: int) -> None:
+        self._parts.append(part)
+        self._part_rows.append(row)
+        self._part_repeats.append(repeats)
+        if bins is not None:
+            self._bins[row] += bins * repeats
+
+    def _transfer(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """All parts, repeated, and all bins, on the host."""
+        integer = EXPONENT[self._real][0]
+        parts = torch.stack(self._parts) if self._parts else self._bins.new_empty((0, len(PART)), dtype=self._real)
+        host = torch.cat([parts.view(integer).to(torch.int64).flatten(), self._bins.flatten()]).cpu()
+        bits, bins = host[: parts.numel()], host[parts.numel() :]
+        numbers = bits.to(integer).view(self._real).double().reshape(parts.shape).numpy()
+        numbers[:, :LOW] *= np.array(self._part_repeats, dtype=np.float64)[:, None]
+        return numbers, bins.reshape(self._bins.shape).numpy()
 
     def _clear(self) -> None:
         self._calls = [0] * len(self)
-        self._sizes = [0] * len(self)
-        self._counts.zero_()
+        self._parts, self._part_rows, self._part_repeats = [], [], []
         self._bins.zero_()
-        self._moments[:, :LOW] = 0
-        self._moments[:, LOW] = float("inf")
-        self._moments[:, HIGH] = -float("inf")
+
+
+def _columns(parts: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[Any]]:
+    """Columns of rows from those of parts."""
+    columns = dict(zip(PART, parts.T, strict=True))
+    columns["count"] = columns.pop("n") + columns["nan"] + columns["pos_inf"] + columns["neg_inf"]
+    return columns | {"calls": np.zeros(len(parts), np.int64)}
 
 
 def _pack(rows: npt.NDArray[np.void], bins: npt.NDArray[np.int64]) -> tuple[bytes, bytes]:

@@ -45,11 +45,11 @@ class Summary:
 def summarize(
     history: History, sites: Sequence[str] | None = None, statistic: str = "rms", phase: Phase = "train"
 ) -> list[Summary]:
-    """Summaries of all places that have any of the sites, in call order."""
+    """Summaries of all places that have any of the sites: activations in call order, then parameters."""
     sites = history.sites if sites is None else list(sites)
     if not sites:
         return []
-    places = group_places(sites)
+    places = sorted(group_places(sites), key=lambda place: place.kind == "parameter")
     numbers = {site: number for number, site in enumerate(sites)}
     names = (statistic, "zero_share", "nonfinite", "update_ratio")
     curves, zeros, nonfinite, ratios = (history.matrix(name, sites, phase=phase).values for name in names)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from retrograd.errors import StatisticError
-from retrograd.history.history import History
-from retrograd.history.sink import Phase
-from retrograd.views.downsample import Columns, FloatArray, reduce_columns
-from retrograd.views.report.measures import ALL_BANDS, MEASURES, Measure, list_measures
+from retrograd.views.downsample import FloatArray, reduce_columns
+from retrograd.views.report.measures import ALL_BANDS, Measure, list_measures
 from retrograd.views.report.packing import pack_bytes, pack_floats
+from retrograd.views.report.scope import Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,41 +44,48 @@ class Blocks:
         return [*self.statistics, *(block for block in (self.loss, self.exponents) if block is not None)]
 
 
-def make_statistic_blocks(
-    history: History, sites: Sequence[str], columns: Columns, phase: Phase, mantissa_bits: int
-) -> Iterator[Block]:
+def make_statistic_blocks(scope: Scope) -> Iterator[Block]:
     """A block for each statistic that any of the sites has."""
-    for measure in list_measures(history.manifest):
+    for measure in list_measures(scope.history.manifest):
         try:
-            values = history.matrix(measure.name, sites, phase=phase).values
+            values = scope.history.matrix(measure.name, scope.sites, phase=scope.phase).values
         except StatisticError:  # a statistic of the user's that was announced and never came
             continue
-        block = _make_block(measure, values, columns, mantissa_bits)
+        block = make_block(measure, values, scope)
         if block is not None:
             yield block
 
 
-def _make_block(measure: Measure, values: FloatArray, columns: Columns, mantissa_bits: int) -> Block | None:
-    """Numbers of shape (bands, series, columns), for the series that have the statistic at all."""
+def make_block(measure: Measure, values: FloatArray, scope: Scope) -> Block | None:
+    """Numbers of shape (bands, series, columns), for the series that have the statistic at all.
+
+    Args:
+        measure: what they are.
+        values: shape (sites, steps) of the scope.
+        scope: what is shown.
+    """
     series = np.flatnonzero(~np.isnan(values).all(axis=1))
     if len(series) == 0:
         return None
-    reduced = reduce_columns(values[series], columns.width)
-    bands = measure.bands if columns.width > 1 else ALL_BANDS[:1]
+    reduced = reduce_columns(values[series], scope.columns.width)
+    bands = measure.bands if scope.columns.width > 1 else ALL_BANDS[:1]
     numbers = np.stack([getattr(reduced, band) for band in bands])
     facts = {
         "name": measure.name,
         "label": measure.label,
         "bands": bands,
-        "signed": measure.signed or (measure not in MEASURES and bool((values < 0).any())),
+        "signed": measure.signed or (measure.is_custom and bool((values < 0).any())),
         "share": measure.share,
+        "scale": measure.scale,
         "series": series.tolist(),
     }
-    return Block(f"statistic-{measure.name}", facts, pack_floats(numbers, mantissa_bits))
+    return Block(f"statistic-{measure.name}", facts, pack_floats(numbers, scope.mantissa_bits))
 
 
-def make_loss_block(steps: npt.NDArray[np.int64], values: FloatArray, columns: Columns) -> Block | None:
+def make_loss_block(scope: Scope) -> Block | None:
     """The loss of each column; several losses of one step, or of steps that were not recorded, share a column."""
+    steps, values = scope.history.loss
+    columns = scope.columns
     if len(values) == 0 or len(columns) == 0:
         return None
     place = columns.place(steps)

@@ -6,16 +6,13 @@ written as one byte, in half powers of two from 2⁻²⁴ to 1, so that a single
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.history.history import History
-from retrograd.history.sink import Phase
 from retrograd.statistics.row import EXPONENT_BIAS
 from retrograd.views.downsample import Columns
 from retrograd.views.report.blocks import Block, pack_block
+from retrograd.views.report.scope import Scope
 
 LEVELS_PER_OCTAVE = 2
 SMALLEST_SHARE = -24
@@ -28,21 +25,23 @@ _TYPICAL_BINS = 30
 _MOST_COLUMNS = 250
 
 
-def make_exponent_block(history: History, sites: Sequence[str], columns: Columns, phase: Phase) -> Block | None:
+def make_exponent_block(scope: Scope) -> Block | None:
     """Histograms of all sites that have one, each cut to the bins it uses; ``None`` where there is none."""
-    room = MOST_CELLS // (_TYPICAL_BINS * max(len(sites), 1))
+    columns = scope.columns
+    room = MOST_CELLS // (_TYPICAL_BINS * max(len(scope.sites), 1))
     merged = max(1, -(-len(columns) // max(min(room, _MOST_COLUMNS), 20)))
     wide = Columns(columns.steps, columns.width * merged)
     stretches: dict[int, list[int]] = {}
     parts: list[bytes] = []
     offset = 0
-    for number, site in enumerate(sites):
-        steps, counts = history[site].select(phase=phase).exponents
-        used = np.flatnonzero(counts.any(axis=0)) if len(steps) else np.empty(0, dtype=np.int64)
+    for number, site in enumerate(scope.sites):
+        steps, counts = scope.history[site].select(phase=scope.phase).exponents
+        added = add_columns(counts, wide.place(steps), len(wide))
+        used = np.flatnonzero(added.any(axis=0))
         if len(used) == 0:
             continue
         first, last = int(used[0]), int(used[-1]) + 1
-        part = encode_shares(counts[:, first:last], wide.place(steps), len(wide))
+        part = encode_shares(added[:, first:last])
         stretches[number] = [offset, first - EXPONENT_BIAS, last - first]
         parts.append(part.tobytes())
         offset += part.size
@@ -58,8 +57,8 @@ def make_exponent_block(history: History, sites: Sequence[str], columns: Columns
     return pack_block("exponents", facts, b"".join(parts))
 
 
-def encode_shares(counts: npt.NDArray[np.int64], place: npt.NDArray[np.int64], columns: int) -> npt.NDArray[np.uint8]:
-    """Merge histograms over steps and write shares as codes.
+def add_columns(counts: npt.NDArray[np.int64], place: npt.NDArray[np.int64], columns: int) -> npt.NDArray[np.int64]:
+    """Add up histograms that share a column.
 
     Args:
         counts: shape (n, bins): a histogram a step.
@@ -67,12 +66,25 @@ def encode_shares(counts: npt.NDArray[np.int64], place: npt.NDArray[np.int64], c
         columns: how many columns there are.
 
     Returns:
+        Counts of shape (columns, bins).
+    """
+    added = np.zeros((columns, counts.shape[1]), dtype=np.int64)
+    if len(place):
+        starts = np.flatnonzero(np.diff(place, prepend=-1))
+        added[place[starts]] = np.add.reduceat(counts, starts, axis=0)
+    return added
+
+
+def encode_shares(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Write shares of histograms as codes.
+
+    Args:
+        counts: shape (columns, bins).
+
+    Returns:
         Codes of shape (bins, columns): 0 where no element was, else 1 + ``LEVELS_PER_OCTAVE`` times
         (log2(share) − ``SMALLEST_SHARE``), rounded.
     """
-    merged = np.zeros((columns, counts.shape[1]))
-    starts = np.flatnonzero(np.diff(place, prepend=-1))
-    merged[place[starts]] = np.add.reduceat(counts, starts, axis=0)
-    shares = merged / np.maximum(merged.sum(axis=1, keepdims=True), 1)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     levels = LEVELS_PER_OCTAVE * (np.log2(np.maximum(shares, 2.0**SMALLEST_SHARE)) - SMALLEST_SHARE)
-    return np.ascontiguousarray(np.where(merged > 0, 1 + np.rint(levels), 0).astype(np.uint8).T)
+    return np.ascontiguousarray(np.where(counts > 0, 1 + np.rint(levels), 0).astype(np.uint8).T)

@@ -1,12 +1,10 @@
-"""Which statistics the page carries, and how finely, so that the file stays small enough to be mailed."""
+"""Which statistics the page carries, and what a column of several steps keeps of each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from retrograd.views.report.packing import MANTISSA_BITS
 
 Band = Literal["low", "mean", "high"]
 
@@ -23,6 +21,8 @@ class Measure:
         bands: what a column of several steps keeps of it.
         signed: whether it is drawn around zero.
         share: whether it lies between 0 and 1.
+        scale: the scale on which it is drawn at first.
+        is_custom: whether it is the user's own, of which nothing is known.
     """
 
     name: str
@@ -30,6 +30,8 @@ class Measure:
     bands: tuple[Band, ...] = ALL_BANDS
     signed: bool = False
     share: bool = False
+    scale: Literal["log", "linear"] = "log"
+    is_custom: bool = False
 
 
 MEASURES = (
@@ -38,7 +40,7 @@ MEASURES = (
     Measure("std", "standard deviation", ("mean", "high")),
     Measure("min", "smallest element", ("low",), signed=True),
     Measure("max", "largest element", ("high",), signed=True),
-    Measure("zero_share", "zeros share", share=True),
+    Measure("zero_share", "zeros share", share=True, scale="linear"),
     Measure("update_ratio", "update ratio"),
     Measure("nonfinite", "non-finite elements", ("high",)),
 )
@@ -47,33 +49,4 @@ MEASURES = (
 
 def list_measures(manifest: Mapping[str, Any]) -> list[Measure]:
     """All statistics of the page: ours, then the user's own."""
-    return [*MEASURES, *(Measure(str(name), str(name)) for name in manifest.get("statistics") or ())]
-
-
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """How finely numbers are written: at most so many columns, so many bits of mantissa."""
-
-    columns: int
-    mantissa_bits: int
-
-
-_FEWEST_COLUMNS = 100
-_COARSEST_BITS = 9  # three significant digits
-_BANDS_A_SITE = 10  # shares of zeros, update ratios and counts are alike for most sites and cost next to nothing
-_BYTES_BESIDE_MANTISSA = 0.35  # sign and exponent after compression, measured on noisy curves
-_BASE64 = 4 / 3
-
-
-def choose_detail(n_sites: int, n_steps: int, most_columns: int, max_bytes: float) -> Detail:
-    """The finest detail at which the page is expected to stay within ``max_bytes``.
-
-    Digits are given up before columns.
-    """
-    columns = max(min(most_columns, n_steps), 1)
-    bands = 5 if n_steps <= most_columns else _BANDS_A_SITE
-    for bits in (MANTISSA_BITS, 13, _COARSEST_BITS):
-        column_bytes = n_sites * bands * (bits / 8 + _BYTES_BESIDE_MANTISSA) * _BASE64
-        if columns * column_bytes <= max_bytes:
-            return Detail(columns, bits)
-    return Detail(max(_FEWEST_COLUMNS, int(max_bytes / column_bytes)), _COARSEST_BITS)
+    return [*MEASURES, *(Measure(str(name), str(name), is_custom=True) for name in manifest.get("statistics") or ())]

@@ -10,11 +10,12 @@ import numpy as np
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.views.places import Place
+from retrograd.views.report.scope import Scope
 
 _COUNTS = {"nan": "NaN", "pos_inf": "+∞", "neg_inf": "−∞"}
 
 
-def find_first_nonfinite(history: History, places: Sequence[Place], phase: Phase) -> dict[str, Any] | None:
+def find_first_nonfinite(scope: Scope, places: Sequence[Place]) -> dict[str, Any] | None:
     """The first step with such elements, and the first of its sites; ``None`` where all were finite.
 
     Within a step values come before gradients, gradients before updates; values count in call order and
@@ -23,6 +24,7 @@ def find_first_nonfinite(history: History, places: Sequence[Place], phase: Phase
     Returns:
         ``step``, ``site`` and ``text``, which counts the elements.
     """
+    history, phase = scope.history, scope.phase
     ordered = sorted(_rank_sites(places))
     sites = [site for _, _, site in ordered]
     matrix = history.matrix("nonfinite", sites, phase=phase)

@@ -9,6 +9,8 @@ from typing import Any
 from retrograd.history.sink import Event
 from retrograd.runs.reader import Rank
 from retrograd.views.places import Place
+from retrograd.views.report.packing import MANTISSA_BITS, significant_digits
+from retrograd.views.report.scope import Scope
 
 MOST_LINES = 200
 """Lines of one table that are written; the page says how many more there were."""
@@ -30,22 +32,21 @@ _TROUBLES = {
 }
 
 
-def describe_recorded(
-    manifest: Mapping[str, Any], places: Sequence[Place], phase: str, digits: int
-) -> list[tuple[str, str]]:
+def describe_recorded(scope: Scope, places: Sequence[Place]) -> list[tuple[str, str]]:
     """Terms and their texts: which sites, which steps, which tensors."""
     counts = Counter(_QUANTITIES[place.kind, quantity] for place in places for quantity in place.sites)
+    manifest, digits = scope.history.manifest, significant_digits(scope.mantissa_bits)
     histogram = manifest.get("histogram")
     recorded = histogram.get("recorded") if isinstance(histogram, Mapping) else histogram
     terms = [
-        ("sites", ", ".join(f"{n:,} {name}" for name, n in counts.items())),
+        ("sites", ", ".join(f"{counts[name]:,} {name}" for name in _QUANTITIES.values() if counts[name])),
         ("selection", _join(manifest.get("selection"))),
         ("schedule", _join(manifest.get("schedule"))),
-        ("shown here", f"phase “{phase}”, micro-batches and ranks merged"),
+        ("shown here", f"phase “{scope.phase}”, micro-batches and ranks merged"),
         ("statistics of your own", _join(manifest.get("statistics"))),
         ("histograms of exponents", None if recorded is None else "yes" if recorded else "no"),
         ("tensors kept", _join(manifest.get("tensors")) or "none"),
-        ("numbers on this page", f"{digits} significant digits" if digits < 7 else "float32"),
+        ("numbers on this page", "float32" if scope.mantissa_bits == MANTISSA_BITS else f"{digits} significant digits"),
     ]
     return [(term, text) for term, text in terms if text]
 

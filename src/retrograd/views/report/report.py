@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from retrograd.errors import RunWriteError
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.runs.reader import Run
-from retrograd.views.downsample import share_columns
-from retrograd.views.history_of import find_phase, history_of
+from retrograd.views.history_of import history_of
 from retrograd.views.places import group_places
 from retrograd.views.report.blocks import Blocks, make_loss_block, make_statistic_blocks
+from retrograd.views.report.difference import compare_runs
 from retrograd.views.report.exponents import make_exponent_block
-from retrograd.views.report.facts import describe_data, describe_run
-from retrograd.views.report.measures import choose_detail
+from retrograd.views.report.facts import describe_data, describe_run, name_run
 from retrograd.views.report.nonfinite import find_first_nonfinite
-from retrograd.views.report.packing import significant_digits
 from retrograd.views.report.page import build_page
 from retrograd.views.report.recorded import describe_recorded, list_troubles
+from retrograd.views.report.scope import choose_scope
 from retrograd.views.report.structure import list_modules
 
 FILE_NAME = "report.html"
-
-_SHARE_OF_BLOCKS = 0.85  # of the file; the rest is code, facts and histograms
 
 
 def write_report(
     run: Run | History,
     path: str | os.PathLike[str] | None = None,
     *,
+    against: Run | History | None = None,
     phase: Phase | None = None,
     columns: int = 1000,
     megabytes: float = 8.0,
@@ -42,6 +39,7 @@ def write_report(
     Args:
         run: a run folder as opened by ``open_run``, or a history in memory.
         path: the file; ``report.html`` in the run folder, or here for a history, when left out.
+        against: another run to show the difference to, or a rank: ``open_run("runs/demo/rank00001")``.
         phase: which kind of forward to show; the first of ``train``, ``forward``, ``eval`` … that was recorded,
             when left out.
         columns: the most columns in which steps are drawn. A column keeps the extremes of its steps.
@@ -54,27 +52,20 @@ def write_report(
         RunWriteError: if the file cannot be written.
     """
     history = history_of(run)
-    phase = find_phase(history) if phase is None else phase
-    counts = history.matrix("count", phase=phase)
-    seen = [bool(line.any()) for line in ~np.isnan(counts.values)]
-    sites = [site for site, is_seen in zip(counts.sites, seen, strict=True) if is_seen]
-    detail = choose_detail(len(sites), len(counts.steps), columns, megabytes * 1e6 * _SHARE_OF_BLOCKS)
-    shared = share_columns(counts.steps, detail.columns)
-    blocks = Blocks(
-        statistics=list(make_statistic_blocks(history, sites, shared, phase, detail.mantissa_bits)),
-        loss=make_loss_block(history.loss.steps, history.loss.values, shared),
-        exponents=make_exponent_block(history, sites, shared, phase),
-    )
-    events, places = history.events, group_places(sites)
-    unseen = [site for site, is_seen in zip(counts.sites, seen, strict=True) if not is_seen]
-    ranks = run.ranks if isinstance(run, Run) else ()
-    facts = {
-        **describe_run(run, history, events, counts.steps),
-        **describe_data(places, sites, shared, blocks, detail),
-        "elements": np.fmax.reduce(counts.values[seen], axis=1, initial=0).astype(int).tolist(),
-        "nonfinite": find_first_nonfinite(history, places, phase),
-        "recorded": describe_recorded(history.manifest, places, phase, significant_digits(detail.mantissa_bits)),
-        "troubles": list_troubles(history.manifest, events, ranks, unseen),
+    scope = choose_scope(history, phase, columns, megabytes)
+    statistics = list(make_statistic_blocks(scope))
+    further: dict[str, str] = {}
+    if against is not None:
+        difference, further = compare_runs(scope, history_of(against), name_run(against))
+        statistics = [*difference, *statistics]
+    blocks = Blocks(statistics, make_loss_block(scope), make_exponent_block(scope))
+    events, places = history.events, group_places(scope.sites)
+    facts: dict[str, Any] = {
+        **describe_run(run, scope, events, further),
+        **describe_data(scope, places, blocks),
+        "nonfinite": find_first_nonfinite(scope, places),
+        "recorded": describe_recorded(scope, places),
+        "troubles": list_troubles(history.manifest, events, run.ranks if isinstance(run, Run) else (), scope.unseen),
         "model": list_modules(history.manifest.get("model")),
     }
     target = _choose_path(run, path)

@@ -75,10 +75,10 @@ function paintHistogram({ bins, cells }, columns) {
   return canvas;
 }
 
-/** Colours of shares, by their logarithm; the rarer half of it in less than half of the colours. */
+/** Colours of shares, by their logarithm: most of them for the common ones, and none so faint that it is overlooked. */
 export function sharePalette() {
   const palette = makePalette(false, isDark());
-  return palette.map((_, shade) => palette[Math.round(255 * (shade / 255) ** 1.5)]);
+  return palette.map((_, shade) => palette[Math.round(255 * (0.14 + 0.86 * (shade / 255) ** 2.5))]);
 }
 
 function labelBins(context, lowest, bins, y, gutter) {

@@ -15,10 +15,10 @@ export function measureMap() {
   const card = find("map").clientWidth;
   const narrow = card < 560;
   geometry.gutter = narrow ? 118 : Math.min(250, Math.max(170, Math.round(card * 0.2)));
-  const most = Math.round(Math.max(220, innerHeight * (narrow ? 0.55 : 0.6)));
-  const normal = narrow ? 22 : 18;
-  const fitting = Math.max(LEAST_ROW, Math.min(normal, Math.floor(most / Math.max(shown.rows.length, 1))));
-  geometry.row = state.rows === "fit" ? fitting : normal;
+  const most = Math.round(Math.max(220, innerHeight * (narrow ? 0.55 : 0.62)));
+  const fitting = Math.floor(most / Math.max(shown.rows.length, 1));
+  const [least, largest] = narrow ? [22, 22] : [14, 18];
+  geometry.row = Math.min(largest, Math.max(state.rows === "fit" ? LEAST_ROW : least, fitting));
   geometry.height = Math.max(geometry.row * Math.min(shown.rows.length, Math.floor(most / geometry.row)), 60);
   view.style.height = `${geometry.height}px`;
   find("spacer").style.height = `${Math.max(shown.rows.length * geometry.row, geometry.height)}px`;

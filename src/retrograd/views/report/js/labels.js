@@ -12,7 +12,9 @@ export function drawLabels(nodes, first, shift) {
   const labels = find("labels");
   labels.style.width = `${geometry.gutter}px`;
   fill(labels, ...chooseLabelled(nodes).map((i) => makeLabel(nodes[i], first + i, shift + i * geometry.row)));
-  find("viewport").setAttribute("aria-activedescendant", labels.querySelector("[aria-selected=true]")?.id ?? "");
+  const current = labels.querySelector("[aria-selected=true]");
+  if (current) find("viewport").setAttribute("aria-activedescendant", current.id);
+  else find("viewport").removeAttribute("aria-activedescendant");
 }
 
 /** Rows that get a label: all, or where they are too low for that the outermost modules first. */
@@ -64,6 +66,8 @@ const isOpen = (node) => node.place !== null && state.open.includes(facts.places
 function slotText(node) {
   if (node.id === "self:output") return " whole model";
   if (!node.slot || node.slot === "output") return "";
+  const again = /^(#\d+):output$/.exec(node.slot);
+  if (again) return ` ${again[1]}`;
   return node.slot.startsWith("#") ? node.slot : `:${node.slot}`;
 }
 

@@ -8,7 +8,7 @@ import { change, state } from "./state.js";
 
 const DRAG = 6;
 
-let pressed = null; // {x, column} while a button or finger is down on the cells
+let pressed = null; // {x, column, again} while a button or finger is down; again: on the row that was current already
 
 export function followPointer() {
   const view = find("viewport");
@@ -16,7 +16,7 @@ export function followPointer() {
   view.addEventListener("pointermove", move);
   view.addEventListener("pointerup", release);
   view.addEventListener("pointercancel", () => drop());
-  view.addEventListener("pointerleave", () => pressed === null && change({ cursor: null }));
+  view.addEventListener("pointerleave", leave);
   view.addEventListener("dblclick", (event) => placeOf(event).x >= 0 && change({ zoom: null }));
 }
 
@@ -28,14 +28,14 @@ function placeOf(event) {
 }
 
 function press(event) {
-  const { x, column } = placeOf(event);
-  if (event.button === 0 && x >= 0 && x < geometry.plot) pressed = { x, column };
+  const { x, row, column } = placeOf(event);
+  if (event.button === 0 && x < geometry.plot) pressed = { x, column, again: state.current === row?.id };
 }
 
 function move(event) {
   const { x, row, column } = placeOf(event);
   const inside = x >= 0 && x < geometry.plot;
-  if (pressed && Math.abs(x - pressed.x) > DRAG) {
+  if (pressed?.x >= 0 && Math.abs(x - pressed.x) > DRAG) {
     find("viewport").setPointerCapture(event.pointerId);
     change({ brush: [pressed.column, column], cursor: column });
   } else change({ cursor: inside ? column : null, current: row?.id ?? null });
@@ -43,15 +43,20 @@ function move(event) {
 
 function release(event) {
   const { x, row, column } = placeOf(event);
-  const brushed = state.brush;
+  const { brush: brushed } = state;
+  const again = pressed?.again;
   drop();
   if (brushed) {
     const [from, to] = brushed.toSorted((a, b) => a - b);
     if (to > from) change({ zoom: [from, to] });
   } else if (row && event.button === 0) {
     change({ current: row.id, cursor: x >= 0 ? column : null });
-    click(row, event);
+    if (event.pointerType !== "touch" || x < 0 || again) click(row, event); // a first tap on a cell only reads it
   }
+}
+
+function leave(event) {
+  if (pressed === null && event.pointerType !== "touch") change({ cursor: null });
 }
 
 function drop() {

@@ -10,7 +10,7 @@ import { COLUMNS, shownColumns } from "./steps.js";
 import { isDark } from "./theme.js";
 import { buildTree, chooseDepth, listRows } from "./tree.js";
 
-const ROWS_AT_FIRST = 40;
+const ROWS_AT_FIRST = 64;
 
 /** rows: nodes of the tree; scale, shade, palette: how numbers become colours; problem: why the filter fails. */
 export const shown = { rows: [], total: 0, scale: null, shade: null, palette: null, problem: "" };
@@ -66,7 +66,7 @@ export function fitColors() {
 }
 
 function kindOfScale(statistic) {
-  const logarithmic = state.scale === "auto" ? !statistic.share : state.scale === "log";
+  const logarithmic = (state.scale === "auto" ? statistic.scale : state.scale) === "log";
   if (statistic.signed) return logarithmic ? "signed" : "signed-linear";
   return logarithmic ? "log" : "linear";
 }

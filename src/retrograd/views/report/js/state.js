@@ -14,7 +14,7 @@ export const quantityOf = (key) => QUANTITIES.find((quantity) => quantity.key ==
 
 export const DEFAULTS = {
   quantity: QUANTITIES[0]?.key ?? "grad",
-  statistic: "rms",
+  statistic: facts.measures[0]?.name ?? "rms", // the difference where two runs are compared
   band: "high",
   scale: "auto",
   filter: "",

@@ -76,7 +76,7 @@ export function showToolbar() {
       ["log", statistic.signed ? "log on both sides of 0" : "log scale"],
       ["linear", "linear scale"],
     ],
-    state.scale === "auto" ? (statistic.share ? "linear" : "log") : state.scale,
+    state.scale === "auto" ? statistic.scale : state.scale,
   );
   find("band-field").hidden = facts.columns.width === 1;
   find("fit").setAttribute("aria-pressed", String(state.rows === "fit"));

@@ -1,0 +1,114 @@
+"""What was not recorded of what was asked for, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import nn
+
+from retrograd.hooks.module import is_compiled
+from retrograd.recording.candidates import NamedModule, parameter_site
+from retrograd.recording.keep import find_keep
+from retrograd.recording.settings import Settings
+from retrograd.sites.pattern import Candidate, describe_pattern
+from retrograd.sites.site import ROOT, Site, parse_site
+
+_NO_GRADIENT = "no gradient came: it did not require grad, or no backward pass reached it"
+_NEVER_CALLED = "the module was never called while a step was recorded"
+_COMPILED = "the module lies inside a compiled region, which is recorded at its boundary"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known at the end of a recording.
+
+    Attributes:
+        modules: the modules of the recorded models.
+        settings: what was asked for.
+        recorded: sites that have statistics.
+        kept: printed sites of which a tensor was kept.
+        called: modules that were called while a step was recorded.
+        unreadable: sites whose tensors could not be read, and why.
+        uncopied: printed sites of updates that were left out for their size.
+    """
+
+    modules: Sequence[NamedModule]
+    settings: Settings
+    recorded: Sequence[Site]
+    kept: Collection[str]
+    called: Collection[nn.Module | None]
+    unreadable: Mapping[str, str]
+    uncopied: Collection[str]
+
+    @cached_property
+    def places(self) -> set[tuple[str, tuple[str, ...], str]]:
+        """Path, slot and quantity of all that was recorded; further keys and calls are left out."""
+        seen = [*self.recorded, *(parse_site(name) for name in self.kept)]
+        return {_place(site) for site in seen}
+
+    @cached_property
+    def compiled(self) -> tuple[str, ...]:
+        """Beginnings of the paths that lie inside compiled modules."""
+        paths = [entry.path for entry in self.modules if is_compiled(entry.tapped)]
+        return tuple("" if path == ROOT else f"{path}." for path in paths)
+
+
+def list_omissions(evidence: Evidence) -> list[dict[str, str]]:
+    """Every site that was asked for and has nothing, and every pattern that matched nothing: ``site`` and ``reason``."""
+    found = {**evidence.unreadable, **dict(_list_sites(evidence)), **dict(_list_patterns(evidence))}
+    return [{"site": site, "reason": reason} for site, reason in found.items()]
+
+
+def _list_sites(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    first_paths: dict[int, str] = {}
+    for entry in evidence.modules:
+        for candidate in entry.candidates():
+            if candidate.site.slot in ("output", "input") and _is_missing(candidate, evidence):
+                yield str(candidate.site), _explain_missing(entry, candidate.site, evidence)
+        for name, parameter in entry.parameters:
+            site = parameter_site(entry.path, name)
+            first = first_paths.setdefault(id(parameter), str(site))
+            for wanted in (site, site.grad, site.update):
+                if not _is_missing(Candidate(wanted, entry.module), evidence):
+                    continue
+                if first != str(site):
+                    yield str(wanted), f"the parameter is recorded as {first}"
+                elif not parameter.requires_grad:
+                    yield str(wanted), "the parameter is frozen"
+                elif str(wanted) in evidence.uncopied:
+                    yield str(wanted), "more bytes of weights than are copied while an optimizer steps"
+                elif wanted.quantity == "grad":
+                    yield str(wanted), _NO_GRADIENT
+                else:
+                    yield str(wanted), "no optimizer of torch.optim has updated the parameter"
+
+
+def _is_missing(candidate: Candidate, evidence: Evidence) -> bool:
+    settings = evidence.settings
+    is_wanted = settings.wants_statistics(candidate) or find_keep(settings.keeps, candidate) is not None
+    return is_wanted and _place(candidate.site) not in evidence.places and str(candidate.site) not in evidence.unreadable
+
+
+def _explain_missing(entry: NamedModule, site: Site, evidence: Evidence) -> str:
+    if entry.module not in evidence.called:
+        return _COMPILED if evidence.compiled and entry.path.startswith(evidence.compiled) else _NEVER_CALLED
+    if site.quantity == "grad":
+        return _NO_GRADIENT
+    return "no tensor was returned" if site.slot == "output" else "no tensor was passed"
+
+
+def _list_patterns(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    modules = {entry.path: entry.module for entry in evidence.modules}
+    candidates = [candidate for entry in evidence.modules for candidate in entry.candidates()]
+    candidates += [Candidate(site, modules.get(site.path)) for site in evidence.recorded]
+    candidates += [Candidate(site, modules.get(site.path)) for site in map(parse_site, evidence.kept)]
+    settings = evidence.settings
+    for selection in (*([settings.selection] if settings.statistics else []), *(keep.selection for keep in settings.keeps)):
+        for pattern in selection.unmatched(candidates):
+            yield describe_pattern(pattern), "nothing matched this pattern while the model ran"
+
+
+def _place(site: Site) -> tuple[str, tuple[str, ...], str]:
+    return site.path, site.keys[: 2 if site.slot == "input" else 1], site.quantity

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from retrograd.hooks.discovery import Lookout, is_compiled
+
+X = torch.ones(1, 2)
+
+
+class Listener:
+    """Notes what it is told; ``on_call`` runs at the first call."""
+
+    def __init__(self) -> None:
+        self.joined: list[tuple[nn.Module, nn.Module]] = []
+        self.given: list[nn.Module] = []
+        self.called: list[nn.Module] = []
+        self.updating: list[Optimizer] = []
+        self.errors: list[Exception] = []
+        self.on_call: Any = None
+
+    def module_joins(self, parent: nn.Module, child: nn.Module) -> None:
+        self.joined.append((parent, child))
+
+    def parameter_made(self, module: nn.Module) -> None:
+        self.given.append(module)
+
+    def module_called(self, module: nn.Module) -> None:
+        self.called.append(module)
+        if self.on_call is not None:
+            act, self.on_call = self.on_call, None
+            act(module)
+
+    def update_begins(self, optimizer: Optimizer) -> None:
+        self.updating.append(optimizer)
+
+    def lookout_failed(self, error: Exception) -> None:
+        self.errors.append(error)
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def lookout(listener: Listener) -> Iterator[Lookout]:
+    lookout = Lookout(listener)
+    lookout.arm()
+    yield lookout
+    lookout.close()
+
+
+def test_what_a_program_builds_and_runs_is_told(listener: Listener, lookout: Lookout) -> None:
+    net = nn.Sequential(nn.Linear(2, 2, bias=False))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(X).sum().backward()
+    optimizer.step()
+    assert listener.joined == [(net, net[0])]
+    assert listener.given == [net[0]]
+    assert listener.called == [net, net[0]]
+    assert listener.updating == [optimizer]
+
+
+def test_calls_without_grad_or_while_disarmed_are_not(listener: Listener, lookout: Lookout) -> None:
+    net = nn.Linear(2, 2)
+    with torch.no_grad():
+        net(X)
+    lookout.disarm()
+    lookout.disarm()
+    assert not lookout.armed
+    net(X)
+    assert not listener.called
+    lookout.arm()
+    lookout.arm()
+    net(X)
+    assert listener.called == [net]
+
+
+def test_pre_hooks_that_come_with_the_news_run_at_this_very_call(listener: Listener, lookout: Lookout) -> None:
+    seen: list[Any] = []
+
+    class Scale(nn.Module):
+        def forward(self, x: torch.Tensor, *, by: float) -> torch.Tensor:
+            return x * by
+
+    def attach(module: nn.Module) -> None:
+        module.register_forward_pre_hook(lambda module, args: seen.append(args))
+        module.register_forward_pre_hook(lambda module, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
+
+    net = Scale()
+    net.register_forward_pre_hook(lambda module, args: seen.append("before"))
+    listener.on_call = attach
+    net(X, by=2.0)
+    assert seen == [(X,), ((X,), {"by": 2.0}), "before"]
+    seen.clear()
+    net(X, by=3.0)
+    assert seen == ["before", (X,), ((X,), {"by": 3.0})]
+
+
+def test_a_fault_of_the_listener_does_not_reach_the_program(listener: Listener, lookout: Lookout) -> None:
+    def fail(module: nn.Module) -> None:
+        raise ValueError("a fault")
+
+    listener.on_call = fail
+    nn.Linear(2, 2)(X)
+    assert [str(error) for error in listener.errors] == ["a fault"]
+    nn.Linear(2, 2)(X)
+    assert len(listener.called) == 1
+
+
+def test_torch_does_not_warn_of_our_hook_at_a_compiled_module(listener: Listener, lookout: Lookout) -> None:
+    net = torch.compile(nn.Linear(2, 2), backend="eager")
+    assert is_compiled(net)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        net(X)
+    assert not [warning for warning in caught if "global hooks" in str(warning.message)]
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with pytest.warns(UserWarning, match="global hooks"):
+            net(X)
+    finally:
+        handle.remove()
+
+
+def test_is_compiled() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert not is_compiled(net)
+    net[1].compile(backend="eager")
+    assert is_compiled(net)

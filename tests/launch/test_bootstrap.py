@@ -1,0 +1,86 @@
+"""What every Python process below ``retrograd run`` goes through before it runs anything of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retrograd.launch.process import BOOTSTRAP, make_environment
+from retrograd.launch.request import Request
+from tests.launch.conftest import ENVIRONMENT
+
+REQUEST = Request(path="/nowhere/run", shown="run", command=("train.py",))
+
+
+def run(code: str, environment: dict[str, str], *flags: str) -> str:
+    return subprocess.run(
+        [sys.executable, *flags, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def look(code: str) -> tuple[str, str]:
+    """What code prints in an interpreter without us, and below us."""
+    return run(code, ENVIRONMENT), run(code, make_environment(REQUEST, ENVIRONMENT))
+
+
+def test_nothing_is_imported_that_is_not_there_anyway() -> None:
+    code = "import sys; print(*sorted(sys.modules))"
+    bare, ours = (set(names.split()) for names in look(code))
+    assert ours - bare == {"atexit", "sitecustomize"}
+
+
+def test_the_program_finds_its_paths_as_they_are_without_us() -> None:
+    bare, ours = look("import sys; print(sys.path)")
+    assert ours == bare
+
+
+@pytest.mark.parametrize("is_package", [False, True])
+def test_the_users_own_sitecustomize_is_run(tmp_path: Path, is_package: bool) -> None:
+    target = tmp_path / "sitecustomize" / "__init__.py" if is_package else tmp_path / "sitecustomize.py"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text("import sys; sys.mine = __name__")
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(tmp_path), ENVIRONMENT["PYTHONPATH"]])}
+    code = "import sys, sitecustomize; print(sys.mine, sitecustomize.__file__)"
+    assert run(code, make_environment(REQUEST, environment)).split() == ["sitecustomize", str(target)]
+
+
+def test_an_error_in_the_users_sitecustomize_is_told_as_without_us(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise ValueError('mine')")
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+    said = [
+        subprocess.run([sys.executable, "-c", "print(1)"], env=each, capture_output=True, text=True, check=True).stderr
+        for each in (environment, make_environment(REQUEST, environment))
+    ]
+    assert said[0] == said[1].replace("retrograd: nothing was recorded: torch was not imported\n", "")
+    assert "ValueError: mine" in said[0]
+
+
+def test_an_interpreter_that_we_did_not_start_is_left_alone() -> None:
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(BOOTSTRAP)}
+    assert run("import sys; print('TorchFinder' in repr(sys.meta_path))", environment) == "False\n"
+
+
+def test_a_torch_that_cannot_be_imported_raises_as_without_us(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('no such library')")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfor _ in range(2):\n try: import torch\n except OSError as error: print(error)"
+    bare, ours = look(code)
+    assert ours == bare == "no such library\n" * 2
+
+
+def test_torch_keeps_its_own_loader(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("ok = 1")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import torch; print(type(torch.__spec__.loader), vars(torch.__loader__).keys())"
+    bare, ours = look(code)
+    assert ours == bare
+
+
+def test_the_environment_carries_the_request() -> None:
+    environment = make_environment(REQUEST, {"PYTHONPATH": os.pathsep.join(["a", str(BOOTSTRAP), "b"]), "HOME": "h"})
+    assert environment["PYTHONPATH"].split(os.pathsep) == [str(BOOTSTRAP), "a", "b"]
+    assert environment["HOME"] == "h"
+    assert json.loads(environment["RETROGRAD_RUN"])["path"] == "/nowhere/run"

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retrograd.cli import main
+from tests.launch.conftest import ENVIRONMENT, SCRIPTS
+
+SCRIPT = str(SCRIPTS / "no_torch.py")
+
+
+def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "retrograd.cli", *words]
+    return subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["report", "--help"], ["view", "--help"], ["export", "--help"]])
+def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: retrograd")
+    assert "RUN" in text or "examples:" in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith("retrograd 0.")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--every", "0", SCRIPT]])
+def test_torch_is_not_loaded(words: list[str]) -> None:
+    code = f"import sys; from retrograd.cli import main\ntry: main({words})\nfinally: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("False\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "slug"),
+    [
+        (["run"], "cannot-launch"),
+        (["run", "no_such.py"], "cannot-launch"),
+        (["run", "--every", "0", SCRIPT], "bad-schedule"),
+        (["run", "--every", "-1", SCRIPT], "bad-schedule"),
+        (["run", "--sites", "", "--", SCRIPT], "bad-pattern"),
+        (["run", "--sites", "re:(", "--", SCRIPT], "bad-pattern"),
+        (["run", "--tensors", "", "--", SCRIPT], "bad-pattern"),
+        (["view", "no/such/run"], "not-a-run"),
+        (["report", "no/such/run"], "not-a-run"),
+        (["export", "no/such/run", "--to", "csv"], "not-a-run"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_runs(
+    words: list[str], slug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert said.err.startswith("retrograd: ")
+    assert f"[{slug}]" in said.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--nonsense", SCRIPT],
+        ["run", "--every", "often", SCRIPT],
+        ["run", "--schedule", "exp", SCRIPT],
+        ["run", "--every", "2", "--schedule", "log", SCRIPT],
+        ["nonsense"],
+        [],
+    ],
+)
+def test_options_that_do_not_exist(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 2
+    assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["manifest.json", "notes.txt"])
+@pytest.mark.parametrize("command", [[SCRIPT], ["-m", "timeit"], ["sh", "-c", "true"]])
+def test_a_folder_with_other_things_is_refused(
+    content: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / content).write_text("{}")
+    assert main(["run", "-o", str(tmp_path), *command]) == 2
+    assert "[run-exists]" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    code = "from retrograd import cli; cli._view = lambda _: print('x' * 1_000_000); import sys; sys.exit(cli.main(['view', '.']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 128 + signal.SIGPIPE
+    assert not errors
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+def test_ctrl_c_ends_us_without_a_traceback() -> None:
+    code = "from retrograd import cli\ndef view(_): raise KeyboardInterrupt\ncli._view = view; cli.main(['view', '.'])"
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGINT
+    assert not done.stderr
+
+
+def test_the_recorded_script_may_be_anything(tmp_path: Path) -> None:
+    done = run("run", "sh", "-c", 'echo "$0 $1"; exit 7', "a", "b c", cwd=tmp_path)
+    assert done.returncode == 7
+    assert done.stdout == "a b c\n"
+    assert done.stderr.count("\n") == 1
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,214 @@
+"""A compiled model is recorded at its boundary, and is compiled as it would be without us."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from tests.recording.nets import Trial, bits, train
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+import retrograd as rg
+
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of itself while it compiles
+        yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.act(self.linear(x))
+
+
+class Net(nn.Module):
+    def __init__(self, *, broken: bool = False, saved: bool = False) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(6))
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.norm = nn.LayerNorm(6)
+        self.broken = broken
+        self.saved = saved
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = x + self.token
+        for number, block in enumerate(self.blocks):
+            x = checkpoint(block, x, use_reentrant=False) if self.saved else block(x)
+            if self.broken and number == 1:
+                torch._dynamo.graph_break()
+        return {"hidden": x, "logits": self.norm(x)}
+
+
+def run(
+    compile_: Callable[[Net, str], tuple[nn.Module, Callable[..., Any]]],
+    backend: str,
+    *,
+    record: bool,
+    net: dict[str, bool] | None = None,
+    sites: Any = "*",
+    warm: bool = False,
+) -> tuple[Any, dict[str, Any], Any]:
+    """Train; what came out of it, what was compiled, and what was recorded."""
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(5)
+    model = Net(**(net or {}))
+    recorded, call = compile_(model, backend)
+    update = torch.optim.AdamW(model.parameters(), lr=0.05)
+
+    def step(number: int) -> Tensor:
+        update.zero_grad()
+        loss = call(torch.randn(4, 6))["logits"].square().mean()
+        loss.backward()
+        update.step()
+        return loss
+
+    def evaluate() -> Any:
+        with torch.no_grad():
+            return call(torch.ones(2, 6))
+
+    trial = Trial(model, step, evaluate, (update,))
+    if warm:
+        trial.step(0)
+    with rg.record(recorded, sites=sites) if record else nullcontext() as recording:
+        seen = train(trial, STEPS)
+    seen += bits("once more", [trial.step(STEPS)])
+    counted = {kind: dict(counters[kind]) for kind in ("stats", "frames", "graph_break", "recompiles", "recompile_limit")}
+    return seen, counted, recording and recording.history
+
+
+def whole(net: Net, backend: str) -> tuple[nn.Module, Callable[..., Any]]:
+    compiled = torch.compile(net, backend=backend)
+    return compiled, compiled
+
+
+def as_one_graph(net: Net, backend: str) -> tuple[nn.Module, Callable[..., Any]]:
+    compiled = torch.compile(net, backend=backend, fullgraph=True)
+    return compiled, compiled
+
+
+def recorded_as_it_was(net: Net, backend: str) -> tuple[nn.Module, Callable[..., Any]]:
+    return net, torch.compile(net, backend=backend)
+
+
+def in_place(net: Net, backend: str) -> tuple[nn.Module, Callable[..., Any]]:
+    net.compile(backend=backend, fullgraph=not net.broken)
+    return net, net
+
+
+def regions(net: Net, backend: str) -> tuple[nn.Module, Callable[..., Any]]:
+    for block in net.blocks:
+        block.compile(backend=backend)
+    return net, net
+
+
+def wrapped_part(net: Net, backend: str) -> tuple[nn.Module, Callable[..., Any]]:
+    net.blocks[1] = torch.compile(net.blocks[1], backend=backend)
+    return net, net
+
+
+WAYS = [whole, as_one_graph, recorded_as_it_was, in_place, regions, wrapped_part]
+BACKENDS = ["eager", "aot_eager"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_bits_graphs_and_breaks(way: Any, backend: str) -> None:
+    bare, compiled_bare, _ = run(way, backend, record=False)
+    seen, compiled, _ = run(way, backend, record=True)
+    assert seen == bare
+    assert compiled == compiled_bare
+    assert compiled["stats"]["unique_graphs"] >= 1
+
+
+@pytest.mark.parametrize("net", [{"broken": True}, {"saved": True}], ids=["graph break", "checkpoints"])
+@pytest.mark.parametrize("way", [whole, recorded_as_it_was, in_place])
+def test_with_graph_breaks_and_checkpoints(way: Any, net: dict[str, bool]) -> None:
+    bare, compiled_bare, _ = run(way, "aot_eager", record=False, net=net)
+    seen, compiled, _ = run(way, "aot_eager", record=True, net=net)
+    assert seen == bare
+    assert compiled == compiled_bare
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("way", [whole, as_one_graph, recorded_as_it_was, in_place])
+def test_the_boundary_is_recorded(way: Any, warm: bool) -> None:
+    """Before the first compiled call, and after it."""
+    _, _, plain = run(lambda net, _: (net, net), "eager", record=True, warm=warm)
+    _, _, history = run(way, "eager", record=True, warm=warm)
+    for name in ("input.x", "output.logits", "output.hidden", "output.logits.grad", "token.grad", "token.update"):
+        site = f"self:{name}"
+        assert history[site].steps.tolist() == [0, 1, 2], site
+        assert history[site].rms.tolist() == plain[site].rms.tolist(), site
+    assert history["blocks.1.linear:weight.grad"].rms.tolist() == plain["blocks.1.linear:weight.grad"].rms.tolist()
+    assert "blocks.1:output" not in history.sites
+
+
+@pytest.mark.parametrize("way", [regions, wrapped_part])
+def test_boundaries_within_a_model(way: Any) -> None:
+    _, _, plain = run(lambda net, _: (net, net), "eager", record=True)
+    _, _, history = run(way, "eager", record=True)
+    for site in ("blocks.1:input.x", "blocks.1:input.x.grad", "blocks.1:output", "blocks.1:output.grad", "norm:output.grad"):
+        assert history[site].rms.tolist() == plain[site].rms.tolist(), site
+    assert "blocks.1.linear:output" not in history.sites
+
+
+def test_it_is_said_once() -> None:
+    _, _, history = run(regions, "eager", record=True)
+    (note,) = [event for event in history.events if event.kind == "note"]
+    assert note.text == "compiled, so recorded at the boundary alone: blocks.0, blocks.1, blocks.2"
+
+
+def test_a_type_selects_the_module_inside_the_wrapper() -> None:
+    _, _, history = run(whole, "eager", record=True, sites=Net)
+    assert "self:output.logits" in history.sites
+
+
+def train_compiled(*, record: bool) -> tuple[Any, dict[str, Any]]:
+    """A whole step is compiled, so autograd's engine and its hooks run under the compiler's eye."""
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(5)
+    model = nn.Sequential(Net(), nn.Identity())
+    update = torch.optim.SGD(model.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    @torch.compile(backend="eager")
+    def step(x: Tensor) -> Tensor:
+        loss = rg.watch("scaled", model(x)["logits"] * 2).square().mean()
+        scaler.scale(loss).backward()
+        return loss * 2
+
+    losses = []
+    with rg.record(model, sites="*") if record else nullcontext() as recording:
+        for _ in range(STEPS):
+            losses.append(step(torch.randn(4, 6)))
+            scaler.step(update)
+            scaler.update()
+            update.zero_grad()
+    if recording is not None:
+        assert not [event for event in recording.history.events if event.kind == "fault"]
+        assert recording.history["0:token.grad"].steps.tolist() == [0, 1, 2]
+    return bits("losses", losses), {kind: dict(counters[kind]) for kind in ("stats", "frames", "graph_break")}
+
+
+def test_a_step_that_is_compiled_as_a_whole() -> None:
+    assert train_compiled(record=True) == train_compiled(record=False)

@@ -1,0 +1,281 @@
+"""Training loops of every kind: what a step is, and that gradients lie where their activations do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from tests.recording.collector import Collector, collect
+from tests.recording.oracle import assert_row, listen
+
+
+def make_net(inputs: int = 3, outputs: int = 1) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, 4), nn.Tanh(), nn.Linear(4, outputs))
+
+
+def steps_of(seen: Collector, site: str) -> list[tuple[int, int]]:
+    return [(row.step, row.micro) for row in seen.all(site)]
+
+
+def write_past_autograd(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    parameter.data.sub_(gradient.data * 0.01)
+
+
+def write_without_grad(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    with torch.no_grad():
+        parameter -= gradient * 0.01
+
+
+@pytest.mark.parametrize("write", [write_past_autograd, write_without_grad])
+@pytest.mark.parametrize("zero", ["before", "after forward", "after", "to none"])
+def test_updates_by_hand_make_steps(write: Callable[[torch.Tensor, torch.Tensor], None], zero: str) -> None:
+    net = make_net()
+    with collect(net) as seen:
+        for _ in range(3):
+            if zero == "before":
+                net.zero_grad(set_to_none=False)
+            loss = net(torch.randn(4, 3)).square().sum()
+            if zero == "after forward":
+                net.zero_grad()
+            loss.backward()
+            for parameter in net.parameters():
+                write(parameter, parameter.grad)  # type: ignore[arg-type]
+            if zero.startswith("after") or zero == "to none":
+                net.zero_grad(set_to_none=zero == "to none")
+    assert steps_of(seen, "0:output.grad") == [(0, 0), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("write", [write_past_autograd, write_without_grad])
+def test_updates_by_hand_with_accumulation(write: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    net = make_net()
+    with collect(net, schedule=2) as seen:
+        for _ in range(4):
+            for _ in range(2):
+                net(torch.randn(4, 3)).square().sum().backward()
+            for parameter in net.parameters():
+                write(parameter, parameter.grad)  # type: ignore[arg-type]
+            net.zero_grad()
+    assert steps_of(seen, "0:output.grad") == [(0, 0), (0, 1), (2, 0), (2, 1)]
+
+
+@pytest.mark.parametrize("write", [write_past_autograd, write_without_grad])
+def test_a_loop_of_autograd_grad(write: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    net = make_net()
+    parameters = list(net.parameters())
+    with collect(net) as seen:
+        for _ in range(3):
+            gradients = torch.autograd.grad(net(torch.randn(4, 3)).square().sum(), parameters)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                write(parameter, gradient)
+    assert steps_of(seen, "0:output.grad") == [(0, 0), (1, 0), (2, 0)]
+    assert steps_of(seen, "2:weight.grad") == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_without_any_update_there_is_one_step() -> None:
+    net = make_net()
+    with collect(net) as seen:
+        for _ in range(3):
+            net(torch.randn(4, 3)).sum().backward()
+    assert steps_of(seen, "0:output.grad") == [(0, 0), (0, 1), (0, 2)]
+    assert {item["reason"] for item in seen.facts["not_recorded"]} == {
+        "no optimizer of torch.optim has updated the parameter"
+    }
+
+
+def test_lbfgs_runs_its_closure_within_a_step() -> None:
+    net = make_net()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+    x, y = torch.randn(8, 3), torch.randn(8, 1)
+    runs: list[int] = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (net(x) - y).square().mean()
+        loss.backward()
+        runs[-1] += 1
+        return loss
+
+    with collect(net) as seen:
+        for _ in range(3):
+            runs.append(0)
+            optimizer.step(closure)
+    assert min(runs) > 1
+    expected = [(step, micro) for step, number in enumerate(runs) for micro in range(number)]
+    assert steps_of(seen, "0:output.grad") == steps_of(seen, "0:output") == expected
+    assert [event.moment.step for event in seen.events_of("update")] == [0, 1, 2]
+    assert {row.step for row in seen.all("0:weight.update")} == {0, 1, 2}
+
+
+def test_an_optimizer_that_runs_a_plain_closure() -> None:
+    """As trainers do it: forward and backward lie inside of ``optimizer.step``."""
+    net = make_net()
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = net(torch.randn(4, 3)).sum()
+        loss.backward()
+        return loss
+
+    with collect(net) as seen:
+        for _ in range(3):
+            optimizer.step(closure)
+    assert steps_of(seen, "0:output.grad") == steps_of(seen, "0:weight.update") == [(0, 0), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("overlap", ["same", "some", "grown"])
+def test_an_optimizer_may_be_replaced(overlap: str) -> None:
+    net = make_net()
+    first = torch.optim.SGD(net[2].parameters() if overlap == "grown" else net.parameters(), lr=0.1)
+    with collect(net) as seen:
+        for _ in range(2):
+            net(torch.randn(4, 3)).sum().backward()
+            first.step()
+        second = torch.optim.Adam(net[0].parameters() if overlap == "some" else net.parameters(), lr=0.1)
+        for _ in range(3):
+            net(torch.randn(4, 3)).sum().backward()
+            second.step()
+    assert steps_of(seen, "0:output.grad") == [(step, 0) for step in range(5)]
+    assert [(event.name, event.value) for event in seen.events_of("update")] == [
+        ("SGD", 1), ("SGD", 2), ("Adam", 1), ("Adam", 2), ("Adam", 3),
+    ]  # fmt: skip
+
+
+def test_two_optimizers_that_step_together() -> None:
+    net = make_net()
+    optimizers = [torch.optim.SGD(net[0].parameters(), lr=0.1), torch.optim.Adam(net[2].parameters(), lr=0.1)]
+    with collect(net, schedule=2) as seen:
+        for _ in range(5):
+            net(torch.randn(4, 3)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    for site in ("0:output.grad", "0:weight.update", "2:weight.update"):
+        assert steps_of(seen, site) == [(0, 0), (2, 0), (4, 0)]
+
+
+def test_optimizers_that_step_within_backward() -> None:
+    net = make_net()
+    optimizers = {p: torch.optim.SGD([p], lr=0.01) for p in net.parameters()}
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()  # type: ignore[index]
+        optimizers[parameter].zero_grad()  # type: ignore[index]
+
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    with listen(net) as oracle, collect(net) as seen:
+        for _ in range(3):
+            net(torch.randn(4, 3)).square().sum().backward()
+    for step in range(3):
+        for path in ("0", "1", "2", "self"):
+            assert_row(seen.one(f"{path}:output", step=step, micro=0), oracle.values[path][step])
+            assert_row(seen.one(f"{path}:output.grad", step=step, micro=0), oracle.gradients[path][step][0])
+        for site in ("0:weight", "0:bias", "2:weight", "2:bias"):
+            assert seen.one(f"{site}.grad", step=step).calls == seen.one(f"{site}.update", step=step).calls == 1
+
+
+class Game:
+    """A generator and a critic; the generator's output is used again after the critic's update."""
+
+    def __init__(self, kind: str) -> None:
+        torch.manual_seed(0)
+        self.generator, self.critic = make_net(2, 3), make_net(3, 1)
+        self.of_generator = torch.optim.Adam(self.generator.parameters(), lr=0.01)
+        self.of_critic = torch.optim.Adam(self.critic.parameters(), lr=0.01)
+        self.kind = kind
+
+    def round(self) -> None:
+        fake = self.generator(torch.randn(4, 2))
+        real = self.critic(torch.randn(4, 3))
+        if self.kind == "two backwards":
+            (-real.mean()).backward()
+            self.critic(fake.detach()).mean().backward()
+        else:
+            (self.critic(fake.detach()).mean() - real.mean()).backward()
+        self.of_critic.step()
+        self.critic.zero_grad()
+        if self.kind == "new noise":
+            fake = self.generator(torch.randn(4, 2))
+        (-self.critic(fake).mean()).backward()
+        self.of_generator.step()
+        self.generator.zero_grad()
+        self.critic.zero_grad()
+
+
+@pytest.mark.parametrize("kind", ["one backward", "two backwards", "new noise"])
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_generator_and_a_critic(kind: str, every: int) -> None:
+    game = Game(kind)
+    models = nn.ModuleDict({"G": game.generator, "D": game.critic})
+    with listen(models) as oracle, collect({"G": game.generator, "D": game.critic}, schedule=every) as seen:
+        for _ in range(6):
+            game.round()
+    # Every gradient of the generator lies with its own activation, and nothing of a recorded step is missing.
+    calls = 2 if kind == "new noise" else 1
+    for path in ("G.0", "G.1", "G.2"):
+        values, gradients = oracle.values[path], oracle.gradients[path]
+        rows = seen.all(f"{path}:output", phase="train") + seen.all(f"{path}:output", phase="forward")
+        assert len(rows) >= 2
+        recorded = 0
+        for value, came in zip(values, gradients, strict=True):
+            row = next((row for row in rows if row.rms == pytest.approx(value.double().square().mean().sqrt().item())), None)
+            if row is None:
+                continue
+            recorded += 1
+            found = seen.all(f"{path}:output.grad", step=row.step, micro=row.micro)
+            assert len(found) == len(came)
+            for item, gradient in zip(found, came, strict=True):
+                assert_row(item, gradient)
+                assert (item.backward, item.phase) == (0, "train")
+        assert recorded == (6 * calls if every == 1 else recorded)
+    for path in ("D.0", "D.1", "D.2"):
+        grads = [row for row in seen.rows if row.site.startswith(f"{path}") and row.site.endswith("output.grad")]
+        assert grads
+        for row in grads:
+            assert seen.all(row.site.removesuffix(".grad"), step=row.step, micro=row.micro)
+    steps = {row.step for row in seen.rows}
+    assert steps == set(range(0, 7, every))
+
+
+def test_an_encoding_that_is_used_for_several_steps() -> None:
+    torch.manual_seed(0)
+    encoder, head = nn.Linear(3, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    with listen(encoder) as oracle, collect({"encoder": encoder, "head": head}) as seen:
+        code = encoder(torch.randn(5, 3))
+        for _ in range(3):
+            head(code).square().sum().backward(retain_graph=True)
+            optimizer.step()
+    gradients = oracle.gradients["self"][0]
+    assert [(row.step, row.micro, row.backward) for row in seen.all("encoder:output.grad")] == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
+    for backward, gradient in enumerate(gradients):
+        assert_row(seen.one("encoder:output.grad", backward=backward), gradient)
+    assert [row.step for row in seen.all("head:output.grad")] == [0, 1, 2]
+
+
+def test_a_model_that_is_called_by_another_method() -> None:
+    class Autoencoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = nn.Linear(3, 2), nn.Linear(2, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise NotImplementedError
+
+        def loss(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.decoder(self.encoder(x)) - x).square().mean()
+
+    net = Autoencoder()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with collect(net, schedule=2) as seen:
+        for _ in range(4):
+            for _ in range(2):
+                net.loss(torch.randn(4, 3)).backward()
+            optimizer.step()
+    for site in ("encoder:output", "encoder:output.grad", "decoder:output.grad"):
+        assert steps_of(seen, site) == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    reasons = {item["site"]: item["reason"] for item in seen.facts["not_recorded"]}
+    assert "never called" in reasons["self:output"]
