@@ -74,10 +74,24 @@ def test_trained_models_are_those_of_the_optimizers() -> None:
     encoder, decoder, frozen = nn.Linear(1, 1), Pair(nn.Linear(1, 1), nn.ReLU()), nn.Linear(1, 1)
     optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
     family.look_around()
-    found = family.find_trained()
+    found = family.find_trained(known=set())
     assert encoder in found
     assert decoder in found
     assert frozen not in found
+    assert optimizer
+
+
+def test_a_model_whose_parameters_are_known_is_not_found_again() -> None:
+    family = Family()
+    first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+    twin = nn.Linear(1, 1)
+    twin.weight, twin.bias = first.weight, first.bias
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    family.look_around()
+    found = family.find_trained(known=set(map(id, first.parameters())))
+    assert second in found
+    assert first not in found
+    assert twin not in found
     assert optimizer
 
 

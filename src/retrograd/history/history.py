@@ -62,7 +62,7 @@ class History:
         """
         with self._reading:
             self._names, self._event_table, self._find_stored = names, events, find_tensors
-            self._rows = Rows(parts, self._rows)
+            self._rows = Rows(parts, self._rows, self._merges)
 
     # ---- the sink ----
 
@@ -173,7 +173,7 @@ class History:
             if batches:
                 columns = decode_batches(batches, self._names.gradients, self.rank)
                 columns["site"] = self._names.codes[columns["site"]]
-                self._rows = Rows(join_neighbours([*self._rows.parts, columns]), self._rows)
+                self._rows = Rows(join_neighbours([*self._rows.parts, columns]), self._rows, self._merges)
             return self._rows
 
     def table(self) -> pa.Table:
@@ -181,6 +181,11 @@ class History:
         rows = self.rows
         table = build_table({name: rows[name] for name in rows}, self.sites)
         return table.append_column("rank", pa.array(rows["rank"]))
+
+    @property
+    def _merges(self) -> dict[str, str]:
+        """How users' statistics merge, as the recorder described it."""
+        return dict(self.manifest.get("statistics") or {})
 
     def _list_tensors(self, site: str) -> list[Kept]:
         return self._find_stored(site) + [read_kept(kept) for kept in self.ring.of_site(site)]

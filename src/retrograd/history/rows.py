@@ -24,10 +24,15 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
     Args:
         parts: where the columns come from.
         earlier: rows as they were before; what was loaded of them is used again where the parts are the same.
+        merges: how a user's statistic merges, by its name: ``mean`` over tensors (where it is not named), ``sum``,
+            ``min`` or ``max``.
     """
 
-    def __init__(self, parts: Sequence[Part] = (), earlier: Rows | None = None) -> None:
+    def __init__(
+        self, parts: Sequence[Part] = (), earlier: Rows | None = None, merges: Mapping[str, str] | None = None
+    ) -> None:
         self.parts = tuple(parts)
+        self.merges = merges or {}
         self._loaded: dict[str, npt.NDArray[Any]] = {}
         self._carried: dict[str, tuple[int, npt.NDArray[Any]]] = {}
         if earlier is not None and all(old is new for old, new in zip(earlier.parts, self.parts, strict=False)):
@@ -107,12 +112,12 @@ class Picked(Mapping[str, npt.NDArray[Any]]):
         return len(self.rows) - 1
 
     def merge(self, groups: npt.NDArray[np.int64], n_groups: int) -> Part:
-        """Merge rows of the same group; a user's statistic becomes its mean over tensors."""
+        """Merge rows of the same group."""
         rows = {name: self[name] for name in ROW_TYPES}
         merged = merge_rows(rows, groups, n_groups)
         for name in self.rows.custom:
-            weighted, calls = np.bincount(groups, self[name] * rows["calls"], minlength=n_groups), merged["calls"]
-            merged[name] = np.divide(weighted, calls, out=np.full(n_groups, np.nan), where=calls > 0)
+            how = self.rows.merges.get(name, "mean")
+            merged[name] = _merge_custom(self[name], how, rows["calls"], groups, n_groups)
         return merged
 
     def exponents(self, groups: npt.NDArray[np.int64], n_groups: int) -> npt.NDArray[np.int64]:
@@ -125,6 +130,24 @@ class Picked(Mapping[str, npt.NDArray[Any]]):
         place = groups[owner] * BINS + self["first_bin"].astype(np.int64)[owner] + within
         np.add.at(counts.reshape(-1), place, self.rows["bins"][starts[owner] + within])
         return counts
+
+
+def _merge_custom(
+    values: npt.NDArray[np.float64], how: str, calls: npt.NDArray[Any], groups: npt.NDArray[np.int64], n_groups: int
+) -> npt.NDArray[np.float64]:
+    """Merge a user's statistic. A row that has none of it is NaN and adds nothing; a group without any is NaN."""
+    given = ~np.isnan(values)
+    values, groups, calls = values[given], groups[given], calls[given]
+    has_any = np.bincount(groups, minlength=n_groups) > 0
+    if how in ("min", "max"):
+        best = np.full(n_groups, np.inf if how == "min" else -np.inf)
+        (np.minimum if how == "min" else np.maximum).at(best, groups, values)
+        return np.where(has_any, best, np.nan)
+    if how == "sum":
+        return np.where(has_any, np.bincount(groups, values, minlength=n_groups), np.nan)
+    weights = np.bincount(groups, calls, minlength=n_groups)
+    weighted = np.bincount(groups, values * calls, minlength=n_groups)
+    return np.divide(weighted, weights, out=np.full(n_groups, np.nan), where=weights > 0)
 
 
 def join_neighbours(parts: Sequence[Part]) -> list[Part]:

@@ -17,7 +17,8 @@ SeeGradient = Callable[[torch.Tensor], None]
 
 def watch_leaf(leaf: torch.Tensor, see: SeeGradient) -> RemovableHandle:
     """Call ``see(gradient)`` with what each backward pass finds for a leaf, before it is added to ``.grad``."""
-    return leaf.register_hook(see)
+    handle: RemovableHandle = leaf.register_hook(see)
+    return handle
 
 
 class GradientWatch:

@@ -51,11 +51,23 @@ class Family:
             tops.sort(key=lambda top: _fitness(top, trained))
         return unwrap(tops[0])
 
-    def find_trained(self) -> list[nn.Module]:
-        """The models with a parameter that a live optimizer updates; without any optimizer, with one that needs grad."""
+    def find_trained(self, known: set[int]) -> list[nn.Module]:
+        """The models that own what is trained: what optimizers update, or, without any, what requires grad.
+
+        Args:
+            known: identities of parameters whose models need not be found. A module that has none but such is
+                passed over: scripting a model, say, leaves a second one with the same parameters.
+        """
+        known = set(known)
         trained = self._trained_parameters()
-        owners = [module for module in list(self._modules) if _owns(module, trained)]
-        return list(dict.fromkeys(self.find_model(owner) for owner in owners))
+        found: dict[nn.Module, None] = {}
+        for module in list(self._modules):
+            own = {id(p) for p in module.parameters(recurse=False) if (id(p) in trained if trained else p.requires_grad)}
+            if own - known:
+                model = self.find_model(module)
+                found[model] = None
+                known.update(map(id, model.parameters()))
+        return list(found)
 
     def _trained_parameters(self) -> set[int]:
         return {id(parameter) for optimizer in list(self._optimizers) for parameter in parameters_of(optimizer)}
@@ -88,11 +100,6 @@ def parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
 def _has_child(parent: nn.Module, child: nn.Module) -> bool:
     """Whether what was once learnt still holds."""
     return any(module is child for module in parent.children())
-
-
-def _owns(module: nn.Module, trained: set[int]) -> bool:
-    own = module.parameters(recurse=False)
-    return any(id(parameter) in trained if trained else parameter.requires_grad for parameter in own)
 
 
 def _fitness(top: nn.Module, trained: set[int]) -> tuple[int, int]:

@@ -73,7 +73,7 @@ class Search:
         with self._lock:
             if next(self._family.find_model(module).parameters(), None) is not None:
                 self._family.look_around()
-                self._add([self._family.find_model(module), *self._family.find_trained()], module)
+                self._add([self._family.find_model(module)], module)
                 if any(is_compiled(model) for model in self._models):
                     self._lookout.disarm()  # before torch.compile takes our hook for a part of the model
             self._known.update(module.modules())
@@ -95,7 +95,7 @@ class Search:
             self._family.look_around()
             # Models that train and were not seen are run by a compiled function, which has taken our hook for a part
             # of them: if it went away, they would be compiled again.
-            self._traced |= self._add(self._family.find_trained())
+            self._traced |= self._add([])
 
     def lookout_failed(self, error: Exception) -> None:
         self._failed(error)
@@ -105,7 +105,10 @@ class Search:
         self._lookout.arm()
 
     def _add(self, models: list[nn.Module], called: nn.Module | None = None) -> bool:
-        new = [model for model in dict.fromkeys(models) if not self._known.issuperset(model.modules())]
+        """Add these models, and those of all other parameters that are trained; returns whether there were any."""
+        known = self._known_parameters().union(id(each) for model in models for each in model.parameters())
+        models += self._family.find_trained(known)
+        new = [model for model in models if not self._known.issuperset(model.modules())]
         del new[MOST_MODELS - len(self._models) :]
         for model in new:
             self._known.update(model.modules())
@@ -119,5 +122,8 @@ class Search:
         return bool(new)
 
     def _knows(self, optimizer: Optimizer) -> bool:
-        known = {id(parameter) for module in list(self._known) for parameter in module.parameters(recurse=False)}
+        known = self._known_parameters()
         return all(id(parameter) in known for parameter in parameters_of(optimizer))
+
+    def _known_parameters(self) -> set[int]:
+        return {id(parameter) for module in list(self._known) for parameter in module.parameters(recurse=False)}

@@ -109,7 +109,7 @@ def _named(path: str, module: nn.Module) -> NamedModule:
         module=module,
         tapped=module,
         parameters=tuple((key, value) for key, value in module._parameters.items() if value is not None),
-        is_called=type(module).forward is not nn.Module.forward or "forward" in vars(module),
+        is_called="forward" in vars(module) or getattr(type(module), "forward", None) is not nn.Module.forward,
     )
 
 

@@ -263,10 +263,10 @@ class Recorder:
         if threading.get_ident() != self.clock.thread:
             return
         self._finish_inputs(failed)
-        self._in_backward = False
         clock = self.clock
         if not clock.entered and clock.on and self._lanes.grad.touched and (failed or not self._sees_gradients):
             self.enter_backward()
+        self._in_backward = False
         if clock.entered:
             self._emitter.add_losses(clock.moment, self._losses, self._scale)
             self._leave_backward(failed)

@@ -80,7 +80,7 @@ class Settings:
             "selection": self.selection.describe() if self.statistics else [],
             "schedule": repr(self.schedule),
             "tensors": [text for keep in self.keeps for text in keep.selection.describe()],
-            "statistics": [each.name for each in self.custom],
+            "statistics": {each.name: each.merge for each in self.custom},
             "histogram": {"recorded": self.histogram and self.statistics, "exponent_bias": EXPONENT_BIAS},
             "tensor_budget": self.tensor_budget,
         }

@@ -121,8 +121,8 @@ class Run:
         ]
         table = pa.concat_tables([EVENT_SCHEMA.empty_table(), *events]).unify_dictionaries()
         tensors = StoredTensors({rank: folder / TENSORS for rank, folder in ranks.items()}, lambda: self.history.events)
+        self.history.manifest = {**self.manifest, "status": self.status}  # first: it says how statistics merge
         self.history.load(self._names, list(self._parts.values()), table, tensors.find)
-        self.history.manifest = {**self.manifest, "status": self.status}
 
     def _open_parts(self, ranks: dict[int, Path]) -> None:
         """Open part files that are new, and let go of those that are gone."""
