@@ -113,7 +113,7 @@ def test_small_graphs_are_left_alone() -> None:
     assert pulse.alive == 0
 
 
-@pytest.mark.parametrize("let_go", ["pause", "restart"])
+@pytest.mark.parametrize("let_go", ["pause", "part", "restart"])
 def test_a_dropped_graph_is_not_held(let_go: str) -> None:
     guard, pulse = DeepGraphGuard(), Pulse()
     x, nodes = chain(2 * FREE_DEPTH - 10, guard, pulse)

@@ -98,7 +98,7 @@ def test_of_much_that_comes_before_only_the_end_is_held() -> None:
 
 def test_trained_steps_are_counted_once() -> None:
     desk = Desk()
-    for step, phase in ((0, "train"), (0, "train"), (0, "eval"), (1, "train"), (5, "train")):
+    for step, phase in ((0, "train"), (0, "train"), (0, "eval"), (1, "train"), (5, "train"), (1, "train")):
         desk.sink.add_rows(batch(step, phase))
     desk.sink.add_event(Event(Moment(5), "update"))
     assert desk.steps == desk.sink.steps == 3

@@ -47,7 +47,9 @@ class Seen:
 
     def __repr__(self) -> str:
         when = f"step {self.step} micro {self.micro} backward {self.backward} {self.phase}"
-        return f"<{self.site} {when}: {self.calls} calls, {self.count} elements, mean {self.mean:.4g}, rms {self.rms:.4g}>"
+        return (
+            f"<{self.site} {when}: {self.calls} calls, {self.count} elements, mean {self.mean:.4g}, rms {self.rms:.4g}>"
+        )
 
 
 class Collector:

@@ -47,7 +47,11 @@ def test_a_different_number_of_calls_each_step_is_counted_anew() -> None:
             net(torch.randn(3, 4), steps).sum().backward()
             optimizer.step()
     calls = {step: [row.site for row in seen.rows if row.step == step and row.backward == -1] for step in range(3)}
-    assert calls == {0: ["cell:output", "cell#2:output", "cell#3:output"], 1: ["cell:output"], 2: ["cell:output", "cell#2:output"]}
+    assert calls == {
+        0: ["cell:output", "cell#2:output", "cell#3:output"],
+        1: ["cell:output"],
+        2: ["cell:output", "cell#2:output"],
+    }
     assert len([row for row in seen.rows if row.backward == 0]) == 6
 
 

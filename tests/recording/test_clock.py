@@ -26,7 +26,7 @@ class Driver:
     def __init__(self, schedule: Any = None, touched: Any = lambda: False) -> None:
         self.lanes = Lanes(Settings())
         self.emitted: list[tuple[Moment, str]] = []
-        self.clock = Clock(schedule or every(1), self.lanes, self, lambda: self.touched(), 0)
+        self.clock = Clock(schedule or every(1), self.lanes, self, self.touched, 0)
         self.touched = touched
         self.notes: dict[Mode, list[str]] = {mode: [] for mode in Mode}
         self.forwards = 0

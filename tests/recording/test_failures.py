@@ -164,7 +164,10 @@ def test_a_statistic_that_raises_stops_nothing_and_is_said_once() -> None:
             raise ValueError("I know one shape only")
         return tensor.sum()
 
-    with collect(net, statistics=[fragile]) as seen, pytest.warns(RetrogradWarning, match="I know one shape only") as said:
+    with (
+        collect(net, statistics=[fragile]) as seen,
+        pytest.warns(RetrogradWarning, match="I know one shape only") as said,
+    ):
         for _ in range(2):
             with listen(net) as oracle:
                 train(net, optimizer)

@@ -52,7 +52,9 @@ def test_arguments_have_their_names_however_they_are_passed() -> None:
     net = Named()
     given = {name: torch.randn(3, requires_grad=True) for name in ("x", "scale", "a", "b", "m", "extra")}
     with collect(net, sites=INPUTS) as seen:
-        net(given["x"], given["scale"], given["a"], given["b"], mask={"m": given["m"]}, extra=given["extra"]).sum().backward()
+        net(
+            given["x"], given["scale"], given["a"], given["b"], mask={"m": given["m"]}, extra=given["extra"]
+        ).sum().backward()
     slots = {"x": "x", "scale": "scale", "a": "rest.0", "b": "rest.1", "m": "mask.m", "extra": "extra"}
     assert {f"self:input.{slot}" for slot in slots.values()} == set(seen.sites(backward=-1))
     for name, slot in slots.items():
@@ -187,9 +189,7 @@ def test_several_arguments_each_have_their_own() -> None:
     net = Decoder()
     x = torch.randn(2, 3, 4)
     memory: list[torch.Tensor] = []
-    net.attend.register_forward_pre_hook(
-        lambda module, args, kwargs: memory.append(kwargs["memory"]), with_kwargs=True
-    )
+    net.attend.register_forward_pre_hook(lambda module, args, kwargs: memory.append(kwargs["memory"]), with_kwargs=True)
     with collect(net, sites=INPUTS) as seen:
         net(x).square().sum().backward()
     net.attend._forward_pre_hooks.clear()

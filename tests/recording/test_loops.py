@@ -221,7 +221,9 @@ def test_a_generator_and_a_critic(kind: str, every: int) -> None:
         assert len(rows) >= 2
         recorded = 0
         for value, came in zip(values, gradients, strict=True):
-            row = next((row for row in rows if row.rms == pytest.approx(value.double().square().mean().sqrt().item())), None)
+            row = next(
+                (row for row in rows if row.rms == pytest.approx(value.double().square().mean().sqrt().item())), None
+            )
             if row is None:
                 continue
             recorded += 1
@@ -250,7 +252,11 @@ def test_an_encoding_that_is_used_for_several_steps() -> None:
             head(code).square().sum().backward(retain_graph=True)
             optimizer.step()
     gradients = oracle.gradients["self"][0]
-    assert [(row.step, row.micro, row.backward) for row in seen.all("encoder:output.grad")] == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
+    assert [(row.step, row.micro, row.backward) for row in seen.all("encoder:output.grad")] == [
+        (0, 0, 0),
+        (0, 0, 1),
+        (0, 0, 2),
+    ]
     for backward, gradient in enumerate(gradients):
         assert_row(seen.one("encoder:output.grad", backward=backward), gradient)
     assert [row.step for row in seen.all("head:output.grad")] == [0, 1, 2]

@@ -28,7 +28,9 @@ def test_every_output_and_its_gradient_are_those_of_hooks_by_hand() -> None:
     assert set(oracle.values) == {"self", "0", "1", "1.0", "1.1", "1.2", "2", "3"}
     for path, [value] in oracle.values.items():
         assert_row(seen.one(f"{path}:output", step=0, micro=0, backward=-1, phase="train"), value)
-        assert_row(seen.one(f"{path}:output.grad", step=0, micro=0, backward=0, phase="train"), oracle.gradients[path][0][0])
+        assert_row(
+            seen.one(f"{path}:output.grad", step=0, micro=0, backward=0, phase="train"), oracle.gradients[path][0][0]
+        )
 
 
 def test_parameter_gradients_are_those_in_grad() -> None:
@@ -147,7 +149,7 @@ def test_a_leaf_of_a_nested_output_can_be_selected() -> None:
 
 def test_an_output_may_change_its_nest_from_call_to_call() -> None:
     nests = iter([lambda a, b: a, lambda a, b: (a, b), lambda a, b: b, lambda a, b: {"a": a}])
-    net = Two(lambda a, b: next(nests)(a, b))
+    net = Two(next(nests))
     with collect(net) as seen:
         for _ in range(4):
             net(torch.ones(2, requires_grad=True))

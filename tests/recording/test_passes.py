@@ -186,7 +186,9 @@ def test_passes_are_counted_whatever_is_recorded(sites: str) -> None:
             for _ in range(2):
                 net(torch.randn(5, 3, requires_grad=True)).sum().backward()
             optimizer.step()
-    assert {(row.step, row.micro, row.phase) for row in seen.rows} == {(s, m, "train") for s in range(2) for m in range(2)}
+    assert {(row.step, row.micro, row.phase) for row in seen.rows} == {
+        (s, m, "train") for s in range(2) for m in range(2)
+    }
 
 
 def test_a_hook_that_runs_a_backward_of_its_own_is_no_pass_of_ours() -> None:

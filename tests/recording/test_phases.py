@@ -136,7 +136,10 @@ def test_only_scheduled_steps_have_rows_and_events_are_of_all() -> None:
             with torch.no_grad():
                 net(torch.randn(2, 3))
     assert {row.step for row in seen.rows if row.phase == "train"} == {1, 4}
-    assert {row.step for row in seen.rows if row.phase == "no_grad"} == {1, 4}  # what follows step 0 comes before step 1
+    assert {row.step for row in seen.rows if row.phase == "no_grad"} == {
+        1,
+        4,
+    }  # what follows step 0 comes before step 1
     assert [event.moment.step for event in seen.events_of("update")] == list(range(6))
     assert [event.moment.step for event in seen.events_of("loss")] == [1, 4]
     for site in ("0:output", "0:output.grad", "0:weight.grad", "0:weight.update"):

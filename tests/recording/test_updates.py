@@ -116,7 +116,7 @@ def test_frozen_parameters_are_told_and_recorded_once_they_thaw() -> None:
     net = make_net()
     net[0].requires_grad_(False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with collect(net, sites=["0:weight", "0:output.grad"] + PARAMETERS) as seen:
+    with collect(net, sites=["0:weight", "0:output.grad", *PARAMETERS]) as seen:
         train(net, optimizer)
         net[0].requires_grad_(True)
         train(net, optimizer)
@@ -146,7 +146,11 @@ def test_weights_beyond_the_limit_of_copies_are_left_out_and_told(monkeypatch: p
     net = make_net()
     with collect(net) as seen:
         train(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    assert {site for site in seen.sites() if site.endswith("update")} == {"0:weight.update", "0:bias.update", "2:weight.update"}
+    assert {site for site in seen.sites() if site.endswith("update")} == {
+        "0:weight.update",
+        "0:bias.update",
+        "2:weight.update",
+    }
     reasons = {item["site"]: item["reason"] for item in seen.facts["not_recorded"]}
     assert set(reasons) == {"2:bias.update"}
     assert "more bytes" in reasons["2:bias.update"]

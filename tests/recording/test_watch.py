@@ -57,7 +57,7 @@ def test_tensors_around_the_model_belong_to_its_step() -> None:
             optimizer.step()
     for name in ("watch/x", "watch/loss", "watch/loss.grad"):
         assert [(row.step, row.micro, row.phase) for row in seen.all(name)] == [(step, 0, "train") for step in range(3)]
-    assert not [event for event in seen.events_of("fault")]
+    assert not list(seen.events_of("fault"))
 
 
 def test_a_nest_of_tensors_is_watched_by_keys() -> None:

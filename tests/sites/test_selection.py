@@ -73,7 +73,9 @@ def test_a_predicate_is_asked() -> None:
 
 
 def test_exclusions_take_away_from_what_is_asked_for_or_the_default() -> None:
-    assert chosen(["*:output", "!*norm:*"]) == [name for name in NAMES if name.endswith(":output") and "norm" not in name]
+    assert chosen(["*:output", "!*norm:*"]) == [
+        name for name in NAMES if name.endswith(":output") and "norm" not in name
+    ]
     assert chosen("!blocks.*") == [name for name in chosen(None) if not name.startswith("blocks.")]
     assert chosen(["*:output", "!re:^blocks"]) == ["self:output", "head:output"]
 

@@ -19,7 +19,9 @@ module_sites = st.builds(
     call=st.integers(1, 1000),
     quantity=st.sampled_from(["value", "grad", "update"]),
 )
-watch_names = st.text(min_size=1, max_size=12).filter(lambda name: not set(":#") & set(name) and not name.endswith(".grad"))
+watch_names = st.text(min_size=1, max_size=12).filter(
+    lambda name: not set(":#") & set(name) and not name.endswith(".grad")
+)
 watched_sites = st.builds(
     Site,
     path=watch_names.map(lambda name: WATCH + name),

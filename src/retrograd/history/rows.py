@@ -147,7 +147,8 @@ def _merge_custom(
         return np.where(has_any, np.bincount(groups, values, minlength=n_groups), np.nan)
     weights = np.bincount(groups, calls, minlength=n_groups)
     weighted = np.bincount(groups, values * calls, minlength=n_groups)
-    return np.divide(weighted, weights, out=np.full(n_groups, np.nan), where=weights > 0)
+    mean: npt.NDArray[np.float64] = np.divide(weighted, weights, out=np.full(n_groups, np.nan), where=weights > 0)
+    return mean
 
 
 def join_neighbours(parts: Sequence[Part]) -> list[Part]:

@@ -77,6 +77,9 @@ EVENT_COLUMNS: tuple[Column, ...] = (
 """A row is something that happened once."""
 
 STATISTICS_NAMES = frozenset(column.name for column in STATISTICS_COLUMNS)
+TAKEN_NAMES = STATISTICS_NAMES | {"bin_count", "rank"}
+"""Names that a user's statistic cannot have: columns of rows, in files or in memory."""
+
 _DERIVED = ("mean", "std", "rms")
 _CODED = ("phase", "site")
 
@@ -108,7 +111,7 @@ def build_table(columns: Columns, sites: Sequence[str]) -> pa.Table:
             arrays[column.name] = pa.array(derive(columns, column.name))
         else:
             arrays[column.name] = pa.array(columns[column.name], column.type)
-    for name in columns.keys() - STATISTICS_NAMES - {"bin_count", "rank"}:
+    for name in columns.keys() - TAKEN_NAMES:
         arrays[name] = pa.array(columns[name], pa.float64())
     return pa.table(arrays)
 

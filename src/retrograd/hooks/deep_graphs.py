@@ -61,8 +61,13 @@ class DeepGraphGuard:
             self._hand_over()
 
     def pause(self) -> None:
-        """The forward is over: hold nothing of a graph that may be dropped before the next one begins."""
+        """A forward is over, and the next one may go on with its graph, or the graph may be dropped before it."""
         if len(self._seen) >= _FEWEST:
+            self.part()
+
+    def part(self) -> None:
+        """A forward begins that does not go on with what was seen before, as far as one can tell."""
+        if self._seen:
             self._hand_over()
             self._let_go()
 
@@ -73,7 +78,8 @@ class DeepGraphGuard:
 
     def _hand_over(self) -> None:
         nodes = list(dict.fromkeys(sorted(self._seen, key=_number)))
-        below, self._seen = nodes[:-_HOLDERS], nodes[-_HOLDERS:]
+        middle = len(nodes) - min(_HOLDERS, len(nodes) // 2)
+        below, self._seen = nodes[:middle], nodes[middle:]
         for holder in self._seen:
             holder.metadata.setdefault(_KEY, []).append(below)
 

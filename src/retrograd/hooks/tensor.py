@@ -32,21 +32,29 @@ class GradientWatch:
         guard: told of every node that is looked at.
         leaf_handles: gathers the handles of hooks on leaves. Those outlive the graph, so whoever owns the list removes
             them when the step is over.
+        leaf_found: called when a tensor is a leaf: its gradient may become its ``.grad``, and be changed later.
     """
 
-    __slots__ = ("_guard", "_leaf_handles", "_see", "_table")
+    __slots__ = ("_guard", "_leaf_found", "_leaf_handles", "_see", "_table")
 
-    def __init__(self, see: SeeGradient, guard: DeepGraphGuard, leaf_handles: list[RemovableHandle]) -> None:
+    def __init__(
+        self,
+        see: SeeGradient,
+        guard: DeepGraphGuard,
+        leaf_handles: list[RemovableHandle],
+        leaf_found: Callable[[], None] = lambda: None,
+    ) -> None:
         self._see = see
         self._guard = guard
         self._leaf_handles = leaf_handles
+        self._leaf_found = leaf_found
         self._table: weakref.ref[OrderedDict[Any, Any]] | None = None
 
     def watch(self, tensor: torch.Tensor) -> None:
         """Call ``see(gradient)`` when the gradient of this tensor, as it is now, has been computed."""
         node = tensor.grad_fn  # before the table is asked for: an in-place change of a base renews both
         if node is None:
-            self._leaf_handles.append(watch_leaf(tensor, self._see))
+            self._watch_leaf(tensor)
             return
         table: Any = tensor._backward_hooks
         if table is None:
@@ -58,6 +66,12 @@ class GradientWatch:
         guard.count += 1
         if guard.count > FREE_DEPTH:
             guard.string(node)
+
+    def _watch_leaf(self, leaf: torch.Tensor) -> None:
+        hooks = leaf._backward_hooks
+        if hooks is None or self._see not in hooks.values():
+            self._leaf_handles.append(watch_leaf(leaf, self._see))
+            self._leaf_found()
 
     def remove(self) -> None:
         """Take back the hook that was set last."""

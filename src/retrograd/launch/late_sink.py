@@ -106,7 +106,7 @@ class LateSink:
     def _count(self, step: int) -> None:
         if self._sink is None and not self._lost:
             self._open()
-        if step != self._last_step:
+        if step > self._last_step:
             self._last_step = step
             self.steps += 1
             self._step_made()

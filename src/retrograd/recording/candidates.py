@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from retrograd.errors import AttachError
-from retrograd.recording.argument_watch import argument_names
+from retrograd.hooks.module import is_compiled
+from retrograd.recording.argument_watch import known_arguments
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import ROOT, Site
 
@@ -36,7 +37,7 @@ class NamedModule:
     is_called: bool
 
     def candidates(self) -> Iterator[Candidate]:
-        """Every site of this module that is known before it has run."""
+        """Every site of this module that is known before it has run; ``input`` stands for arguments that are not."""
         if self.is_called:
             for site in (Site(self.path, ("output",)), *self._argument_sites()):
                 yield Candidate(site, self.module)
@@ -49,8 +50,9 @@ class NamedModule:
                 yield Candidate(site.update, self.module)
 
     def _argument_sites(self) -> list[Site]:
-        names, _ = argument_names(self.module)
-        return [Site(self.path, ("input", name)) for name in names]
+        names, takes_others = known_arguments(self.module)
+        sites = [Site(self.path, ("input", name)) for name in names]
+        return [*sites, Site(self.path, ("input",))] if takes_others else sites
 
 
 def parameter_site(path: str, name: str) -> Site:
@@ -71,7 +73,7 @@ def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Mod
                 f"{model!r} is no torch.nn.Module.",
                 repair="pass the model, or a dict of models by name: rg.record({'generator': G, 'critic': D}).",
             )
-        if isinstance(model, nn.DataParallel):
+        if any(isinstance(module, nn.DataParallel) for module in model.modules()):
             raise AttachError(
                 "nn.DataParallel cannot be recorded.",
                 repair="use DistributedDataParallel, or record the model on one device.",
@@ -115,6 +117,11 @@ def _named(path: str, module: nn.Module) -> NamedModule:
 
 def _merge(wrapper: NamedModule, wrapped: NamedModule) -> NamedModule:
     return replace(wrapped, tapped=wrapper.tapped, parameters=(*wrapper.parameters, *wrapped.parameters))
+
+
+def compiled_regions(entries: Iterable[NamedModule]) -> tuple[str, ...]:
+    """What the paths begin with of modules that lie inside compiled ones; an empty text where the whole model is."""
+    return tuple("" if entry.path == ROOT else f"{entry.path}." for entry in entries if is_compiled(entry.tapped))
 
 
 def describe_model(name: str, model: nn.Module) -> list[dict[str, str | int]]:

@@ -65,6 +65,7 @@ class Clock:
         "_over",
         "_parameters_touched",
         "_roots",
+        "_saw_forward",
         "_schedule",
         "_stopped",
         "awake",
@@ -93,7 +94,7 @@ class Clock:
         self._leader = Leader()
         self._roots: list[int] = []
         self._emitted_at = time.monotonic()
-        self._over = self._stopped = False
+        self._over = self._stopped = self._saw_forward = False
         self.lanes = lanes
         self.lane: Lane | None = None
         self.thread = threading.get_ident()
@@ -160,6 +161,7 @@ class Clock:
         """The lane for a forward of this mode that begins now."""
         if self.stale:
             self._turn(mode)
+        self._saw_forward = True
         return self.lanes[mode]
 
     # ---- backward ----
@@ -169,6 +171,10 @@ class Clock:
 
         That the step is recorded is not asked: the hooks on outputs were set when it was.
         """
+        if self._over and not self._saw_forward:  # the forwards are run by a compiled function
+            self._advance()
+            if not self.on:
+                return False
         if self._stopped:
             return False
         self.entered = True
@@ -253,7 +259,7 @@ class Clock:
         self.close_all()
         self.step += 1
         self.micro = 0
-        self.stale = self._over = False
+        self.stale = self._over = self._saw_forward = False
         self.on = self.awake = self._schedule(self.step)
 
 

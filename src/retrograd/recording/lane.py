@@ -11,7 +11,7 @@ import torch
 from retrograd.history.sink import Phase
 from retrograd.recording.settings import Settings
 from retrograd.statistics.custom import CustomStatistics
-from retrograd.statistics.slab import Slab, make_slab
+from retrograd.statistics.slab import Slab, UnreadableTensorError, make_slab
 
 
 class Mode(IntEnum):
@@ -52,9 +52,15 @@ class Lane:
         self.kept: list[tuple[Any, torch.Tensor, int]] = []
 
     def slab(self, device: torch.device) -> Slab:
-        """The slab for tensors of this device."""
+        """The slab for tensors of this device.
+
+        Raises:
+            UnreadableTensorError: for a device on which nothing has values.
+        """
         slab = self.slabs.get(device)
         if slab is None:
+            if device.type == "meta":
+                raise UnreadableTensorError("a meta tensor has no elements")
             slab = self.slabs[device] = self._make(device)
             slab.grow(self.rows)
         return slab

@@ -10,6 +10,7 @@ import torch
 
 Keys = tuple[str, ...]
 
+
 def flatten(value: Any, keys: Keys, inside: tuple[Any, ...] = ()) -> Iterator[tuple[Keys, torch.Tensor]]:
     """Tensors of nested tuples, lists, named tuples, mappings and dataclasses, in order, with their keys.
 

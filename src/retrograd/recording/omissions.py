@@ -8,12 +8,11 @@ from functools import cached_property
 
 from torch import nn
 
-from retrograd.hooks.module import is_compiled
-from retrograd.recording.candidates import NamedModule, parameter_site
+from retrograd.recording.candidates import NamedModule, compiled_regions, parameter_site
 from retrograd.recording.keep import find_keep
 from retrograd.recording.settings import Settings
 from retrograd.sites.pattern import Candidate, describe_pattern
-from retrograd.sites.site import ROOT, Site, parse_site
+from retrograd.sites.site import Site, parse_site
 
 _NO_GRADIENT = "no gradient came: it did not require grad, or no backward pass reached it"
 _NEVER_CALLED = "the module was never called while a step was recorded"
@@ -51,52 +50,64 @@ class Evidence:
     @cached_property
     def compiled(self) -> tuple[str, ...]:
         """Beginnings of the paths that lie inside compiled modules."""
-        paths = [entry.path for entry in self.modules if is_compiled(entry.tapped)]
-        return tuple("" if path == ROOT else f"{path}." for path in paths)
+        return compiled_regions(self.modules)
 
 
 def list_omissions(evidence: Evidence) -> list[dict[str, str]]:
-    """Every site that was asked for and has nothing, and every pattern that matched nothing: ``site`` and ``reason``."""
-    found = {**evidence.unreadable, **dict(_list_sites(evidence)), **dict(_list_patterns(evidence))}
+    """Every site that was asked for and has nothing, and every pattern that matched nothing, as ``site``, ``reason``."""
+    found = {
+        **evidence.unreadable,
+        **dict(_list_calls(evidence)),
+        **dict(_list_parameters(evidence)),
+        **dict(_list_patterns(evidence)),
+    }
     return [{"site": site, "reason": reason} for site, reason in found.items()]
 
 
-def _list_sites(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    first_paths: dict[int, str] = {}
+def _list_calls(evidence: Evidence) -> Iterator[tuple[str, str]]:
     for entry in evidence.modules:
         for candidate in entry.candidates():
-            if candidate.site.slot in ("output", "input") and _is_missing(candidate, evidence):
-                yield str(candidate.site), _explain_missing(entry, candidate.site, evidence)
-        for name, parameter in entry.parameters:
-            site = parameter_site(entry.path, name)
-            first = first_paths.setdefault(id(parameter), str(site))
-            for wanted in (site, site.grad, site.update):
-                if not _is_missing(Candidate(wanted, entry.module), evidence):
-                    continue
-                if first != str(site):
-                    yield str(wanted), f"the parameter is recorded as {first}"
-                elif not parameter.requires_grad:
-                    yield str(wanted), "the parameter is frozen"
-                elif str(wanted) in evidence.uncopied:
-                    yield str(wanted), "more bytes of weights than are copied while an optimizer steps"
-                elif wanted.quantity == "grad":
-                    yield str(wanted), _NO_GRADIENT
-                else:
-                    yield str(wanted), "no optimizer of torch.optim has updated the parameter"
+            site = candidate.site
+            stands_for_others = site.keys == ("input",)
+            if site.slot in ("output", "input") and not stands_for_others and _is_missing(candidate, evidence):
+                yield str(site), _explain_call(entry, site, evidence)
 
 
-def _is_missing(candidate: Candidate, evidence: Evidence) -> bool:
-    settings = evidence.settings
-    is_wanted = settings.wants_statistics(candidate) or find_keep(settings.keeps, candidate) is not None
-    return is_wanted and _place(candidate.site) not in evidence.places and str(candidate.site) not in evidence.unreadable
-
-
-def _explain_missing(entry: NamedModule, site: Site, evidence: Evidence) -> str:
+def _explain_call(entry: NamedModule, site: Site, evidence: Evidence) -> str:
     if entry.module not in evidence.called:
         return _COMPILED if evidence.compiled and entry.path.startswith(evidence.compiled) else _NEVER_CALLED
     if site.quantity == "grad":
         return _NO_GRADIENT
     return "no tensor was returned" if site.slot == "output" else "no tensor was passed"
+
+
+def _list_parameters(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    first_names: dict[int, str] = {}
+    for entry in evidence.modules:
+        for name, parameter in entry.parameters:
+            site = parameter_site(entry.path, name)
+            first = first_names.setdefault(id(parameter), str(site))
+            for wanted in (site, site.grad, site.update):
+                if _is_missing(Candidate(wanted, entry.module), evidence):
+                    is_tied = first != str(site)
+                    reason = f"the parameter is recorded as {first}" if is_tied else _explain(parameter, wanted, evidence)
+                    yield str(wanted), reason
+
+
+def _explain(parameter: nn.Parameter, site: Site, evidence: Evidence) -> str:
+    if not parameter.requires_grad:
+        return "the parameter is frozen"
+    if str(site) in evidence.uncopied:
+        return "more bytes of weights than are copied while an optimizer steps"
+    return _NO_GRADIENT if site.quantity == "grad" else "no optimizer of torch.optim has updated the parameter"
+
+
+def _is_missing(candidate: Candidate, evidence: Evidence) -> bool:
+    settings = evidence.settings
+    is_wanted = settings.wants_statistics(candidate) or find_keep(settings.keeps, candidate) is not None
+    return (
+        is_wanted and _place(candidate.site) not in evidence.places and str(candidate.site) not in evidence.unreadable
+    )
 
 
 def _list_patterns(evidence: Evidence) -> Iterator[tuple[str, str]]:
@@ -105,7 +116,10 @@ def _list_patterns(evidence: Evidence) -> Iterator[tuple[str, str]]:
     candidates += [Candidate(site, modules.get(site.path)) for site in evidence.recorded]
     candidates += [Candidate(site, modules.get(site.path)) for site in map(parse_site, evidence.kept)]
     settings = evidence.settings
-    for selection in (*([settings.selection] if settings.statistics else []), *(keep.selection for keep in settings.keeps)):
+    for selection in (
+        *([settings.selection] if settings.statistics else []),
+        *(keep.selection for keep in settings.keeps),
+    ):
         for pattern in selection.unmatched(candidates):
             yield describe_pattern(pattern), "nothing matched this pattern while the model ran"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from retrograd.hooks.tensor import watch_leaf
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.tensor import watch_leaf
 from retrograd.recording.place import Host
 from retrograd.recording.stream import Stream
 

@@ -51,7 +51,11 @@ class Place:
         self._host = host
         self._value = value
         self._gradient = gradient
-        self._watch = GradientWatch(self.see_gradient, host.guard, host.leaf_handles) if gradient is not None else None
+        self._watch = (
+            GradientWatch(self.see_gradient, host.guard, host.leaf_handles, gradient.copy_from_now_on)
+            if gradient is not None
+            else None
+        )
 
     @property
     def gradient(self) -> Stream | None:

@@ -62,7 +62,11 @@ class Plan:
         tensors = [site.tensor_bytes for site in self.sites if site.tensor_bytes != 0]
         lines.append(
             f"{len(self.sites)} sites; statistics: {_human(self.memory)} held, at most {_human(self.bytes_per_step)} a step"
-            + (f"; tensors of {len(tensors)} sites, {_human(sum(filter(None, tensors)))} a step known" if tensors else "")
+            + (
+                f"; tensors of {len(tensors)} sites, {_human(sum(filter(None, tensors)))} a step known"
+                if tensors
+                else ""
+            )
         )
         return "\n".join(lines)
 

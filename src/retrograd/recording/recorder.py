@@ -18,11 +18,18 @@ from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_transformed
-from retrograd.hooks.module import CallTap, is_compiled, unwatch_forward, watch_forward
+from retrograd.hooks.module import CallTap, unwatch_forward, watch_forward
 from retrograd.hooks.node import InputGradient
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.recording.argument_watch import ArgumentWatch
-from retrograd.recording.candidates import NamedModule, describe_model, name_models, parameter_site, walk_modules
+from retrograd.recording.candidates import (
+    NamedModule,
+    compiled_regions,
+    describe_model,
+    name_models,
+    parameter_site,
+    walk_modules,
+)
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.faults import Faults, harmless
@@ -42,7 +49,7 @@ from retrograd.recording.stream import NO_ROW, Stream
 from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.recording.updates import UpdateTap
 from retrograd.sites.pattern import Candidate
-from retrograd.sites.site import WATCH, Site
+from retrograd.sites.site import ROOT, WATCH, Site
 
 
 class Recorder:
@@ -60,7 +67,12 @@ class Recorder:
     """
 
     def __init__(
-        self, models: nn.Module | Mapping[str, nn.Module], sink: Sink, settings: Settings | None = None, *, step: int = 0
+        self,
+        models: nn.Module | Mapping[str, nn.Module],
+        sink: Sink,
+        settings: Settings | None = None,
+        *,
+        step: int = 0,
     ) -> None:
         self.settings = settings or Settings()
         self._sink = sink
@@ -126,13 +138,17 @@ class Recorder:
         self._manual.add(model.parameters())
         self._optimizers.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
         self.add_root(model)
-        for entry in entries:
-            self._tap(entry)
-        compiled = [entry.path for entry in entries if is_compiled(entry.tapped)]
+        compiled = compiled_regions(entries)
         if compiled:
-            self.note("note", compiled[0], text=f"compiled, so recorded at the boundary alone: {', '.join(compiled)}")
+            listed = ", ".join(region.removesuffix(".") or "the whole model" for region in compiled)
+            self.note("note", text=f"compiled, so recorded at the boundary alone: {listed}")
+        for entry in entries:
+            if not entry.path.startswith(compiled) or entry.path == ROOT:
+                self._tap_calls(entry)
+            for key, parameter in entry.parameters:
+                self._tap_parameter(parameter_site(entry.path, key), entry.module, parameter)
 
-    def _tap(self, entry: NamedModule) -> None:
+    def _tap_calls(self, entry: NamedModule) -> None:
         module, path = entry.module, entry.path
         if entry.is_called and self._may_reach(entry, "output"):
             watch = self._outputs[entry.tapped] = OutputWatch(self, module, path, ("output",))
@@ -142,8 +158,6 @@ class Recorder:
             arguments = ArgumentWatch(self, module, path)
             self._taps.append(CallTap(entry.tapped, arguments))
             self._slots.append(arguments)
-        for name, parameter in entry.parameters:
-            self._tap_parameter(parameter_site(path, name), module, parameter)
 
     def _tap_parameter(self, site: Site, module: nn.Module, parameter: nn.Parameter) -> None:
         if id(parameter) in self.parameters:
@@ -218,7 +232,7 @@ class Recorder:
         if current_graph_task() != -1:  # a checkpointed part is computed again
             return
         if self.guard.count > FREE_DEPTH and not _continues_a_graph(arguments):
-            self.guard.restart()
+            self.guard.part()
         clock = self.clock
         if clock.entered and not self._in_backward:
             clock.leave_backward(failed=True)  # a pass that we did not see begin has raised
@@ -315,7 +329,13 @@ class Recorder:
         self.leaf_handles.clear()
 
     def note(
-        self, kind: EventKind, name: str = "", *, value: float = float("nan"), text: str = "", moment: Moment | None = None
+        self,
+        kind: EventKind,
+        name: str = "",
+        *,
+        value: float = float("nan"),
+        text: str = "",
+        moment: Moment | None = None,
     ) -> None:
         """Something happened once."""
         try:

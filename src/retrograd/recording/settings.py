@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from retrograd.errors import StatisticError
+from retrograd.history.table import TAKEN_NAMES
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep, as_keeps, parse_bytes
 from retrograd.recording.schedule import Schedule, as_schedule
 from retrograd.sites.pattern import Candidate, Pattern
 from retrograd.sites.selection import Selection
 from retrograd.statistics.custom import CustomStatistics, check_statistic
+from retrograd.statistics.custom import Statistic as CheckedStatistic
 from retrograd.statistics.row import EXPONENT_BIAS
 
 Statistic = Any
@@ -45,7 +48,7 @@ class Settings:
         self.schedule = as_schedule(schedule)
         self.keeps = as_keeps(tensors)
         self.statistics = statistics is not False
-        self.custom = [] if isinstance(statistics, bool) else [check_statistic(each) for each in statistics]
+        self.custom = [] if isinstance(statistics, bool) else [_check_custom(each) for each in statistics]
         self.histogram = histogram
         self.tensor_budget = parse_bytes(tensor_budget)
 
@@ -84,3 +87,14 @@ class Settings:
             "histogram": {"recorded": self.histogram and self.statistics, "exponent_bias": EXPONENT_BIAS},
             "tensor_budget": self.tensor_budget,
         }
+
+
+def _check_custom(given: Statistic) -> CheckedStatistic:
+    statistic = check_statistic(given)
+    if statistic.name in TAKEN_NAMES:
+        raise StatisticError(
+            f"A statistic cannot be called {statistic.name!r}.",
+            repair='give it another name: `rg.statistic(name="…")`.',
+            reason="a column of the record has that name.",
+        )
+    return statistic

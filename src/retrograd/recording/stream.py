@@ -40,9 +40,7 @@ class Stream:
 
     __slots__ = ("_copy", "_host", "_lane", "custom", "keep", "name", "observe", "row", "site")
 
-    def __init__(
-        self, lane: Lane, site: Site, row: int, keep: Keep | None, *, copy: bool, host: StreamHost
-    ) -> None:
+    def __init__(self, lane: Lane, site: Site, row: int, keep: Keep | None, *, copy: bool, host: StreamHost) -> None:
         self._lane = lane
         self._host = host
         self._copy = copy or lane.mode is Mode.INFERENCE or (keep is not None and keep.copies)
@@ -57,6 +55,10 @@ class Stream:
         """The slab's method for tensors like this one, remembered in ``observe``."""
         self.observe = self._lane.slab(tensor.device).observe
         return self.observe
+
+    def copy_from_now_on(self) -> None:
+        """Its memory may be used again after all."""
+        self._copy = True
 
     def see(self, tensor: torch.Tensor) -> None:
         """Take in a tensor."""

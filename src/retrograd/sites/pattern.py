@@ -1,10 +1,10 @@
 """A pattern: one way to say which sites are meant.
 
-    "blocks.*:output.grad"      glob over whole names; ``*`` matches dots too
-    "blocks.3"                  no colon: everything that is recorded by default of these modules
-    "re:^blocks[.][0-3]:"       regular expression, searched; a compiled one does as well
-    nn.LayerNorm                a module type: everything that is recorded by default of its instances
-    lambda c: c.site.path ...   any predicate on a :class:`Candidate`
+"blocks.*:output.grad"      glob over whole names; ``*`` matches dots too
+"blocks.3"                  no colon: everything that is recorded by default of these modules
+"re:^blocks[.][0-3]:"       regular expression, searched; a compiled one does as well
+nn.LayerNorm                a module type: everything that is recorded by default of its instances
+lambda c: c.site.path ...   any predicate on a :class:`Candidate`
 """
 
 from __future__ import annotations

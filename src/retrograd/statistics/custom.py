@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -139,25 +140,31 @@ class CustomStatistics:
             raise StatisticError(f"Two statistics have one name: {', '.join(names)}.", repair="rename one of them.")
         self.statistics = tuple(statistics)
         self._values: dict[torch.device, Tensor] = {}
-        self._calls: dict[torch.device, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
+        self._calls: dict[torch.device, npt.NDArray[np.int64]] = {}
 
     def observe(self, tensor: Tensor, row: int, /) -> None:
-        """Compute every statistic of a tensor and merge it into a row."""
+        """Compute every statistic of a tensor and merge it into a row.
+
+        Raises:
+            Exception: what the first of them raised that failed; the others have been merged all the same.
+        """
         device = tensor.device
         if device not in self._values or row >= self._values[device].size(1):
             self._grow(device, row + 1)
-        values = self._values[device]
+        values, calls = self._values[device], self._calls[device]
+        failure: Exception | None = None
         with torch.no_grad():
             tensor = tensor.detach()
-            for each, cell in zip(self.statistics, values[:, row], strict=True):
-                value = torch.as_tensor(each(tensor), device=device).to(values.dtype).reshape(())
-                if each.merge == "min":
-                    torch.minimum(cell, value, out=cell)
-                elif each.merge == "max":
-                    torch.maximum(cell, value, out=cell)
+            for index, each in enumerate(self.statistics):
+                try:
+                    value = torch.as_tensor(each(tensor), device=device).to(values.dtype).reshape(())
+                except Exception as error:  # noqa: BLE001 (raised below)
+                    failure = failure or error
                 else:
-                    cell.add_(value)
-        self._calls[device][row] += 1
+                    _merge(values[index, row], value, each.merge)
+                    calls[index, row] += 1
+        if failure is not None:
+            raise failure
 
     def drain(self) -> dict[str, tuple[Sequence[int], Sequence[float]]]:
         """Empty all rows.
@@ -168,11 +175,13 @@ class CustomStatistics:
         """
         drained: dict[str, tuple[list[int], list[float]]] = {each.name: ([], []) for each in self.statistics}
         for device, table in self._values.items():
-            calls = self._calls[device]
-            rows = np.flatnonzero(calls)
-            for each, column in zip(self.statistics, table.cpu().double().numpy()[:, rows], strict=True):
+            for each, column, calls in zip(
+                self.statistics, table.cpu().double().numpy(), self._calls[device], strict=True
+            ):
+                rows = np.flatnonzero(calls)
+                merged = column[rows] / calls[rows] if each.merge == "mean" else column[rows]
                 drained[each.name][0].extend(rows.tolist())
-                drained[each.name][1].extend((column / calls[rows] if each.merge == "mean" else column).tolist())
+                drained[each.name][1].extend(merged.tolist())
         self.forget()
         return {name: (rows, values) for name, (rows, values) in drained.items() if rows}
 
@@ -189,9 +198,19 @@ class CustomStatistics:
             old = values.size(1)
             new = max(rows, 2 * old, 16)
             self._values[device] = torch.cat([values, empty.expand(-1, new - old)], dim=1)
-            calls = self._calls.get(device, np.zeros(0, np.int64))
-            self._calls[device] = np.concatenate([calls, np.zeros(new - old, np.int64)])
+            count = len(self.statistics)
+            calls = self._calls.get(device, np.zeros((count, 0), np.int64))
+            self._calls[device] = np.concatenate([calls, np.zeros((count, new - old), np.int64)], axis=1)
 
     def _empty(self, device: torch.device) -> Tensor:
         real = torch.float32 if device.type == "mps" else torch.float64
         return torch.tensor([[START[each.merge]] for each in self.statistics], dtype=real, device=device)
+
+
+def _merge(cell: Tensor, value: Tensor, merge: Merge) -> None:
+    if merge == "min":
+        torch.minimum(cell, value, out=cell)
+    elif merge == "max":
+        torch.maximum(cell, value, out=cell)
+    else:
+        cell.add_(value)
