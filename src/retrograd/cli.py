@@ -10,6 +10,7 @@ import argparse
 import os
 import signal
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,6 +96,7 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_view(commands)
     _add_export(commands)
+    _add_install_hook(commands)
     return parser
 
 
@@ -140,13 +142,19 @@ def _add_export(commands: Commands) -> None:
     parser.add_argument("-o", "--output", metavar="PATH", type=Path, help="where (default: inside RUN)")
 
 
+def _add_install_hook(commands: Commands) -> None:
+    does = "let isolated interpreters (python -I) of this environment be recorded too"
+    parser = _add_command(commands, "install-hook", _install_hook, does)
+    parser.add_argument("--remove", action="store_true", help="take the hook away again")
+
+
 def _add_command(
     commands: Commands, name: str, handle: Callable[[argparse.Namespace], None], does: str, examples: str = ""
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name,
         help=does,
-        description=f"{does.capitalize()}.",
+        description=f"{does[0].upper()}{does[1:]}.",
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -198,6 +206,16 @@ def _export(arguments: argparse.Namespace) -> None:
     from retrograd.runs.reader import open_run
 
     print(export(open_run(arguments.run), arguments.to, arguments.output))
+
+
+def _install_hook(arguments: argparse.Namespace) -> None:
+    from retrograd.launch.hook_file import install_hook, remove_hook
+
+    site_packages = Path(sysconfig.get_path("purelib"))
+    if arguments.remove:
+        print(f"removed {remove_hook(site_packages)}")
+    else:
+        print(f"installed {install_hook(site_packages)}")
 
 
 if __name__ == "__main__":

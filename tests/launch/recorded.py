@@ -18,12 +18,14 @@ class Outcome:
         code: its exit code; negative for a signal.
         output: what it wrote to stdout.
         words: what we wrote to stderr, line by line.
+        warnings: how many of our warnings stand there too.
         run: the run folder.
     """
 
     code: int
     output: str
     words: list[str]
+    warnings: int
     run: Path
 
     def rows(self, rank: str = "rank00000") -> list[dict[str, Any]]:
@@ -45,6 +47,9 @@ class Outcome:
     def ranks(self) -> list[str]:
         return sorted(path.name for path in self.run.glob("rank*"))
 
+    def manifest(self) -> dict[str, Any]:
+        return dict(json.loads((self.run / "manifest.json").read_text()))
+
     def status(self, rank: str = "rank00000") -> str:
         return str(json.loads((self.run / rank / "rank.json").read_text())["status"])
 
@@ -56,4 +61,5 @@ def outputs(*paths: str) -> set[str]:
 
 def parameters(*paths: str, names: tuple[str, ...] = ("weight", "bias"), update: bool = True) -> set[str]:
     """Sites of the gradients and updates of the parameters of these modules."""
-    return {f"{path}:{name}{tail}" for path in paths for name in names for tail in ((".grad", ".update") if update else (".grad",))}
+    tails = (".grad", ".update") if update else (".grad",)
+    return {f"{path}:{name}{tail}" for path in paths for name in names for tail in tails}

@@ -67,14 +67,27 @@ def test_an_interpreter_that_we_did_not_start_is_left_alone() -> None:
 
 def test_a_torch_that_cannot_be_imported_raises_as_without_us(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('no such library')")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfor _ in range(2):\n try: import torch\n except OSError as error: print(error)"
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+for attempt in range(2):
+    try:
+        import torch
+    except OSError as error:
+        print(error)
+"""
     bare, ours = look(code)
     assert ours == bare == "no such library\n" * 2
 
 
 def test_torch_keeps_its_own_loader(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("ok = 1")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import torch; print(type(torch.__spec__.loader), vars(torch.__loader__).keys())"
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import torch
+print(type(torch.__spec__.loader), vars(torch.__loader__).keys())
+"""
     bare, ours = look(code)
     assert ours == bare
 

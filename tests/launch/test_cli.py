@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -19,7 +18,9 @@ def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["report", "--help"], ["view", "--help"], ["export", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["run", "--help"], ["report", "--help"], ["view", "--help"], ["export", "--help"]]
+)
 def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(words)
@@ -100,7 +101,12 @@ def test_a_folder_with_other_things_is_refused(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
-    code = "from retrograd import cli; cli._view = lambda _: print('x' * 1_000_000); import sys; sys.exit(cli.main(['view', '.']))"
+    code = """
+import sys
+from retrograd import cli
+cli._view = lambda arguments: print("x" * 1_000_000)
+sys.exit(cli.main(["view", "."]))
+"""
     process = subprocess.Popen(
         [sys.executable, "-c", code], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -127,4 +133,4 @@ def test_the_recorded_script_may_be_anything(tmp_path: Path) -> None:
     assert done.returncode == 7
     assert done.stdout == "a b c\n"
     assert done.stderr.count("\n") == 1
-    assert os.listdir(tmp_path) == []
+    assert not list(tmp_path.iterdir())

@@ -31,7 +31,7 @@ from retrograd.launch.command import choose_folder, resolve_command, split_comma
 )
 def test_the_command_begins_where_our_options_end(line: str) -> None:
     ours, command = (part.split() for part in line.split("|"))
-    assert split_command([word for word in [*ours, *command]]) == ([word for word in ours if word != "--"], command)
+    assert split_command([*ours, *command]) == ([word for word in ours if word != "--"], command)
 
 
 def test_a_script_is_run_by_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

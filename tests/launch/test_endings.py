@@ -9,23 +9,23 @@ import pytest
 from tests.launch.conftest import Record
 
 
-@pytest.mark.parametrize(
-    ("how", "code", "status", "lines"),
-    [
-        ("exit", 3, "finished", 2),
-        ("raise", 1, "failed", 2),
-        ("_exit", 4, "running", 1),
-        ("SIGTERM", -signal.SIGTERM, "running", 1),
-        ("SIGKILL", -signal.SIGKILL, "running", 1),
-    ],
-)
-@pytest.mark.slow
-def test_an_end(record: Record, how: str, code: int, status: str, lines: int) -> None:
+@pytest.mark.parametrize(("how", "code", "status"), [("exit", 3, "finished"), ("raise", 1, "failed")])
+def test_an_end_of_which_python_knows(record: Record, how: str, code: int, status: str) -> None:
     outcome = record("ends.py", how)
     assert outcome.code == code
     assert outcome.moments() == [(step, 0) for step in range(3)]
     assert outcome.status() == status
-    assert len(outcome.words) == lines
+    assert len(outcome.words) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [("_exit", 4), ("SIGTERM", -signal.SIGTERM), ("SIGKILL", -signal.SIGKILL)])
+def test_a_sudden_end(record: Record, how: str, code: int) -> None:
+    outcome = record("ends.py", how)
+    assert outcome.code == code
+    assert outcome.moments()[:2] == [(0, 0), (1, 0)]  # the last step is written when another one follows it
+    assert outcome.status() == "running"
+    assert len(outcome.words) == 1
 
 
 def test_a_script_without_torch(record: Record) -> None:

@@ -7,7 +7,8 @@ import pytest
 from tests.launch.conftest import Record
 from tests.launch.recorded import outputs, parameters
 
-NET = outputs("body.0", "body.1", "body", "head", "self") | parameters("body.0", "head")
+PATHS = ("body.0", "body.1", "body", "head", "self")
+NET = outputs(*PATHS) | parameters("body.0", "head")
 
 
 def test_a_child_that_trains(record: Record) -> None:
@@ -46,17 +47,22 @@ def test_forked_children_that_train_on(record: Record) -> None:
     assert trained == [3, 4]
     assert all(outcome.sites(rank) == NET for rank in outcome.ranks())
     assert {outcome.status(rank) for rank in outcome.ranks()} == {"finished"}
+    assert outcome.warnings == 2  # that each child writes beside its parent
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["ddp.py", "fsdp.py"])
-def test_every_rank_of_torchrun(record: Record, script: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "seen"),
+    [pytest.param("ddp.py", NET, id="DDP"), pytest.param("fsdp.py", outputs(*PATHS), id="FSDP2")],
+)
+def test_every_rank_of_torchrun(record: Record, script: str, seen: set[str]) -> None:
     outcome = record("torchrun", "--nproc-per-node", "2", script)
     assert outcome.ranks() == ["rank00000", "rank00001"]
     for rank in outcome.ranks():
-        assert outcome.sites(rank) == NET
+        assert outcome.sites(rank) == seen
         assert outcome.moments(rank=rank) == [(step, 0) for step in range(3)]
         assert outcome.status(rank) == "finished"
+    assert {entry["site"] for entry in outcome.manifest()["not_recorded"]} == NET - seen
 
 
 def test_an_isolated_child_is_not_recorded(record: Record) -> None:

@@ -179,9 +179,7 @@ def test_a_model_that_grows_is_told_of_again(found: Found) -> None:
     assert found.calls == [[model], [model]]
 
 
-def test_who_makes_ever_new_models_is_not_followed_for_ever(
-    found: Found, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_makes_ever_new_models_is_not_followed_for_ever(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_module, "MOST_MODELS", 3)
     models: list[nn.Module] = []
     for _ in range(5):

@@ -36,6 +36,16 @@ class Trial:
     def modules(self) -> dict[str, nn.Module]:
         return dict(self.models) if isinstance(self.models, dict) else {"": self.models}
 
+    def train_step(self, number: int) -> Any:
+        for model in self.modules.values():
+            model.train()
+        return self.step(number)
+
+    def assess(self) -> Any:
+        for model in self.modules.values():
+            model.eval()
+        return self.evaluate()
+
 
 ZOO: dict[str, Callable[[], Trial]] = {}
 
@@ -55,13 +65,9 @@ def train(run: Trial, steps: int = 3) -> list[tuple[str, bytes]]:
     """Train and evaluate in turns; everything that results, in order, as named bytes."""
     seen: list[tuple[str, bytes]] = []
     for number in range(steps):
-        for model in run.modules.values():
-            model.train()
-        seen += bits(f"step {number}", run.step(number))
+        seen += bits(f"step {number}", run.train_step(number))
         seen += bits(f"gradients after {number}", [p.grad for p in parameters(run)])
-        for model in run.modules.values():
-            model.eval()
-        seen += bits(f"eval after {number}", run.evaluate())
+        seen += bits(f"eval after {number}", run.assess())
     seen += bits("weights", [model.state_dict() for model in run.modules.values()])
     seen += bits("optimizers", [optimizer.state_dict() for optimizer in run.optimizers])
     seen += bits("rng", torch.get_rng_state())

@@ -1,4 +1,4 @@
-"""Exceptions in the middle of a step: the next step is recorded as if nothing had been, and faults of ours harm none."""
+"""Exceptions in the middle of a step: the next one is recorded as if nothing had been. Faults of ours harm nobody."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from torch import nn
 import retrograd as rg
 from retrograd.errors import RetrogradWarning, TensorPolicyError
 from retrograd.history.kept import is_overwritten
-from retrograd.history.sink import KeptTensor, Moment
-from retrograd.recording.holder import Holder, count_bytes
+from retrograd.history.sink import Moment
+from retrograd.recording.holder import Bundle, Holder, count_bytes
 from retrograd.recording.keep import Keep, parse_bytes
 from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.sites.site import Site
@@ -251,8 +251,9 @@ def test_the_budget_is_never_passed_and_nothing_is_lost_unsaid(
             for size in sizes:
                 given += 1
                 tensor = torch.zeros(size, dtype=torch.uint8)
-                if keeper.admit(keep, tensor):
-                    taken.append((Source(keep), tensor, 0))
+                admitted = keeper.admit(keep, tensor)
+                if admitted is not None:
+                    taken.append((Source(keep), tensor, 0, admitted))
                 assert 0 <= keeper._held <= budget
             keeper.take(Moment(step), taken, 1.0)
             assert 0 <= keeper._held <= budget
@@ -298,15 +299,15 @@ def test_the_oldest_make_room_for_the_newest() -> None:
 def test_holding_and_counting() -> None:
     holder = Holder(depth=1)
 
-    def item(step: int, size: int) -> KeptTensor:
-        return KeptTensor(Moment(step), "fc:output", torch.zeros(size), 0)
+    def bundle(step: int, *sizes: int) -> Bundle:
+        return Bundle(Moment(step), 1.0, [(Source(Keep("*")), torch.zeros(size), 0, 4 * size) for size in sizes])
 
     assert holder.oldest is None
-    assert holder.add(0, [item(0, 1), item(0, 2)]) == 0
-    assert holder.add(1, [item(1, 3)]) == 0
-    assert (holder.oldest, holder.add(2, [item(2, 1)])) == (0, 12)
-    assert holder.drop_oldest() == (12, 1)
-    assert [kept.moment.step for kept in holder.release()] == [2]
+    assert holder.add(bundle(0, 1, 2)) == 0
+    assert holder.add(bundle(1, 3)) == 0
+    assert (holder.oldest, holder.add(bundle(2, 1))) == (0, 12)
+    assert holder.drop_oldest().size == 12
+    assert [kept.moment.step for released in holder.release() for kept in released.unpack()] == [2]
     assert holder.release() == []
     sparse = torch.sparse_coo_tensor([[0, 2]], [1.0, -3.0], (400,), check_invariants=True)
     assert count_bytes(sparse) == 2 * 4 + 2 * 8

@@ -18,11 +18,15 @@ from retrograd.recording.nested import flatten
 # ---- nests ----------------------------------------------------------------------------------------------------
 
 keys = st.text(alphabet="ab.", max_size=2)
-nests = st.recursive(
-    st.one_of(st.none(), st.integers(), st.text(max_size=2), st.builds(lambda: torch.ones(1))),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple), st.dictionaries(keys, inner, max_size=3)),
-    max_leaves=12,
-)  # fmt: skip
+leaves = st.one_of(st.none(), st.integers(), st.text(max_size=2), st.builds(lambda: torch.ones(1)))
+
+
+def nest(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    lists = st.lists(inner, max_size=3)
+    return st.one_of(lists, lists.map(tuple), st.dictionaries(keys, inner, max_size=3))
+
+
+nests = st.recursive(leaves, nest, max_leaves=12)
 
 
 def look_up(nest: object, path: tuple[str, ...]) -> object:
@@ -39,12 +43,12 @@ def count_tensors(nest: object) -> int:
 
 
 @given(nests)
-def test_every_tensor_of_a_nest_is_found_under_its_keys(nest: object) -> None:
-    found = list(flatten(nest, ("output",)))
-    assert len(found) == count_tensors(nest)
+def test_every_tensor_of_a_nest_is_found_under_its_keys(value: object) -> None:
+    found = list(flatten(value, ("output",)))
+    assert len(found) == count_tensors(value)
     for (slot, *path), tensor in found:
         assert slot == "output"
-        assert look_up(nest, tuple(path)) is tensor
+        assert look_up(value, tuple(path)) is tensor
 
 
 # ---- updates by hand ------------------------------------------------------------------------------------------

@@ -110,9 +110,10 @@ def test_all_hooks_are_gone_afterwards_and_the_users_are_left() -> None:
     calls = []
     mine = net[0].register_forward_hook(lambda module, args, output: calls.append("forward"))
     net[0].weight.register_hook(lambda gradient: calls.append("gradient"))
-    with pytest.raises(ZeroDivisionError), rg.record(net, sites=["*:output*", "*:input*", "*:weight*"]):
-        train(net, optimizer)
-        out = net(torch.randn(2, 3))
+    recording = rg.record(net, sites=["*:output*", "*:input*", "*:weight*"])
+    train(net, optimizer)
+    out = net(torch.randn(2, 3))
+    with pytest.raises(ZeroDivisionError), recording:
         raise ZeroDivisionError
     assert [len(module._forward_hooks) for module in net.modules()] == [0, 1, 0, 0]
     assert not any(module._forward_pre_hooks for module in net.modules())

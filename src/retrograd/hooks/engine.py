@@ -63,4 +63,4 @@ def is_tracing() -> bool:
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Call ``callback()`` when the backward pass that runs now has ended. Only to be used inside of one."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
+    torch.autograd.Variable._execution_engine.queue_callback(callback)

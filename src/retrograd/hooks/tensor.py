@@ -59,7 +59,7 @@ class GradientWatch:
         table: Any = tensor._backward_hooks
         if table is None:
             tensor._backward_hooks = table = OrderedDict()
-            node._register_hook_dict(tensor)  # type: ignore[attr-defined]
+            node._register_hook_dict(tensor)
         table[self._see] = self._see  # torch's own keys are numbers, so ours never meets one
         self._table = weakref.ref(table)
         guard = self._guard

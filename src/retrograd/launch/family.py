@@ -62,8 +62,8 @@ class Family:
         trained = self._trained_parameters()
         found: dict[nn.Module, None] = {}
         for module in list(self._modules):
-            own = {id(p) for p in module.parameters(recurse=False) if (id(p) in trained if trained else p.requires_grad)}
-            if own - known:
+            own = module.parameters(recurse=False)
+            if any(id(p) not in known and (id(p) in trained if trained else p.requires_grad) for p in own):
                 model = self.find_model(module)
                 found[model] = None
                 known.update(map(id, model.parameters()))
@@ -85,9 +85,10 @@ class Family:
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The model inside what wraps it for distribution."""
-    while type(module).__name__ in _WRAPPERS and isinstance(getattr(module, "module", None), nn.Module):
-        module = module.module
+    """The model inside what wraps it for distribution. A DataParallel on several devices runs copies, not the model."""
+    inner = getattr(module, "module", None) if type(module).__name__ in _WRAPPERS else None
+    if isinstance(inner, nn.Module) and len(getattr(module, "device_ids", None) or ()) < 2:
+        return unwrap(inner)
     return module
 
 

@@ -40,13 +40,18 @@ class LateSink:
         self.start_over()
 
     def start_over(self) -> None:
-        """Forget what was recorded, but neither sites nor facts: this process has been forked from another."""
+        """Forget what was recorded, but neither sites nor facts."""
         self._sink: Sink | None = None
         self._held: deque[Callable[[Sink], None]] = deque(maxlen=HELD)
-        self._lost = False
+        self._is_lost = False
         self._lock = threading.RLock()
         self._last_step = -1
         self.steps = 0
+
+    def lose(self) -> None:
+        """Pass on nothing more."""
+        self.start_over()
+        self._is_lost = True
 
     @property
     def sites(self) -> int:
@@ -100,11 +105,11 @@ class LateSink:
                 self._count(trained_step)
             if self._sink is not None:
                 tell(self._sink)
-            elif not self._lost:
+            elif not self._is_lost:
                 self._held.append(tell)
 
     def _count(self, step: int) -> None:
-        if self._sink is None and not self._lost:
+        if self._sink is None and not self._is_lost:
             self._open()
         if step > self._last_step:
             self._last_step = step
@@ -115,6 +120,5 @@ class LateSink:
         try:
             self.use(self._open_sink())
         except RunError as error:  # training goes on without us
-            self._lost = True
-            self._held.clear()
+            self.lose()
             self._failed(error)

@@ -42,7 +42,7 @@ def _name_by_variables(models: Sequence[nn.Module]) -> dict[int, str]:
 
 
 def _variables() -> Iterator[tuple[str, object]]:
-    """Variables of all frames, the outermost first, and the attributes of each frame's ``self`` (a trainer's models)."""
+    """Variables of all frames, the outermost first, and the attributes of each ``self`` (a trainer's models)."""
     for frame in reversed(list(_frames())):
         local = frame.f_locals
         owner = local.get("self")

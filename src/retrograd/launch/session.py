@@ -34,16 +34,12 @@ def start_session() -> None:
     """Record this process as ``retrograd run`` was asked to."""
     session = Session(read_request(os.environ))
     atexit.register(session.close)
-    os.register_at_fork(after_in_child=session.sink.start_over)
+    os.register_at_fork(after_in_child=session.start_over)
     warnings.simplefilter("default", RetrogradWarning)  # also under -W error: ours must not raise in the script
 
 
 class Session:
-    """Finds the models of a process, records them, and says at its end what has become of it.
-
-    Attributes:
-        sink: what the recorder writes to.
-    """
+    """Finds the models of a process, records them, and says at its end what has become of it."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -52,7 +48,7 @@ class Session:
         self._obstacle = "no backward pass was seen"
         self._closed = False
         self._search = Search(self._record, self._give_up)
-        self.sink = LateSink(self._open_run, self._search.step_made, self._give_up)
+        self._sink = LateSink(self._open_run, self._search.step_made, self._give_up)
 
     def close(self) -> None:
         """End the recording and say so, once."""
@@ -65,8 +61,15 @@ class Session:
                 self._recorder.close("failed" if _has_failed() else "finished")
         except Exception as error:  # noqa: BLE001: the program has ended, and a traceback would be taken for its own
             say(f"the end of the record is lost: {error!r}")
-        sink = self.sink
+        sink = self._sink
         say_end(self._obstacle, f"{sink.steps} steps at {sink.sites} sites" if sink.is_open else "")
+
+    def start_over(self) -> None:
+        """Record a forked child for itself: what its parent has seen but not yet written is the parent's."""
+        self._sink.lose()
+        if self._recorder is not None:
+            self._recorder.clock.close_all()
+        self._sink.start_over()
 
     def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
         unnamed = [model for model in models if model not in self._names]
@@ -93,12 +96,12 @@ class Session:
         step = 0
         if request.resume:
             writer = self._open_run()
-            self.sink.use(writer)
+            self._sink.use(writer)
             step = writer.next_step
         settings = Settings(
             sites=request.sites, schedule=request.schedule, tensors=request.tensors, histogram=request.histogram
         )
-        return Recorder(models, self.sink, settings, step=step)
+        return Recorder(models, self._sink, settings, step=step)
 
     def _open_run(self) -> RunWriter:
         from retrograd.runs.writer import RunWriter
@@ -113,8 +116,8 @@ class Session:
     def _give_up(self, error: Exception) -> None:
         """Record nothing new; said at once, since it may be long until the end."""
         self._search.stop()
-        self._obstacle = error.problem if isinstance(error, RetrogradError) else repr(error)
-        say(f"{self._obstacle}")
+        self._obstacle = error.problem if isinstance(error, RetrogradError) else f"the recorder failed: {error!r}"
+        say(self._obstacle)
 
 
 def _has_failed() -> bool:

@@ -11,10 +11,11 @@ import torch
 
 from retrograd.history.sink import EventKind, Moment, RowBatch, Sink
 from retrograd.recording.faults import harmless
+from retrograd.recording.holder import Kept
 from retrograd.recording.lane import Lane, Mode
 from retrograd.recording.late import Closed, LateGradients, pick_custom, split_late
 from retrograd.recording.row_table import RowTable
-from retrograd.recording.tensor_keeper import Kept, TensorKeeper
+from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.sites.site import Site
 from retrograd.statistics.row import ROW, scale_rows
 

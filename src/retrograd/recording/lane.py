@@ -33,11 +33,12 @@ class Lane:
         reached: a backward pass has reached it since then.
         failed: a forward has raised.
         training: the model was in training mode.
-        kept: tensors kept since then, as tuples (stream, tensor, version).
+        kept: tensors kept since then, as tuples (stream, tensor, version, bytes).
     """
 
     __slots__ = (
-        "_make", "custom", "failed", "kept", "mode", "opened", "reached", "rows", "serial", "slabs", "touched", "training",
+        "_make", "custom", "failed", "kept", "mode", "opened",
+        "reached", "rows", "serial", "slabs", "touched", "training",
     )  # fmt: skip
 
     def __init__(self, mode: Mode, make: Callable[[torch.device], Slab], custom: CustomStatistics | None) -> None:
@@ -49,7 +50,7 @@ class Lane:
         self.serial = self.opened = 1
         self.touched = self.reached = self.failed = False
         self.training = True
-        self.kept: list[tuple[Any, torch.Tensor, int]] = []
+        self.kept: list[tuple[Any, torch.Tensor, int, int]] = []
 
     def slab(self, device: torch.device) -> Slab:
         """The slab for tensors of this device.

@@ -9,6 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 _PROBES = 8
+_SAMPLED = 1
 _SAMPLE = 64
 
 
@@ -32,7 +33,8 @@ class ManualUpdates:
         """A backward has ended."""
         trained = (p for p in self._parameters if p.requires_grad and not is_lazy(p))
         reached = list(islice((p for p in self._parameters if p.grad is not None), _PROBES))
-        self._before = [_Probe(p) for p in reached or islice(trained, _PROBES)]
+        probed = reached or islice(trained, _PROBES)
+        self._before = [_Probe(p, sampled=number < _SAMPLED) for number, p in enumerate(probed)]
 
     def touched(self) -> bool:
         """Whether an update was made since then."""
@@ -44,18 +46,18 @@ class _Probe:
 
     __slots__ = ("_gradient", "_parameter", "_sample", "_version")
 
-    def __init__(self, parameter: torch.Tensor) -> None:
+    def __init__(self, parameter: torch.Tensor, *, sampled: bool) -> None:
         self._parameter = parameter
         self._version = parameter._version
         self._gradient = _state(parameter.grad)
-        self._sample = _sample(parameter)
+        self._sample = _sample(parameter) if sampled else None
 
     def has_changed(self) -> bool:
         parameter = self._parameter
         return (
             self._version != parameter._version
             or self._gradient != _state(parameter.grad)
-            or not torch.equal(self._sample, _sample(parameter))
+            or (self._sample is not None and not torch.equal(self._sample, _sample(parameter)))
         )
 
 

@@ -54,7 +54,7 @@ class Evidence:
 
 
 def list_omissions(evidence: Evidence) -> list[dict[str, str]]:
-    """Every site that was asked for and has nothing, and every pattern that matched nothing, as ``site``, ``reason``."""
+    """Sites that were asked for and have nothing, and patterns that matched nothing, as ``site`` and ``reason``."""
     found = {
         **evidence.unreadable,
         **dict(_list_calls(evidence)),
@@ -90,7 +90,9 @@ def _list_parameters(evidence: Evidence) -> Iterator[tuple[str, str]]:
             for wanted in (site, site.grad, site.update):
                 if _is_missing(Candidate(wanted, entry.module), evidence):
                     is_tied = first != str(site)
-                    reason = f"the parameter is recorded as {first}" if is_tied else _explain(parameter, wanted, evidence)
+                    reason = (
+                        f"the parameter is recorded as {first}" if is_tied else _explain(parameter, wanted, evidence)
+                    )
                     yield str(wanted), reason
 
 

@@ -59,15 +59,12 @@ class Plan:
             kept = "tensor" if site.tensor_bytes != 0 else ""
             kept = f"statistics {kept}".strip() if site.statistics else kept
             lines.append(f"{site.name:<{width}}  {site.kind:<20} {elements:>12}  {kept}")
+        held, a_step = _human(self.memory), _human(self.bytes_per_step)
+        total = f"{len(self.sites)} sites; statistics: {held} held, at most {a_step} a step"
         tensors = [site.tensor_bytes for site in self.sites if site.tensor_bytes != 0]
-        lines.append(
-            f"{len(self.sites)} sites; statistics: {_human(self.memory)} held, at most {_human(self.bytes_per_step)} a step"
-            + (
-                f"; tensors of {len(tensors)} sites, {_human(sum(filter(None, tensors)))} a step known"
-                if tensors
-                else ""
-            )
-        )
+        if tensors:
+            total += f"; tensors of {len(tensors)} sites, {_human(sum(filter(None, tensors)))} a step known"
+        lines.append(total)
         return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""A stream: what becomes of the tensors of one site, statistics into a row, the tensor itself into the lane, or both."""
+"""A stream: what becomes of the tensors of one site. Statistics go into a row, the tensor itself into the lane."""
 
 from __future__ import annotations
 
@@ -86,5 +86,6 @@ class Stream:
 
     def _keep(self, tensor: torch.Tensor, keep: Keep) -> None:
         kept = keep.take(tensor) if self._copy or tensor.is_inference() else tensor.detach()
-        if self._host.keeper.admit(keep, kept):
-            self._lane.kept.append((self, kept, kept._version))
+        size = self._host.keeper.admit(keep, kept)
+        if size is not None:
+            self._lane.kept.append((self, kept, kept._version, size))

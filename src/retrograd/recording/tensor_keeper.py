@@ -4,36 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 import torch
 
-from retrograd.history.sink import Event, KeptTensor, Moment, Sink
+from retrograd.history.sink import Event, Moment, Sink
 from retrograd.recording.faults import say
-from retrograd.recording.holder import Holder, count_bytes
+from retrograd.recording.holder import Bundle, Holder, Kept, count_bytes
 from retrograd.recording.keep import Keep
-from retrograd.sites.site import Site
-
-
-class Source(Protocol):
-    """What a kept tensor is of."""
-
-    @property
-    def site(self) -> Site:
-        """Its site."""
-
-    @property
-    def name(self) -> str:
-        """That site, printed."""
-
-    @property
-    def keep(self) -> Keep | None:
-        """Why it was kept."""
-
-
-Kept = tuple[Source, torch.Tensor, int]
-"""A tensor, where it is from, and its version when it was kept."""
 
 
 class TensorKeeper:
@@ -63,33 +42,31 @@ class TensorKeeper:
         """Whether the statistics of each micro-batch are looked at."""
         return any(keep.when is not None for keep, _ in self._holders.values())
 
-    def admit(self, keep: Keep, tensor: torch.Tensor) -> bool:
-        """Whether there is room for a tensor that was just seen; the oldest that wait make room for it."""
+    def admit(self, keep: Keep, tensor: torch.Tensor) -> int | None:
+        """The bytes of a tensor that was just seen; None when there is no room for it.
+
+        The oldest that wait make room for it.
+        """
         size = count_bytes(tensor)
-        while self._held + size > self._budget and self._make_room():
-            pass
-        if self._held + size > self._budget:
-            self._drop(keep, 1)
-            return False
+        while self._held + size > self._budget:
+            if not self._make_room():
+                self._drop(keep, 1)
+                return None
         self._held += size
-        return True
+        return size
 
     def take(self, moment: Moment, kept: Sequence[Kept], scale: float) -> None:
         """Take over what one micro-batch kept."""
-        waiting: dict[int, list[KeptTensor]] = {}
-        forward = Moment(moment.step, moment.micro, -1, moment.phase)
-        for source, tensor, version in kept:
-            is_gradient = source.site.quantity == "grad"
-            item = KeptTensor(
-                moment if is_gradient else forward, source.name, tensor, version, scale if is_gradient else 1.0
-            )
+        waiting: dict[int, list[Kept]] = {}
+        for item in kept:
+            source = item[0]
             self.names.add(source.name)
-            if id(source.keep) in self._holders:
-                waiting.setdefault(id(source.keep), []).append(item)
-            else:
-                self._hand_over([item])
+            waiting.setdefault(id(source.keep), []).append(item)
         for key, items in waiting.items():
-            self._held -= self._holders[key][1].add(moment.step, items)
+            if key in self._holders:
+                self._held -= self._holders[key][1].add(Bundle(moment, scale, items))
+            else:
+                self._hand_over(Bundle(moment, scale, items))
 
     def pull_triggers(self, moment: Moment, names: Sequence[str], columns: Mapping[str, npt.NDArray[Any]]) -> None:
         """Ask each trigger about rows of statistics, and hand over what its policy holds when it fires."""
@@ -97,13 +74,13 @@ class TensorKeeper:
             reason = keep.when(names, columns) if keep.when is not None else ""
             if reason:
                 self._sink.add_event(Event(moment, "trigger", text=reason))
-                self._hand_over(holder.release())
+                self._hand_over(*holder.release())
 
     def finish(self, moment: Moment) -> None:
         """The recording ends: hand over the last steps where that was asked, and tell what was dropped."""
         for keep, holder in self._holders.values():
             if keep.when is None:
-                self._hand_over(holder.release())
+                self._hand_over(*holder.release())
         for pattern, number in self._dropped.items():
             text = f"{number:,} tensors of {pattern} did not fit into the budget of {self._budget:,} bytes"
             self._sink.add_event(Event(moment, "dropped", value=float(number), text=text))
@@ -114,9 +91,9 @@ class TensorKeeper:
         if not waiting:
             return False
         keep, holder = self._holders[min(waiting)[1]]
-        size, number = holder.drop_oldest()
-        self._held -= size
-        self._drop(keep, number)
+        gone = holder.drop_oldest()
+        self._held -= gone.size
+        self._drop(keep, len(gone.kept))
         return True
 
     def _drop(self, keep: Keep, number: int) -> None:
@@ -124,7 +101,8 @@ class TensorKeeper:
             say(f"The budget of {self._budget:,} bytes for kept tensors is spent; retrograd drops what does not fit.")
         self._dropped[", ".join(keep.selection.describe())] += number
 
-    def _hand_over(self, items: Sequence[KeptTensor]) -> None:
-        for item in items:
-            self._held -= count_bytes(item.tensor)
-            self._sink.add_tensor(item)
+    def _hand_over(self, *bundles: Bundle) -> None:
+        for bundle in bundles:
+            self._held -= bundle.size
+            for item in bundle.unpack():
+                self._sink.add_tensor(item)

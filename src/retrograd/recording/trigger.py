@@ -66,7 +66,7 @@ def on_jump(factor: float = 10.0, sites: str = "*:output.grad", statistic: str =
     def trigger(names: Sequence[str], rows: Rows) -> str:
         reason = ""
         values = np.asarray(derive(rows, statistic), dtype=float)
-        for index in np.flatnonzero(chosen.among(names) & np.isfinite(values)):
+        for index in np.flatnonzero(chosen.among(names) & np.isfinite(values)).tolist():
             name, value = names[index], float(values[index])
             mean = means.get(name)
             if mean is not None and value > factor * mean > 0 and not reason:

@@ -164,7 +164,10 @@ class CustomStatistics:
                     _merge(values[index, row], value, each.merge)
                     calls[index, row] += 1
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # it holds this frame, and the frame would hold it, with the tensor
 
     def drain(self) -> dict[str, tuple[Sequence[int], Sequence[float]]]:
         """Empty all rows.

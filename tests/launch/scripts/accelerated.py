@@ -1,7 +1,7 @@
 import torch
 from accelerate import Accelerator
-from toy import Net, make_batch, show
 from torch import nn
+from toy import Net, make_batch, show
 
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
 torch.manual_seed(0)

@@ -1,8 +1,8 @@
 import torch
 import torch.distributed as dist
-from toy import Net, make_batch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from toy import Net, make_batch
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

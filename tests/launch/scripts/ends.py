@@ -6,8 +6,8 @@ import sys
 import time
 
 import torch
-from toy import Net, make_batch, show
 from torch import nn
+from toy import Net, make_batch, show
 
 torch.manual_seed(0)
 net = Net()

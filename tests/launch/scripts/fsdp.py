@@ -1,9 +1,9 @@
 import torch
 import torch.distributed as dist
-from toy import Net, make_batch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from toy import Net, make_batch
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

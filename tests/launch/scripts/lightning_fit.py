@@ -3,9 +3,9 @@ import warnings
 
 import lightning
 import torch
-from toy import Net, make_batch, show
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from toy import Net, make_batch, show
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.simplefilter("ignore")

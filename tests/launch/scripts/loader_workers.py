@@ -1,9 +1,9 @@
 import sys
 
 import torch
-from toy import Net, show
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+from toy import Net, show
 
 
 class Points(Dataset):

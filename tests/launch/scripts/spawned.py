@@ -1,8 +1,8 @@
 import os
 
 import torch
-from toy import Net, make_batch
 from torch import nn
+from toy import Net, make_batch
 
 
 def train(rank, losses):

@@ -74,9 +74,13 @@ def _run_hidden() -> None:
         sys.modules.setdefault(__name__, ours)
 
 
-if "RETROGRAD_RUN" in os.environ and _TorchFinder not in sys.meta_path:
+def _is_installed() -> bool:
+    return any(getattr(finder, "__name__", "") == _TorchFinder.__name__ for finder in sys.meta_path)
+
+
+if "RETROGRAD_RUN" in os.environ and not _is_installed():
     sys.meta_path.insert(0, _TorchFinder)
     if os.environ.setdefault(_SPEAKER, str(os.getpid())) == str(os.getpid()):
         atexit.register(_say_end)
-if __name__ == "sitecustomize":
+if __name__ == "sitecustomize":  # else it is run by the hook file for isolated interpreters
     _run_hidden()

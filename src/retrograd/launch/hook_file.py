@@ -1,0 +1,47 @@
+"""A file in site-packages that runs the bootstrap where PYTHONPATH is ignored: in children started by ``python -I``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retrograd.errors import LaunchError
+from retrograd.launch.process import BOOTSTRAP
+from retrograd.launch.request import VARIABLE
+
+NAME = "retrograd_hook.pth"
+
+
+def install_hook(site_packages: Path) -> Path:
+    """Write the file; it does nothing in processes that are not below ``retrograd run``.
+
+    Args:
+        site_packages: folder of the environment that isolated children use.
+
+    Returns:
+        The file.
+
+    Raises:
+        LaunchError: if it cannot be written.
+    """
+    bootstrap = str(BOOTSTRAP / "sitecustomize.py")
+    run = f"exec(open({bootstrap!r}).read(), {{'__name__': 'retrograd_hook', '__file__': {bootstrap!r}}})"
+    hook = site_packages / NAME
+    try:
+        hook.write_text(f"import os; {VARIABLE!r} in os.environ and {run}\n", encoding="utf-8")
+    except OSError as error:
+        raise LaunchError(f"{str(hook)!r} cannot be written: {error.strerror}.") from error
+    return hook
+
+
+def remove_hook(site_packages: Path) -> Path:
+    """Remove the file, if it is there.
+
+    Raises:
+        LaunchError: if it cannot be removed.
+    """
+    hook = site_packages / NAME
+    try:
+        hook.unlink(missing_ok=True)
+    except OSError as error:
+        raise LaunchError(f"{str(hook)!r} cannot be removed: {error.strerror}.") from error
+    return hook
