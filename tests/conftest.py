@@ -46,6 +46,7 @@ def torch_state() -> dict[str, Any]:
         for owner, names in (
             (torch.autograd, ("backward", "grad", "_engine_run_backward")),
             (torch.Tensor, ("backward", "register_hook")),
+            (torch.jit._recursive, ("create_script_module",)),
             (torch.nn.Module, ("__call__", "__setattr__", "_call_impl", "zero_grad")),
             (torch.optim.Optimizer, ("step", "zero_grad")),
             (torch.amp.GradScaler, ("scale", "step", "unscale_", "update")),

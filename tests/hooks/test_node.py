@@ -180,7 +180,9 @@ def run(net: Net, passes: int = 1) -> Callable[[], None]:
 
 
 PROGRAMS = st.lists(
-    st.lists(st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=6
+    ),
     min_size=1,
     max_size=3,
 )

@@ -151,7 +151,13 @@ class Residual(nn.Module):
 @trial
 def residual_convolutions() -> Trial:
     model = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), Residual(4), Residual(4), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(inplace=True),
+        Residual(4),
+        Residual(4),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 3),
     )
     return supervised(model, noise(2, 1, 8, 8))
 
@@ -378,7 +384,9 @@ def tied_weights() -> Trial:
 
 @trial
 def sparse_embedding() -> Trial:
-    model = nn.Sequential(nn.EmbeddingBag(20, 6, sparse=True, mode="sum"), nn.Linear(6, 2).requires_grad_(requires_grad=False))
+    model = nn.Sequential(
+        nn.EmbeddingBag(20, 6, sparse=True, mode="sum"), nn.Linear(6, 2).requires_grad_(requires_grad=False)
+    )
     return supervised(model, lambda: (torch.randint(20, (3, 4)),), optimizer=torch.optim.SparseAdam, lr=1e-2)
 
 
@@ -492,7 +500,10 @@ def gan() -> Trial:
         return [d_loss, g_loss]
 
     return Trial(
-        {"generator": generator, "critic": critic}, step, lambda: critic(generator(torch.ones(2, 3))), (g_update, d_update)
+        {"generator": generator, "critic": critic},
+        step,
+        lambda: critic(generator(torch.ones(2, 3))),
+        (g_update, d_update),
     )
 
 

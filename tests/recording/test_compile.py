@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.recording.nets import Trial, bits, train
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import retrograd as rg
+from tests.recording.nets import Trial, bits, train
 
 STEPS = 3
 
@@ -94,7 +94,9 @@ def run(
         seen = train(trial, STEPS)
     if compile_ is not recorded_as_it_was:  # its inner hooks went away, so it would be compiled anew
         seen += bits("once more", [trial.step(STEPS)])
-    counted = {kind: dict(counters[kind]) for kind in ("stats", "frames", "graph_break", "recompiles", "recompile_limit")}
+    counted = {
+        kind: dict(counters[kind]) for kind in ("stats", "frames", "graph_break", "recompiles", "recompile_limit")
+    }
     return seen, counted, recording and recording.history
 
 
@@ -169,7 +171,13 @@ def test_the_boundary_is_recorded(way: Any, warm: bool) -> None:
 def test_boundaries_within_a_model(way: Any) -> None:
     _, _, plain = run(lambda net, _: (net, net), "eager", record=True)
     _, _, history = run(way, "eager", record=True)
-    for site in ("blocks.1:input.x", "blocks.1:input.x.grad", "blocks.1:output", "blocks.1:output.grad", "norm:output.grad"):
+    for site in (
+        "blocks.1:input.x",
+        "blocks.1:input.x.grad",
+        "blocks.1:output",
+        "blocks.1:output.grad",
+        "norm:output.grad",
+    ):
         assert history[site].rms.tolist() == plain[site].rms.tolist(), site
     assert "blocks.1.linear:output" not in history.sites
 

@@ -182,8 +182,12 @@ def test_a_packed_lstm() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # of torch's own forward derivatives
-@pytest.mark.parametrize("sites", [None, "*:output.grad", "*:input*"])
-def test_under_torch_func_nothing_is_recorded_and_nothing_breaks(sites: Any) -> None:
+@pytest.mark.parametrize(
+    "choices",
+    [{}, {"sites": "*:output.grad"}, {"sites": "*:input*"}, {"tensors": "*:output*", "statistics": False}],
+    ids=["default", "gradients", "inputs", "tensors"],
+)
+def test_under_torch_func_nothing_is_recorded_and_nothing_breaks(choices: dict[str, Any]) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     parameters = dict(net.named_parameters())
@@ -200,7 +204,7 @@ def test_under_torch_func_nothing_is_recorded_and_nothing_breaks(sites: Any) -> 
         return [*slopes.values(), *each.values(), hessian, tangent.detach()]
 
     expected = compute()
-    with collect(net, sites=sites) as seen:
+    with collect(net, **choices) as seen:
         found = compute()
         net(x).sum().backward()
     assert all(map(torch.equal, expected, found))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.recording.nets import ZOO, Trial, build, train
 
 import retrograd as rg
+from tests.recording.nets import ZOO, Trial, build, train
 
 STEPS = 3
 

@@ -149,6 +149,7 @@ def test_a_leaf_of_a_nested_output_can_be_selected() -> None:
 
 def test_an_output_may_change_its_nest_from_call_to_call() -> None:
     nests = iter([lambda a, b: a, lambda a, b: (a, b), lambda a, b: b, lambda a, b: {"a": a}])
+
     def wrap(a: torch.Tensor, b: torch.Tensor) -> Any:
         return next(nests)(a, b)
 

@@ -99,9 +99,9 @@ class Lookout:
     def _call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if is_compiling() or not grad_enabled():
             return
-        before = len(module._forward_pre_hooks)
+        before = set(module._forward_pre_hooks)
         self._tell(self._listener.module_called, module)
-        if len(module._forward_pre_hooks) > before:
+        if module._forward_pre_hooks.keys() - before:
             _catch_up(module, args, before)
 
     def _join(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
@@ -127,10 +127,11 @@ def is_compiled(model: nn.Module) -> bool:
     return any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules())
 
 
-def _catch_up(module: nn.Module, args: tuple[Any, ...], first: int) -> None:
+def _catch_up(module: nn.Module, args: tuple[Any, ...], known: set[int]) -> None:
     """Run the pre-hooks that were set on a module while it was already being called: torch will not for this call."""
     kwargs = sys._getframe(2).f_locals.get("kwargs", {})  # torch tells a global hook of args alone
-    for number, hook in list(module._forward_pre_hooks.items())[first:]:
+    new = [item for item in module._forward_pre_hooks.items() if item[0] not in known]
+    for number, hook in new:
         if number in module._forward_pre_hooks_with_kwargs:
             hook(module, args, kwargs)
         else:

@@ -62,6 +62,11 @@ class _Inert:
         return contextlib.nullcontext().__exit__
 
 
+def is_ours(hook: object) -> bool:
+    """Whether a module's hook was set here."""
+    return isinstance(hook, _Inert)
+
+
 class _ForwardTap(_Inert):
     __slots__ = ("handle", "watchers")
 
@@ -104,14 +109,17 @@ def unwatch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
 
 
 class CallTap(_Inert):
-    """A pair of hooks around the calls of one module, for one watcher; ``remove()`` takes both away."""
+    """A pair of hooks around the calls of one module, for one watcher; ``remove()`` takes both away.
+
+    Of two taps the one that was set later begins and ends later; ``outermost`` makes it begin first.
+    """
 
     __slots__ = ("_handles", "_watcher")
 
-    def __init__(self, module: nn.Module, watcher: InputWatcher) -> None:
+    def __init__(self, module: nn.Module, watcher: InputWatcher, *, outermost: bool = False) -> None:
         self._watcher = watcher
         self._handles = (
-            nn.Module.register_forward_pre_hook(module, _Before(watcher), with_kwargs=True),
+            nn.Module.register_forward_pre_hook(module, _Before(watcher), with_kwargs=True, prepend=outermost),
             nn.Module.register_forward_hook(module, _After(watcher), always_call=True),
         )
 

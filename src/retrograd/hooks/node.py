@@ -157,9 +157,7 @@ def _walk(starts: Iterable[Any], ends: set[Any], first_number: int) -> list[Any]
 
 def _find_slots(node: Any, wanted: Wanted) -> list[tuple[int, InputGradient]]:
     """The slots of a node that feed wanted edges, and what they feed."""
-    return [
-        (slot, gradient) for slot, edge in enumerate(node.next_functions) for gradient in wanted.get(edge, ())
-    ]
+    return [(slot, gradient) for slot, edge in enumerate(node.next_functions) for gradient in wanted.get(edge, ())]
 
 
 class _Feed:

@@ -28,7 +28,8 @@ class OptimizerListener(Protocol):
 
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
         """``optimizer.step`` has changed the parameters; or has left them alone, where the optimizer itself does what
-        loss scaling asks for and ``found_inf`` is not zero."""
+        loss scaling asks for and ``found_inf`` is not zero.
+        """
 
     def update_skipped(self, optimizer: Optimizer) -> None:
         """Loss scaling found a gradient that is not finite and left the parameters alone."""

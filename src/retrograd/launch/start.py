@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import NoReturn
 
+from retrograd.errors import RunWriteError
 from retrograd.launch.closing import say
 from retrograd.launch.command import choose_folder, resolve_command
 from retrograd.launch.process import make_environment, replace_process
@@ -37,6 +38,14 @@ def start_command(arguments: argparse.Namespace) -> NoReturn:
         resume=arguments.resume,
     )
     request.check()
-    check_vacant(Path(folder), resume=request.resume)
+    _check_writable(Path(request.path))
+    check_vacant(Path(request.path), resume=request.resume)
     say(f"recording {shlex.join(request.command)} in {request.shown}")
     replace_process(command, make_environment(request, os.environ))
+
+
+def _check_writable(run: Path) -> None:
+    """The folder is not made yet: it may be that the command trains nothing."""
+    there = next(folder for folder in (run, *run.parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise RunWriteError(f"{str(run)!r} cannot be made: {str(there)!r} is no folder that we may write to.")

@@ -72,11 +72,15 @@ class OptimizerWatch:
         self.tap.end(optimizer, self.fault)
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         name = type(optimizer).__name__
+        if self._host.clock.on:
+            self._tell(name, count, found_inf)
+        self._host.clock.update_made(number)
+
+    def _tell(self, name: str, count: int, found_inf: torch.Tensor | None) -> None:
         if found_inf is None:
             self._host.note("update", name, value=count)
         else:
             self._undecided.append((self._host.clock.moment, name, count, found_inf))
-        self._host.clock.update_made(number)
 
     @harmless
     def update_skipped(self, optimizer: Optimizer) -> None:

@@ -17,10 +17,11 @@ from retrograd.history.sink import Event, EventKind, Moment, Sink
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
-from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_transformed
+from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_tracing, is_transformed
 from retrograd.hooks.module import CallTap, unwatch_forward, watch_forward
 from retrograd.hooks.node import InputGradient
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
+from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
 from retrograd.recording.argument_watch import ArgumentWatch
 from retrograd.recording.candidates import (
     NamedModule,
@@ -116,6 +117,7 @@ class Recorder:
         self._new_models.clear()
         listen_to_backward(self)
         listen_to_optimizers(self._optimizers)
+        hide_from_scripting()
         self._describe()
 
     def add_model(self, name: str, model: nn.Module) -> None:
@@ -128,7 +130,7 @@ class Recorder:
         """Take each call of this module for a forward of its own, as those of whole models are."""
         if module not in self._roots:
             self._roots.append(module)
-            self._taps.append(CallTap(module, _RootWatch(self)))
+            self._taps.append(CallTap(module, _RootWatch(self), outermost=True))
 
     def _add(self, name: str, model: nn.Module) -> None:
         known = {entry.module for entry in self._modules}
@@ -137,7 +139,6 @@ class Recorder:
         self._modules += entries
         self._manual.add(model.parameters())
         self._optimizers.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
-        self.add_root(model)
         compiled = compiled_regions(entries)
         if compiled:
             listed = ", ".join(region.removesuffix(".") or "the whole model" for region in compiled)
@@ -147,6 +148,7 @@ class Recorder:
                 self._tap_calls(entry)
             for key, parameter in entry.parameters:
                 self._tap_parameter(parameter_site(entry.path, key), entry.module, parameter)
+        self.add_root(model)
 
     def _tap_calls(self, entry: NamedModule) -> None:
         module, path = entry.module, entry.path
@@ -291,7 +293,7 @@ class Recorder:
     def enter_backward(self) -> bool:
         """The running pass has reached its first tap; returns whether it is recorded."""
         try:
-            if not self.clock.enter_backward():
+            if is_tracing() or not self.clock.enter_backward():
                 return False
             self._emitter.scale = self._scale
             if not self._in_backward:
@@ -368,7 +370,9 @@ class Recorder:
         self._closed = True
         unlisten_to_backward(self)
         unlisten_to_optimizers(self._optimizers)
+        show_to_scripting()
         self.clock.close_all()
+        self._optimizers.decide()
         self.clock.stop()
         for tap in self._taps:
             tap.remove()
@@ -426,4 +430,5 @@ def _continues_a_graph(arguments: Any) -> bool:
 
 
 def _is_loss(root: torch.Tensor) -> bool:
-    return root.numel() == 1 and root.is_floating_point() and not root.is_meta and not is_transformed(root)
+    is_plain = type(root) is torch.Tensor and not root.is_meta and not is_transformed(root)
+    return is_plain and root.numel() == 1 and root.is_floating_point()

@@ -7,10 +7,12 @@ from typing import Any, Protocol
 
 import torch
 
+from retrograd.hooks.engine import is_transformed
 from retrograd.recording.keep import Keep
 from retrograd.recording.lane import Lane, Mode
 from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.sites.site import Site
+from retrograd.statistics.slab import UnreadableTensorError
 
 NO_ROW = -1
 
@@ -85,7 +87,13 @@ class Stream:
             self._keep(new - old, self.keep)
 
     def _keep(self, tensor: torch.Tensor, keep: Keep) -> None:
-        kept = keep.take(tensor) if self._copy or tensor.is_inference() else tensor.detach()
+        if is_transformed(tensor):
+            raise UnreadableTensorError("it is seen inside a torch.func transform, where it has no values of its own")
+        kept = keep.take(tensor) if self._copy else tensor.detach()
+        try:
+            version = kept._version
+        except RuntimeError:  # an inference tensor counts no versions
+            kept, version = keep.take(tensor), 0
         size = self._host.keeper.admit(keep, kept)
         if size is not None:
-            self._lane.kept.append((self, kept, kept._version, size))
+            self._lane.kept.append((self, kept, version, size))

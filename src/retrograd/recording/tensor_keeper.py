@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy.typing as npt
@@ -11,8 +12,10 @@ import torch
 
 from retrograd.history.sink import Event, Moment, Sink
 from retrograd.recording.faults import say
-from retrograd.recording.holder import Bundle, Holder, Kept, count_bytes
+from retrograd.recording.holder import Bundle, Holder, Kept, Source, count_bytes
 from retrograd.recording.keep import Keep
+
+_SOURCE = itemgetter(0)
 
 
 class TensorKeeper:
@@ -22,20 +25,23 @@ class TensorKeeper:
         keeps: the policies.
         budget: bytes that may be held before they are handed over, all policies together; never passed.
         sink: where they go.
-
-    Attributes:
-        names: the sites that something was kept of.
     """
 
     def __init__(self, keeps: Sequence[Keep], budget: int, sink: Sink) -> None:
         self._sink = sink
+        self._keeps = tuple(keeps)
         self._budget = budget
         self._held = 0
         self._holders = {
             id(keep): (keep, Holder(keep.last or 0)) for keep in keeps if keep.last is not None or keep.when is not None
         }
         self._dropped: Counter[str] = Counter()
-        self.names: set[str] = set()
+        self._sources: set[Source] = set()
+
+    @property
+    def names(self) -> set[str]:
+        """The sites that something was kept of."""
+        return {source.name for source in self._sources}
 
     @property
     def has_triggers(self) -> bool:
@@ -57,16 +63,14 @@ class TensorKeeper:
 
     def take(self, moment: Moment, kept: Sequence[Kept], scale: float) -> None:
         """Take over what one micro-batch kept."""
-        waiting: dict[int, list[Kept]] = {}
-        for item in kept:
-            source = item[0]
-            self.names.add(source.name)
-            waiting.setdefault(id(source.keep), []).append(item)
-        for key, items in waiting.items():
-            if key in self._holders:
-                self._held -= self._holders[key][1].add(Bundle(moment, scale, items))
+        self._sources.update(map(_SOURCE, kept))
+        for keep, items in self._by_policy(kept):
+            bundle = Bundle(moment, scale, items)
+            waiting = self._holders.get(id(keep))
+            if waiting is None:
+                self._hand_over(bundle)
             else:
-                self._hand_over(Bundle(moment, scale, items))
+                self._held -= waiting[1].add(bundle)
 
     def pull_triggers(self, moment: Moment, names: Sequence[str], columns: Mapping[str, npt.NDArray[Any]]) -> None:
         """Ask each trigger about rows of statistics, and hand over what its policy holds when it fires."""
@@ -84,6 +88,11 @@ class TensorKeeper:
         for pattern, number in self._dropped.items():
             text = f"{number:,} tensors of {pattern} did not fit into the budget of {self._budget:,} bytes"
             self._sink.add_event(Event(moment, "dropped", value=float(number), text=text))
+
+    def _by_policy(self, kept: Sequence[Kept]) -> Iterable[tuple[Keep | None, list[Kept]]]:
+        if len(self._keeps) == 1:
+            return [(self._keeps[0], list(kept))]
+        return [(keep, items) for keep in self._keeps if (items := [item for item in kept if item[0].keep is keep])]
 
     def _make_room(self) -> bool:
         """Let the oldest micro-batch that waits go; returns whether there was one."""

@@ -158,7 +158,7 @@ class CustomStatistics:
             for index, each in enumerate(self.statistics):
                 try:
                     value = torch.as_tensor(each(tensor), device=device).to(values.dtype).reshape(())
-                except Exception as error:  # noqa: BLE001 (raised below)
+                except Exception as error:
                     failure = failure or error
                 else:
                     _merge(values[index, row], value, each.merge)

@@ -1,0 +1,136 @@
+"""Threads that train models of their own, each with a recording of its own, do not hear of each other."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import retrograd as rg
+
+STEPS = 12
+
+
+@pytest.fixture(autouse=True)
+def eager_switching() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+class Net(nn.Module):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 6))
+        self.head = nn.Linear(6, 1)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator) / 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        saved = x.requires_grad and torch.is_grad_enabled()
+        x = checkpoint(self.body, x, use_reentrant=True) if saved else self.body(x)
+        return self.head(rg.watch("hidden", x.tanh()))
+
+
+Barrier = Callable[[], Any]
+
+
+def train(seed: int, wait: Barrier) -> dict[str, Any]:
+    """A run with losses of its own scale, accumulation, an evaluation, and a skipped step; what was recorded."""
+    model = Net(seed)
+    data = torch.randn(3 * STEPS, 5, 4, generator=torch.Generator().manual_seed(seed)).unbind(0)
+    update = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**seed)
+    wait()
+    with rg.record(model, sites=["*", "watch/hidden*"]) as recording:
+        for step in range(STEPS):
+            for micro in range(1 + seed % 2):
+                loss = model(data[3 * step + micro].requires_grad_()).square().mean() * seed
+                scaler.scale(loss * (float("inf") if step == seed else 1.0)).backward()
+            scaler.step(update)
+            scaler.update()
+            update.zero_grad()
+            if step % 3 == seed % 3:
+                with torch.no_grad():
+                    model(data[3 * step + 2])
+    return summarize(recording.history)
+
+
+def summarize(history: rg.History) -> dict[str, Any]:
+    table = history.table()
+    assert table.num_rows
+    events = [(e.moment.step, e.moment.micro, e.kind, e.name, repr(e.value)) for e in history.events]
+    return {"rows": repr(table.to_pylist()), "events": events}
+
+
+def run_together(jobs: list[Callable[[Barrier], Any]]) -> list[Any]:
+    barrier = threading.Barrier(len(jobs))
+    results: list[Any] = [None] * len(jobs)
+
+    def work(index: int) -> None:
+        results[index] = jobs[index](barrier.wait)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_each_records_what_it_would_record_alone() -> None:
+    seeds = (3, 4)
+    alone = [train(seed, lambda: None) for seed in seeds]
+    together = run_together([lambda wait, seed=seed: train(seed, wait) for seed in seeds])
+    for one, other in zip(together, alone, strict=True):
+        assert one["events"] == other["events"]
+        assert one["rows"] == other["rows"]
+    assert {kind for _, _, kind, _, _ in alone[0]["events"]} >= {"loss", "update", "skipped", "scale"}
+
+
+def test_recordings_that_come_and_go_while_another_one_runs() -> None:
+    """The functions that are wrapped for all of the process stay as long as they are needed."""
+    done = threading.Event()
+
+    def come_and_go(wait: Barrier) -> int:
+        wait()
+        count = 0
+        while not done.is_set():
+            model = nn.Linear(2, 2)
+            with rg.record(model) as recording:
+                model(torch.ones(1, 2)).sum().backward()
+            assert recording.history["self:output.grad"].steps.tolist() == [0]
+            count += 1
+        return count
+
+    def stay(wait: Barrier) -> dict[str, Any]:
+        try:
+            return train(4, wait)
+        finally:
+            done.set()
+
+    alone = train(4, lambda: None)
+    steady, count = run_together([stay, come_and_go])
+    assert steady == alone
+    assert count
+
+
+def test_a_backward_in_another_thread_than_the_forward() -> None:
+    model = Net(1)
+    with rg.record(model, sites="head:*") as recording:
+        for _ in range(2):
+            loss = model(torch.ones(2, 4)).sum()
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert recording.history["head:output.grad"].steps.tolist() == [0, 1]
+    assert recording.history["head:weight.grad"].count.tolist() == [6, 6]
