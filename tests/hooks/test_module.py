@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,13 +105,13 @@ class Failing(nn.Module):
         self.error = error
 
     def forward(self, x: Tensor) -> Tensor:
-        raise self.error
+        raise self.error("asked for")
 
 
 def test_a_call_that_raises_ends_too(log: list[str]) -> None:
     module = Failing(ValueError)
     CallTap(module, Watcher(log, "tap"))
-    with pytest.raises(ValueError, match=""):
+    with pytest.raises(ValueError, match="asked for"):
         call(module)
     assert log == ["tap before 1 []", "tap after nothing"]
 
@@ -132,11 +129,11 @@ def test_the_second_may_come_without_the_first(log: list[str]) -> None:
     module = nn.Linear(2, 2)
 
     def fail(*_: Any) -> None:
-        raise ValueError
+        raise ValueError("asked for")
 
     module.register_forward_pre_hook(fail)
     CallTap(module, Watcher(log, "tap"))
-    with pytest.raises(ValueError, match=""):
+    with pytest.raises(ValueError, match="asked for"):
         call(module)
     assert log == ["tap after nothing"]
 
@@ -154,21 +151,11 @@ def test_copies_have_hooks_that_do_nothing(twin: Any, log: list[str]) -> None:
     assert not any(map(is_ours, [*other._forward_hooks.values(), *other._forward_pre_hooks.values()]))
 
 
-def test_a_pickled_model_loads_where_we_are_not_installed(log: list[str], tmp_path: Path) -> None:
+def test_a_pickle_does_not_mention_us(log: list[str]) -> None:
     module = nn.Linear(2, 2)
     watch_forward(module, Watcher(log, "watcher"))
     CallTap(module, Watcher(log, "tap"))
-    path = tmp_path / "model.pickle"
-    path.write_bytes(pickle.dumps(module))
-    script = "import pickle, sys, torch; print(pickle.load(open(sys.argv[1], 'rb'))(torch.ones(1, 2)).shape[1])"
-    run = subprocess.run(
-        [sys.executable, "-c", script, str(path)],
-        capture_output=True,
-        text=True,
-        env={"PATH": "", "PYTHONPATH": ""},
-        check=False,
-    )
-    assert run.stdout.strip() == "2", run.stderr
+    assert b"retrograd" not in pickle.dumps(module)
 
 
 def test_watchers_that_come_and_go_in_many_threads(log: list[str]) -> None:

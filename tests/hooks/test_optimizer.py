@@ -79,10 +79,10 @@ def test_an_update_that_fails() -> None:
     model, update = make()
 
     def closure() -> Tensor:
-        raise ValueError
+        raise ValueError("asked for")
 
     with listening() as listener:
-        with pytest.raises(ValueError, match=""):
+        with pytest.raises(ValueError, match="asked for"):
             update.step(closure)
         backward(model)
         update.step()
