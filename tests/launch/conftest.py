@@ -1,20 +1,28 @@
-"""Runs a script twice, bare and through the real command, and compares the two."""
+"""Runs scripts twice, bare and through the real command, and compares the two.
+
+A script takes seconds to load torch, so all that are wanted begin at once, two at a time.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.launch.recorded import Outcome
+from tests.launch.recorded import Command, Outcome
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = Path(__file__).parent / "scripts"
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "scripts"
+ROOT = HERE.parents[1]
 ENVIRONMENT = {
     **os.environ,
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -22,42 +30,89 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-
+MANY_PROCESSES = ("loader_workers.py", "spawned.py")  # their children load the main script themselves
 LINE = re.compile(r"^(retrograd: .*)\n", re.MULTILINE)
 WARNING = re.compile(r"^.* RetrogradWarning: .*\n  .*\n", re.MULTILINE)
 
-Record = Callable[..., Outcome]
+
+class Stage:
+    """Where commands are run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._futures: dict[Command, Future[Outcome]] = {}
+        self._pool = ThreadPoolExecutor(2)
+        self._lock = threading.Lock()
+        self._bare = subprocess.Popen(
+            [sys.executable, str(HERE / "bare.py")],
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def begin(self, command: Command) -> None:
+        """Have this run soon."""
+        if command not in self._futures:
+            self._futures[command] = self._pool.submit(self._compare, command, len(self._futures))
+
+    def outcome(self, command: Command) -> Outcome:
+        """Wait for what came of it."""
+        self.begin(command)
+        return self._futures[command].result()
+
+    def close(self) -> None:
+        """Begin nothing more, and end."""
+        self._pool.shutdown(cancel_futures=True)
+        self._bare.communicate()
+
+    def _compare(self, command: Command, number: int) -> Outcome:
+        folders = [self._folder / f"{number}-{kind}" for kind in ("bare", "recorded")]
+        for folder in folders:
+            folder.mkdir()
+        words = [str(SCRIPTS / word) if word.endswith(".py") else word for word in shlex.split(command.line)]
+        environment = {**ENVIRONMENT, "PYTHONWARNINGS": command.filters}
+        is_script = words[0].endswith(".py")
+        if is_script and Path(words[0]).name not in MANY_PROCESSES and not command.filters:
+            bare = self._fork(words, folders[0])
+        else:
+            bare = run([sys.executable, *words] if is_script else words, folders[0], environment)
+        ours = [sys.executable, "-m", "retrograd.cli", "run", "-o", "run", *shlex.split(command.options), *words]
+        code, output, errors = run(ours, folders[1], environment)
+        rest, warnings = WARNING.subn("", errors)
+        assert (code, output, LINE.sub("", rest)) == bare, errors
+        return Outcome(code, output, LINE.findall(rest), warnings, folders[1] / "run")
+
+    def _fork(self, words: list[str], folder: Path) -> tuple[int, str, str]:
+        assert self._bare.stdin is not None
+        assert self._bare.stdout is not None
+        with self._lock:
+            self._bare.stdin.write(json.dumps([words, str(folder)]) + "\n")
+            self._bare.stdin.flush()
+            code = int(self._bare.stdout.readline())
+        return code, (folder / "stdout").read_text(), (folder / "stderr").read_text()
+
+
+def run(words: list[str], folder: Path, environment: dict[str, str] = ENVIRONMENT) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command."""
+    done = subprocess.run(
+        words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="session")
+def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    stage = Stage(tmp_path_factory.mktemp("launch"))
+    for item in request.session.items:
+        command = item.callspec.params.get("outcome") if hasattr(item, "callspec") else None
+        if isinstance(command, Command):
+            stage.begin(command)
+    yield stage
+    stage.close()
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Record:
-    """Record a command: ``record("gan.py")``, ``record("torchrun", "ddp.py", options=["--every", "2"])``."""
-
-    def run(*command: str, options: tuple[str, ...] = (), environment: dict[str, str] | None = None) -> Outcome:
-        words = [str(SCRIPTS / word) if word.endswith(".py") else word for word in command]
-        bare = [sys.executable, *words] if words[0].endswith(".py") else words
-        ours = [sys.executable, "-m", "retrograd.cli", "run", "-o", "run", *options, *words]
-        folders = [tmp_path / "bare", tmp_path / "recorded"]
-        processes = []
-        for folder, line in zip(folders, (bare, ours), strict=True):
-            folder.mkdir()
-            processes.append(
-                subprocess.Popen(
-                    line,
-                    cwd=folder,
-                    env={**ENVIRONMENT, **(environment or {})},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        (bare_output, bare_errors), (output, errors) = (process.communicate(timeout=240) for process in processes)
-        assert processes[1].returncode == processes[0].returncode, errors
-        assert output == bare_output, errors
-        rest, warnings = WARNING.subn("", errors)
-        said = LINE.findall(rest)
-        assert LINE.sub("", rest) == bare_errors
-        return Outcome(processes[1].returncode, output, said, warnings, folders[1] / "run")
-
-    return run
+def outcome(request: pytest.FixtureRequest, stage: Stage) -> Outcome:
+    """What the command of the decorator :func:`recorded` did."""
+    return stage.outcome(request.param)

@@ -8,6 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command to be recorded; words that end in ``.py`` are scripts of ours.
+
+    Attributes:
+        line: the command.
+        options: options of ``retrograd run``.
+        filters: what PYTHONWARNINGS is to be.
+    """
+
+    line: str
+    options: str = ""
+    filters: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.options, self.line, self.filters) if part)
+
+
+def recorded(*lines: str, options: str = "", filters: str = "") -> pytest.MarkDecorator:
+    """Decorator: the test gets the ``outcome`` of each of these commands."""
+    commands = [Command(line, options, filters) for line in lines]
+    return pytest.mark.parametrize("outcome", commands, indirect=True, ids=str)
 
 
 @dataclass
@@ -30,12 +55,10 @@ class Outcome:
 
     def rows(self, rank: str = "rank00000") -> list[dict[str, Any]]:
         """Rows of statistics, read without us."""
-        parts = sorted((self.run / rank / "statistics").glob("part-*.parquet"))
-        return [row for part in parts for row in pq.read_table(part).to_pylist()]
+        return self._read("statistics", rank)
 
     def events(self, kind: str, rank: str = "rank00000") -> list[dict[str, Any]]:
-        parts = sorted((self.run / rank / "events").glob("part-*.parquet"))
-        return [row for part in parts for row in pq.read_table(part).to_pylist() if row["kind"] == kind]
+        return [row for row in self._read("events", rank) if row["kind"] == kind]
 
     def sites(self, rank: str = "rank00000") -> set[str]:
         return {row["site"] for row in self.rows(rank)}
@@ -47,11 +70,20 @@ class Outcome:
     def ranks(self) -> list[str]:
         return sorted(path.name for path in self.run.glob("rank*"))
 
+    def status(self, rank: str = "rank00000") -> str:
+        return str(json.loads((self.run / rank / "rank.json").read_text())["status"])
+
     def manifest(self) -> dict[str, Any]:
         return dict(json.loads((self.run / "manifest.json").read_text()))
 
-    def status(self, rank: str = "rank00000") -> str:
-        return str(json.loads((self.run / rank / "rank.json").read_text())["status"])
+    def _read(self, table: str, rank: str) -> list[dict[str, Any]]:
+        parts = sorted((self.run / rank / table).glob("part-*.parquet"))
+        return [row for part in parts for row in pq.read_table(part).to_pylist()]
+
+
+def steps(count: int, micros: int = 1) -> list[tuple[int, int]]:
+    """Steps and micro-batches of a run that has so many of them."""
+    return [(step, micro) for step in range(count) for micro in range(micros)]
 
 
 def outputs(*paths: str) -> set[str]:

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launch.conftest import Record
-from tests.launch.recorded import outputs, parameters
+from tests.launch.recorded import Command, Outcome, outputs, parameters, recorded, steps
 
 WEIGHTS = parameters("body.linear", "head")
 
 
 @pytest.mark.parametrize(
-    ("what", "seen"),
+    ("outcome", "seen"),
     [
-        pytest.param("model", outputs("self"), id="torch.compile(model)"),
-        pytest.param("in-place", outputs("self"), id="model.compile()"),
-        pytest.param("part", outputs("body", "head", "self"), id="model.body.compile()"),
-        pytest.param("function", set(), id="torch.compile(function)"),
+        pytest.param(Command("compiled.py model"), outputs("self"), id="torch.compile(model)"),
+        pytest.param(Command("compiled.py in-place"), outputs("self"), id="model.compile()"),
+        pytest.param(Command("compiled.py part"), outputs("body", "head", "self"), id="model.body.compile()"),
+        pytest.param(Command("compiled.py function"), set(), id="torch.compile(function)"),
     ],
+    indirect=["outcome"],
 )
-def test_what_is_compiled_is_recorded_at_its_boundary(record: Record, what: str, seen: set[str]) -> None:
-    outcome = record("compiled.py", what)  # which compares what both print, the number of graphs among it
-    assert outcome.output.split()[-2:] == ["1", "graphs"]
+def test_what_is_compiled_is_recorded_at_its_boundary(outcome: Outcome, seen: set[str]) -> None:
+    assert outcome.output.split()[-2:] == ["1", "graphs"]  # as without us, or there would be no outcome
     assert outcome.sites() == seen | WEIGHTS
     assert len({step for step, _ in outcome.moments()}) >= 29  # the first step may be over before the model is found
 
 
-def test_a_scripted_model_is_recorded_at_its_root(record: Record) -> None:
-    outcome = record("scripted.py")
+@recorded("scripted.py")
+def test_a_scripted_model_is_recorded_at_its_root(outcome: Outcome) -> None:
     assert outcome.sites() == outputs("self") | parameters("body.0", "head")
-    assert outcome.moments() == [(step, 0) for step in range(3)]
+    assert outcome.moments() == steps(3)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
-from tests.launch.conftest import Record
-from tests.launch.recorded import outputs, parameters
+from tests.launch.recorded import Outcome, outputs, parameters, recorded, steps
 
 NET = outputs("body.0", "body.1", "body", "head", "self") | parameters("body.0", "head")
 
 
+def needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
+
+
 @pytest.mark.slow
-def test_the_trainer_of_transformers(record: Record) -> None:
-    pytest.importorskip("transformers", exc_type=ImportError)
-    outcome = record("hf_trainer.py", "out")
-    assert outcome.moments() == [(step, micro) for step in range(3) for micro in range(2)]
+@needs("transformers")
+@recorded("hf_trainer.py out")
+def test_the_trainer_of_transformers(outcome: Outcome) -> None:
+    assert outcome.moments() == steps(3, micros=2)
     layers = [f"model.layers.{layer}.{part}" for layer in range(2) for part in ("self_attn.q_proj", "mlp.up_proj")]
     assert outcome.sites() >= outputs("model.embed_tokens", "lm_head", *layers)
     assert outcome.sites() >= parameters("lm_head", *layers, names=("weight",))
@@ -22,18 +27,17 @@ def test_the_trainer_of_transformers(record: Record) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [(), ("accelerate", "launch", "--cpu")], ids=["python", "accelerate launch"])
-def test_accelerate(record: Record, launcher: tuple[str, ...]) -> None:
-    pytest.importorskip("accelerate")
-    outcome = record(*launcher, "accelerated.py")
+@needs("accelerate")
+@recorded("accelerated.py", "accelerate launch --cpu accelerated.py")
+def test_accelerate(outcome: Outcome) -> None:
     assert outcome.sites() == NET
-    assert outcome.moments() == [(step, micro) for step in range(2) for micro in range(2)]
+    assert outcome.moments() == steps(2, micros=2)
 
 
 @pytest.mark.slow
-def test_lightning_calls_only_an_inner_net(record: Record) -> None:
-    pytest.importorskip("lightning")
-    outcome = record("lightning_fit.py")
+@needs("lightning")
+@recorded("lightning_fit.py")
+def test_lightning_calls_only_an_inner_net(outcome: Outcome) -> None:
     paths = ("net.body.0", "net.body.1", "net.body", "net.head", "net")
     assert outcome.sites() == outputs(*paths) | parameters("net.body.0", "net.head")
-    assert outcome.moments() == [(step, 0) for step in range(3)]
+    assert outcome.moments() == steps(3)

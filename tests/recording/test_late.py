@@ -51,8 +51,8 @@ def test_each_row_comes_once_and_where_it_belongs(
 ) -> None:
     second = second - first
     closed = [
-        Closed(1, 3, Moment(5, 0, 0), np.array(sorted(again), np.int32)),
-        Closed(4, 4, Moment(6, 1, 2, "forward"), np.array([], np.int32)),
+        Closed(1, 3, Moment(5, 0, 0), np.array(sorted(again), np.int32).tobytes()),
+        Closed(4, 4, Moment(6, 1, 2, "forward"), b""),
     ]
     late = {Stream(row): each for each, own in zip(closed, (first, second), strict=True) for row in own}
     seen: dict[int, Any] = {}
@@ -72,26 +72,27 @@ def test_each_row_comes_once_and_where_it_belongs(
 
 
 def test_a_row_that_is_late_again_and_again_counts_its_passes() -> None:
-    closed = Closed(1, 1, Moment(5, 0, 0), np.array([], np.int32))
+    closed = Closed(1, 1, Moment(5, 0, 0), b"")
     late = {Stream(3): closed}
     passes = [[part.moment.backward for part in split_late(make_batch({3}), late)] for _ in range(3)]  # type: ignore[arg-type]
     assert passes == [[0], [1], [2]]
 
 
 def test_who_was_not_called_since_is_late() -> None:
-    class Watch:
+    class Calls:
         def __init__(self, serial: int) -> None:
             self.serial = serial
             self.streams = [Stream(serial)]
 
-        def gradients_before(self, serial: int) -> Any:
-            return (self.serial, self.streams) if 0 < self.serial < serial else None
+        def gradients(self) -> Any:
+            return self.streams
 
-    never, old, current = watches = [Watch(0), Watch(1), Watch(2)]
+    never, old, current = calls = [Calls(0), Calls(1), Calls(2)]
     lane = Lane(Mode.GRAD, lambda device: None, None)  # type: ignore[arg-type, return-value]
-    late = LateGradients(watches)
+    late = LateGradients()
+    late.calls += calls
     assert late.find(lane) == {}
-    late.note(np.array([1], np.int32))
+    late.note(np.array([1], np.int32).tobytes())
     late.close(lane, Moment(0))
     lane.restart()
     found = late.find(lane)

@@ -209,10 +209,11 @@ def inference(model: nn.Module) -> Any:
 
 
 USES: list[Callable[[nn.Module], Any]] = [
-    trace, script, symbolic_trace, export, trace_operators, trace_gradients, functional_gradient, gradients_per_sample,
-    jacobian, forward_mode, anomaly_detection, saved_on_cpu, saved_tensors_mutated, one_thread, deterministic, deep_copy,
-    save_and_load, save_output, fake_tensors, on_meta, count_flops, weight_norm, another_type, assigned_weights,
-    replaced_module, frozen_meanwhile, hooks_cleared, called_by_forward, parameters_tied, gradient_of_input, inference,
+    trace, script, symbolic_trace, export, trace_operators, trace_gradients, functional_gradient,
+    gradients_per_sample, jacobian, forward_mode, anomaly_detection, saved_on_cpu, saved_tensors_mutated,
+    one_thread, deterministic, deep_copy, save_and_load, save_output, fake_tensors, on_meta, count_flops,
+    weight_norm, another_type, assigned_weights, replaced_module, frozen_meanwhile, hooks_cleared,
+    called_by_forward, parameters_tied, gradient_of_input, inference,
 ]  # fmt: skip
 
 

@@ -100,5 +100,6 @@ def test_value_gradient_and_update_are_told_apart() -> None:
     assert site.grad.value == site
     assert site.grad.first_call == Site("fc", ("weight",), quantity="grad")
     assert {str(site), str(site.grad), str(site.update)} == {"fc#2:weight", "fc#2:weight.grad", "fc#2:weight.update"}
-    assert (site.slot, site.is_watched) == ("weight", False)
+    assert (site.slot, site.is_watched, site.label) == ("weight", False, "#2:weight")
+    assert (Site("fc", ("output", "a.b")).label, Site("watch/x", call=3).label) == ('output."a.b"', "#3")
     assert (Site("watch/x", ("0",)).slot, Site("watch/x").is_watched) == ("", True)

@@ -27,8 +27,9 @@ class OptimizerListener(Protocol):
         """``optimizer.step`` was called; closures, if any, have not run yet."""
 
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
-        """``optimizer.step`` has changed the parameters; or has left them alone, where the optimizer itself does what
-        loss scaling asks for and ``found_inf`` is not zero.
+        """``optimizer.step`` has changed the parameters.
+
+        Or has left them alone: where it does itself what loss scaling asks for, and ``found_inf`` is not zero.
         """
 
     def update_skipped(self, optimizer: Optimizer) -> None:

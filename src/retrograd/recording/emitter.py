@@ -63,6 +63,7 @@ class Emitter:
         self._late = late
         self.fault = notes.fault
         self._forget_graph = forget_graph
+        self._numbers = b""
         self._losses: list[tuple[Moment, torch.Tensor, torch.Tensor | None]] = []
         self.scale: torch.Tensor | None = None
 
@@ -116,16 +117,22 @@ class Emitter:
                 self._keeper.take(replace(closed.moment, backward=0, phase="train"), [item], scale)
 
     def _note_rows(self, lane: Lane, batch: RowBatch) -> None:
-        table = np.frombuffer(batch.rows, ROW)
-        numbers = table["row"].copy()
-        self._rows.mark(numbers)
+        numbers = memoryview(batch.rows).cast("i")[:: ROW.itemsize // 4].tobytes()  # ``row`` comes first in a row
+        if numbers != self._numbers:  # they are nearly always those of the batch before
+            self._numbers = numbers
+            self._rows.mark(np.frombuffer(numbers, np.int32))
         if lane.mode is Mode.GRAD:
             self._late.note(numbers)
         if self._keeper.has_triggers:
-            columns = {name: table[name] for name in ROW.names or ()}
-            is_gradient = np.array([self._rows.sites[row].quantity == "grad" for row in numbers], dtype=bool)
-            scale_rows(columns, np.where(is_gradient, 1.0 / batch.scale, 1.0))
-            self._keeper.pull_triggers(batch.moment, [self._rows.names[row] for row in numbers], columns)
+            self._pull_triggers(batch)
+
+    def _pull_triggers(self, batch: RowBatch) -> None:
+        table = np.frombuffer(batch.rows, ROW)
+        columns = {name: table[name] for name in ROW.names or ()}
+        sites = [self._rows.sites[row] for row in table["row"]]
+        is_gradient = np.array([site.quantity == "grad" for site in sites], dtype=bool)
+        scale_rows(columns, np.where(is_gradient, 1.0 / batch.scale, 1.0))
+        self._keeper.pull_triggers(batch.moment, [self._rows.names[row] for row in table["row"]], columns)
 
 
 def _drain(lane: Lane, moment: Moment, scale: float) -> Iterator[RowBatch]:

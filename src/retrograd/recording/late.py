@@ -8,7 +8,7 @@ is. It is known by its place: nothing has been seen there since.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -27,10 +27,13 @@ Rows = npt.NDArray[np.int32]
 
 
 class Waiting(Protocol):
-    """Whoever hooked the tensors of a forward."""
+    """The calls of one place, whose tensors have been hooked."""
 
-    def gradients_before(self, serial: int) -> tuple[int, Iterable[Stream]] | None:
-        """When it last saw a forward, if that was before ``serial``, and the streams of the gradients hooked then."""
+    serial: int
+    """That of its lane when the place was last called; 0 before the first call."""
+
+    def gradients(self) -> Iterable[Stream]:
+        """Where the gradients of those tensors go."""
 
 
 @dataclass(slots=True)
@@ -40,55 +43,54 @@ class Closed:
     Attributes:
         first, last: the serials of its lane.
         moment: when it was, at its last pass.
-        rows: those that were recorded then.
+        rows: those that were recorded then, as the bytes of int32.
     """
 
     first: int
     last: int
     moment: Moment
-    rows: Rows
+    rows: bytes
 
     def place(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Whether each of these rows has been recorded before, so that this is another pass over it."""
-        again = np.isin(rows, self.rows)
+        again = np.isin(rows, np.frombuffer(self.rows, np.int32))
         if again.any():
             self.moment = replace(self.moment, backward=self.moment.backward + 1)
-        self.rows = np.union1d(self.rows, rows)
+        self.rows += rows.astype(np.int32).tobytes()
         return again
 
 
 class LateGradients:
     """Finds gradients that come late.
 
-    Args:
-        watches: whom to ask; the list may grow.
+    Attributes:
+        calls: what to ask.
     """
 
-    def __init__(self, watches: Sequence[Waiting]) -> None:
-        self._watches = watches
-        self._open: list[Rows] = []
+    def __init__(self) -> None:
+        self.calls: list[Waiting] = []
+        self._open: list[bytes] = []
         self._closed: deque[Closed] = deque(maxlen=_REMEMBERED)
 
-    def note(self, rows: Rows) -> None:
-        """These rows have been recorded for the micro-batch that is open."""
+    def note(self, rows: bytes) -> None:
+        """These rows, as the bytes of int32, have been recorded for the micro-batch that is open."""
         self._open.append(rows)
 
     def close(self, lane: Lane, moment: Moment) -> None:
         """That micro-batch is closed."""
-        rows = np.concatenate([np.empty(0, np.int32), *self._open])
+        self._closed.append(Closed(lane.opened, lane.serial, moment, b"".join(self._open)))
         self._open.clear()
-        self._closed.append(Closed(lane.opened, lane.serial, moment, rows))
 
     def find(self, lane: Lane) -> dict[Stream, Closed]:
         """The streams whose tensors, if any have come since the lane was opened, belong to an earlier micro-batch."""
         late: dict[Stream, Closed] = {}
-        for watch in self._watches:
-            found = watch.gradients_before(lane.opened)
-            if found is not None:
-                serial, streams = found
+        opened = lane.opened
+        for calls in self.calls:
+            serial = calls.serial
+            if serial < opened:
                 closed = next((each for each in self._closed if each.first <= serial <= each.last), None)
                 if closed is not None:
-                    late.update((stream, closed) for stream in streams)
+                    late.update((stream, closed) for stream in calls.gradients())
         return late
 
 

@@ -59,6 +59,11 @@ class Calls:
         self.places: list[dict[Keys, Place | None]] = []
         self.unhooked: list[tuple[int, dict[Keys, Place | None]]] = []
 
+    def gradients(self) -> list[Stream]:
+        """Where the gradients of all calls go."""
+        places = (place for places in self.places for place in places.values() if place is not None)
+        return [place.gradient for place in places if place.gradient is not None]
+
 
 class SlotWatch:
     """Records one slot of a module (or a tensor watched by hand) at each of its calls.
@@ -179,13 +184,10 @@ class SlotWatch:
         """Whether anything was ever seen here."""
         return any(calls.serial for calls in self._lanes)
 
-    def gradients_before(self, serial: int) -> tuple[int, list[Stream]] | None:
-        """When it last saw a forward, if that was before ``serial``, and the streams of the gradients hooked then."""
-        calls = self._lanes[Mode.GRAD]
-        if not 0 < calls.serial < serial:
-            return None
-        places = (place for places in calls.places for place in places.values() if place is not None)
-        return calls.serial, [place.gradient for place in places if place.gradient is not None]
+    @property
+    def trained_calls(self) -> Calls:
+        """Its calls with grad."""
+        return self._lanes[Mode.GRAD]
 
 
 class OutputWatch(SlotWatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -25,19 +25,23 @@ class Updated(Notes, Protocol):
     """What is needed of a recorder."""
 
     clock: Clock
-    parameters: dict[int, ParameterWatch]
 
 
 class OptimizerWatch:
     """Listens to every optimizer of the process and heeds those of the recorded models.
+
+    Args:
+        host: the recorder.
+        parameters: the watches of parameters, by identity.
 
     Attributes:
         tap: measures the updates.
         scales: what losses were multiplied by.
     """
 
-    def __init__(self, host: Updated, tap: UpdateTap) -> None:
+    def __init__(self, host: Updated, parameters: Mapping[int, ParameterWatch], tap: UpdateTap) -> None:
         self._host = host
+        self._parameters = parameters
         self.fault = host.fault
         self.tap = tap
         self.scales = LossScales()
@@ -60,7 +64,7 @@ class OptimizerWatch:
         clock = self._host.clock
         clock.update_begins(number)
         if clock.on:
-            parameters = self._host.parameters
+            parameters = self._parameters
             self.tap.begin(optimizer, [parameters[id(p)] for p in _all(optimizer) if id(p) in parameters])
 
     @harmless

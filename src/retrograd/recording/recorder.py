@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from retrograd.history.sink import Event, EventKind, Moment, Sink
@@ -18,38 +17,32 @@ from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_tracing, is_transformed
-from retrograd.hooks.module import CallTap, unwatch_forward, watch_forward
 from retrograd.hooks.node import InputGradient
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
-from retrograd.recording.argument_watch import ArgumentWatch
 from retrograd.recording.candidates import (
     NamedModule,
     compiled_regions,
     describe_model,
     name_models,
-    parameter_site,
     walk_modules,
 )
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.faults import Faults, harmless
-from retrograd.recording.keep import find_keep
-from retrograd.recording.lane import Lane, Lanes, Mode
+from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
 from retrograd.recording.manual_updates import ManualUpdates
-from retrograd.recording.module_watch import OutputWatch, SlotWatch, mode_now
+from retrograd.recording.module_watch import mode_now
 from retrograd.recording.nested import flatten
 from retrograd.recording.omissions import Evidence, list_omissions
 from retrograd.recording.optimizer_watch import OptimizerWatch
-from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.place import Place
 from retrograd.recording.row_table import RowTable
 from retrograd.recording.settings import Settings
-from retrograd.recording.stream import NO_ROW, Stream
+from retrograd.recording.taps import Taps
 from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.recording.updates import UpdateTap
-from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import ROOT, WATCH, Site
 
 
@@ -84,13 +77,6 @@ class Recorder:
         self._modules: list[NamedModule] = []
         self._faults = Faults()
         self._manual = ManualUpdates(())
-        self._taps: list[CallTap] = []
-        self._outputs: dict[nn.Module, OutputWatch] = {}
-        self._slots: list[SlotWatch] = []
-        self._frozen: list[tuple[Site, nn.Module, nn.Parameter]] = []
-        self._watched: dict[str, SlotWatch] = {}
-        self._places: list[Place] = []
-        self._sees_gradients = False
         self._losses: tuple[torch.Tensor, ...] = ()
         self._scale: torch.Tensor | None = None
         self._in_backward = False
@@ -100,13 +86,14 @@ class Recorder:
         self._rows = RowTable(self._lanes, sink)
         self._old_input_gradients: list[InputGradient] = []
         self.keeper = TensorKeeper(self.settings.keeps, self.settings.tensor_budget, sink)
-        self.parameters: dict[int, ParameterWatch] = {}
         self.guard = DeepGraphGuard()
         self.leaf_handles: list[RemovableHandle] = []
         self.input_gradients: list[InputGradient] = []
-        self._emitter = Emitter(sink, self._rows, self.keeper, self, LateGradients(self._slots), self._forget_graph)
+        late = LateGradients()
+        self._emitter = Emitter(sink, self._rows, self.keeper, self, late, self._forget_graph)
         self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._manual.touched, step)
-        self._optimizers = OptimizerWatch(self, UpdateTap(self._lanes.grad))
+        self._taps = Taps(self, self.settings, self._lanes, self._rows, late)
+        self._optimizers = OptimizerWatch(self, self._taps.parameters, UpdateTap(self._lanes.grad))
 
     # ---- setting up -------------------------------------------------------------------------------------------
 
@@ -130,7 +117,7 @@ class Recorder:
         """Take each call of this module for a forward of its own, as those of whole models are."""
         if module not in self._roots:
             self._roots.append(module)
-            self._taps.append(CallTap(module, _RootWatch(self), outermost=True))
+            self._taps.tap_root(module, _RootWatch(self))
 
     def _add(self, name: str, model: nn.Module) -> None:
         known = {entry.module for entry in self._modules}
@@ -145,68 +132,13 @@ class Recorder:
             self.note("note", text=f"compiled, so recorded at the boundary alone: {listed}")
         for entry in entries:
             if not entry.path.startswith(compiled) or entry.path == ROOT:
-                self._tap_calls(entry)
-            for key, parameter in entry.parameters:
-                self._tap_parameter(parameter_site(entry.path, key), entry.module, parameter)
+                self._taps.tap_calls(entry)
+            self._taps.tap_parameters(entry)
         self.add_root(model)
 
-    def _tap_calls(self, entry: NamedModule) -> None:
-        module, path = entry.module, entry.path
-        if entry.is_called and self._may_reach(entry, "output"):
-            watch = self._outputs[entry.tapped] = OutputWatch(self, module, path, ("output",))
-            watch_forward(entry.tapped, watch)
-            self._slots.append(watch)
-        if entry.is_called and self._may_reach(entry, "input"):
-            arguments = ArgumentWatch(self, module, path)
-            self._taps.append(CallTap(entry.tapped, arguments))
-            self._slots.append(arguments)
-
-    def _tap_parameter(self, site: Site, module: nn.Module, parameter: nn.Parameter) -> None:
-        if id(parameter) in self.parameters:
-            return
-        lane = self._lanes.grad
-        trains = parameter.requires_grad and not is_lazy(parameter)
-        watch = ParameterWatch(
-            self,
-            parameter,
-            value=self._make_stream(lane, module, site, copy=True),
-            gradient=self._make_stream(lane, module, site.grad, copy=True) if trains else None,
-            update=self._make_stream(lane, module, site.update) if trains else None,
-        )
-        if not trains:
-            self._frozen.append((site, module, parameter))
-        if watch.value or watch.gradient or watch.update:
-            self.parameters[id(parameter)] = watch
-            self._sees_gradients |= trains
-
-    def _tap_thawed(self) -> None:
-        """Parameters that have become trainable are recorded from now on."""
-        thawed = [entry for entry in self._frozen if entry[2].requires_grad and not is_lazy(entry[2])]
-        if thawed:
-            self._frozen = [entry for entry in self._frozen if entry not in thawed]
-        for site, module, parameter in thawed:
-            self.parameters.pop(id(parameter), None)
-            self._tap_parameter(site, module, parameter)
-
-    def _may_reach(self, entry: NamedModule, slot: str) -> bool:
-        return any(self.settings.may_reach(each) for each in entry.candidates() if each.site.slot == slot)
-
     def make_place(self, lane: Lane, module: nn.Module | None, site: Site) -> Place | None:
-        """The place for a site, or None when neither its value nor its gradient is wanted."""
-        value = self._make_stream(lane, module, site)
-        gradient = self._make_stream(lane, module, site.grad) if lane.mode is Mode.GRAD else None
-        if value is None and gradient is None:
-            return None
-        place = Place(self, value, gradient)
-        self._places.append(place)
-        self._sees_gradients |= place.wants_gradient
-        return place
-
-    def _make_stream(self, lane: Lane, module: nn.Module | None, site: Site, *, copy: bool = False) -> Stream | None:
-        candidate = Candidate(site, module)
-        row = self._rows.number(site) if self.settings.wants_statistics(candidate) else NO_ROW
-        keep = find_keep(self.settings.keeps, candidate)
-        return Stream(lane, site, row, keep, copy=copy, host=self) if row >= 0 or keep is not None else None
+        """The place for a site, or None when nothing of it is wanted."""
+        return self._taps.make_place(lane, module, site)
 
     def _wants_step(self, step: int) -> bool:
         try:
@@ -219,12 +151,8 @@ class Recorder:
 
     def watch(self, name: str, tensor: Any) -> None:
         """Record a tensor, or a nest of tensors, that user's code hands over."""
-        watch = self._watched.get(name)
-        if watch is None:
-            watch = self._watched[name] = SlotWatch(self, None, WATCH + name, ())
-            self._slots.append(watch)
         try:
-            watch.see(tensor)
+            self._taps.find_watched(name).see(tensor)
         except Exception as error:
             self.fault(Site(WATCH + name), error)
 
@@ -270,8 +198,7 @@ class Recorder:
         self._scale = self._optimizers.scales.find(roots)
         if self.clock.on:
             self._losses = tuple(root.detach().clone() for root in roots if _is_loss(root))
-            if self._frozen:
-                self._tap_thawed()
+            self._taps.tap_thawed()
 
     @harmless
     def backward_ends(self, failed: bool) -> None:
@@ -280,7 +207,7 @@ class Recorder:
             return
         self._finish_inputs(failed)
         clock = self.clock
-        if not clock.entered and clock.on and self._lanes.grad.touched and (failed or not self._sees_gradients):
+        if not clock.entered and clock.on and self._lanes.grad.touched and (failed or not self._taps.see_gradients):
             self.enter_backward()
         self._in_backward = False
         if clock.entered:
@@ -374,14 +301,7 @@ class Recorder:
         self.clock.close_all()
         self._optimizers.decide()
         self.clock.stop()
-        for tap in self._taps:
-            tap.remove()
-        for module, watch in self._outputs.items():
-            unwatch_forward(module, watch)
-        for parameter in self.parameters.values():
-            parameter.remove()
-        for place in self._places:
-            place.remove()
+        self._taps.remove()
         for gradient in self._old_input_gradients:
             gradient.remove()
         self.keeper.finish(self.clock.moment)
@@ -394,7 +314,7 @@ class Recorder:
             settings=self.settings,
             recorded=self._rows.recorded,
             kept=self.keeper.names,
-            called={watch.module for watch in self._slots if watch.was_called},
+            called={watch.module for watch in self._taps.slots if watch.was_called},
             unreadable=self._faults.unreadable,
             uncopied=self._optimizers.tap.left_out,
         )

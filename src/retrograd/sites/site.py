@@ -87,13 +87,18 @@ class Site:
         """The same place at the module's first call."""
         return replace(self, call=1)
 
-    def __str__(self) -> str:
+    @property
+    def label(self) -> str:
+        """What is printed of it after the path, for the value: ``output``, ``#2:output.logits``, ``weight``."""
         call = "" if self.call == 1 else f"#{self.call}"
+        keys = ".".join(_print_key(key) for key in self.keys)
+        return f"{call}:{keys}" if call and keys else call + keys
+
+    def __str__(self) -> str:
+        path = self.path if not self.keys or _PLAIN_PATH.fullmatch(self.path) else json.dumps(self.path)
+        colon = ":" if self.keys and self.call == 1 else ""
         tail = "" if self.quantity == "value" else f".{self.quantity}"
-        if not self.keys:
-            return f"{self.path}{call}{tail}"
-        path = self.path if _PLAIN_PATH.fullmatch(self.path) else json.dumps(self.path)
-        return f"{path}{call}:{'.'.join(_print_key(key) for key in self.keys)}{tail}"
+        return f"{path}{colon}{self.label}{tail}"
 
 
 def parse_site(text: str) -> Site:

@@ -48,7 +48,7 @@ def group_places(sites: Iterable[str]) -> list[Place]:
         name = str(site.value)
         place = places.get(name)
         if place is None:
-            place = places[name] = Place(name, site.path, _label(site), _kind(site))
+            place = places[name] = Place(name, site.path, site.label, _kind(site))
         place.sites[site.quantity] = text
     return list(places.values())
 
@@ -58,11 +58,6 @@ def _parse_leniently(text: str) -> Site:
         return parse_site(text)
     except SiteSyntaxError:
         return Site(text)
-
-
-def _label(site: Site) -> str:
-    """The printed site without its path: ``output``, ``#2:output.logits``, ``weight``."""
-    return str(site.value)[len(site.path) :].removeprefix(":")
 
 
 def _kind(site: Site) -> Kind:

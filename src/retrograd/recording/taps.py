@@ -1,0 +1,157 @@
+"""What is set on the models: taps on the calls of modules, hooks on parameters, and the places that they lead to."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from retrograd.hooks.module import CallTap, InputWatcher, unwatch_forward, watch_forward
+from retrograd.recording.argument_watch import ArgumentHost, ArgumentWatch
+from retrograd.recording.candidates import NamedModule, parameter_site
+from retrograd.recording.keep import find_keep
+from retrograd.recording.lane import Lane, Lanes, Mode
+from retrograd.recording.late import LateGradients
+from retrograd.recording.module_watch import OutputWatch, SlotWatch
+from retrograd.recording.parameter_watch import ParameterWatch
+from retrograd.recording.place import Place
+from retrograd.recording.row_table import RowTable
+from retrograd.recording.settings import Settings
+from retrograd.recording.stream import NO_ROW, Stream, StreamHost
+from retrograd.sites.pattern import Candidate
+from retrograd.sites.site import WATCH, Site
+
+
+class TapHost(ArgumentHost, StreamHost, Protocol):
+    """A recorder as its taps see it."""
+
+
+class Taps:
+    """Sets taps where something is wanted, and takes them back.
+
+    Args:
+        host: the recorder.
+        settings: what is wanted.
+        lanes: where it goes.
+        rows: the numbering of rows.
+        late: told of every place that hooks tensors.
+
+    Attributes:
+        slots: the watches of outputs, inputs and tensors watched by hand.
+        parameters: the watches of parameters, by identity.
+        see_gradients: whether any gradient is recorded.
+    """
+
+    def __init__(self, host: TapHost, settings: Settings, lanes: Lanes, rows: RowTable, late: LateGradients) -> None:
+        self._host = host
+        self._settings = settings
+        self._lanes = lanes
+        self._rows = rows
+        self._late = late
+        self._calls: list[CallTap] = []
+        self._outputs: dict[nn.Module, OutputWatch] = {}
+        self._watched: dict[str, SlotWatch] = {}
+        self._places: list[Place] = []
+        self._frozen: list[tuple[Site, nn.Module, nn.Parameter]] = []
+        self.slots: list[SlotWatch] = []
+        self.parameters: dict[int, ParameterWatch] = {}
+        self.see_gradients = False
+
+    def tap_root(self, module: nn.Module, watcher: InputWatcher) -> None:
+        """Tell ``watcher`` of the calls of a model, before and after everything within them."""
+        self._calls.append(CallTap(module, watcher, outermost=True))
+
+    def tap_calls(self, entry: NamedModule) -> None:
+        """Record what a module returns and is called with, where that is wanted."""
+        if not entry.is_called:
+            return
+        module, path = entry.module, entry.path
+        if self._may_reach(entry, "output"):
+            watch = self._outputs[entry.tapped] = OutputWatch(self._host, module, path, ("output",))
+            watch_forward(entry.tapped, watch)
+            self._add_slot(watch)
+        if self._may_reach(entry, "input"):
+            arguments = ArgumentWatch(self._host, module, path)
+            self._calls.append(CallTap(entry.tapped, arguments))
+            self._add_slot(arguments)
+
+    def tap_parameters(self, entry: NamedModule) -> None:
+        """Record a module's own parameters, where that is wanted."""
+        for name, parameter in entry.parameters:
+            self._tap_parameter(parameter_site(entry.path, name), entry.module, parameter)
+
+    def tap_thawed(self) -> None:
+        """Parameters that have become trainable are recorded from now on."""
+        thawed = [entry for entry in self._frozen if _trains(entry[2])]
+        if thawed:
+            self._frozen = [entry for entry in self._frozen if not _trains(entry[2])]
+        for site, module, parameter in thawed:
+            self.parameters.pop(id(parameter), None)
+            self._tap_parameter(site, module, parameter)
+
+    def find_watched(self, name: str) -> SlotWatch:
+        """The watch of a tensor that is watched by hand."""
+        watch = self._watched.get(name)
+        if watch is None:
+            watch = self._watched[name] = SlotWatch(self._host, None, WATCH + name, ())
+            self._add_slot(watch)
+        return watch
+
+    def make_place(self, lane: Lane, module: nn.Module | None, site: Site) -> Place | None:
+        """The place for a site, or None when neither its value nor its gradient is wanted."""
+        value = self._make_stream(lane, module, site)
+        gradient = self._make_stream(lane, module, site.grad) if lane.mode is Mode.GRAD else None
+        if value is None and gradient is None:
+            return None
+        place = Place(self._host, value, gradient)
+        self._places.append(place)
+        self.see_gradients |= place.wants_gradient
+        return place
+
+    def remove(self) -> None:
+        """Take every hook back."""
+        for tap in self._calls:
+            tap.remove()
+        for module, watch in self._outputs.items():
+            unwatch_forward(module, watch)
+        for parameter in self.parameters.values():
+            parameter.remove()
+        for place in self._places:
+            place.remove()
+
+    def _tap_parameter(self, site: Site, module: nn.Module, parameter: nn.Parameter) -> None:
+        if id(parameter) in self.parameters:
+            return
+        lane = self._lanes.grad
+        trains = _trains(parameter)
+        watch = ParameterWatch(
+            self._host,
+            parameter,
+            value=self._make_stream(lane, module, site, copy=True),
+            gradient=self._make_stream(lane, module, site.grad, copy=True) if trains else None,
+            update=self._make_stream(lane, module, site.update) if trains else None,
+        )
+        if not trains:
+            self._frozen.append((site, module, parameter))
+        if watch.value or watch.gradient or watch.update:
+            self.parameters[id(parameter)] = watch
+            self.see_gradients |= watch.gradient is not None
+
+    def _may_reach(self, entry: NamedModule, slot: str) -> bool:
+        return any(self._settings.may_reach(each) for each in entry.candidates() if each.site.slot == slot)
+
+    def _add_slot(self, watch: SlotWatch) -> None:
+        self.slots.append(watch)
+        self._late.calls.append(watch.trained_calls)
+
+    def _make_stream(self, lane: Lane, module: nn.Module | None, site: Site, *, copy: bool = False) -> Stream | None:
+        candidate = Candidate(site, module)
+        row = self._rows.number(site) if self._settings.wants_statistics(candidate) else NO_ROW
+        keep = find_keep(self._settings.keeps, candidate)
+        return Stream(lane, site, row, keep, copy=copy, host=self._host) if row >= 0 or keep is not None else None
+
+
+def _trains(parameter: torch.Tensor) -> bool:
+    return parameter.requires_grad and not is_lazy(parameter)
