@@ -23,7 +23,7 @@ moments = st.builds(
 def batches(draw: st.DrawFn) -> RowBatch:
     rows = draw(st.dictionaries(st.integers(0, len(SITES) - 1), elements, max_size=len(SITES)))
     custom = {}
-    if draw(st.booleans()):
+    if rows and draw(st.booleans()):  # a recorder names a statistic only with values
         values = {number: draw(st.floats(allow_nan=False)) for number in rows}
         custom = {"entropy": (list(values), list(values.values()))}
     return make_batch(draw(moments), rows, scale=draw(st.sampled_from([1.0, 2.0**16, 0.5, 3.0])), custom=custom)

@@ -93,7 +93,12 @@ print(type(torch.__spec__.loader), vars(torch.__loader__).keys())
 
 
 def test_the_environment_carries_the_request() -> None:
-    environment = make_environment(REQUEST, {"PYTHONPATH": os.pathsep.join(["a", str(BOOTSTRAP), "b"]), "HOME": "h"})
-    assert environment["PYTHONPATH"].split(os.pathsep) == [str(BOOTSTRAP), "a", "b"]
+    environment = make_environment(
+        REQUEST,
+        {"PYTHONPATH": os.pathsep.join(["a", str(BOOTSTRAP), "", "b"]), "HOME": "h", "RETROGRAD_SPEAKER": "1"},
+    )
+    assert environment["PYTHONPATH"].split(os.pathsep) == [str(BOOTSTRAP), "a", "", "b"]
     assert environment["HOME"] == "h"
     assert json.loads(environment["RETROGRAD_RUN"])["path"] == "/nowhere/run"
+    assert "RETROGRAD_SPEAKER" not in environment
+    assert make_environment(REQUEST, {})["PYTHONPATH"] == str(BOOTSTRAP)

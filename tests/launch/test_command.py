@@ -20,6 +20,7 @@ from retrograd.launch.command import choose_folder, resolve_command, split_comma
         "--sites a | train.py b",
         "--sites a b:output 'c d' | train.py",
         "--sites a b | torchrun --nproc-per-node 2 train.py",
+        "--sites a b | /usr/bin/python3.12 train.py",
         "--sites a --tensors b | accelerate launch train.py",
         "--sites a b -- | ./train --sites c",
         "--sites train.py | train.py",

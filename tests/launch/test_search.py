@@ -179,6 +179,25 @@ def test_a_model_that_grows_is_told_of_again(found: Found) -> None:
     assert found.calls == [[model], [model]]
 
 
+def test_a_model_with_names_of_its_own_for_what_torch_offers(found: Found) -> None:
+    class Tree(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = nn.Linear(2, 2)
+
+        def children(self, depth: int) -> list[nn.Module]:  # type: ignore[override]
+            raise AssertionError
+
+        parameters = modules = children  # type: ignore[assignment]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.left(x)
+
+    tree = Tree()
+    tree(X)
+    assert found.models == [tree]
+
+
 def test_who_makes_ever_new_models_is_not_followed_for_ever(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_module, "MOST_MODELS", 3)
     models: list[nn.Module] = []

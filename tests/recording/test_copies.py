@@ -80,6 +80,6 @@ def test_watched_tensors_and_losses_can_be_saved(tmp_path: Path) -> None:
     with collect(net):
         x = torch.ones(2, 3, requires_grad=True)
         out = net(x)
-        torch.save({"x": x, "out": out.detach()}, tmp_path / "batch.pt")
+        torch.save({"x": x, "out": out}, tmp_path / "batch.pt")
         out.sum().backward()
     assert set(torch.load(tmp_path / "batch.pt", weights_only=True)) == {"x", "out"}

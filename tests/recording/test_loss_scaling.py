@@ -135,6 +135,9 @@ def test_scales_are_found_by_loss_and_forgotten() -> None:
     assert scales.find([other]) is None  # all have had their pass
     scales.forget()
     assert scales.find([second]) is None
+    for _ in range(100):
+        scales.add([first], one)
+    assert len(scales._scaled) <= 16
 
 
 def test_autocast_to_bfloat16() -> None:

@@ -58,10 +58,6 @@ def touch_nothing(net: nn.Linear) -> None:
     pass
 
 
-def add_gradients(net: nn.Linear) -> None:
-    """What a further backward is not, for ``remember`` comes after each."""
-
-
 def subtract(net: nn.Linear) -> None:
     with torch.no_grad():
         net.weight.sub_(0.1)

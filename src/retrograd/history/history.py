@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -185,7 +185,8 @@ class History:
     @property
     def _merges(self) -> dict[str, str]:
         """How users' statistics merge, as the recorder described it."""
-        return dict(self.manifest.get("statistics") or {})
+        described = self.manifest.get("statistics")
+        return dict(described) if isinstance(described, Mapping) else {}
 
     def _list_tensors(self, site: str) -> list[Kept]:
         return self._find_stored(site) + [read_kept(kept) for kept in self.ring.of_site(site)]

@@ -124,7 +124,9 @@ class Lookout:
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether a part of this model goes through torch.compile."""
-    return any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules())
+    return any(
+        "_orig_mod" in module._modules or module._compiled_call_impl is not None for module in nn.Module.modules(model)
+    )
 
 
 def _catch_up(module: nn.Module, args: tuple[Any, ...], known: set[int]) -> None:

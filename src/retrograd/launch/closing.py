@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -35,4 +36,5 @@ def say_end(obstacle: str, recorded: str = "") -> None:
 def say(words: str) -> None:
     """One line on stderr, also where the script has put something else into ``sys.stderr``."""
     if sys.__stderr__ is not None:
-        print(f"retrograd: {words}", file=sys.__stderr__, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # nobody listens, or the script has closed it
+            print(f"retrograd: {words}", file=sys.__stderr__, flush=True)

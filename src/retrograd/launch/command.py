@@ -14,7 +14,7 @@ from retrograd.errors import LaunchError
 
 _SINGLE = ("-o", "--output", "--every", "--schedule")
 _LISTS = ("--sites", "--tensors")
-_LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "python", "python3"}
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "uv", "srun", "mpirun", "env", "bash", "sh")
 
 
 def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -71,7 +71,8 @@ def choose_folder(command: Sequence[str]) -> str:
 
 
 def _ends_list(word: str) -> bool:
-    return word.startswith("-") or word.endswith(".py") or Path(word).name in _LAUNCHERS
+    name = Path(word).name.rstrip("0123456789.")  # python3.12
+    return word.startswith("-") or word.endswith(".py") or name in _LAUNCHERS
 
 
 def _check_script(script: Path) -> None:

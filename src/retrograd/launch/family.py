@@ -16,7 +16,8 @@ _WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParalle
 class Family:
     """The parents of every module: learnt as models are built, and from the live objects of the process.
 
-    A copied or unpickled model never tells who its parents are: only looking at all objects finds them.
+    A copied or unpickled model never tells who its parents are: only looking at all objects finds them. What torch
+    offers is asked past the modules' own classes, of which some have a ``children`` or ``parameters`` of their own.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class Family:
                 self._optimizers.add(thing)
             elif issubclass(kind, nn.Module) and "_modules" in thing.__dict__:  # else it is still being made
                 self._modules.add(thing)
-                for child in thing.children():
+                for child in nn.Module.children(thing):
                     self.learn(thing, child)
 
     def find_model(self, module: nn.Module) -> nn.Module:
@@ -62,11 +63,11 @@ class Family:
         trained = self._trained_parameters()
         found: dict[nn.Module, None] = {}
         for module in list(self._modules):
-            own = module.parameters(recurse=False)
+            own = nn.Module.parameters(module, recurse=False)
             if any(id(p) not in known and (id(p) in trained if trained else p.requires_grad) for p in own):
                 model = self.find_model(module)
                 found[model] = None
-                known.update(map(id, model.parameters()))
+                known.update(map(id, nn.Module.parameters(model)))
         return list(found)
 
     def _trained_parameters(self) -> set[int]:
@@ -100,9 +101,9 @@ def parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
 
 def _has_child(parent: nn.Module, child: nn.Module) -> bool:
     """Whether what was once learnt still holds."""
-    return any(module is child for module in parent.children())
+    return any(module is child for module in nn.Module.children(parent))
 
 
 def _fitness(top: nn.Module, trained: set[int]) -> tuple[int, int]:
-    own = {id(parameter) for parameter in top.parameters()}
+    own = set(map(id, nn.Module.parameters(top)))
     return -len(own & trained), len(own)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from retrograd.errors import LaunchError
+from retrograd.launch.closing import SPEAKER
 from retrograd.launch.request import VARIABLE, Request
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -18,8 +19,11 @@ BOOTSTRAP = Path(__file__).parent / "bootstrap"
 
 def make_environment(request: Request, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment in which every Python process records itself."""
-    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(BOOTSTRAP))]
-    return {**environment, VARIABLE: request.write(), "PYTHONPATH": os.pathsep.join([str(BOOTSTRAP), *paths])}
+    hidden = environment.get("PYTHONPATH")
+    paths = [path for path in hidden.split(os.pathsep) if path != str(BOOTSTRAP)] if hidden else []
+    changed = {**environment, VARIABLE: request.write(), "PYTHONPATH": os.pathsep.join([str(BOOTSTRAP), *paths])}
+    changed.pop(SPEAKER, None)  # that of a recorded script that has started us
+    return changed
 
 
 def replace_process(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

@@ -71,12 +71,12 @@ class Search:
         if module in self._known:
             return
         with self._lock:
-            if next(self._family.find_model(module).parameters(), None) is not None:
+            if next(nn.Module.parameters(self._family.find_model(module)), None) is not None:
                 self._family.look_around()
                 self._add([self._family.find_model(module)], module)
                 if any(is_compiled(model) for model in self._models):
                     self._lookout.disarm()  # before torch.compile takes our hook for a part of the model
-            self._known.update(module.modules())
+            self._known.update(nn.Module.modules(module))
 
     def update_begins(self, optimizer: Optimizer) -> None:
         if optimizer not in self._settled:
@@ -106,12 +106,12 @@ class Search:
 
     def _add(self, models: list[nn.Module], called: nn.Module | None = None) -> bool:
         """Add these models, and those of all other parameters that are trained; returns whether there were any."""
-        known = self._known_parameters().union(id(each) for model in models for each in model.parameters())
+        known = self._known_parameters().union(id(each) for model in models for each in nn.Module.parameters(model))
         models += self._family.find_trained(known)
-        new = [model for model in models if not self._known.issuperset(model.modules())]
+        new = [model for model in models if not self._known.issuperset(nn.Module.modules(model))]
         del new[MOST_MODELS - len(self._models) :]
         for model in new:
-            self._known.update(model.modules())
+            self._known.update(nn.Module.modules(model))
         self._models.update(new)
         self._steps = 0
         if new:
@@ -126,4 +126,4 @@ class Search:
         return all(id(parameter) in known for parameter in parameters_of(optimizer))
 
     def _known_parameters(self) -> set[int]:
-        return {id(parameter) for module in list(self._known) for parameter in module.parameters(recurse=False)}
+        return {id(each) for module in list(self._known) for each in nn.Module.parameters(module, recurse=False)}

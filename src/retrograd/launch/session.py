@@ -34,7 +34,8 @@ def start_session() -> None:
     """Record this process as ``retrograd run`` was asked to."""
     session = Session(read_request(os.environ))
     atexit.register(session.close)
-    os.register_at_fork(after_in_child=session.start_over)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=session.start_over)
     warnings.simplefilter("default", RetrogradWarning)  # also under -W error: ours must not raise in the script
 
 

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 import torch
 
+_MOST = 16
+"""Losses that are remembered while nothing is recorded and so nothing is forgotten."""
+
 
 class _Scaled:
     """A loss that was multiplied, and whether a pass has started from it."""
@@ -28,6 +31,7 @@ class LossScales:
     def add(self, losses: Iterable[torch.Tensor], scale: torch.Tensor) -> None:
         """These losses have been multiplied by ``scale``."""
         self._scaled += [_Scaled(loss, scale) for loss in losses]
+        del self._scaled[:-_MOST]
 
     def find(self, roots: Iterable[torch.Tensor]) -> torch.Tensor | None:
         """The scale of a pass that starts from these tensors; None where nothing was scaled.

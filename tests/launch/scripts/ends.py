@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -24,7 +25,8 @@ if sys.argv[1] == "exit":
     sys.exit(3)
 elif sys.argv[1] == "raise":
     raise ValueError("as planned")
-time.sleep(3)  # longer than it takes until what was recorded is written
+while Path("run").exists() and not [*Path().glob("run/rank*/statistics/*.parquet")]:
+    time.sleep(0.1)  # what is recorded is written every two seconds
 if sys.argv[1] == "_exit":
     os._exit(4)
 else:
