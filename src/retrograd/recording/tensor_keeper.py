@@ -90,7 +90,7 @@ class TensorKeeper:
             self._sink.add_event(Event(moment, "dropped", value=float(number), text=text))
 
     def _by_policy(self, kept: Sequence[Kept]) -> Iterable[tuple[Keep | None, list[Kept]]]:
-        if len(self._keeps) == 1:
+        if kept and len(self._keeps) == 1:
             return [(self._keeps[0], list(kept))]
         return [(keep, items) for keep in self._keeps if (items := [item for item in kept if item[0].keep is keep])]
 
