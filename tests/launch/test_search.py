@@ -3,11 +3,13 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from retrograd.launch import family
 from retrograd.launch import search as search_module
 from retrograd.launch.search import PATIENCE, Search
 
@@ -31,8 +33,16 @@ class Found:
 
 
 @pytest.fixture
-def found() -> Iterator[Found]:
-    gc.collect()  # models of earlier tests would be found too
+def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
+    """A search that does not see what other tests hold on to."""
+    gc.collect()
+    strangers = [thing for thing in gc.get_objects() if issubclass(type(thing), (nn.Module, torch.optim.Optimizer))]
+    numbers = {id(thing) for thing in strangers}
+
+    def get_objects() -> list[object]:
+        return [thing for thing in gc.get_objects() if id(thing) not in numbers]
+
+    monkeypatch.setattr(family, "gc", SimpleNamespace(get_objects=get_objects))
     found = Found()
     yield found
     found.search.close()
@@ -52,6 +62,9 @@ class Model(nn.Module):
 
 
 X = torch.ones(1, 2)
+
+KEPT = Model()
+"""A model that others hold on to is no concern of these tests."""
 
 
 def hooks() -> int:

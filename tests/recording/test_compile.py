@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import retrograd as rg
-from tests.recording.nets import Trial, bits, train
+from tests.recording.nets import Trial, bits, build, train
 
 STEPS = 3
 
@@ -131,11 +132,11 @@ def wrapped_part(net: Net, backend: str) -> tuple[nn.Module, Callable[..., Any]]
 
 
 WAYS = [whole, as_one_graph, recorded_as_it_was, in_place, regions, wrapped_part]
-BACKENDS = ["eager", "aot_eager"]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "backend"), [*((way, "aot_eager") for way in WAYS), (whole, "eager"), (regions, "eager")]
+)
 def test_the_same_bits_graphs_and_breaks(way: Any, backend: str) -> None:
     bare, compiled_bare, _ = run(way, backend, record=False)
     seen, compiled, _ = run(way, backend, record=True)
@@ -153,10 +154,12 @@ def test_with_graph_breaks_and_checkpoints(way: Any, net: dict[str, bool]) -> No
     assert compiled == compiled_bare
 
 
-@pytest.mark.parametrize("warm", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("way", [whole, as_one_graph, recorded_as_it_was, in_place])
+@pytest.mark.parametrize(
+    ("way", "warm"),
+    [(whole, False), (whole, True), (as_one_graph, False), (recorded_as_it_was, True), (in_place, True)],
+)
 def test_the_boundary_is_recorded(way: Any, warm: bool) -> None:
-    """Before the first compiled call, and after it."""
+    """Also when the recording begins after the first compiled call."""
     _, _, plain = run(lambda net, _: (net, net), "eager", record=True, warm=warm)
     _, _, history = run(way, "eager", record=True, warm=warm)
     for name in ("input.x", "output.logits", "output.hidden", "output.logits.grad", "token.grad", "token.update"):
@@ -224,3 +227,21 @@ def train_compiled(*, record: bool) -> tuple[Any, dict[str, Any]]:
 
 def test_a_step_that_is_compiled_as_a_whole() -> None:
     assert train_compiled(record=True) == train_compiled(record=False)
+
+
+def train_with_compiled_autograd(*, record: bool) -> tuple[Any, dict[str, Any]]:
+    """The backward pass is one graph, hooks and all."""
+    torch._dynamo.reset()
+    counters.clear()
+    run = build("residual_convolutions")
+    compiled_backward = compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True))
+    with rg.record(run.models, sites="*") if record else nullcontext() as recording, compiled_backward:
+        losses = [run.train_step(number) for number in range(2)]
+    if recording is not None:
+        assert not [site for site in recording.history.sites if len(recording.history[site].steps)]
+    return bits("", [losses, list(run.modules[""].parameters())]), dict(counters["stats"])
+
+
+def test_compiled_autograd_is_not_disturbed() -> None:
+    """Nothing is recorded of steps whose backward pass runs as one graph."""
+    assert train_with_compiled_autograd(record=True) == train_with_compiled_autograd(record=False)

@@ -134,3 +134,25 @@ def test_a_backward_in_another_thread_than_the_forward() -> None:
             torch.optim.SGD(model.parameters(), lr=0.1).step()
     assert recording.history["head:output.grad"].steps.tolist() == [0, 1]
     assert recording.history["head:weight.grad"].count.tolist() == [6, 6]
+
+
+def test_one_model_in_several_threads_at_once() -> None:
+    """The threads share its rows, so calls are missed; nothing breaks."""
+    model, errors = Net(1), []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                model(torch.ones(2, 4)).sum().backward()
+        except Exception as error:
+            errors.append(error)
+
+    with rg.record(model, sites="*") as recording:
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors
+    assert 0 < recording.history["self:output"].count.sum() <= 3 * 20 * 2
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from retrograd.hooks.deep_graphs import DeepGraphGuard
-from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.engine import is_compiling, uncompiled
 
 _LEAF = 2**63  # AccumulateGrad carries the largest number of all, and nothing lies behind it
 
@@ -55,6 +55,8 @@ class InputGradient:
     @uncompiled
     def add(self, part: torch.Tensor | None) -> None:
         """A node has run; ``part`` is None where it found nothing to pass on."""
+        if is_compiling():
+            return
         if part is not None:
             self._total = part if self._total is None else self._total.detach() + part.detach()
         self._missing -= 1

@@ -16,7 +16,7 @@ from retrograd.history.sink import Event, EventKind, Moment, Sink
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
-from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_tracing, is_transformed
+from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
 from retrograd.hooks.node import InputGradient
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
@@ -219,6 +219,8 @@ class Recorder:
 
     def enter_backward(self) -> bool:
         """The running pass has reached its first tap; returns whether it is recorded."""
+        if is_compiling():  # compiled autograd traces hooks too
+            return False
         try:
             if is_tracing() or not self.clock.enter_backward():
                 return False

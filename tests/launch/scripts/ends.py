@@ -25,7 +25,7 @@ if sys.argv[1] == "exit":
     sys.exit(3)
 elif sys.argv[1] == "raise":
     raise ValueError("as planned")
-while Path("run").exists() and not [*Path().glob("run/rank*/statistics/*.parquet")]:
+while Path("run").exists() and not [*Path().glob("run/rank*/statistics/part-*.parquet")]:
     time.sleep(0.1)  # what is recorded is written every two seconds
 if sys.argv[1] == "_exit":
     os._exit(4)
