@@ -132,3 +132,24 @@ NETS: dict[str, Callable[[], Net]] = {
     "mlp": lambda: make_mlp(width=256, batch=64),
     "mlp-tiny": lambda: make_mlp(width=32, batch=8),
 }
+
+
+class Chain(nn.Module):
+    """A thousand times two operations on four elements: nothing but calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.weight
+        for _ in range(1000):
+            x = (x * 1.0001).sin()
+        return x
+
+
+TRACED: dict[str, Callable[[], Net]] = {
+    "gpt2": make_gpt2,
+    "chain of 2,000": lambda: Net(Chain(), torch.ones(4), Tensor.sum),
+}
+"""What tracing is measured on."""

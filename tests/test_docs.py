@@ -37,10 +37,16 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
         yield match["mark"].strip(), "\n" * text.count("\n", 0, match.start("code")) + match["code"]
 
 
+def prose(page: Path) -> str:
+    """The text of a page without its code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
 def anchors(page: Path) -> set[str]:
     """What a link may point at: the headings, spelt as GitHub spells them."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in HEADING.findall(text)}
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in HEADING.findall(prose(page))
+    }
 
 
 def sections(page: Path) -> dict[str, str]:
@@ -83,7 +89,7 @@ def test_blocks_that_do_not_run_are_known(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=label)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in LINK.finditer(page.read_text()):
+    for link in LINK.finditer(prose(page)):
         target = page.parent / link["path"] if link["path"] else page
         assert target.exists(), f"{link[0]} leads nowhere"
         if link["anchor"] and target.suffix == ".md":

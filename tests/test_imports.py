@@ -17,11 +17,17 @@ MAY_IMPORT = {
     "statistics": set(),
     "history": {"sites", "statistics"},
     "runs": {"history", "sites", "statistics"},
-    "views": {"runs", "history", "sites", "statistics"},
+    "graph": {"hooks", "sites"},
+    "engine": {"graph", "hooks"},
+    "bundles": {"graph", "hooks"},
+    "tracing": {"graph", "engine", "bundles", "hooks", "runs"},
+    "stepping": {"graph", "hooks"},
+    "hangs": {"graph", "hooks", "runs"},
+    "views": {"runs", "graph", "tracing", "hangs", "history", "sites", "statistics"},
     "hooks": {"sites"},
     "recording": {"hooks", "history", "sites", "statistics", "runs"},
-    "launch": {"hooks", "recording", "views", "runs", "history", "sites"},
-    "cli": {"launch", "recording", "views", "runs", "history", "sites"},
+    "launch": {"hooks", "recording", "graph", "tracing", "stepping", "hangs", "views", "runs", "history", "sites"},
+    "cli": {"launch", "recording", "bundles", "views", "runs", "history", "sites"},
 }
 """Room → the rooms it may import. ``errors`` is open to all, and the package's own ``__init__`` re-exports from all."""
 

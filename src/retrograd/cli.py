@@ -25,7 +25,12 @@ examples:
   retrograd run train.py --lr 0.1                record an unmodified script
   retrograd report runs/train-20250131-120000    one HTML file that shows the whole run
   retrograd view runs/train-20250131-120000      a table in the terminal
+  retrograd trace train.py --lr 0.1              every node of the first backward passes
+  retrograd debug train.py --lr 0.1              stop inside loss.backward(), and look
 """
+
+_LAUNCHERS = ("run", "trace", "debug")
+"""Commands of ours behind which stands one of the user."""
 
 _RUN_USAGE = """\
 retrograd run [OPTIONS] [--] train.py [ARGS]
@@ -45,6 +50,53 @@ when it starts, and one when it ends.
 """
 
 
+_TRACE_USAGE = """\
+retrograd trace [OPTIONS] [--] train.py [ARGS]
+       retrograd trace [OPTIONS] [--] -m MODULE [ARGS]
+       retrograd trace [OPTIONS] [--] torchrun | accelerate launch | any program [ARGS]"""
+
+_TRACE_EXAMPLES = """
+examples:
+  retrograd trace train.py --lr 0.1
+  retrograd trace --steps 100:102 --memory --by module train.py
+  retrograd trace --live --nodes 'blocks.3*' --norms -m package.train
+  retrograd trace -o traces/first torchrun --nproc-per-node 2 train.py
+
+DIR/rank*/chrome.json opens in ui.perfetto.dev, and rg.Trace.load() reads DIR/rank*/trace.json.gz. The table goes to
+stderr when the script has ended; the script's output and exit code are its own. When a traced pass raises, the
+exception says in which node, and how to run that node again. After the traced passes only the last events are kept,
+for `retrograd watch DIR`.
+"""
+
+_DEBUG_USAGE = """\
+retrograd debug [--break WHERE ...] [--] train.py [ARGS]
+       retrograd debug [--break WHERE ...] [--] -m MODULE [ARGS]"""
+
+_DEBUG_EXAMPLES = """
+examples:
+  retrograd debug train.py
+  retrograd debug --break 'blocks.3*' 'norm > 100' -- train.py --lr 0.1
+  retrograd debug --break non-finite -m package.train
+
+A prompt opens where a pass stops: at a breakpoint, at the first gradient that is not finite, at an exception.
+"""
+
+_WATCH_EXAMPLES = """
+examples:
+  retrograd watch runs/train-20250131-120000
+  retrograd watch --once --limit 60 traces/train-20250131-120000
+
+It reads what the processes leave in their files, so it also works on one that hangs, or has died.
+"""
+
+_REPLAY_EXAMPLES = """
+examples:
+  retrograd replay traces/train-20250131-120000/rank00000/bundles/blocks.3-SoftmaxBackward0
+
+The exit code is 0 if the node gives the same as before, bit for bit, and 1 if not, or if there is nothing to compare.
+"""
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Carry out a command line.
 
@@ -52,13 +104,13 @@ def main(words: Sequence[str] | None = None) -> int:
         words: what follows ``retrograd``; that of the process by default.
 
     Returns:
-        The exit code: 0, or 2 for what cannot be carried out. ``retrograd run`` does not return: the process becomes
-        the command.
+        The exit code: 0, 1 for a replay that differs or a pass that hangs, or 2 for what cannot be carried out.
+        ``run``, ``trace`` and ``debug`` do not return: the process becomes the command.
     """
     words = sys.argv[1:] if words is None else words
     try:
         arguments = _parse(words)
-        arguments.handle(arguments)
+        code = arguments.handle(arguments)
         sys.stdout.flush()
     except RetrogradError as error:
         print(f"retrograd: {error}", file=sys.stderr)
@@ -69,16 +121,17 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)  # die of it, so that a shell script around us stops too
-    return 0
+        return 128 + signal.SIGINT
+    return code or 0
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     command: list[str] = []
-    if words and words[0] == "run":
+    if words and words[0] in _LAUNCHERS:
         from retrograd.launch.command import split_command
 
         options, command = split_command(words[1:])
-        words = ["run", *options]
+        words = [words[0], *options]
     return _make_parser().parse_args(words, argparse.Namespace(command=command))
 
 
@@ -96,6 +149,10 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_view(commands)
     _add_export(commands)
+    _add_trace(commands)
+    _add_debug(commands)
+    _add_watch(commands)
+    _add_replay(commands)
     _add_install_hook(commands)
     return parser
 
@@ -142,6 +199,60 @@ def _add_export(commands: Commands) -> None:
     parser.add_argument("-o", "--output", metavar="PATH", type=Path, help="where (default: inside RUN)")
 
 
+def _add_trace(commands: Commands) -> None:
+    does = "trace every node of some backward passes of an unmodified script"
+    parser = _add_command(commands, "trace", _trace, does, _TRACE_EXAMPLES)
+    parser.usage = _TRACE_USAGE
+    parser.add_argument("-o", "--output", metavar="DIR", help="folder (default: traces/<script>-<date>-<time>)")
+    parser.add_argument(
+        "--steps", default="3", metavar="N|A:B", help="the first N backward passes, or A to B-1 from 0 (default: 3)"
+    )
+    parser.add_argument("--nodes", metavar="PATTERN", help="nodes to show, as in 'blocks.3*'; the files hold all")
+    parser.add_argument("--live", action="store_true", help="print each of them to stderr as soon as it has run")
+    parser.add_argument("--norms", action="store_true", help="norms of what goes in and comes out")
+    parser.add_argument("--memory", action="store_true", help="bytes that each node gains")
+    parser.add_argument(
+        "--by", default="node", choices=["node", "module", "kind"], help="what makes a line of the table"
+    )
+    parser.add_argument("--sort", default="time", choices=["time", "memory"], help="order of the table")
+
+
+def _add_debug(commands: Commands) -> None:
+    does = "stop inside the backward passes of an unmodified script, and look"
+    parser = _add_command(commands, "debug", _debug, does, _DEBUG_EXAMPLES)
+    parser.usage = _DEBUG_USAGE
+    parser.add_argument(
+        "--break",
+        dest="breakpoints",
+        nargs="+",
+        action="extend",
+        metavar="WHERE",
+        help="nodes, as in 'blocks.3*', or conditions, as in non-finite and 'norm > 100'",
+    )
+    parser.add_argument(
+        "--no-non-finite", dest="nonfinite", action="store_false", help="go on where a gradient is not finite"
+    )
+
+
+def _add_watch(commands: Commands) -> None:
+    does = "say where each process of a run is in its backward pass, also when it hangs"
+    parser = _add_command(commands, "watch", _watch, does, _WATCH_EXAMPLES)
+    _add_run_folder(parser)
+    parser.add_argument("--once", action="store_true", help="say it once, and end")
+    parser.add_argument(
+        "--limit", type=float, metavar="SECONDS", help="how long a node may take until it counts as hanging"
+    )
+
+
+def _add_replay(commands: Commands) -> None:
+    does = "run one node of a backward pass again, from its bundle"
+    parser = _add_command(commands, "replay", _replay, does, _REPLAY_EXAMPLES)
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="folder of the bundle")
+    parser.add_argument(
+        "--any-torch", action="store_true", help="try it though another version of torch has written it"
+    )
+
+
 def _add_install_hook(commands: Commands) -> None:
     does = "let isolated interpreters (python -I) of this environment be recorded too"
     parser = _add_command(commands, "install-hook", _install_hook, does)
@@ -149,7 +260,7 @@ def _add_install_hook(commands: Commands) -> None:
 
 
 def _add_command(
-    commands: Commands, name: str, handle: Callable[[argparse.Namespace], None], does: str, examples: str = ""
+    commands: Commands, name: str, handle: Callable[[argparse.Namespace], int | None], does: str, examples: str = ""
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name,
@@ -206,6 +317,32 @@ def _export(arguments: argparse.Namespace) -> None:
     from retrograd.runs.reader import open_run
 
     print(export(open_run(arguments.run), arguments.to, arguments.output))
+
+
+def _trace(arguments: argparse.Namespace) -> None:
+    from retrograd.launch.trace_request import start_trace
+
+    start_trace(arguments)
+
+
+def _debug(arguments: argparse.Namespace) -> None:
+    from retrograd.launch.debugging import start_debugging
+
+    start_debugging(arguments)
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from retrograd.views.hang_report import watch_run
+
+    return watch_run(arguments.run, once=arguments.once, limit=arguments.limit)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from retrograd.bundles.replayed import replay
+
+    replayed = replay(arguments.bundle, strict=not arguments.any_torch)
+    print(replayed)
+    return 0 if replayed else 1
 
 
 def _install_hook(arguments: argparse.Namespace) -> None:

@@ -15,6 +15,17 @@
     │   ├── NotARunError           not-a-run
     │   ├── DamagedRunError        damaged-run
     │   └── RunWriteError          run-not-writable
+    ├── GraphError
+    │   ├── NoGraphError           no-graph
+    │   ├── FreedGraphError        graph-freed
+    │   ├── NoSuchNodeError        no-such-node
+    │   ├── DetachedGraphError     graph-not-live
+    │   ├── TraceError             bad-trace
+    │   ├── StepperError           not-paused
+    │   ├── ReplayError            cannot-rerun
+    │   ├── CannotBundleError      cannot-bundle
+    │   ├── DamagedBundleError     damaged-bundle
+    │   └── BundleVersionError     other-torch
     └── LaunchError                cannot-launch
 
 Each class has a ``slug``: the name under which the documentation explains it.
@@ -141,6 +152,72 @@ class RunWriteError(RunError):
     """The run folder cannot be created or written."""
 
     slug = "run-not-writable"
+
+
+class GraphError(RetrogradError):
+    """The backward graph cannot be followed as asked."""
+
+    slug = "graph"
+
+
+class NoGraphError(GraphError):
+    """A tensor was made by no operation that autograd recorded."""
+
+    slug = "no-graph"
+
+
+class FreedGraphError(GraphError):
+    """A backward pass has freed what its nodes had saved."""
+
+    slug = "graph-freed"
+
+
+class NoSuchNodeError(GraphError):
+    """A pattern matches no node of the graph."""
+
+    slug = "no-such-node"
+
+
+class DetachedGraphError(GraphError):
+    """The nodes themselves are asked of a graph that is only data."""
+
+    slug = "graph-not-live"
+
+
+class TraceError(GraphError):
+    """A trace cannot be made as asked, or its file cannot be read."""
+
+    slug = "bad-trace"
+
+
+class StepperError(GraphError):
+    """Something is asked of a backward pass that is not paused at a node."""
+
+    slug = "not-paused"
+
+
+class ReplayError(GraphError):
+    """A node cannot be run again with these gradients."""
+
+    slug = "cannot-rerun"
+
+
+class CannotBundleError(GraphError):
+    """A node cannot be written in a form that runs in another process."""
+
+    slug = "cannot-bundle"
+
+
+class DamagedBundleError(GraphError):
+    """A replay bundle cannot be read."""
+
+    slug = "damaged-bundle"
+
+
+class BundleVersionError(GraphError):
+    """A replay bundle was written by another version of torch."""
+
+    slug = "other-torch"
 
 
 class LaunchError(RetrogradError):

@@ -340,7 +340,7 @@ def attention() -> Trial:
 
 @trial
 def gpt2() -> Trial:
-    from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415: takes seconds, and may not be installed
+    from transformers import GPT2Config, GPT2LMHeadModel  # takes seconds, and may not be installed
 
     config = GPT2Config(vocab_size=31, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config)

@@ -3,7 +3,9 @@
 ``backward`` and ``grad`` in ``torch.autograd``, however a program got hold of them, call one function to run the
 engine, which they look up in their module. A wrapper stands in its place while somebody listens, and is taken away
 after the last one. The public functions themselves are left alone: torch.compile knows them by their identity.
-A pass inside a pass (reentrant checkpointing) is part of the outer one.
+
+Listeners are told of outermost passes: one inside another (reentrant checkpointing) is part of it. Followers are told
+of every pass.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +21,8 @@ import torch
 from retrograd.hooks.engine import current_graph_task, is_tracing, uncompiled, uncompiled_itself
 
 _NAME = "_engine_run_backward"
+_OUTSIDE = -1
+"""What torch says is the number of the running pass when none runs."""
 
 
 class BackwardListener(Protocol):
@@ -30,23 +35,55 @@ class BackwardListener(Protocol):
         """That pass has ended."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineRun:
+    """What the engine was called with.
+
+    Attributes:
+        roots: tensors and gradient edges at which it begins.
+        gradients: what comes in there.
+        inputs: what it is to find gradients for; empty for all leaves.
+        accumulates: whether gradients are added to ``.grad``, or returned.
+        is_nested: whether it runs inside another pass.
+        is_batched: whether it runs under ``vmap``, with gradients that have no values of their own.
+    """
+
+    roots: tuple[Any, ...]
+    gradients: tuple[Any, ...]
+    inputs: tuple[Any, ...]
+    accumulates: bool
+    is_nested: bool
+    is_batched: bool
+
+
+class BackwardFollower(Protocol):
+    """Told of each backward pass, also those inside another, in the thread that asked for it. Must not raise."""
+
+    def run_begins(self, run: EngineRun) -> None:
+        """The engine is about to run."""
+
+    def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
+        """It has ended, with this error if it failed."""
+
+
 class _Here(threading.local):
-    inside = False
-    """A pass that was told of runs in this thread. Asked, for whoever wrapped our wrapper may still call it."""
+    inside: tuple[int, ...] = ()
+    """For each pass in this thread that was told of, the number of the pass around it. Asked, for whoever wrapped our
+    wrapper may still call it."""
 
 
 _here = _Here()
 _lock = threading.Lock()
 _listeners: tuple[BackwardListener, ...] = ()
+_followers: tuple[BackwardFollower, ...] = ()
 _undo: list[Callable[[], None]] = []
 
 
 def listen_to_backward(listener: BackwardListener) -> None:
-    """Tell this listener of every backward pass of the process."""
+    """Tell this listener of every outermost backward pass of the process."""
     global _listeners
     with _lock:
-        if not _listeners:
-            _undo.append(_wrap_engine())
+        _wrap()
         _listeners = (*_listeners, listener)
 
 
@@ -55,8 +92,33 @@ def unlisten_to_backward(listener: BackwardListener) -> None:
     global _listeners
     with _lock:
         _listeners = tuple(other for other in _listeners if other is not listener)
-        while _undo and not _listeners:
-            _undo.pop()()
+        _unwrap()
+
+
+def follow_backward(follower: BackwardFollower) -> None:
+    """Tell this follower of every backward pass of the process."""
+    global _followers
+    with _lock:
+        _wrap()
+        _followers = (*_followers, follower)
+
+
+def unfollow_backward(follower: BackwardFollower) -> None:
+    """Stop telling this follower; with the last one torch's own function is put back."""
+    global _followers
+    with _lock:
+        _followers = tuple(other for other in _followers if other is not follower)
+        _unwrap()
+
+
+def _wrap() -> None:
+    if not _undo:
+        _undo.append(_wrap_engine())
+
+
+def _unwrap() -> None:
+    while _undo and not _listeners and not _followers:
+        _undo.pop()()
 
 
 def _wrap_engine() -> Callable[[], None]:
@@ -65,19 +127,25 @@ def _wrap_engine() -> Callable[[], None]:
     @functools.wraps(original)
     @uncompiled_itself
     def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
-        listeners = _listeners
-        if not listeners or _here.inside or current_graph_task() != -1 or is_tracing():
+        outer = current_graph_task()
+        around = _here.inside
+        followers = _followers
+        listeners = _listeners if outer == _OUTSIDE else ()
+        if not (followers or listeners) or (around and around[-1] == outer) or is_tracing():
             return original(roots, *args, **kwargs)
-        failed = True
+        run = _describe(roots, args, kwargs, outer) if followers else None
+        failure: BaseException | None = None
         try:
-            _here.inside = True
-            _tell_begin(listeners, roots)
-            result = original(roots, *args, **kwargs)
-            failed = False
-            return result
+            _here.inside = (*around, outer)
+            _tell_begin(listeners, followers, roots, run)
+            return original(roots, *args, **kwargs)
+        except BaseException as error:
+            failure = error
+            raise
         finally:
-            _here.inside = False
-            _tell_end(listeners, failed)
+            _here.inside = around
+            _tell_end(listeners, followers, run, failure)
+            failure = None  # an error that its own frame holds is a cycle
 
     def undo() -> None:
         if getattr(torch.autograd, _NAME) is run:  # else somebody wrapped it again: leave theirs alone
@@ -88,13 +156,45 @@ def _wrap_engine() -> Callable[[], None]:
 
 
 @uncompiled
-def _tell_begin(listeners: tuple[BackwardListener, ...], roots: Any) -> None:
-    tensors = tuple(root for root in roots if isinstance(root, torch.Tensor))
-    for listener in listeners:
-        listener.backward_begins(tensors)
+def _describe(roots: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: int) -> EngineRun:
+    gradients = tuple(args[0]) if args else ()
+    return EngineRun(
+        roots=tuple(roots),
+        gradients=gradients,
+        inputs=tuple(args[3]) if len(args) > 3 and args[3] is not None else (),
+        accumulates=bool(kwargs.get("accumulate_grad", False)),
+        is_nested=outer != _OUTSIDE,
+        is_batched=any(isinstance(each, torch.Tensor) and _is_batched(each) for each in gradients),
+    )
+
+
+def _is_batched(gradient: torch.Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(gradient) or torch._C._functorch.is_legacy_batchedtensor(
+        gradient
+    )
 
 
 @uncompiled
-def _tell_end(listeners: tuple[BackwardListener, ...], failed: bool) -> None:
+def _tell_begin(
+    listeners: tuple[BackwardListener, ...], followers: tuple[BackwardFollower, ...], roots: Any, run: EngineRun | None
+) -> None:
+    tensors = tuple(root for root in roots if isinstance(root, torch.Tensor))
     for listener in listeners:
-        listener.backward_ends(failed)
+        listener.backward_begins(tensors)
+    if run is not None:
+        for follower in followers:
+            follower.run_begins(run)
+
+
+@uncompiled
+def _tell_end(
+    listeners: tuple[BackwardListener, ...],
+    followers: tuple[BackwardFollower, ...],
+    run: EngineRun | None,
+    error: BaseException | None,
+) -> None:
+    if run is not None:
+        for follower in followers:
+            follower.run_ends(run, error)
+    for listener in listeners:
+        listener.backward_ends(error is not None)

@@ -12,13 +12,14 @@ Whatever holds a node of a list must be newer than it, or it would hold itself. 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from operator import methodcaller
 from typing import Any
 
 FREE_DEPTH = 400
 """Seen nodes below which recursion is harmless on any stack that torch itself can run on."""
 
-_HOLDERS = 8
+HOLDERS = 8
 """Nodes that are given a list: several, for one whose result is used by nobody dies at once."""
 
 _FEWEST = 50
@@ -27,6 +28,27 @@ _FEWEST = 50
 _KEY = "retrograd.seen_before"
 
 _number = methodcaller("_sequence_nr")
+
+
+def is_strung(node: Any) -> bool:
+    """Whether a node holds a list of nodes seen before it."""
+    return _KEY in node.metadata
+
+
+def string_lists(nodes: Sequence[Any]) -> None:
+    """String lists through a whole graph.
+
+    Args:
+        nodes: all that are no leaves, each behind all that it leads to.
+    """
+    for end in range(FREE_DEPTH, len(nodes) + FREE_DEPTH, FREE_DEPTH):
+        part = nodes[end - FREE_DEPTH : end]
+        middle = len(part) - min(HOLDERS, len(part) // 2)
+        below = part[:middle]
+        if end > FREE_DEPTH:
+            below = [*nodes[end - FREE_DEPTH - HOLDERS : end - FREE_DEPTH], *below]
+        for holder in part[middle:]:
+            holder.metadata.setdefault(_KEY, []).append(below)
 
 
 class DeepGraphGuard:
@@ -78,7 +100,7 @@ class DeepGraphGuard:
 
     def _hand_over(self) -> None:
         nodes = list(dict.fromkeys(sorted(self._seen, key=_number)))
-        middle = len(nodes) - min(_HOLDERS, len(nodes) // 2)
+        middle = len(nodes) - min(HOLDERS, len(nodes) // 2)
         below, self._seen = nodes[:middle], nodes[middle:]
         for holder in self._seen:
             holder.metadata.setdefault(_KEY, []).append(below)

@@ -19,10 +19,9 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import Optimizer
 
+from retrograd.hooks.compiled_calls import keep_compiled_modules_quiet
 from retrograd.hooks.engine import grad_enabled, is_compiling
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
-
-_OTHER_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_backward_pre_hooks", "_global_backward_hooks")
 
 
 class DiscoveryListener(Protocol):
@@ -65,7 +64,8 @@ class Lookout:
     def arm(self) -> None:
         """Begin to tell of forward calls."""
         if not self._armed and not self._is_stopped:
-            self._armed = [register_module_forward_pre_hook(self._call).remove, _keep_compiled_modules_quiet()]
+            handle = register_module_forward_pre_hook(self._call)
+            self._armed = [handle.remove, keep_compiled_modules_quiet(handle.id)]
 
     def disarm(self) -> None:
         """Tell of forward calls no more."""
@@ -117,7 +117,7 @@ class Lookout:
             return
         try:
             tell(*about)
-        except Exception as error:  # noqa: BLE001: a fault of ours must not stop the program
+        except Exception as error:  # a fault of ours must not stop the program
             self.stop()
             self._listener.lookout_failed(error)
 
@@ -138,18 +138,3 @@ def _catch_up(module: nn.Module, args: tuple[Any, ...], known: set[int]) -> None
             hook(module, args, kwargs)
         else:
             hook(module, args)
-
-
-def _keep_compiled_modules_quiet() -> Callable[[], None]:
-    """Keep torch from warning, in the script's name, that a hook like ours fires once more for a compiled module."""
-    room = torch.nn.modules.module
-    original = room._has_any_global_hook
-
-    def has_hook_of_others() -> bool:
-        return len(room._global_forward_pre_hooks) > 1 or any(getattr(room, name) for name in _OTHER_GLOBAL_HOOKS)
-
-    def undo() -> None:
-        room._has_any_global_hook = original
-
-    room._has_any_global_hook = has_hook_of_others
-    return undo

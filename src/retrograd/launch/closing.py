@@ -1,36 +1,43 @@
-"""The last line on stderr: what has become of the recording. Loads without torch."""
+"""The last line on stderr: what has become of what was asked for. Loads without torch."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from pathlib import Path
 
-from retrograd.launch.request import read_request
-
 SPEAKER = "RETROGRAD_SPEAKER"
 """Environment variable with the number of the one process that speaks, the first Python process that was started."""
 
+_ENDINGS = {
+    "RETROGRAD_RUN": ("recorded", "rank*", "see it with: retrograd report {}"),
+    "RETROGRAD_TRACE": ("traced", "rank*/chrome.json", "see it in ui.perfetto.dev: {}/rank*/chrome.json"),
+}
+"""Variable that holds a request → what was to be done, what each process that has done it leaves, how to see it."""
 
-def say_end(obstacle: str, recorded: str = "") -> None:
+
+def say_end(obstacle: str, done: str = "") -> None:
     """Say how it ended, if this is the process that speaks for all.
 
     Args:
-        obstacle: why this process has recorded nothing.
-        recorded: what it has recorded; empty for nothing. Its children may have recorded all the same.
+        obstacle: why this process has done nothing.
+        done: what it has done; empty for nothing. Its children may have done something all the same.
     """
     if os.environ.get(SPEAKER) != str(os.getpid()):
         return
-    request = read_request(os.environ)
-    others = sum(1 for _ in Path(request.path).glob("rank*")) - bool(recorded)
+    asked = next((variable for variable in _ENDINGS if variable in os.environ), None)
+    if asked is None:
+        say(obstacle)
+        return
+    verb, left, see = _ENDINGS[asked]
+    request = json.loads(os.environ[asked])
+    others = sum(1 for _ in Path(request["path"]).glob(left)) - bool(done)
     plural = "process" if others == 1 else "processes"
-    if others:
-        recorded = f"{recorded}, and {others} more {plural}" if recorded else f"{others} {plural}"
-    if recorded:
-        say(f"recorded {recorded}; see it with: retrograd report {request.shown}")
-    else:
-        say(f"nothing was recorded: {obstacle}")
+    if others > 0:
+        done = f"{done}, and {others} more {plural}" if done else f"{others} {plural}"
+    say(f"{verb} {done}; {see.format(request['shown'])}" if done else f"nothing was {verb}: {obstacle}")
 
 
 def say(words: str) -> None:

@@ -1,4 +1,4 @@
-"""What the user types after ``retrograd run``: our options, then the command to be recorded."""
+"""What the user types after ``retrograd run``, ``trace`` or ``debug``: our options, then the command."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from retrograd.errors import LaunchError
 
-_SINGLE = ("-o", "--output", "--every", "--schedule")
-_LISTS = ("--sites", "--tensors")
+_SINGLE = ("-o", "--output", "--every", "--schedule", "--steps", "--nodes", "--by", "--sort")
+_LISTS = ("--sites", "--tensors", "--break")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "uv", "srun", "mpirun", "env", "bash", "sh")
 
 
@@ -40,17 +40,21 @@ def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:position]), list(words[position:])
 
 
-def resolve_command(command: Sequence[str]) -> list[str]:
+def resolve_command(command: Sequence[str], verb: str = "run") -> list[str]:
     """What to execute: scripts and modules by this Python, anything else as it is.
+
+    Args:
+        command: what the user typed.
+        verb: behind which command of ours, for messages.
 
     Raises:
         LaunchError: if there is no such script, module or program.
     """
     if not command:
-        raise LaunchError("There is no command to record.", repair="retrograd run train.py [ARGS]")
+        raise LaunchError(f"There is no command to {verb}.", repair=f"retrograd {verb} train.py [ARGS]")
     first = command[0]
     if first == "-m":
-        _check_module(command[1:2])
+        _check_module(command[1:2], verb)
     elif first.endswith(".py") or not (program := shutil.which(first)):
         _check_script(Path(first))
     else:
@@ -58,11 +62,11 @@ def resolve_command(command: Sequence[str]) -> list[str]:
     return [sys.executable, *command]
 
 
-def choose_folder(command: Sequence[str]) -> str:
-    """A new folder for a run of this command: ``runs/<script>-<date>-<time>``."""
+def choose_folder(command: Sequence[str], parent: str = "runs") -> str:
+    """A new folder for what becomes of this command: ``runs/<script>-<date>-<time>``."""
     scripts = [word for word in command if word.endswith(".py")]
     name = command[1] if command[0] == "-m" else Path([*scripts, command[0]][0]).stem
-    wish = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    wish = f"{parent}/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, number = wish, 1
     while Path(folder).exists():
         number += 1
@@ -86,9 +90,9 @@ def _check_script(script: Path) -> None:
     )
 
 
-def _check_module(name: Sequence[str]) -> None:
+def _check_module(name: Sequence[str], verb: str) -> None:
     if not name:
-        raise LaunchError("There is no module behind -m.", repair="retrograd run -m package.module [ARGS]")
+        raise LaunchError("There is no module behind -m.", repair=f"retrograd {verb} -m package.module [ARGS]")
     top = name[0].partition(".")[0]
     if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
         raise LaunchError(f"There is no module {top!r}.", repair="install it, or run from the folder that holds it.")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from retrograd.errors import LaunchError
-from retrograd.launch.process import BOOTSTRAP
-from retrograd.launch.request import VARIABLE
+from retrograd.launch.process import BOOTSTRAP, OURS
 
 NAME = "retrograd_hook.pth"
 
 
 def install_hook(site_packages: Path) -> Path:
-    """Write the file; it does nothing in processes that are not below ``retrograd run``.
+    """Write the file; it does nothing in processes that are not below a command of ours.
 
     Args:
         site_packages: folder of the environment that isolated children use.
@@ -27,7 +26,9 @@ def install_hook(site_packages: Path) -> Path:
     run = f"exec(open({bootstrap!r}).read(), {{'__name__': 'retrograd_hook', '__file__': {bootstrap!r}}})"
     hook = site_packages / NAME
     try:
-        hook.write_text(f"import os; {VARIABLE!r} in os.environ and {run}\n", encoding="utf-8")
+        hook.write_text(
+            f"import os; any(name.startswith({OURS!r}) for name in os.environ) and {run}\n", encoding="utf-8"
+        )
     except OSError as error:
         raise LaunchError(f"{str(hook)!r} cannot be written: {error.strerror}.") from error
     return hook

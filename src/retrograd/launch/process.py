@@ -1,4 +1,4 @@
-"""Becoming the command that is recorded, in an environment that records it."""
+"""Becoming the command, in an environment in which every Python process below does what was asked for."""
 
 from __future__ import annotations
 
@@ -7,23 +7,37 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, NoReturn, Protocol
 
 from retrograd.errors import LaunchError
-from retrograd.launch.closing import SPEAKER
-from retrograd.launch.request import VARIABLE, Request
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 """Folder of the ``sitecustomize`` that every Python process below finds first."""
 
 
-def make_environment(request: Request, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which every Python process records itself."""
+OURS = "RETROGRAD_"
+"""How the names of our environment variables begin."""
+
+
+class Requested(Protocol):
+    """What a command of ours was asked for.
+
+    Attributes:
+        variable: name of the environment variable that holds it.
+    """
+
+    variable: ClassVar[str]
+
+    def write(self) -> str:
+        """The text of that variable."""
+
+
+def make_environment(request: Requested, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which every Python process does as requested, and nothing else that we were asked before."""
     hidden = environment.get("PYTHONPATH")
     paths = [path for path in hidden.split(os.pathsep) if path != str(BOOTSTRAP)] if hidden else []
-    changed = {**environment, VARIABLE: request.write(), "PYTHONPATH": os.pathsep.join([str(BOOTSTRAP), *paths])}
-    changed.pop(SPEAKER, None)  # that of a recorded script that has started us
-    return changed
+    theirs = {name: value for name, value in environment.items() if not name.startswith(OURS)}
+    return {**theirs, request.variable: request.write(), "PYTHONPATH": os.pathsep.join([str(BOOTSTRAP), *paths])}
 
 
 def replace_process(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 from retrograd.recording.schedule import NamedSchedule, every, log_schedule
 from retrograd.sites.selection import Selection
@@ -27,6 +28,8 @@ class Request:
         histogram: whether to keep histograms of exponents.
         resume: whether to go on with the run that the folder holds.
     """
+
+    variable: ClassVar[str] = VARIABLE
 
     path: str
     shown: str

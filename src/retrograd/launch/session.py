@@ -60,7 +60,7 @@ class Session:
         try:
             if self._recorder is not None:
                 self._recorder.close("failed" if _has_failed() else "finished")
-        except Exception as error:  # noqa: BLE001: the program has ended, and a traceback would be taken for its own
+        except Exception as error:  # the program has ended, and a traceback would be taken for its own
             say(f"the end of the record is lost: {error!r}")
         sink = self._sink
         say_end(self._obstacle, f"{sink.steps} steps at {sink.sites} sites" if sink.is_open else "")

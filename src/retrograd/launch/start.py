@@ -38,14 +38,18 @@ def start_command(arguments: argparse.Namespace) -> NoReturn:
         resume=arguments.resume,
     )
     request.check()
-    _check_writable(Path(request.path))
+    check_writable(Path(request.path))
     check_vacant(Path(request.path), resume=request.resume)
     say(f"recording {shlex.join(request.command)} in {request.shown}")
     replace_process(command, make_environment(request, os.environ))
 
 
-def _check_writable(run: Path) -> None:
-    """The folder is not made yet: it may be that the command trains nothing."""
+def check_writable(run: Path) -> None:
+    """Make sure that a folder can be made. It is not made yet: it may be that the command trains nothing.
+
+    Raises:
+        RunWriteError: it cannot.
+    """
     there = next(folder for folder in (run, *run.parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise RunWriteError(f"{str(run)!r} cannot be made: {str(there)!r} is no folder that we may write to.")

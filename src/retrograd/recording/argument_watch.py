@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from retrograd.hooks.engine import grad_enabled, next_sequence_number
-from retrograd.hooks.node import InputGradient, edge_of, hook_input_gradients
+from retrograd.hooks.input_gradient import InputGradient, edge_of, hook_input_gradients
 from retrograd.recording.module_watch import PlaceMaker, SlotWatch
 from retrograd.recording.nested import flatten
 from retrograd.recording.place import Place

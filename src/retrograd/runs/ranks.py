@@ -79,7 +79,7 @@ class RankClaim:
 
     def _take(self, rank: int, resume: bool) -> tuple[Path, Lock]:
         folder = self.run / rank_name(rank)
-        is_there = folder.exists()
+        is_there = _was_written(folder)
         if not is_there or resume:
             folder.mkdir(exist_ok=True)
             lock = Lock(folder / LOCK)
@@ -114,7 +114,7 @@ def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None
     """
     if not run.is_dir():
         return
-    folders = list_rank_folders(run)
+    folders = list(filter(_was_written, list_rank_folders(run)))
     if folders or (run / MANIFEST).exists():
         if not (resume or join or any(is_locked(folder / LOCK) for folder in folders)):
             raise RunExistsError(
@@ -123,10 +123,19 @@ def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None
                 reason="two runs in one folder could not be told apart.",
             )
         return
-    others = [path.name for path in run.iterdir() if path.name != LOCK and not path.name.startswith(UNFINISHED)]
+    others = [path.name for path in run.iterdir() if not _is_ours(path)]
     if others:
         raise RunExistsError(
             f"{str(run)!r} holds other files, {others[0]!r} among them.",
             repair="give a new or an empty folder.",
             reason="what is recorded must not mix with files of another kind.",
         )
+
+
+def _was_written(folder: Path) -> bool:
+    """Whether a run was written there: the ring of last events alone is none."""
+    return (folder / LOCK).exists()
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name == LOCK or path.name.startswith(UNFINISHED) or parse_rank(path.name) is not None

@@ -1,4 +1,4 @@
-"""Runs at the start of every Python process below ``retrograd run``, before the program itself.
+"""Runs at the start of every Python process below ``retrograd run``, ``trace`` or ``debug``, before the program itself.
 
 It waits until the process has imported torch, and only then loads the package. Every worker of a data loader pays
 for this file, so it imports nothing that a bare interpreter has not loaded already. Python knows one
@@ -16,11 +16,16 @@ if MYPY:  # for the type checker alone: typing is slow to import
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_SESSIONS = {  # variable with what was asked for → module and function that begin to do it
+    "RETROGRAD_RUN": ("retrograd.launch.session", "start_session"),
+    "RETROGRAD_TRACE": ("retrograd.launch.tracing", "start_tracing_session"),
+    "RETROGRAD_DEBUG": ("retrograd.launch.debugger", "start_debugging_session"),
+}
 _SPEAKER = "RETROGRAD_SPEAKER"  # number of the process that says how it went: the first Python process below us
 
 
 class _TorchFinder:
-    """A finder of modules that finds none, but starts the recording when torch has been loaded."""
+    """A finder of modules that finds none, but starts our part when torch has been loaded."""
 
     @classmethod
     def find_spec(cls, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
@@ -40,18 +45,18 @@ class _TorchFinder:
             del loader.exec_module  # the loader stays torch's own
             execute(module)
             sys.meta_path.remove(cls)
-            _start_recording()
+            _start_sessions()
 
         loader.exec_module = execute_and_start
 
 
-def _start_recording() -> None:
-    try:
-        from retrograd.launch.session import start_session
-
-        start_session()
-    except Exception as error:  # whatever is wrong here must not keep a script from importing torch
-        sys.stderr.write(f"retrograd: nothing is recorded, the recorder did not start: {error!r}\n")
+def _start_sessions() -> None:
+    for variable, (module, function) in _SESSIONS.items():
+        if variable in os.environ:
+            try:
+                getattr(__import__(module, fromlist=[function]), function)()
+            except Exception as error:  # whatever is wrong here must not keep a script from importing torch
+                sys.stderr.write(f"retrograd: it did not start, and the script runs without it: {error!r}\n")
 
 
 def _say_end() -> None:
@@ -78,7 +83,7 @@ def _is_installed() -> bool:
     return any(getattr(finder, "__name__", "") == _TorchFinder.__name__ for finder in sys.meta_path)
 
 
-if "RETROGRAD_RUN" in os.environ and not _is_installed():
+if not _SESSIONS.keys().isdisjoint(os.environ) and not _is_installed():
     sys.meta_path.insert(0, _TorchFinder)
     if os.environ.setdefault(_SPEAKER, str(os.getpid())) == str(os.getpid()):
         atexit.register(_say_end)

@@ -16,8 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.engine import next_sequence_number
+from retrograd.hooks.input_gradient import InputGradient, edge_of, hook_input_gradients
 from retrograd.hooks.module import CallTap
-from retrograd.hooks.node import InputGradient, edge_of, hook_input_gradients
 
 Gradients = dict[str, list[Tensor]]
 

@@ -1,0 +1,189 @@
+"""Copied tensors, and how to make tensors of them again that share memory as the originals did.
+
+What an operation gives can depend on more than the values of its tensors: on their strides, on where in memory they
+begin, and on whether two of them are views of the same. So a copy keeps all that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from retrograd.hooks.dispatch import is_zero_symbol, make_zero_symbol, negated, sparse_parts
+
+ALIGNMENT = 64
+"""Torch's allocators begin at such addresses; some kernels choose their way by the address modulo this."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """How to make a tensor out of copied memory.
+
+    Attributes:
+        shape, dtype, device, layout: as torch names them, without ``torch.``.
+        block: which memory; None for a tensor without memory that is all zero, on the meta device, or sparse.
+        strides, offset: where in that memory, in elements.
+        conjugated, negated: whether it is read with the opposite sign of its imaginary part, or of all.
+        parts: indices and values of a sparse tensor.
+        coalesced: whether a sparse tensor says that no index comes twice.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = "cpu"
+    layout: str = "strided"
+    block: int | None = None
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    conjugated: bool = False
+    negated: bool = False
+    parts: tuple[StoredTensor, ...] = ()
+    coalesced: bool = False
+
+
+@dataclass(slots=True)
+class Block:
+    """A copied piece of memory.
+
+    Attributes:
+        data: its bytes, on the CPU.
+        start: how many bytes of that memory before them were not copied.
+        skew: the address of the memory, modulo ``ALIGNMENT``.
+        device: where it lay.
+        dtype, shape: of the first tensor seen in it, if that fills it; else bytes.
+    """
+
+    data: Tensor
+    start: int
+    skew: int
+    device: str
+    dtype: str = "uint8"
+    shape: tuple[int, ...] = (-1,)
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies of tensors, sharing memory as the tensors did.
+
+    Attributes:
+        blocks: the memory.
+        tensors: how they lie in it; None for what is no tensor.
+    """
+
+    blocks: tuple[Block, ...]
+    tensors: tuple[StoredTensor | None, ...]
+
+    def rebuild(self) -> tuple[Tensor | None, ...]:
+        """Make tensors of it, in fresh memory.
+
+        Raises:
+            RuntimeError: this machine has no such device.
+        """
+        sizes = [1] * len(self.blocks)
+        for each in self.tensors:
+            _find_sizes(each, sizes)
+        buffers = [_lay_out(block, size) for block, size in zip(self.blocks, sizes, strict=True)]
+        return tuple(None if each is None else _build(each, buffers) for each in self.tensors)
+
+    def check(self) -> None:
+        """Check that the tensors fit their memory.
+
+        Raises:
+            ValueError: one does not.
+        """
+        for each in self.tensors:
+            if each is not None:
+                _check_stored(each, self.blocks)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same, bit for bit: NaN equals NaN, and 0.0 does not equal −0.0."""
+    if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
+        return False
+    if one.layout is not torch.strided:
+        return all(map(same_bits, sparse_parts(one), sparse_parts(other)))
+    return one.is_meta or torch.equal(_own_bytes(one), _own_bytes(other))
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """All of the memory that a tensor is a view of; writing to it counts nowhere."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _build(stored: StoredTensor, buffers: Sequence[tuple[Tensor, int]]) -> Tensor:
+    dtype, layout = getattr(torch, stored.dtype), getattr(torch, stored.layout)
+    if stored.parts:
+        parts = [_build(part, buffers) for part in stored.parts]
+        if layout is torch.sparse_coo:
+            indices, values = parts
+            return torch.sparse_coo_tensor(
+                indices, values, stored.shape, is_coalesced=stored.coalesced, check_invariants=False
+            )
+        outer, inner, values = parts
+        return torch.sparse_compressed_tensor(outer, inner, values, stored.shape, layout=layout, check_invariants=False)
+    if stored.block is None:
+        if stored.device == "meta":
+            return torch.empty_strided(stored.shape, stored.strides, dtype=dtype, device=stored.device)
+        return make_zero_symbol(stored.shape, dtype, stored.device)
+    buffer, start = buffers[stored.block]
+    offset = stored.offset + start // dtype.itemsize if 0 not in stored.shape else 0
+    empty = torch.empty(0, dtype=dtype, device=buffer.device)
+    tensor = empty.set_(buffer.untyped_storage(), offset, stored.shape, stored.strides)
+    tensor = tensor.conj() if stored.conjugated else tensor
+    return negated(tensor) if stored.negated else tensor
+
+
+def _find_sizes(stored: StoredTensor | None, sizes: list[int]) -> None:
+    """Note how large the largest element in each block is."""
+    if stored is None:
+        return
+    for part in stored.parts:
+        _find_sizes(part, sizes)
+    if stored.block is not None:
+        sizes[stored.block] = max(sizes[stored.block], getattr(torch, stored.dtype).itemsize)
+
+
+def _lay_out(block: Block, size: int) -> tuple[Tensor, int]:
+    """A copy of a block at an address like the original's, and where in it the uncopied beginning would be.
+
+    Args:
+        block: what to copy.
+        size: of its largest elements; they must begin at multiples of it.
+    """
+    start = block.skew - block.skew % size
+    buffer = torch.empty(start + block.data.numel(), dtype=torch.uint8, device=block.device)
+    buffer[start : start + block.data.numel()].copy_(block.data)
+    return buffer, start - block.start
+
+
+def _check_stored(stored: StoredTensor, blocks: Sequence[Block]) -> None:
+    dtype = getattr(torch, stored.dtype, None)
+    if not isinstance(dtype, torch.dtype) or not isinstance(getattr(torch, stored.layout, None), torch.layout):
+        raise ValueError(f"there is no {stored.dtype!r} or no {stored.layout!r} in torch")  # noqa: TRY004
+    expected = {"strided": 0, "sparse_coo": 2}.get(stored.layout, 3)
+    if len(stored.parts) != expected:
+        raise ValueError(f"a tensor of layout {stored.layout!r} is made of {expected} others")
+    for part in stored.parts:
+        _check_stored(part, blocks)
+    if min((*stored.shape, *stored.strides, stored.offset), default=0) < 0:
+        raise ValueError(f"shape {stored.shape} and strides {stored.strides} are no tensor's")
+    if stored.block is None:
+        return
+    if not 0 <= stored.block < len(blocks) or len(stored.shape) != len(stored.strides):
+        raise ValueError(f"a tensor of shape {stored.shape} has no memory")
+    block = blocks[stored.block]
+    last = sum((length - 1) * stride for length, stride in zip(stored.shape, stored.strides, strict=True))
+    first, size = stored.offset * dtype.itemsize - block.start, (last + 1) * dtype.itemsize
+    if 0 not in stored.shape and (first < 0 or first + size > block.data.numel()):
+        raise ValueError(f"a tensor of shape {stored.shape} does not fit into {block.data.numel()} bytes")
+
+
+def _own_bytes(tensor: Tensor) -> Tensor:
+    if is_zero_symbol(tensor):
+        tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
+    plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+    size = plain.element_size()
+    return bytes_of(plain)[plain.storage_offset() * size :][: plain.numel() * size]

@@ -1,0 +1,1 @@
+"""Run parts of a backward graph again, with an engine of our own."""

@@ -1,0 +1,112 @@
+"""``rg.rerun``: run one node of a live graph again, alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrograd.engine.fitting import Wanted, fit_outgoing, name_tensor, wanted_by
+from retrograd.engine.nested_passes import CaughtGradients
+from retrograd.errors import ReplayError
+from retrograd.hooks.nodes import is_leaf, is_python, name_of, number_of, root_edges, run_node
+
+Incoming = Tensor | None | Sequence[Tensor | None]
+
+
+def rerun(node: Any, incoming: Incoming, *, raw: bool = False, create_graph: bool = False) -> tuple[Tensor | None, ...]:
+    """Run one node with these gradients, without the rest of the graph, as often as you like until it is freed.
+
+    No hook is run: neither those on the node, nor those on tensors. No ``.grad`` is touched: not by a leaf's node, and
+    not by a node that runs a backward pass of its own (reentrant checkpointing), where every ``.grad`` is put back.
+    (What else such a pass runs, it runs: hooks on the tensors inside, the forward once more.)
+
+    Args:
+        node: a node of C++ or of a Python ``Function``; or a tensor, for the node that made it.
+        incoming: one gradient for each result of the node's operation, of its shape, dtype and device; None where
+            nothing comes in. A single one may be given bare; given for a tensor, it is the gradient of that tensor.
+        raw: whether to return what the node itself returned. By default each gradient is as the engine hands it on:
+            summed over dimensions that were broadcast, and cast, to what the node that it goes to takes.
+        create_graph: whether the run is recorded, for derivatives of it.
+
+    Returns:
+        One gradient for each edge (``node.next_functions``), as torch's hooks on the node would see them: None where
+        there is none. (Of a Python ``Function`` that takes other things than tensors, None also for edges that lead
+        nowhere, which hooks see.) Of a leaf's node: what it would add to ``.grad``.
+
+    Raises:
+        ReplayError: the gradients do not fit.
+        NoGraphError: the tensor has no graph.
+        FreedGraphError: a backward pass has freed what the node had saved.
+    """
+    ((found, slot),) = root_edges([node])
+    gradients = arrange(found, slot if isinstance(node, Tensor) else None, incoming)
+    if is_leaf(found):
+        return gradients
+    try:
+        with torch.set_grad_enabled(create_graph):
+            outgoing = _run_alone(found, gradients)
+            return outgoing if raw else fit_outgoing(found, outgoing)
+    except Exception as error:
+        note(error, found, gradients)
+        raise
+
+
+def arrange(node: Any, slot: int | None, incoming: Incoming) -> tuple[Tensor | None, ...]:
+    """One gradient for each that the node takes, and each of the right kind.
+
+    Args:
+        node: the node.
+        slot: where a bare gradient belongs; None: it is the only one.
+        incoming: as the caller gave it.
+
+    Raises:
+        ReplayError: they are too few or too many, or one does not fit.
+    """
+    expected = wanted_by(node)
+    if incoming is None or isinstance(incoming, Tensor):
+        alone = slot is None
+        incoming = (incoming,) if alone else [incoming if place == slot else None for place in range(len(expected))]
+    gradients = tuple(incoming)
+    if len(gradients) != len(expected):
+        raise ReplayError(
+            f"{name_of(node)} takes {len(expected)} gradients, not {len(gradients)}.",
+            repair="give a tuple with one for each result of its operation, and None where nothing comes in.",
+        )
+    for place, (gradient, wanted) in enumerate(zip(gradients, expected, strict=True)):
+        if gradient is not None and not _is_as_wanted(gradient, wanted):
+            raise ReplayError(
+                f"Incoming gradient {place} of {name_of(node)} must be {wanted}, and is {_name(gradient)}.",
+                repair="give it the shape, dtype and device of the operation's result in the forward; "
+                "nothing is broadcast or cast here.",
+            )
+    return gradients
+
+
+def note(error: BaseException, node: Any, incoming: Sequence[Tensor | None]) -> None:
+    """Add to an error which node raised it, and what came in to it."""
+    number = "" if is_leaf(node) else f" (number {number_of(node)})"
+    kinds = ", ".join("nothing" if each is None else _name(each) for each in incoming)
+    error.add_note(f"retrograd: raised when {name_of(node)}{number} was run again; coming in: {kinds}")
+
+
+def _run_alone(node: Any, incoming: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    if not is_python(node):
+        return run_node(node, incoming)
+    with CaughtGradients():
+        return run_node(node, incoming)
+
+
+def _is_as_wanted(gradient: Any, wanted: Wanted) -> bool:
+    return (
+        isinstance(gradient, Tensor)
+        and (wanted.shape is None or wanted.shape == gradient.shape)
+        and wanted.dtype in (None, gradient.dtype)
+        and wanted.device == gradient.device
+    )
+
+
+def _name(gradient: Any) -> str:
+    return name_tensor(gradient) if isinstance(gradient, Tensor) else type(gradient).__name__

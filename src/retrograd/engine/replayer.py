@@ -1,0 +1,263 @@
+"""``rg.run_from``: an engine of our own, which runs any stretch of a live graph again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrograd.engine.fitting import Wanted, add, add_to_grad, check_number, fit, wanted_by
+from retrograd.engine.gradients import Gradients
+from retrograd.engine.nested_passes import CaughtGradients
+from retrograd.engine.one_node import arrange, note
+from retrograd.engine.targets import Arrived, Edges, LeafGradient, Targets, is_several
+from retrograd.errors import ReplayError
+from retrograd.hooks.nodes import edges_of, is_leaf, name_of, number_of, root_edges, run_node, variable_of
+from retrograd.hooks.reach import guard_nodes
+
+
+def run_from(
+    start: Any, incoming: Any = None, *, to: Any = None, accumulate: bool = False, create_graph: bool = False
+) -> Gradients:
+    """Run a stretch of a backward graph with an engine of our own, and leave the graph as it is.
+
+    Nodes are called one by one, the newest first; each runs when all that leads to it from the starts has run.
+    Gradients are added up, summed over broadcast dimensions and cast as torch's engine does it, to the last bit. The
+    graph is not freed, so it can be run as often as you like; the pass before needs ``retain_graph=True`` if it
+    was one of torch's.
+
+    It does **not** run hooks: neither those on tensors and nodes (so ``retain_grad`` keeps nothing), nor those that run
+    after a ``.grad`` has changed, nor what is built of them: the reducers of ``DistributedDataParallel`` and FSDP,
+    module backward hooks, optimizers in the backward. It knows no anomaly mode, runs in the calling thread, and
+    on the current stream of each device. A node that runs a backward pass of its own (reentrant checkpointing) runs
+    torch's engine there, with all of this.
+
+    Args:
+        start: a tensor, a node (``tensor.grad_fn``), or a list of them; or a dict of them with the gradients that come
+            in: of a tensor its gradient, of a node a tuple with one for each result of its operation. Where one start
+            leads to another, what arrives there is added to what is given.
+        incoming: the gradients for ``start``, unless it is a dict; a list for a list. Ones for scalars by default.
+        to: tensors or nodes to stop at; the rest of the graph does not run. By default all leaves.
+        accumulate: whether to add to the ``.grad`` of the leaves. Otherwise none is touched, also not by nodes
+            that run a pass of their own: what those would add counts for the leaf.
+        create_graph: whether the run is recorded, for derivatives of it.
+
+    Returns:
+        Gradients by leaf, or by what ``to`` names. With ``accumulate``: the ``.grad`` of each leaf.
+
+    Raises:
+        ReplayError: gradients do not fit the starts, or ``to`` and ``accumulate`` do not go together.
+        NoGraphError: a tensor has no graph.
+        FreedGraphError: a backward pass has freed what a node had saved.
+        Exception: whatever a node raises, with a note that says which one it was. What had been added to ``.grad``
+            before stays there.
+    """
+    targets = Targets(to)
+    if accumulate and not targets.are_leaves:
+        raise ReplayError(
+            "accumulate=True adds to the .grad of leaves, and `to` names something else.",
+            repair="give leaves, or take the gradients from what is returned.",
+        )
+    run = _Run(targets, accumulate=accumulate)
+    with torch.set_grad_enabled(create_graph):
+        for node, gradients in _find_starts(start, incoming):
+            run.begin(node, gradients)
+        return run.finish()
+
+
+class _Waiting:
+    """A node that has not run yet.
+
+    Attributes:
+        edges: where its gradients go.
+        missing: how many edges lead to it from nodes that have not run.
+        arrived: sums of what has come in; empty before the first.
+        wanted: what must come in; empty before the first.
+    """
+
+    __slots__ = ("arrived", "edges", "missing", "wanted")
+
+    def __init__(self) -> None:
+        self.edges: Edges = ()
+        self.missing = 0
+        self.arrived: list[Tensor | None] = []
+        self.wanted: tuple[Wanted, ...] = ()
+
+    def receive(self, node: Any, slot: int, gradient: Tensor) -> None:
+        if not self.wanted:
+            self.wanted = wanted_by(node)
+            self.arrived = [None] * len(self.wanted)
+        gradient = fit(gradient, self.wanted[slot])
+        before = self.arrived[slot]
+        self.arrived[slot] = gradient if before is None else add(before, gradient)
+
+    def take(self, node: Any) -> Arrived:
+        arrived = tuple(self.arrived or [None] * len(wanted_by(node)))
+        self.arrived = []
+        return arrived
+
+
+class _Run:
+    """One run: first every start is given to ``begin``, then it is finished."""
+
+    def __init__(self, targets: Targets, *, accumulate: bool) -> None:
+        self._targets = targets
+        self._accumulate = accumulate
+        self._table: dict[Any, _Waiting] = {}
+        self._starts: list[tuple[Any, Arrived]] = []
+        self._ready: list[tuple[int, int, Any]] = []
+        self._turn = count()
+        self._leaves: dict[int, LeafGradient] = {}
+        """Leaf's identity → the leaf, and its gradient."""
+
+    def begin(self, node: Any, gradients: Arrived) -> None:
+        self._starts.append((node, gradients))
+
+    def finish(self) -> Gradients:
+        self._look_ahead()
+        with nullcontext() if self._accumulate else CaughtGradients(self._begin_with) as caught:
+            for node in self._admit():
+                self._release(node)
+            while self._ready:
+                node = heappop(self._ready)[2]
+                self._run(node)
+                if caught is not None:
+                    for leaf, gradient in caught.settle():
+                        if self._wants(leaf):
+                            self._leaves[id(leaf)] = LeafGradient(leaf, gradient)
+        if self._accumulate:
+            self._leaves = {key: LeafGradient(leaf, leaf.grad) for key, (leaf, _) in self._leaves.items()}
+        return self._targets.collect(self._leaves) if self._targets else Gradients(list(self._leaves.values()))
+
+    def _look_ahead(self) -> None:
+        """Find all nodes, and how many edges lead to each."""
+        table = self._table
+        queue = list(dict.fromkeys(node for node, _ in self._starts))
+        table.update((node, _Waiting()) for node in queue)
+        for node in queue:  # grows while it is walked
+            table[node].edges = edges = edges_of(node)
+            for following, _ in edges:
+                if following is None:
+                    continue
+                waiting = table.get(following)
+                if waiting is None:
+                    waiting = table[following] = _Waiting()
+                    queue.append(following)
+                waiting.missing += 1
+        guard_nodes(queue)
+        if self._targets:
+            self._targets.find_needed({node: waiting.edges for node, waiting in table.items()})
+
+    def _admit(self) -> list[Any]:
+        """Hand the starts their gradients; those to which no other leads can run."""
+        for node, gradients in self._starts:
+            for slot, gradient in enumerate(gradients):
+                if gradient is not None:
+                    self._table[node].receive(node, slot, gradient)
+        return [node for node in dict.fromkeys(node for node, _ in self._starts) if not self._table[node].missing]
+
+    def _release(self, node: Any) -> None:
+        """All that leads to this node has run."""
+        if is_leaf(node):
+            self._end(node)
+        else:
+            heappush(self._ready, (-number_of(node), next(self._turn), node))
+
+    def _end(self, node: Any) -> None:
+        arrived = self._table[node].take(node)
+        leaf = variable_of(node)
+        assert leaf is not None
+        if self._targets:
+            self._targets.record(node, arrived)
+        self._reach(leaf, arrived[0])
+
+    def _reach(self, leaf: Tensor, gradient: Tensor | None) -> None:
+        if not self._wants(leaf):
+            return
+        before = self._found(leaf)
+        if gradient is None:
+            gradient = before
+        elif self._accumulate:
+            add_to_grad(leaf, gradient)
+            gradient = None
+        elif before is not None:
+            gradient = add(before, gradient)
+        self._leaves[id(leaf)] = LeafGradient(leaf, gradient)
+
+    def _wants(self, leaf: Tensor) -> bool:
+        return not self._targets or id(leaf) in self._targets.leaves
+
+    def _found(self, leaf: Tensor) -> Tensor | None:
+        return self._leaves[id(leaf)].gradient if id(leaf) in self._leaves else None
+
+    def _begin_with(self, leaf: Tensor) -> Tensor | None:
+        """What a pass inside a node finds in ``.grad``: what has been found so far, to add to."""
+        found = self._found(leaf)
+        return None if found is None else found.clone()
+
+    def _run(self, node: Any) -> None:
+        waiting = self._table[node]
+        arrived = waiting.take(node)
+        if self._targets:
+            self._targets.record(node, arrived)
+            if node not in self._targets.needed:
+                return
+        try:
+            outgoing = run_node(node, arrived)
+            if outgoing:
+                check_number(node, outgoing, waiting.edges)
+                self._hand_on(waiting.edges, outgoing)
+        except Exception as error:
+            note(error, node, arrived)
+            raise
+
+    def _hand_on(self, edges: Sequence[tuple[Any, int]], outgoing: Sequence[Tensor | None]) -> None:
+        for (following, slot), gradient in zip(edges, outgoing, strict=False):
+            if following is None or not self._targets.want(following):
+                continue
+            waiting = self._table[following]
+            if gradient is not None:
+                waiting.receive(following, slot, gradient)
+            waiting.missing -= 1
+            if not waiting.missing:
+                self._release(following)
+
+
+def _find_starts(start: Any, incoming: Any) -> Iterator[tuple[Any, Arrived]]:
+    for key, gradients in _pair(start, incoming):
+        node, slot = root_edges([key])[0]
+        begins_with_one = gradients is None and not isinstance(start, Mapping)
+        yield node, arrange(node, None if key is node else slot, _one(node, slot) if begins_with_one else gradients)
+
+
+def _pair(start: Any, incoming: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(start, Mapping):
+        if incoming is not None:
+            raise ReplayError("Gradients are given twice.", repair="give them in the dict, and leave `incoming` out.")
+        return start.items()
+    if not is_several(start):
+        return [(start, incoming)]
+    several = [None] * len(start) if incoming is None else list(incoming)
+    if len(several) != len(start):
+        raise ReplayError(f"There are {len(several)} gradients for {len(start)} starts.", repair="give one for each.")
+    return zip(start, several, strict=True)
+
+
+def _one(node: Any, slot: int) -> Arrived:
+    """What torch begins with where no gradient is given."""
+    expected = wanted_by(node)
+    wanted = expected[slot]
+    real = wanted.dtype is None or wanted.dtype.is_floating_point
+    if wanted.shape is None or wanted.shape.numel() != 1 or not real:
+        raise ReplayError(
+            f"A run from {name_of(node)} needs a gradient to begin with.",
+            repair="give `incoming`, of the kind " + str(wanted) + ".",
+            reason="only for a single real number it is plain what that gradient is: one.",
+        )
+    one = torch.ones(wanted.shape, dtype=wanted.dtype, device=wanted.device)
+    return tuple(one if place == slot else None for place in range(len(expected)))

@@ -1,0 +1,1 @@
+"""The backward graph as plain data, and where its nodes were made."""

@@ -1,0 +1,287 @@
+"""A backward graph as plain data, in columns: it saves, loads and compares, and a million nodes fit into memory."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from retrograd.errors import DetachedGraphError, GraphError, NoSuchNodeError
+from retrograd.graph.node import Edge, Line, Node, Saved, TensorInfo
+
+_SCHEMA = pa.schema(
+    [
+        ("name", pa.string()),
+        ("number", pa.uint64()),
+        ("incoming", pa.list_(pa.string())),
+        ("edges", pa.list_(pa.struct([("node", pa.int64()), ("slot", pa.int32())]))),
+        ("outgoing", pa.list_(pa.string())),
+        (
+            "saved",
+            pa.list_(
+                pa.struct(
+                    [("name", pa.string()), ("tensor", pa.string()), ("value", pa.string()), ("version", pa.int64())]
+                )
+            ),
+        ),
+        ("module", pa.string()),
+        ("call", pa.int32()),
+        ("file", pa.string()),
+        ("line", pa.int32()),
+        ("function", pa.string()),
+        ("operation", pa.string()),
+        ("parameter", pa.string()),
+    ]
+)
+
+Infos = tuple[TensorInfo | None, ...]
+
+
+class Graph:
+    """The nodes that a backward pass from some roots can reach.
+
+    A graph is a sequence of :class:`Node`; the first ones are those at the roots. It holds no tensor. One that comes
+    from ``rg.walk`` also knows torch's own nodes, see :meth:`live`, until it is saved or :meth:`detach` is called.
+
+    Two graphs are equal when their nodes are, but for the sequence numbers, which no two forwards share.
+
+    Attributes:
+        roots: where it begins.
+    """
+
+    def __init__(self, columns: Columns, roots: Sequence[Edge], live: Sequence[Any] = ()) -> None:
+        self._columns = columns
+        self._live = live
+        self.roots = tuple(roots)
+
+    @classmethod
+    def from_nodes(cls, nodes: Iterable[Node], roots: Sequence[Edge]) -> Graph:
+        """A graph of these nodes, which must be in order of their index."""
+        columns = Columns()
+        for node in nodes:
+            columns.add(node)
+        return cls(columns, roots)
+
+    def __len__(self) -> int:
+        return len(self._columns.names)
+
+    def __getitem__(self, index: int) -> Node:
+        return self._columns.node(range(len(self))[index])
+
+    def __iter__(self) -> Iterator[Node]:
+        return map(self._columns.node, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Graph):
+            return NotImplemented
+        return self.roots == other.roots and self._columns.contents() == other._columns.contents()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        leaves = sum(number is None for number in self._columns.numbers)
+        return f"<Graph of {len(self)} nodes, {leaves} of them leaves>"
+
+    def order(self) -> list[int]:
+        """Indices in the order in which the engine runs them: those made last first, leaves as soon as they can."""
+        return _run_order(self)
+
+    def find(self, pattern: str) -> list[Node]:
+        """All nodes that a glob matches: by kind, by module, by ``module:kind``, or by the name of the leaf.
+
+        Raises:
+            NoSuchNodeError: there is none; the nearest are named.
+        """
+        found = [node for node in self if matches(pattern, node)]
+        if not found:
+            raise NoSuchNodeError(f"{pattern!r} matches no node.", repair=_nearest(pattern, self))
+        return found
+
+    def live(self, node: int | Node) -> Any:
+        """Torch's own node.
+
+        Raises:
+            DetachedGraphError: this graph is only data.
+        """
+        if not self._live:
+            raise DetachedGraphError(
+                "This graph is data alone: torch's own nodes are not part of it.",
+                repair="walk again: rg.walk(loss).live(node).",
+                reason="a graph that was loaded or detached keeps nothing of the program alive.",
+            )
+        return self._live[node.index if isinstance(node, Node) else node]
+
+    def detach(self) -> Graph:
+        """Let go of torch's own nodes; returns the graph itself."""
+        self._live = ()
+        return self
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the graph as a Parquet file, one row a node; returns its path."""
+        columns = {name: list(values) for name, values in self._columns.stored().items()}
+        roots = json.dumps([[edge.node, edge.slot] for edge in self.roots])
+        table = pa.table(columns, schema=_SCHEMA.with_metadata({"retrograd.roots": roots}))
+        pq.write_table(table, path, compression="zstd")
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Graph:
+        """Read a graph that was saved.
+
+        Raises:
+            GraphError: the file is none, or is damaged.
+        """
+        try:
+            table = pq.read_table(path)
+            roots = json.loads(table.schema.metadata[b"retrograd.roots"])
+            columns = Columns()
+            for batch in table.to_batches(max_chunksize=10_000):
+                for row in batch.to_pylist():
+                    columns.add(_read_row(len(columns.names), row))
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            raise GraphError(
+                f"{str(path)!r} holds no graph that can be read: {error}",
+                repair="give a file that Graph.save() has written.",
+            ) from error
+        return cls(columns, [Edge(node, slot) for node, slot in roots])
+
+
+class Columns:
+    """What is known of the nodes, one list a field; equal values are one object."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.numbers: list[int | None] = []
+        self.incoming: list[Infos] = []
+        self.edges: list[tuple[Edge | None, ...]] = []
+        self.saved: list[tuple[Saved, ...]] = []
+        self.places: list[tuple[str | None, int, Line | None]] = []
+        self.parameters: dict[int, str] = {}
+
+    def add(self, node: Node) -> None:
+        """Append a node; what goes out of it is told by where it goes."""
+        if node.parameter is not None:
+            self.parameters[len(self.names)] = node.parameter
+        self.names.append(node.name)
+        self.numbers.append(node.number)
+        self.incoming.append(node.incoming)
+        self.edges.append(node.edges)
+        self.saved.append(node.saved)
+        self.places.append((node.module, node.call, node.line))
+
+    def node(self, index: int) -> Node:
+        """The node at this index."""
+        module, call, line = self.places[index]
+        return Node(
+            index=index,
+            name=self.names[index],
+            number=self.numbers[index],
+            incoming=self.incoming[index],
+            edges=self.edges[index],
+            outgoing=tuple(map(self._info, self.edges[index])),
+            saved=self.saved[index],
+            module=module,
+            call=call,
+            line=line,
+            parameter=self.parameters.get(index),
+        )
+
+    def contents(self) -> tuple[object, ...]:
+        """All that tells one graph from another."""
+        return self.names, self.incoming, self.edges, self.saved, self.places, self.parameters
+
+    def stored(self) -> dict[str, Iterator[Any]]:
+        """The columns of a file."""
+        lines = [line for _, _, line in self.places]
+        return {
+            "name": iter(self.names),
+            "number": iter(self.numbers),
+            "incoming": map(_write_infos, self.incoming),
+            "edges": ([edge and {"node": edge.node, "slot": edge.slot} for edge in edges] for edges in self.edges),
+            "outgoing": (_write_infos(tuple(map(self._info, edges))) for edges in self.edges),
+            "saved": ([_write_saved(each) for each in saved] for saved in self.saved),
+            "module": (module for module, _, _ in self.places),
+            "call": (call for _, call, _ in self.places),
+            "file": (line and line.file for line in lines),
+            "line": (line and line.line for line in lines),
+            "function": (line and line.function for line in lines),
+            "operation": (line and line.operation for line in lines),
+            "parameter": (self.parameters.get(index) for index in range(len(self.names))),
+        }
+
+    def _info(self, edge: Edge | None) -> TensorInfo | None:
+        if edge is None:
+            return None
+        incoming = self.incoming[edge.node]
+        return incoming[edge.slot] if edge.slot < len(incoming) else None
+
+
+def matches(pattern: str, node: Node) -> bool:
+    """Whether a glob is meant to match this node."""
+    names = [node.name, node.place, node.module, node.parameter]
+    if node.module is not None:
+        names += [f"{node.module}:{node.name}"]
+    return any(name is not None and fnmatchcase(name, pattern) for name in names)
+
+
+def _run_order(graph: Graph) -> list[int]:
+    """A leaf's node runs right after the last node that leads to it; all others by number."""
+    numbers = graph._columns.numbers
+    inner = sorted((i for i, number in enumerate(numbers) if number is not None), key=lambda i: -(numbers[i] or 0))
+    waiting = [0] * len(numbers)
+    for edges in graph._columns.edges:
+        for edge in edges:
+            if edge is not None:
+                waiting[edge.node] += 1
+    order = [i for i, number in enumerate(numbers) if number is None and not waiting[i]]
+    for index in inner:
+        order.append(index)
+        for edge in graph._columns.edges[index]:
+            if edge is not None:
+                waiting[edge.node] -= 1
+                if numbers[edge.node] is None and not waiting[edge.node]:
+                    order.append(edge.node)
+    return order
+
+
+def _nearest(pattern: str, graph: Graph) -> str:
+    places = sorted({name for node in graph for name in (node.place, node.name, node.module) if name is not None})
+    near = difflib.get_close_matches(pattern, places, n=3, cutoff=0.4)
+    return f"the nearest are {', '.join(near)}." if near else f"the first ones are {', '.join(places[:3])}."
+
+
+def _write_infos(infos: Infos) -> list[str | None]:
+    return [None if info is None else str(info) for info in infos]
+
+
+def _write_saved(saved: Saved) -> dict[str, Any]:
+    tensor = saved.tensor and str(saved.tensor)
+    return {"name": saved.name, "tensor": tensor, "value": saved.value, "version": saved.version}
+
+
+def _read_row(index: int, row: dict[str, Any]) -> Node:
+    line = Line(row["file"], row["line"], row["function"], row["operation"]) if row["file"] is not None else None
+    saved = [Saved(each["name"], _parse(each["tensor"]), each["value"], each["version"]) for each in row["saved"]]
+    return Node(
+        index=index,
+        name=row["name"],
+        number=row["number"],
+        incoming=tuple(map(_parse, row["incoming"])),
+        edges=tuple(edge and Edge(edge["node"], edge["slot"]) for edge in row["edges"]),
+        saved=tuple(saved),
+        module=row["module"],
+        call=row["call"],
+        line=line,
+        parameter=row["parameter"],
+    )
+
+
+def _parse(text: str | None) -> TensorInfo | None:
+    return None if text is None else TensorInfo.parse(text)

@@ -1,0 +1,131 @@
+"""One node of a backward graph as plain data: it holds no tensor and no graph."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_INFO = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?: on (?P<device>.+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a tensor is, without its values. Its text is as in ``float32[4, 3]``."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        where = "" if self.device == "cpu" else f" on {self.device}"
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]{where}"
+
+    @classmethod
+    def parse(cls, text: str) -> TensorInfo:
+        """Read its text again.
+
+        Raises:
+            ValueError: the text describes no tensor.
+        """
+        match = _INFO.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} describes no tensor")
+        shape = tuple(int(size) for size in match["shape"].split(",") if size)
+        return cls(shape, match["dtype"], match["device"] or "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Where a gradient goes.
+
+    Attributes:
+        node: index of the node.
+        slot: which of its incoming gradients this is.
+    """
+
+    node: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A place in the forward's source. Its text is as in ``model.py:12 in forward``.
+
+    Attributes:
+        file, line, function: where.
+        operation: the torch function that was called there, as in ``"linear"``; empty where that is not known.
+    """
+
+    file: str
+    line: int
+    function: str
+    operation: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Something that an operation kept for its backward.
+
+    Attributes:
+        name: torch's own name for it; of a Python Function ``"tensors[0]"`` and so on.
+        tensor: what tensor it is; None for other values, and for tensors that hooks have packed into something else.
+        value: text of what is no tensor.
+        version: how often the tensor's memory had been written to when the graph was walked.
+    """
+
+    name: str
+    tensor: TensorInfo | None = None
+    value: str = ""
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a backward graph.
+
+    Attributes:
+        index: its place in the graph.
+        name: its kind, as in ``"AddmmBackward0"``.
+        number: its sequence number; None for a leaf's.
+        incoming: what gradients it takes: one for each result of its operation in the forward.
+        edges: where each gradient that it gives goes; None where nobody wants it.
+        outgoing: what those gradients are, as far as somebody wants them.
+        saved: what its operation kept.
+        module: path of the module in whose call it was made; None where that is not known, or outside of all.
+        call: which call of that module in its forward: 1, 2, …
+        line: source line of the forward that made it.
+        parameter: name of the leaf, for a leaf's node.
+    """
+
+    index: int
+    name: str
+    number: int | None
+    incoming: tuple[TensorInfo | None, ...] = ()
+    edges: tuple[Edge | None, ...] = ()
+    outgoing: tuple[TensorInfo | None, ...] = ()
+    saved: tuple[Saved, ...] = ()
+    module: str | None = None
+    call: int = 1
+    line: Line | None = None
+    parameter: str | None = None
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether this is where a gradient is added to the ``.grad`` of a leaf."""
+        return self.number is None
+
+    @property
+    def place(self) -> str:
+        """Its module call and kind, as in ``"blocks.3#2:MulBackward0"``; a leaf's name where it has one."""
+        return name_place(self.name, self.module, self.call, self.parameter)
+
+
+def name_place(name: str, module: str | None, call: int, parameter: str | None) -> str:
+    """The text that names a node to people."""
+    if parameter is not None:
+        return parameter
+    number = f"#{call}" if call > 1 else ""
+    return f"{module}{number}:{name}" if module is not None else name

@@ -1,0 +1,189 @@
+"""Where in the forward a node was made: in which call of which module, and at which source line."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import CodeType, TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from retrograd.graph.module_names import GivenNames, SeenNames, name_models
+from retrograd.graph.node import Line
+from retrograd.graph.span import ForwardSpan
+from retrograd.hooks.module_calls import ModuleCall
+from retrograd.hooks.origins import ForwardLog
+from retrograd.hooks.thread_logs import ThreadLog
+
+LIMIT = 1_000_000
+"""Operations of one thread that are remembered; some 200 bytes each."""
+
+_DEEPEST = 8
+"""How far back operations in backward passes of backward passes are followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a node was made.
+
+    Attributes:
+        module: path of the innermost module in whose call it was made; None outside of all.
+        call: which call of that module in its forward: 1, 2, …
+        line: the user's source line that called the operation; None where that was not noted.
+    """
+
+    module: str | None = None
+    call: int = 1
+    line: Line | None = None
+
+
+class Origins:
+    """Where the nodes of a forward were made: from :func:`record_origins`, which see.
+
+    It records while it is entered, and may be entered again. Numbers of nodes count within one thread. Nothing is held
+    but numbers, names and code.
+    """
+
+    def __init__(self, log: ForwardLog, names: GivenNames | SeenNames) -> None:
+        self._log = log
+        self._names = names
+        self._lines: dict[tuple[int, int, int], tuple[CodeType, Any, Line]] = {}
+        """Identity of code, offset, identity of function → code and function, so that nothing else gets their
+        identities, and their line."""
+
+    def __enter__(self) -> Self:
+        global _latest
+        self._log.start()
+        _latest = weakref.ref(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._log.stop()
+
+    def find(self, number: int, thread: int | None = None) -> Origin | None:
+        """Where the node with this sequence number was made; None where nothing is known of it.
+
+        Args:
+            number: the node's sequence number.
+            thread: number of the thread that made it, as ``threading.get_ident()`` gives it. Left out, the calling
+                thread is asked first, then the others, the newest first.
+        """
+        for log in self._log.logs(thread):
+            origin = self._find_in(log, number)
+            if origin is not None:
+                return origin
+        return None
+
+    def name_parameter(self, tensor: torch.Tensor) -> str | None:
+        """The name of a parameter, as in ``"blocks.3.fc.weight"``; None for another tensor.
+
+        Known are the parameters of the models given, or of those that were called.
+        """
+        return self._names.name_of(tensor)
+
+    @property
+    def spans(self) -> list[ForwardSpan]:
+        """Every call of a module that has ended, in the order in which they began."""
+        spans = [_describe(call, log.thread) for log in self._log.logs() for call in list(log.ended)]
+        return sorted(spans, key=lambda span: (span.begin, -span.end))
+
+    def clear(self) -> None:
+        """Forget what was seen so far, as at the end of a training step. Calls that still run are kept."""
+        self._log.clear()
+        self._lines.clear()
+
+    def _find_in(self, log: ThreadLog, number: int) -> Origin | None:
+        operation = log.operation_at(number)
+        if operation is None:
+            call = log.call_at(number)
+            return Origin(call.path, call.call) if call is not None else None
+        _, _, code, offset, function, owner = operation
+        call = self._resolve(log, owner)
+        line = self._line(code, offset, function) if code is not None else None
+        return Origin(call.path, call.call, line) if call is not None else Origin(line=line)
+
+    def _resolve(self, log: ThreadLog, owner: ModuleCall | int | None) -> ModuleCall | None:
+        """The module call that an operation belongs to. One called by a node's backward belongs to that of the node."""
+        for _ in range(_DEEPEST):
+            if not isinstance(owner, int):
+                return owner
+            logs = (log, *self._log.logs())
+            number = owner
+            operation = next((found for each in logs if (found := each.operation_at(number)) is not None), None)
+            owner = operation[-1] if operation is not None else log.call_at(number)
+        return None
+
+    def _line(self, code: CodeType, offset: int, function: Any) -> Line:
+        key = (id(code), offset, id(function))
+        known = self._lines.get(key)
+        if known is None:
+            number = next(itertools.islice(code.co_positions(), offset // 2, None), (None,))[0]
+            line = Line(code.co_filename, number or code.co_firstlineno, code.co_name, _name_of(function))
+            known = self._lines[key] = (code, function, line)
+        return known[2]
+
+
+_latest: weakref.ref[Origins] | None = None
+"""Those that were entered last."""
+
+
+def latest_origins() -> Origins | None:
+    """Those that were entered last, if somebody still holds them."""
+    return _latest() if _latest is not None else None
+
+
+def record_origins(
+    model: nn.Module | Mapping[str, nn.Module] | None = None, *, lines: bool = True, limit: int = LIMIT
+) -> Origins:
+    """Note where the nodes of a forward are made, while it runs, at a cost of microseconds an operation.
+
+        with rg.record_origins() as origins:
+            loss = model(x).sum()
+        graph = rg.walk(loss)
+
+    Compiled code is left alone: what it makes has the line that called it. Threads that are started by the user are
+    listened to within calls of modules.
+
+    Args:
+        model: paths of modules are relative to it; a dict of models gives them prefixes. Left out, they are relative
+            to the outermost module that is called.
+        lines: note source lines; else only calls of modules.
+        limit: operations of one thread that are remembered, and as many calls of modules; beyond it the older half is
+            forgotten.
+
+    Returns:
+        What is to be entered around the forward.
+
+    Raises:
+        TraceError: ``model`` is no module; or, on entering, it is being recorded to already.
+    """
+    names = name_models(model)
+    return Origins(ForwardLog(names, lines=lines, limit=limit), names)
+
+
+def _describe(call: ModuleCall, thread: int) -> ForwardSpan:
+    return ForwardSpan(
+        module=call.path,
+        call=call.call,
+        thread=thread,
+        begin=call.begin,
+        end=call.end,
+        first=call.first,
+        last=call.last,
+        recompute=call.is_recomputed,
+    )
+
+
+def _name_of(function: Any) -> str:
+    if isinstance(function, str):
+        return function
+    name = str(getattr(function, "__name__", ""))
+    if name in ("__get__", "__set__"):  # of an attribute, as in tensor.T
+        name = str(getattr(getattr(function, "__self__", None), "__name__", name))
+    return name

@@ -1,0 +1,1 @@
+"""Keep the last events of backward passes, and tell where one hangs."""

@@ -1,0 +1,401 @@
+"""The ring of last events as it lies in a file, and reading it from outside.
+
+A process writes to it while this is read, may hang, or may have died at any moment; so nothing in it is taken for
+granted. Loads without torch.
+
+A ring file is a header, and then a *lane* for each thread that has run nodes: what passes the thread is in, and its
+last events, each at the place that its count modulo the capacity gives. An entry's count is written last: an entry
+that a dead process left half-written has the count of the entry that it was to replace. Names stand in a text file
+beside it, one a line, and the modules that sequence numbers belong to in another.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from retrograd.errors import TraceError
+from retrograd.runs.layout import RING, list_rank_folders, parse_rank
+
+NAMES = "ring.names"
+MODULES = "ring.modules"
+
+VERSION = 1
+MAGIC = b"rg-ring\n"
+HEADER = struct.Struct("<8sIIIIQQQQ128s")
+"""Magic, version, rank, lanes, capacity, pid, start of the process, made at (ns), closed at (ns), host."""
+
+HEADER_SIZE = 256
+LANE = struct.Struct("<9Q")
+"""Thread's number, that of the operating system, id of its name, passes that it is in, number of the outermost or
+last one, count at which that began, when (ns), when the last one ended (ns), whether that failed."""
+
+LANE_SIZE = 128
+ENTRY = struct.Struct("<4Q")
+"""When (ns), sequence number or number of the pass, name and state and depth, count."""
+
+NO_NUMBER = 2**64 - 1
+"""Sequence number of the nodes of leaves."""
+
+NODE, BEGINS, ENDS, FAILED, BACK = 1, 2, 3, 4, 5
+"""States: a node begins; a pass begins, ends, fails; a node goes on after a pass inside of it."""
+
+_STATES: dict[int, State] = {
+    NODE: "node",
+    BACK: "node",
+    BEGINS: "pass begins",
+    ENDS: "pass ends",
+    FAILED: "pass failed",
+}
+_MOST_LANES = 1024
+_MOST_SPANS = 4096
+_LARGEST_FILE = 1 << 30
+
+State = Literal["node", "pass begins", "pass ends", "pass failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RingEvent:
+    """Something that happened in a backward pass.
+
+    Attributes:
+        state: what happened.
+        name: kind of the node; empty for a pass.
+        number: its sequence number, or the number of the pass; None for a leaf's node.
+        time: when it began, in nanoseconds since 1970. Of a node inside which another pass has just ended, when the
+            node began.
+        depth: 0, or how many passes that pass is inside of; 0 for a node.
+        count: place in the order of its thread's events.
+        module: the module in whose forward the node was made; None where that is not known.
+    """
+
+    state: State
+    name: str
+    number: int | None
+    time: int
+    depth: int
+    count: int
+    module: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadState:
+    """What a thread was last seen at.
+
+    Attributes:
+        ident: Python's number of the thread.
+        native: that of the operating system.
+        name: its name.
+        depth: how many passes it has begun and not ended.
+        passes: number of its outermost pass, or of its last one: 1, 2, …; 0 before the first.
+        node: how many nodes of that pass have begun in this thread.
+        begun: when that pass began, in nanoseconds since 1970.
+        ended: when its last pass ended; 0 before that.
+        failed: whether that one raised.
+        events: its last events, oldest first.
+    """
+
+    ident: int
+    native: int
+    name: str
+    depth: int
+    passes: int
+    node: int
+    begun: int
+    ended: int
+    failed: bool
+    events: tuple[RingEvent, ...]
+
+    @property
+    def last(self) -> RingEvent | None:
+        """The newest event."""
+        return self.events[-1] if self.events else None
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """What a process was last seen at.
+
+    Attributes:
+        rank, pid, host: which process.
+        path: its ring; None for one that is in memory only.
+        read: when this was read, in nanoseconds since 1970.
+        alive: whether the process is there; None where that cannot be told, for it ran on another machine.
+        closed: when it stopped to write; 0 if it has not said so.
+        threads: those that ran nodes.
+        fault: why the ring cannot be read; empty if it can.
+    """
+
+    rank: int
+    pid: int
+    host: str
+    path: Path | None
+    read: int
+    alive: bool | None
+    closed: int
+    threads: tuple[ThreadState, ...]
+    fault: str = ""
+
+    @property
+    def inside(self) -> list[tuple[ThreadState, RingEvent]]:
+        """The threads that are inside a pass, each with the node that it is at: the one that moved last comes first.
+
+        Where the pass has begun and no node has, the event is the beginning. A thread of the engine's own counts
+        while a pass runs that began before the thread's last node did.
+        """
+        begun = [thread.begun for thread in self.threads if thread.depth]
+        found = [
+            (thread, thread.last)
+            for thread in self.threads
+            if thread.last is not None
+            and (thread.depth or (begun and thread.last.state == "node" and thread.last.time >= min(begun)))
+        ]
+        return sorted(found, key=lambda place: place[1].time, reverse=True)
+
+    @property
+    def last_thread(self) -> ThreadState | None:
+        """The thread whose pass began last; None before the first pass."""
+        asked = [thread for thread in self.threads if thread.passes]
+        return max(asked, key=lambda thread: thread.passes, default=None)
+
+
+def read_rings(run: Path | str, last: int = 64) -> list[RankState]:
+    """Read what each process of a run was last seen at, whether it runs, hangs or is dead.
+
+    Args:
+        run: a run folder.
+        last: how many events of each thread to read.
+
+    Returns:
+        The states in the order of ranks. One whose file cannot be read says so in its ``fault``.
+
+    Raises:
+        TraceError: there is no ring in this folder.
+    """
+    run = Path(run)
+    folders = [folder for folder in list_rank_folders(run) if (folder / RING).exists()]
+    if not folders:
+        raise TraceError(
+            f"{str(run)!r} holds no ring of events.",
+            repair="give a run folder that rg.watch_hangs(folder) writes to.",
+        )
+    return sorted((_read_folder(folder, last) for folder in folders), key=lambda state: state.rank)
+
+
+def read_ring(path: Path, last: int = 64) -> RankState:
+    """Read one ring file.
+
+    Args:
+        path: the file.
+        last: how many events of each thread to read.
+
+    Raises:
+        TraceError: it is not there, or it is damaged beyond reading.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE)
+    except OSError as error:
+        raise TraceError(f"{str(path)!r} cannot be read: {error.strerror or error}.") from error
+    made = _check(content, str(path))[7]
+    return parse_ring(content, _read_names(path.with_name(NAMES), made), read_modules(path), path=path, last=last)
+
+
+def parse_ring(
+    content: bytes | bytearray | memoryview,
+    names: Sequence[str],
+    modules: Sequence[tuple[int, int, str]],
+    *,
+    path: Path | None = None,
+    last: int = 64,
+) -> RankState:
+    """Make sense of a ring's bytes.
+
+    Args:
+        content: the bytes.
+        names: its names by their ids.
+        modules: first and last sequence number of module calls, and their names.
+        path: where it lies.
+        last: how many events of each thread to read.
+
+    Raises:
+        TraceError: these are not the bytes of a ring.
+    """
+    _, _, rank, lanes, capacity, pid, started, _, closed, host = _check(content, str(path))
+    name = host.rstrip(b"\0").decode("utf-8", "replace")
+    threads = [_parse_lane(content, index, capacity, names, modules, last) for index in range(lanes)]
+    return RankState(
+        rank=rank,
+        pid=pid,
+        host=name,
+        path=path,
+        read=time.time_ns(),
+        alive=is_alive(pid, started) if name == platform.node() else None,
+        closed=closed,
+        threads=tuple(thread for thread in threads if thread is not None),
+    )
+
+
+def size_of(lanes: int, capacity: int) -> int:
+    """Bytes of a ring."""
+    return HEADER_SIZE + lanes * lane_size(capacity)
+
+
+def lane_size(capacity: int) -> int:
+    """Bytes of one of its lanes."""
+    return LANE_SIZE + capacity * ENTRY.size
+
+
+def start_of(pid: int) -> int:
+    """When a process of this machine began, in ticks of its clock, to tell it from a later one with its number.
+
+    Returns:
+        0 where the system does not say, or there is no such process.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return 0 if fields[0] in b"ZX" else int(fields[19])  # a process that is dead and not yet buried
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def is_alive(pid: int, started: int) -> bool:
+    """Whether the process with this number on this machine is the one that began then."""
+    if started:
+        return start_of(pid) == started
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def read_modules(path: Path) -> list[tuple[int, int, str]]:
+    """The module calls that stand beside a ring file; lines that make no sense are left out."""
+    found = []
+    for line in _read_lines(path.with_name(MODULES)):
+        first, _, rest = line.partition(" ")
+        last, _, name = rest.partition(" ")
+        if first.isdecimal() and last.isdecimal() and max(len(first), len(last)) <= 20:
+            found.append((int(first), int(last), name))
+    return found[-_MOST_SPANS:]
+
+
+def first_line(made: int) -> str:
+    """What a file of names begins with, so that it is not taken for that of another ring."""
+    return f"names of ring {made}"
+
+
+def _read_folder(folder: Path, last: int) -> RankState:
+    path = folder / RING
+    try:
+        return read_ring(path, last)
+    except TraceError as error:
+        rank = parse_rank(folder.name) or 0
+        return RankState(rank, 0, "", path, time.time_ns(), None, 0, (), fault=error.problem)
+
+
+def _check(
+    content: bytes | bytearray | memoryview, where: str
+) -> tuple[bytes, int, int, int, int, int, int, int, int, bytes]:
+    if len(content) < HEADER_SIZE or bytes(content[: len(MAGIC)]) != MAGIC:
+        raise TraceError(f"{where!r} is no ring of events, or its beginning is lost.")
+    header = HEADER.unpack_from(content)
+    _, version, _, lanes, capacity = header[:5]
+    if version > VERSION:
+        raise TraceError(f"{where!r} was written by a later version of retrograd.", repair="update retrograd.")
+    if not 0 < lanes <= _MOST_LANES or capacity & (capacity - 1) or not capacity:
+        raise TraceError(f"{where!r} is damaged: {lanes} threads with {capacity} events each make no sense.")
+    if len(content) < size_of(lanes, capacity):
+        raise TraceError(f"{where!r} is cut off: {len(content)} of {size_of(lanes, capacity)} bytes are there.")
+    return header
+
+
+def _parse_lane(
+    content: bytes | bytearray | memoryview,
+    index: int,
+    capacity: int,
+    names: Sequence[str],
+    modules: Sequence[tuple[int, int, str]],
+    last: int,
+) -> ThreadState | None:
+    start = HEADER_SIZE + index * lane_size(capacity)
+    ident, native, name, depth, passes, first, begun, ended, failed = LANE.unpack_from(content, start)
+    if not ident:
+        return None
+    entries = memoryview(content)[start + LANE_SIZE : start + lane_size(capacity)].cast("Q")
+    newest = _newest(entries, capacity)
+    events = []
+    for count in range(max(1, newest - min(last, capacity - 1) + 1), newest + 1):
+        event = _parse_entry(entries, count, capacity, names, modules)
+        if event is not None:
+            events.append(event)
+    return ThreadState(
+        ident=ident,
+        native=native,
+        name=_name(names, name),
+        depth=depth,
+        passes=passes,
+        node=max(newest - first, 0) if depth else 0,
+        begun=begun,
+        ended=ended,
+        failed=bool(failed),
+        events=tuple(events),
+    )
+
+
+def _newest(entries: memoryview, capacity: int) -> int:
+    """The largest count that stands where it belongs; 0 if there is none."""
+    counts: list[int] = entries[3::4].tolist()
+    newest = max(counts)
+    if counts[newest % capacity] == newest:
+        return newest
+    return max((count for place, count in enumerate(counts) if count % capacity == place), default=0)
+
+
+def _parse_entry(
+    entries: memoryview, count: int, capacity: int, names: Sequence[str], modules: Sequence[tuple[int, int, str]]
+) -> RingEvent | None:
+    at = count % capacity * 4
+    moment, number, what, found = entries[at : at + 4].tolist()
+    state = _STATES.get(what >> 32 & 0xFF)
+    if found != count or state is None:
+        return None
+    if state != "node":
+        return RingEvent(state, "", number, moment, what >> 40, count)
+    module = find_module(modules, number)
+    return RingEvent(
+        state, _name(names, what & 0xFFFFFFFF), number if number != NO_NUMBER else None, moment, 0, count, module
+    )
+
+
+def find_module(modules: Sequence[tuple[int, int, str]], number: int) -> str | None:
+    """The innermost module call that a sequence number belongs to."""
+    fitting = [span for span in modules if span[0] <= number < span[1]]
+    return min(fitting, key=lambda span: span[1] - span[0])[2] if fitting else None
+
+
+def _name(names: Sequence[str], number: int) -> str:
+    return names[number] if 0 < number < len(names) else "?"
+
+
+def _read_names(path: Path, made: int) -> list[str]:
+    names = _read_lines(path)
+    return names if names[:1] == [first_line(made)] else []
+
+
+def _read_lines(path: Path) -> list[str]:
+    """The lines of a text file that were written to their ends."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return []
+    return content.decode("utf-8", "replace").split("\n")[:-1]

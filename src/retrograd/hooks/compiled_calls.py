@@ -1,0 +1,175 @@
+"""Where calls of compiled code begin and end, for those who must be out of the way meanwhile.
+
+Torch.compile traces the function modes and the hooks on modules that it finds, and guards the graph against finding
+others later. So they are taken away before it looks, and put back when its call has ended.
+
+What ``torch.compile`` returns switches the compiler on by a function that it looks up in its module at each call. A
+wrapper stands in its place while somebody listens; functions that were compiled before are told of too. The module is
+not loaded for that: it takes as long as torch itself, and a program that compiles nothing may never need it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FrameType, ModuleType
+from typing import Any, Protocol
+
+import torch
+
+from retrograd.hooks.engine import uncompiled
+
+_ROOM = "torch._dynamo.eval_frame"
+_NAME = "_maybe_set_eval_frame"
+_HOOK_TABLES = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+
+
+class CompiledCallListener(Protocol):
+    """Told of each outermost call of compiled code, in the thread that makes it. Must not raise."""
+
+    def compiled_call_begins(self, function: object, frame: FrameType) -> None:
+        """What ``torch.compile`` was given is about to run; ``frame`` is torch's, below that of the caller."""
+
+    def compiled_call_ends(self) -> None:
+        """It has returned or raised."""
+
+
+_lock = threading.RLock()
+_listeners: tuple[CompiledCallListener, ...] = ()
+_undo: list[Callable[[], None]] = []
+
+
+def listen_to_compiled_calls(listener: CompiledCallListener) -> None:
+    """Tell this listener of every call of compiled code."""
+    global _listeners
+    with _lock:
+        _listeners = (*_listeners, listener)
+        if not _undo:
+            _undo.append(_wrap_switch(sys.modules[_ROOM]) if _ROOM in sys.modules else _wait_for_compiler())
+
+
+def unlisten_to_compiled_calls(listener: CompiledCallListener) -> None:
+    """Stop telling this listener; with the last one torch's own function is put back."""
+    global _listeners
+    with _lock:
+        _listeners = tuple(other for other in _listeners if other is not listener)
+        while _undo and not _listeners:
+            _undo.pop()()
+
+
+class _Here(threading.local):
+    frame = 0
+    """Identity of the frame of the outermost compiled call in this thread; 0 outside of all."""
+
+
+def _wrap_switch(room: ModuleType) -> Callable[[], None]:
+    original = getattr(room, _NAME)
+    here = _Here()
+    told: dict[int, tuple[CompiledCallListener, ...]] = {}
+
+    @functools.wraps(original)
+    @uncompiled
+    def switch(callback: Any) -> Any:
+        frame = sys._getframe(1)
+        if here.frame == id(frame):
+            here.frame = 0
+            for listener in told.pop(id(frame), ()):
+                if listener in _listeners:
+                    listener.compiled_call_ends()
+        elif callback is not None and not here.frame and frame.f_code.co_name != "__enter__":
+            here.frame = id(frame)
+            told[id(frame)] = _listeners
+            function = frame.f_locals.get("fn")
+            for listener in _listeners:
+                listener.compiled_call_begins(function, frame)
+        return original(callback)
+
+    def undo() -> None:
+        if getattr(room, _NAME) is switch:  # else somebody wrapped it again: leave theirs alone
+            setattr(room, _NAME, original)
+
+    setattr(room, _NAME, switch)
+    return undo
+
+
+class _CompilerFinder(MetaPathFinder):
+    """Sees the compiler being loaded."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _ROOM:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_wrap(room: ModuleType) -> None:
+                load(room)
+                with _lock:
+                    if _listeners:
+                        _undo.append(_wrap_switch(room))
+
+            spec.loader.exec_module = load_and_wrap  # type: ignore[assignment, method-assign]
+        return spec
+
+
+def _wait_for_compiler() -> Callable[[], None]:
+    finder = _CompilerFinder()
+
+    def undo() -> None:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+
+    sys.meta_path.insert(0, finder)
+    return undo
+
+
+_quiet: set[int] = set()
+"""Numbers of those global hooks that a compiled module need not warn of."""
+
+_undo_quiet: list[Callable[[], None]] = []
+
+
+def keep_compiled_modules_quiet(*hooks: int) -> Callable[[], None]:
+    """Keep torch from warning, in the script's name, that hooks like ours fire once more for a compiled module.
+
+    Args:
+        hooks: numbers of the handles that global hooks on modules were registered with.
+
+    Returns:
+        What takes it back.
+    """
+    with _lock:
+        _quiet.update(hooks)
+        if not _undo_quiet:
+            _undo_quiet.append(_wrap_question())
+
+    def undo() -> None:
+        with _lock:
+            _quiet.difference_update(hooks)
+            while _undo_quiet and not _quiet:
+                _undo_quiet.pop()()
+
+    return undo
+
+
+def _wrap_question() -> Callable[[], None]:
+    room = torch.nn.modules.module
+    original = room._has_any_global_hook
+
+    def has_hook_of_others() -> bool:
+        return any(number not in _quiet for name in _HOOK_TABLES for number in list(getattr(room, name)))
+
+    def undo() -> None:
+        room._has_any_global_hook = original
+
+    room._has_any_global_hook = has_hook_of_others
+    return undo

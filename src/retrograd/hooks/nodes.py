@@ -1,0 +1,206 @@
+"""Reading and running one node of an autograd graph.
+
+A node is what ``tensor.grad_fn`` gives. It takes the gradients of what its operation returned in the forward (they
+*come in*) and gives the gradients of what that operation was given (they *go out*).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from retrograd.errors import FreedGraphError, NoGraphError
+from retrograd.hooks.python_nodes import run_python
+
+LEAF_NUMBER = 2**64 - 1
+"""What torch gives the nodes of leaves for a sequence number: they run as soon as they can."""
+
+_SAVED = "_saved_"
+_RAW = "_raw_saved_"
+
+_LEAF_KIND = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+
+_saved_names: dict[type, tuple[tuple[str, str], ...]] = {}
+"""Kind of node → what its operation saved: our name, and the attribute to read."""
+
+
+class Metadata(Protocol):
+    """Torch's description of a gradient that a node takes."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    is_nested_tensor: bool
+
+
+def name_of(node: Any) -> str:
+    """The kind of a node, as in ``"AddmmBackward0"``."""
+    return str(node.name()).rpartition("::")[2]
+
+
+def number_of(node: Any) -> int:
+    """The sequence number: nodes made later in one thread have larger ones, and run earlier."""
+    return int(node._sequence_nr())
+
+
+def is_leaf(node: Any) -> bool:
+    """Whether a node only adds what comes in to the ``.grad`` of a leaf."""
+    return type(node) is _LEAF_KIND
+
+
+def is_python(node: Any) -> bool:
+    """Whether a node was made by a Python ``Function``."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def variable_of(node: Any) -> Tensor | None:
+    """The leaf that a leaf's node adds to; None for another node."""
+    return node.variable if is_leaf(node) else None
+
+
+def edges_of(node: Any) -> tuple[tuple[Any, int], ...]:
+    """Where each outgoing gradient goes: a node (None: nowhere), and which of its incoming gradients it is."""
+    edges: tuple[tuple[Any, int], ...] = node.next_functions
+    return edges
+
+
+def inputs_of(node: Any) -> tuple[Metadata, ...]:
+    """What must come in: shape, dtype and device of each gradient."""
+    described: tuple[Metadata, ...] = node._input_metadata
+    return described
+
+
+def saved_of(node: Any) -> dict[str, Any]:
+    """What the operation saved for its backward, without unpacking it.
+
+    Returns:
+        Name → a ``SavedTensor`` (see :func:`peek`), a list of them, or a plain value. Of a Python Function all tensors
+        are under ``"tensors"``.
+    """
+    kind = type(node)
+    names = _saved_names.get(kind)
+    if names is None:
+        names = _saved_names[kind] = tuple(_find_saved(kind))
+    return {name: _read_saved(node, attribute) for name, attribute in names}
+
+
+def peek(raw: Any) -> Tensor | None:
+    """The tensor in a ``SavedTensor``, without running the hooks that unpack it; None where that cannot be told.
+
+    It shares memory with what was saved and is not part of any graph.
+    """
+    try:
+        held = raw.data
+    except RuntimeError:  # freed
+        return None
+    return held.detach() if isinstance(held, Tensor) else None
+
+
+def is_freed(node: Any) -> bool:
+    """Whether a backward pass has freed what this node had saved."""
+    saved_of(node)
+    try:
+        for _, attribute in _saved_names[type(node)]:
+            for raw in _each(getattr(node, attribute)):
+                if type(raw).__name__ == "SavedTensor" and raw.data is None:
+                    raw.unpack()  # nothing is there to be unpacked: None was saved, or it raises
+    except RuntimeError:
+        return True
+    return False
+
+
+def run_node(node: Any, incoming: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Run a node alone: no hooks, and nothing is done to what goes out. A leaf's node adds to ``.grad``.
+
+    Args:
+        node: the node.
+        incoming: one gradient for each of :func:`inputs_of`.
+
+    Raises:
+        FreedGraphError: what it had saved is freed.
+    """
+    try:
+        result = run_python(node, incoming) if is_python(node) else node(*incoming)
+    except RuntimeError as error:
+        if "second time" in str(error):
+            raise FreedGraphError(
+                f"{name_of(node)} cannot run: an earlier backward pass has freed what it had saved.",
+                repair="call backward(retain_graph=True) in the pass before, or run the forward again.",
+            ) from error
+        raise
+    return result if isinstance(result, tuple) else (result,)
+
+
+def root_edges(roots: Any) -> list[tuple[Any, int]]:
+    """The edges at which a backward pass from these roots begins.
+
+    Args:
+        roots: a tensor, a gradient edge, a node, or tuples, lists and dicts of them, nested as you like.
+
+    Raises:
+        NoGraphError: one of them was made by no operation that autograd recorded.
+    """
+    edges = list(_find_roots(roots))
+    if not edges:
+        raise NoGraphError(
+            "There is no tensor to begin at.", repair="give the loss, or another tensor that requires grad."
+        )
+    return edges
+
+
+def _find_roots(roots: Any) -> Iterator[tuple[Any, int]]:
+    match roots:
+        case Tensor():
+            yield _edge_of(roots)
+        case GradientEdge(node=node, output_nr=slot):
+            yield node, slot
+        case Mapping():
+            for part in roots.values():
+                yield from _find_roots(part)
+        case tuple() | list():
+            for part in roots:
+                yield from _find_roots(part)
+        case _ if hasattr(roots, "next_functions"):
+            yield roots, 0
+        case _:
+            raise NoGraphError(
+                f"A graph cannot begin at {type(roots).__name__}.",
+                repair="give tensors, gradient edges, nodes (tensor.grad_fn), or tuples, lists and dicts of them.",
+            )
+
+
+def _edge_of(tensor: Tensor) -> tuple[Any, int]:
+    if not tensor.requires_grad:
+        raise NoGraphError(
+            f"A tensor of shape {tuple(tensor.shape)} has no graph: it does not require grad.",
+            repair="compute it with grad mode on, from parameters or inputs that require grad, without detach().",
+            reason="only operations on tensors that require grad are recorded for the backward pass.",
+        )
+    node, slot = get_gradient_edge(tensor)[:2]
+    return node, slot
+
+
+def _find_saved(kind: type) -> Iterator[tuple[str, str]]:
+    if issubclass(kind, torch.autograd.function.BackwardCFunction):
+        yield "tensors", _RAW + "tensors"
+        return
+    names = dir(kind)
+    for attribute in names:
+        if attribute.startswith(_SAVED):
+            name = attribute.removeprefix(_SAVED)
+            yield name, _RAW + name if _RAW + name in names else attribute
+
+
+def _read_saved(node: Any, attribute: str) -> Any:
+    try:
+        return getattr(node, attribute)
+    except RuntimeError:  # freed: torch raises for some kinds of node, and says None for others
+        return None
+
+
+def _each(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else (value,)

@@ -1,0 +1,173 @@
+"""How each operation of the forward is seen: the numbers before and after it, and the place that called it.
+
+A function mode sees every operation that is called through torch's Python functions; one that makes no node is not
+noted. Python Functions do not pass through the mode; the making of their node tells of them. From torch 2.14 on, torch
+itself tells of every node, and neither is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+
+from retrograd.hooks.engine import (
+    grad_enabled,
+    is_compiling,
+    next_sequence_number,
+    uncompiled,
+    uncompiled_itself,
+)
+from retrograd.hooks.nodes import LEAF_NUMBER
+from retrograd.hooks.thread_logs import Logs, is_inner, user_frame
+
+
+class OperationMode(TorchFunctionMode):
+    """Notes operations. Written out in one method: a call more would cost a tenth of the whole."""
+
+    def __init__(self, logs: Logs) -> None:
+        super().__init__()
+        self._logs = logs
+        self._here = logs.here
+        self._limit = logs.limit
+
+    @uncompiled_itself
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = next_sequence_number()
+        result = function(*args, **kwargs) if kwargs else function(*args)
+        last = next_sequence_number()
+        if last != first:
+            log = self._here.log or self._logs.begin()
+            frame = sys._getframe(1)
+            while is_inner[frame.f_code.co_filename]:
+                outer = frame.f_back
+                if outer is None:
+                    break
+                frame = outer
+            if log.is_silent:  # left on in a thread of the user's
+                return result
+            operations = log.operations
+            operation = (first, last, frame.f_code, frame.f_lasti, function, log.top or log.owner())
+            if operations[-1][1] > first or len(operations) > self._limit:
+                log.insert(*operation)
+            else:
+                operations.append(operation)
+        return result
+
+    def put_on(self, place: int | None = None) -> Callable[[], None] | None:
+        """Put it on this thread's stack, at this place or on top; returns what takes it off, None if it was on."""
+        if _place_of(self) is not None:
+            return None
+        _insert(self, torch._C._len_torch_function_stack() if place is None else place)
+        return self._take_off
+
+    def take_off(self) -> Callable[[], None] | None:
+        """Take it off this thread's stack, leaving other modes; returns what puts it back, None if it was not on."""
+        place = _place_of(self)
+        if place is None:
+            return None
+        self._take_off()
+        return lambda: _put_back(self, place)
+
+    def _take_off(self) -> None:
+        place = _place_of(self)
+        if place is not None:
+            above = _pop_down_to(place + 1)
+            torch._C._pop_torch_function_stack()
+            _push(above)
+
+
+def _put_back(mode: OperationMode, place: int) -> None:
+    if _place_of(mode) is None:
+        _insert(mode, place)
+
+
+def _place_of(mode: OperationMode) -> int | None:
+    for place in range(torch._C._len_torch_function_stack()):
+        if torch._C._get_function_stack_at(place) is mode:
+            return place
+    return None
+
+
+def _insert(mode: OperationMode, place: int) -> None:
+    above = _pop_down_to(place)
+    torch._C._push_on_torch_function_stack(mode)
+    _push(above)
+
+
+def _pop_down_to(place: int) -> list[Any]:
+    return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack() - place)]
+
+
+def _push(popped: list[Any]) -> None:
+    for mode in reversed(popped):
+        torch._C._push_on_torch_function_stack(mode)
+
+
+class NodeHook:
+    """Notes nodes as torch 2.14 tells of them. Compiled code is not disturbed by it."""
+
+    def __init__(self, logs: Logs, make: Callable[[Callable[[Any], None]], AbstractContextManager[Any]]) -> None:
+        self._logs = logs
+        self._make = make
+
+    def put_on(self) -> Callable[[], None]:
+        """Listen in this thread; returns what ends it."""
+        context = self._make(self._see)
+        context.__enter__()
+        return lambda: context.__exit__(None, None, None)  # type: ignore[return-value]
+
+    def take_off(self) -> None:
+        """Nobody asks whether it is on."""
+
+    @uncompiled
+    def _see(self, node: Any) -> None:
+        number = node._sequence_nr()
+        log = self._logs.begin()
+        if number < LEAF_NUMBER and not log.is_silent:
+            frame = user_frame(sys._getframe(1))
+            log.insert(number, number + 1, frame.f_code, frame.f_lasti, None, log.owner())
+            log.guard.saw(node)
+
+
+_function_logs: tuple[Logs, ...] = ()
+"""Who is told of Python Functions."""
+
+_lock = threading.Lock()
+
+
+@uncompiled
+def _see_function(self: Any) -> None:
+    """In place of the constructor of nodes of Python Functions: the newest number is that of this node."""
+    if not grad_enabled() or is_compiling():
+        return
+    last = next_sequence_number()
+    for logs in _function_logs:
+        log = logs.begin()
+        if not log.is_silent:
+            frame = user_frame(sys._getframe(1))
+            function = getattr(type(self), "_forward_cls", None)
+            log.insert(last - 1, last, frame.f_code, frame.f_lasti, function, log.owner())
+
+
+def tell_of_functions(logs: Logs) -> Callable[[], None]:
+    """Note the nodes of Python Functions in these logs; returns what ends it."""
+    global _function_logs
+    with _lock:
+        _function_logs = (*_function_logs, logs)
+        BackwardCFunction.__init__ = _see_function  # type: ignore[method-assign]
+
+    def undo() -> None:
+        global _function_logs
+        with _lock:
+            _function_logs = tuple(other for other in _function_logs if other is not logs)
+            if not _function_logs and vars(BackwardCFunction).get("__init__") is _see_function:
+                del BackwardCFunction.__init__
+
+    return undo

@@ -1,0 +1,143 @@
+"""Which nodes can be reached from the roots of a backward pass: each is found once, without recursion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from retrograd.hooks.backward import EngineRun
+from retrograd.hooks.deep_graphs import FREE_DEPTH, HOLDERS, is_strung, string_lists
+from retrograd.hooks.nodes import LEAF_NUMBER, number_of, root_edges
+
+_NOWHERE = -1
+_END = -2
+
+
+class Reach(NamedTuple):
+    """What was found.
+
+    Attributes:
+        nodes: those at the roots first.
+        several: those of them that take several gradients.
+        links: where each leads, as :func:`read_links` tells.
+    """
+
+    nodes: list[Any]
+    several: set[Any]
+    links: list[int]
+
+
+def find_nodes(roots: Iterable[tuple[Any, int]]) -> Reach:
+    """Find everything that these edges lead to."""
+    edges = list(roots)
+    nodes = list(dict.fromkeys(node for node, _ in edges))
+    places = {node: place for place, node in enumerate(nodes)}
+    several = {node for node, slot in edges if slot}
+    links: list[int] = []  # one flat list: a list for each node would wake the garbage collector all the time
+    note, note_node, find = links.append, nodes.append, places.get
+    for node in nodes:  # grows while it is walked
+        for following, slot in node.next_functions:
+            if following is None:
+                note(_NOWHERE)
+                continue
+            place = find(following)
+            if place is None:
+                place = places[following] = len(nodes)
+                note_node(following)
+            if slot:
+                several.add(following)
+                note(_END - slot)
+            note(place)
+        note(_END)
+    return Reach(nodes, several, links)
+
+
+def read_links(links: Sequence[int]) -> Iterator[tuple[tuple[int, int] | None, ...]]:
+    """For each node where its gradients go: to which place among the nodes, and which gradient it is there."""
+    edges: list[tuple[int, int] | None] = []
+    slot = 0
+    for link in links:
+        if link >= 0:
+            edges.append((link, slot))
+            slot = 0
+        elif link == _NOWHERE:
+            edges.append(None)
+        elif link == _END:
+            yield tuple(edges)
+            edges = []
+        else:
+            slot = _END - link
+
+
+def find_nodes_of(run: EngineRun) -> tuple[list[Any], Reach]:
+    """Find the nodes that a run of the engine will run, and all that can be reached."""
+    reach = find_nodes(root_edges(run.roots))
+    return _find_needed(reach, run) if run.inputs else reach.nodes, reach
+
+
+def guard_nodes(nodes: Sequence[Any], links: Sequence[int] | None = None) -> None:
+    """Keep a graph of which all nodes have been seen from crashing when it is freed.
+
+    Args:
+        nodes: a whole graph.
+        links: where each leads, if that is known.
+    """
+    if len(nodes) <= FREE_DEPTH:
+        return
+    ordered = _order_upwards(nodes, find_nodes((node, 0) for node in nodes).links if links is None else links)
+    if not all(map(is_strung, ordered[-HOLDERS:])):  # else it was seen before, as a whole
+        string_lists(ordered)
+
+
+def _order_upwards(nodes: Sequence[Any], links: Sequence[int]) -> list[Any]:
+    """The nodes that are no leaves, each behind all that it leads to."""
+    numbers = list(map(number_of, nodes))
+    place = 0
+    for link in links:
+        if link == _END:
+            place += 1
+        elif link >= 0 and numbers[place] <= numbers[link] < LEAF_NUMBER:
+            break  # they were made by several threads, whose numbers do not compare
+    else:
+        inner = [place for place, number in enumerate(numbers) if number < LEAF_NUMBER]
+        return [nodes[place] for place in sorted(inner, key=numbers.__getitem__)]
+    return [nodes[place] for place in _sort_by_links(links) if numbers[place] < LEAF_NUMBER]
+
+
+def _sort_by_links(links: Sequence[int]) -> list[int]:
+    edges = [{edge[0] for edge in targets if edge is not None} for targets in read_links(links)]
+    waiting = [0] * len(edges)
+    for targets in edges:
+        for target in targets:
+            waiting[target] += 1
+    order = [place for place, count in enumerate(waiting) if not count]
+    for place in order:  # grows while it is walked
+        for target in edges[place]:
+            waiting[target] -= 1
+            if not waiting[target]:
+                order.append(target)
+    return order[::-1]
+
+
+def _find_needed(reach: Reach, run: EngineRun) -> list[Any]:
+    """Those that run when certain gradients are asked for: all that lead to one of them."""
+    nodes = reach.nodes
+    asked = {(each if not isinstance(each, Tensor) else get_gradient_edge(each))[0] for each in run.inputs}
+    before: list[list[int]] = [[] for _ in nodes]
+    for place, edges in enumerate(read_links(reach.links)):
+        for edge in edges:
+            if edge is not None:
+                before[edge[0]].append(place)
+    queue = [place for place, node in enumerate(nodes) if node in asked]
+    found = set(queue)
+    needed = set(queue) if run.accumulates else set()
+    for place in queue:  # grows while it is walked
+        for earlier in before[place]:
+            needed.add(earlier)
+            if earlier not in found:
+                found.add(earlier)
+                queue.append(earlier)
+    return [node for place, node in enumerate(nodes) if place in needed]

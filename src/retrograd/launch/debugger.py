@@ -1,0 +1,295 @@
+"""The debugging of one process, from ``import torch`` to its end. Loaded by the bootstrap.
+
+The engine runs in the thread that the script runs it in, and stops in a hook, where a prompt is opened.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable
+from functools import cached_property
+from types import FrameType
+from typing import Any
+
+from retrograd.errors import NoSuchNodeError, PatternError, RetrogradError
+from retrograd.graph.graph import Graph
+from retrograd.graph.origins import Origins, record_origins
+from retrograd.graph.walker import walk
+from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.engine import current_graph_task
+from retrograd.hooks.nodes import is_leaf, root_edges
+from retrograd.hooks.pause import NodeHooks
+from retrograd.hooks.reach import find_nodes, guard_nodes
+from retrograd.hooks.thread_logs import user_frame
+from retrograd.launch.closing import say, say_end
+from retrograd.launch.debugging import read_debug_request
+from retrograd.launch.prompt import TerminalPrompt
+from retrograd.launch.scene import STEP, Orders, Scene
+from retrograd.stepping.breakpoints import Breakpoint, Predicate, holds_nonfinite, parse_breakpoint
+from retrograd.stepping.stop import Gradients, Stop, apply_changes
+
+NON_FINITE = "non-finite"
+
+ENGINE = "_engine_run_backward"
+"""Name of the function of torch's that calls the engine."""
+
+
+def start_debugging_session() -> None:
+    """Debug this process as ``retrograd debug`` was asked to; of several ranks, the first."""
+    if int(os.environ.get("RANK", "0")):
+        return
+    request = read_debug_request(os.environ)
+    texts = [*request.breakpoints, *([NON_FINITE] if request.nonfinite else [])]
+    try:
+        breakpoints = [parse_breakpoint(text) for text in dict.fromkeys(texts)]
+    except PatternError as error:
+        say(str(error))
+        raise SystemExit(2) from None
+    debugger = Debugger(breakpoints, TerminalPrompt().ask)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=debugger.orders.never_stop)  # it shares the terminal with its parent
+    atexit.register(debugger.say_end)
+    debugger.start()
+
+
+class Debugger:
+    """Follows the backward passes of a process, and asks what to do where one stops.
+
+    Args:
+        breakpoints: where to stop.
+        ask: opens the prompt; returns when the pass is to go on.
+    """
+
+    def __init__(self, breakpoints: list[Breakpoint], ask: Callable[[Scene, Orders], None]) -> None:
+        self.orders = Orders(breakpoints)
+        self.ask = ask
+        self.origins: Origins = record_origins()
+        self.passes = 0
+        self.stops = 0
+        self._current: _DebuggedPass | None = None
+        self._is_open = False
+
+    def start(self) -> None:
+        """Follow every pass from now on."""
+        self._is_open = True
+        self.origins.__enter__()
+        follow_backward(self)
+
+    def close(self) -> None:
+        """Follow none any more. Not to be called during a pass: the mode of the origins is out of its place then."""
+        if self._is_open:
+            self._is_open = False
+            self.orders.never_stop()
+            unfollow_backward(self)
+            self.origins.__exit__(None, None, None)
+
+    def say_end(self) -> None:
+        """Say so if nothing was ever stopped."""
+        if self.stops:
+            return
+        plural = "pass" if self.passes == 1 else "passes"
+        say_end(f"{self.passes} backward {plural} ran, and nothing was found to stop at")
+
+    def run_begins(self, run: EngineRun) -> None:
+        """Set hooks on all nodes of the pass; one pass at a time, and none inside another."""
+        if not self.orders.stops:
+            self.origins.clear()
+            return
+        if run.is_nested or run.is_batched or self._current is not None:
+            return
+        self.passes += 1
+        try:
+            self._current = _DebuggedPass(self, run)
+        except Exception as error:  # a fault of ours must not stop the script
+            self.give_up(error)
+
+    def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
+        """Take them away, after having shown where it raised."""
+        current = self._current
+        if current is None or current.run is not run:
+            return
+        try:
+            if error is not None and not isinstance(error, SystemExit) and self.orders.stops:
+                current.look_back(error)
+        finally:
+            self._current = None
+            current.close()
+
+    def give_up(self, error: Exception) -> None:
+        """Let the script run on alone."""
+        self.orders.never_stop()
+        problem = error.problem if isinstance(error, RetrogradError) else repr(error)
+        say(f"the script runs on without the debugger: {problem}")
+
+
+class _DebuggedPass:
+    """One backward pass with hooks on its nodes: a scene for the prompt."""
+
+    def __init__(self, debugger: Debugger, run: EngineRun) -> None:
+        self.run = run
+        self.number = debugger.passes
+        self.frame: FrameType | None = user_frame(sys._getframe(2))
+        self.error: BaseException | None = None
+        self.raised_in: tuple[FrameType, int] | None = None
+        self.why = ""
+        self.ran: list[int] = []
+        self._debugger = debugger
+        self._orders = debugger.orders
+        self._nodes = find_nodes(root_edges(list(run.roots))).nodes
+        guard_nodes(self._nodes)
+        self._task: int | None = None
+        self._stop: Stop | None = None
+        self._begun: dict[int, Stop] = {}
+        self._gate = threading.RLock()  # the engine has a thread for each device: one stops, and the others with it
+        self._has_found = False
+        self._tests: list[tuple[str, Predicate]] = []
+        self._revision = -1
+        self._hooks = NodeHooks(self._nodes, self)
+
+    def close(self) -> None:
+        """Take the hooks away, and let go of everything."""
+        self._hooks.remove()
+        self.frame = self.error = self.raised_in = self._stop = None
+        self._nodes.clear()
+        self._begun.clear()
+        self._tests.clear()
+        self.__dict__.pop("graph", None)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph of the pass; described when somebody asks for it."""
+        return walk(list(self.run.roots), origins=self._debugger.origins, saved=False)
+
+    @property
+    def stop(self) -> Stop:
+        """Where the pass is stopped."""
+        assert self._stop is not None
+        return self._stop
+
+    @property
+    def loss(self) -> tuple[Any, ...]:
+        """What the pass began at."""
+        return self.run.roots
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def before(self, index: int, incoming: Gradients) -> Gradients | None:
+        """A node is about to run: stop there, if that is wanted."""
+        if not self._is_ours() or not self._orders.stops:
+            return None
+        with self._gate:
+            stop = self._begun[index] = Stop(self, index, len(self.ran), incoming)
+            why = self._guarded(self._find_reason, stop)
+            if why:
+                self._guarded(self._ask, stop, why)
+            if is_leaf(self._nodes[index]):
+                stop.incoming = ()  # may become a ``.grad`` without a copy
+            return stop.taken
+
+    def after(self, index: int, outgoing: Gradients) -> Gradients | None:
+        """A node has run: stop there, if what it gives is the first that is not finite."""
+        if not self._is_ours():
+            return None
+        with self._gate:
+            stop = self._begun.pop(index, None)
+            if stop is None:  # there was nothing to stop for any more when it began
+                return None
+            self.ran.append(index)
+            stop.outgoing = apply_changes(stop.changes, outgoing)
+            stop.moment = "after"
+            if self._orders.stops and self._guarded(self._is_first_nonfinite, stop.outgoing):
+                self._guarded(self._ask, stop, "what goes out is not finite")
+            return stop.outgoing if stop.changes is not None else None
+
+    def look_back(self, error: BaseException) -> None:
+        """The pass has raised: show the node at which it was."""
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if not self._begun and not self.ran:
+            say(f"backward pass {self.number} raised before its first node ran. {text}")
+            return
+        if self._begun:
+            stop = list(self._begun.values())[-1]
+        else:
+            stop = Stop(self, self.ran[-1], len(self.ran) - 1, ())
+            text += "\n  It was raised after this node had run, in a hook of the script."
+        self.error = error
+        self.raised_in = _find_frame(error)
+        stop.moment = "past"
+        self._ask(stop, text)
+
+    def _guarded(self, ask: Callable[..., Any], *questions: Any) -> Any:
+        """A fault of ours must not stop the script."""
+        try:
+            return ask(*questions)
+        except Exception as error:
+            self._debugger.give_up(error)
+            return None
+
+    def _is_first_nonfinite(self, gradients: Gradients) -> bool:
+        if self._has_found or not self._wants_finite() or not holds_nonfinite(gradients):
+            return False
+        self._has_found = True
+        return True
+
+    def _find_reason(self, stop: Stop) -> str:
+        """Why to stop here; empty if there is no reason."""
+        orders = self._orders
+        if orders.steps is not None:
+            orders.steps -= 1
+        self._update_tests()
+        if self._is_first_nonfinite(stop.incoming):
+            return "what comes in is not finite"
+        hit = next((text for text, test in self._tests if test(stop)), None)
+        if hit is not None:
+            return f"breakpoint {hit}"
+        return STEP if orders.steps is not None and orders.steps <= 0 else ""
+
+    def _update_tests(self) -> None:
+        """Look places up in this graph, once for each change of the breakpoints."""
+        if self._revision == self._orders.revision:
+            return
+        self._revision = self._orders.revision
+        self._tests.clear()
+        for point in self._orders.active():
+            if point.text == NON_FINITE:
+                continue
+            try:
+                self._tests.append((point.text, point.within(self.graph) if point.asks_place else point))
+            except NoSuchNodeError:
+                continue  # in another pass, perhaps
+
+    def _wants_finite(self) -> bool:
+        return any(point.text == NON_FINITE for point in self._orders.active())
+
+    def _ask(self, stop: Stop, why: str) -> None:
+        self._stop = stop
+        self.why = why
+        self._orders.halt()
+        self._debugger.stops += 1
+        try:
+            self._debugger.ask(self, self._orders)
+        finally:
+            self._stop = None
+
+    def _is_ours(self) -> bool:
+        task = current_graph_task()
+        if self._task is None:
+            self._task = task
+        return task == self._task
+
+
+def _find_frame(error: BaseException) -> tuple[FrameType, int] | None:
+    """The innermost frame of an exception, and its line, where the engine had called Python code."""
+    entry, inner = error.__traceback__, None
+    is_inside = False
+    while entry is not None:
+        if is_inside:
+            inner = entry
+        if entry.tb_frame.f_code.co_name == ENGINE:
+            is_inside, inner = True, None
+        entry = entry.tb_next
+    return (inner.tb_frame, inner.tb_lineno) if inner is not None else None

@@ -1,0 +1,1 @@
+"""Stop in the middle of a backward pass, look and change."""

@@ -1,0 +1,1 @@
+"""See every node of a backward pass, and explain one that raised."""

@@ -1,0 +1,229 @@
+"""What is noted while one backward pass runs, and what becomes of it later.
+
+While it runs, four things are noted a node. When it has ended, what the nodes can tell of themselves is fetched, for
+the graph may be freed next. Texts are made only when somebody asks for the events. All lists are flat: one tuple a node
+would wake the garbage collector all the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from typing import Any
+
+from torch import Tensor
+
+from retrograd.graph.node import Line, TensorInfo
+from retrograd.graph.origins import Origins
+from retrograd.graph.walker import describe_tensor, shape_of
+from retrograd.hooks.engine import current_node, uncompiled
+from retrograd.hooks.nodes import LEAF_NUMBER, inputs_of, name_of, number_of, variable_of
+from retrograd.hooks.reach import Reach, read_links
+from retrograd.tracing.trace import BackwardPass, NodeEvent
+
+FindPlace = Callable[[int, int], tuple[str | None, int, Line | None]]
+"""From a node's number and the thread that asked for the pass to module, call and line."""
+
+NameLeaf = Callable[[Tensor], str | None]
+Mark = Callable[[Any], None]
+
+_MARKS = 4
+"""Noted for each node: when it began, in which thread, its identity, and what torch says of the gradients it takes."""
+
+
+class PassLog:
+    """The log of one pass.
+
+    Attributes:
+        number, depth, thread: see :class:`BackwardPass`.
+        levels: bytes in use when each node began, and when the pass ended; empty where that is not asked for.
+        norms: identity of a node → norms of what came in, and of what went out.
+        bundles: identity of a node → its replay bundle.
+        current: what came in to the node that began last; nothing of what came in to a leaf's, which would be copied
+            then instead of becoming ``.grad``.
+    """
+
+    def __init__(self, number: int, depth: int) -> None:
+        self.number = number
+        self.depth = depth
+        self.thread = get_ident()
+        self.levels: list[int] = []
+        self.norms: dict[int, tuple[Sequence[Any], Sequence[Any]]] = {}
+        self.bundles: dict[int, str] = {}
+        self.current: list[Any] = [None]
+        self.failed = False
+        self.begin = time.perf_counter_ns()
+        self.end = 0
+        self._meter: Callable[[], int] | None = None
+        self._marks: list[Any] = []
+        self._kinds: list[type] = []
+        self._names: dict[type, str] = {}
+        self._numbers: list[int] = []
+        self._identities: list[int] = []
+        self._links: list[int] = []
+        self._parameters: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._marks) // _MARKS
+
+    def make_marks(self, meter: Callable[[], int] | None) -> tuple[Mark, Mark]:
+        """What is to be called just before a node runs, and before that of a leaf, with what comes in.
+
+        Args:
+            meter: says how many bytes are in use, where that is asked for.
+        """
+        self._meter = meter
+        note, current, clock = self._marks.extend, self.current, time.perf_counter_ns
+
+        @uncompiled
+        def mark(incoming: Any) -> None:
+            node = current_node()
+            note((clock(), get_ident(), id(node), node._input_metadata))  # the gradient itself may be under a mode
+            current[0] = incoming
+
+        @uncompiled
+        def mark_leaf(incoming: Any) -> None:
+            mark(None)
+
+        if meter is None:
+            return mark, mark_leaf
+        return self._with_level(mark, meter), self._with_level(mark_leaf, meter)
+
+    def last_node(self) -> int:
+        """Identity of the node that began last."""
+        return int(self._marks[2 - _MARKS])
+
+    def learn(self, reach: Reach, name_leaf: NameLeaf) -> None:
+        """Ask the nodes what they are; they may be freed after the pass."""
+        if self._identities:
+            return
+        nodes = reach.nodes
+        self._links = reach.links
+        self._kinds = list(map(type, nodes))
+        self._identities = list(map(id, nodes))
+        self._numbers = list(map(number_of, nodes))
+        self._names = {kind: name_of(node) for kind, node in dict(zip(self._kinds, nodes, strict=True)).items()}
+        for node, number in zip(nodes, self._numbers, strict=True):
+            leaf = variable_of(node) if number == LEAF_NUMBER else None
+            name = name_leaf(leaf) if leaf is not None else None
+            if name is not None:
+                self._parameters[id(node)] = name
+
+    def close(self, *, failed: bool) -> None:
+        """The pass has ended."""
+        self.end = time.perf_counter_ns()
+        self.failed = failed
+        if self._meter is not None:
+            self.levels.append(self._meter())
+
+    def summary(self) -> BackwardPass:
+        """The pass as plain data."""
+        return BackwardPass(self.number, self.depth, self.thread, self.begin, self.end, self.failed)
+
+    def events(self, find_place: FindPlace) -> list[NodeEvent]:
+        """One for each node that began."""
+        describe = Describer(self, find_place, self._read_incoming())
+        return [describe.event(index, end) for index, end in enumerate(self._find_ends())]
+
+    def describe_while_running(self, nodes: Sequence[Any], find_place: FindPlace) -> Describer:
+        """What makes events before the pass has ended."""
+        return Describer(self, find_place, {id(node): inputs_of(node) for node in nodes})
+
+    def _read_incoming(self) -> dict[int, tuple[Any, ...]]:
+        return dict(zip(self._marks[2::_MARKS], self._marks[3::_MARKS], strict=True))
+
+    def _with_level(self, mark: Mark, meter: Callable[[], int]) -> Mark:
+        note = self.levels.append
+
+        @uncompiled
+        def mark_level(incoming: Any) -> None:
+            note(meter())
+            mark(incoming)
+
+        return mark_level
+
+    def _find_ends(self) -> list[int]:
+        """A node ends when the next one begins in its thread, or with the pass."""
+        ends = [self.end] * len(self)
+        previous: dict[int, int] = {}
+        for index, (begin, thread) in enumerate(zip(self._marks[::_MARKS], self._marks[1::_MARKS], strict=True)):
+            if thread in previous:
+                ends[previous[thread]] = begin
+            previous[thread] = index
+        return ends
+
+
+class Describer:
+    """Makes events of one log.
+
+    Args:
+        log: to be described.
+        find_place: where nodes were made.
+        incoming: identity of a node → what torch says of the gradients that it takes.
+    """
+
+    def __init__(self, log: PassLog, find_place: FindPlace, incoming: dict[int, tuple[Any, ...]]) -> None:
+        self._log = log
+        self._find_place = find_place
+        self._incoming = incoming
+        self._places = {identity: place for place, identity in enumerate(log._identities)}
+        self._edges = list(read_links(log._links))
+        self._infos: dict[Any, TensorInfo] = {}
+
+    def event(self, index: int, end: int = 0) -> NodeEvent:
+        """That of the node that began at this place in the pass; it ends now, unless that is known."""
+        log = self._log
+        begin, thread, node = log._marks[index * _MARKS : index * _MARKS + 3]
+        place = self._places[node]
+        number = log._numbers[place]
+        is_leaf = number == LEAF_NUMBER
+        module, call, line = (None, 1, None) if is_leaf else self._find_place(number, log.thread)
+        norms = log.norms.get(node)
+        return NodeEvent(
+            name=log._names[log._kinds[place]],
+            number=None if is_leaf else number,
+            module=module,
+            call=call,
+            line=line,
+            parameter=log._parameters.get(node),
+            run=log.number,
+            thread=thread,
+            begin=begin,
+            end=end or time.perf_counter_ns(),
+            incoming=tuple(map(self._info, self._incoming.get(node, ()))),
+            outgoing=tuple(self._outgoing(edge) for edge in self._edges[place]),
+            memory=log.levels[index + 1] - log.levels[index] if index + 1 < len(log.levels) else None,
+            norms_in=norms and _read(norms[0]),
+            norms_out=norms and _read(norms[1]),
+            raised=log.failed and index == len(log) - 1,
+            bundle=log.bundles.get(node),
+        )
+
+    def _outgoing(self, edge: tuple[int, int] | None) -> TensorInfo | None:
+        if edge is None:
+            return None
+        place, slot = edge
+        incoming = self._incoming.get(self._log._identities[place], ())
+        return self._info(incoming[slot]) if slot < len(incoming) else None
+
+    def _info(self, described: Any) -> TensorInfo:
+        key = shape_of(described), described.dtype, described.device
+        info = self._infos.get(key)
+        if info is None:
+            info = self._infos[key] = describe_tensor(*key)
+        return info
+
+
+def place_finder(origins: Origins | None) -> FindPlace:
+    """How to find where a node was made: by the thread that asked for the pass, most likely."""
+
+    def find(number: int, thread: int) -> tuple[str | None, int, Line | None]:
+        origin = origins and (origins.find(number, thread) or origins.find(number))
+        return (origin.module, origin.call, origin.line) if origin else (None, 1, None)
+
+    return find
+
+
+def _read(norms: Sequence[Any]) -> tuple[float | None, ...]:
+    return tuple(None if norm is None else float(norm) for norm in norms)

@@ -1,0 +1,300 @@
+"""What was seen of backward passes, as plain data."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import linecache
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from retrograd.errors import NoSuchNodeError, TraceError
+from retrograd.graph.node import Line, TensorInfo, name_place
+from retrograd.graph.span import ForwardSpan
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardPass:
+    """One run of the engine.
+
+    Attributes:
+        number: place among the passes of its trace.
+        depth: 0, or how many passes it runs inside of.
+        thread: number of the thread that asked for it.
+        begin, end: when, on the clock of ``time.perf_counter_ns``.
+        failed: whether it raised.
+    """
+
+    number: int
+    depth: int
+    thread: int
+    begin: int
+    end: int
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """One run of one node.
+
+    Attributes:
+        name: kind of the node, as in ``"AddmmBackward0"``.
+        number: its sequence number; None for a leaf's.
+        module, call: the module call in whose forward it was made; None where that is not known, or outside of all.
+        line: source line of the forward that made it.
+        parameter: name of the leaf, for a leaf's node.
+        run: which pass: index into the trace's ``passes``.
+        thread: number of the thread that it ran in.
+        begin, end: when, on the clock of ``time.perf_counter_ns``. What lies between two nodes counts for the first.
+        incoming, outgoing: what gradients came in, and went out.
+        memory: bytes gained while it ran; None where that was not asked for.
+        norms_in, norms_out: Euclidean norms of the gradients; None where they were not asked for.
+        raised: whether the pass ended in it.
+        bundle: folder of its replay bundle, if one was asked for.
+    """
+
+    name: str
+    number: int | None
+    module: str | None
+    call: int
+    line: Line | None
+    parameter: str | None
+    run: int
+    thread: int
+    begin: int
+    end: int
+    incoming: tuple[TensorInfo | None, ...] = ()
+    outgoing: tuple[TensorInfo | None, ...] = ()
+    memory: int | None = None
+    norms_in: tuple[float | None, ...] | None = None
+    norms_out: tuple[float | None, ...] | None = None
+    raised: bool = False
+    bundle: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Its module call and kind, as in ``"blocks.3#2:MulBackward0"``; a leaf's name where it has one."""
+        return name_place(self.name, self.module, self.call, self.parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a backward pass ended in an exception.
+
+    Attributes:
+        error: the exception's type and message.
+        event: the node that had begun last.
+        place: which node that is in the order of the pass, from 1, and how many nodes the pass would have run.
+        incoming: what came in to it, with how many elements of each are not finite (None: cannot be told).
+        before: the nodes that ran before it, the latest first.
+        source: where Python code raised, as in ``"hooks.py:12 in damp"``; empty if torch itself did.
+        bundle: folder of the replay bundle; None if there is none.
+        no_bundle: why there is none.
+    """
+
+    error: str
+    event: NodeEvent
+    place: tuple[int, int]
+    incoming: tuple[tuple[TensorInfo, int | None] | None, ...]
+    before: tuple[NodeEvent, ...] = ()
+    source: str = ""
+    bundle: Path | None = None
+    no_bundle: str = ""
+
+    def note(self) -> str:
+        """What is added to the exception."""
+        return "\n".join(_tell_failure(self))
+
+
+class Trace:
+    """What was seen of backward passes, and of the module calls of their forwards.
+
+    Attributes:
+        rank: of this process.
+        epoch: ``time.time_ns()`` when ``time.perf_counter_ns()`` was 0: add it to get times of day.
+        passes: the passes that were traced.
+        failure: how the last of them failed; None if it did not.
+        pending: what is needed to finish it, where the trace is resumable; it is not saved.
+        origins: where nodes were made, for ``rg.walk``; it is not saved either.
+        dropped: nodes that ran after the trace was full.
+    """
+
+    def __init__(self, rank: int = 0, epoch: int = 0) -> None:
+        self.rank = rank
+        self.epoch = epoch
+        self.passes: list[BackwardPass] = []
+        self.failure: Failure | None = None
+        self.pending: Any = None
+        self.origins: Any = None
+        self.dropped = 0
+        self._events: list[NodeEvent] = []
+        self._forwards: list[ForwardSpan] = []
+        self._refresh: Callable[[], None] = nothing_new
+        """Brings what was only noted; set while the trace is being made."""
+
+    @property
+    def events(self) -> list[NodeEvent]:
+        """One for each node that ran, in the order in which they began."""
+        self._refresh()
+        return self._events
+
+    @property
+    def forwards(self) -> list[ForwardSpan]:
+        """The module calls of the forwards, as far as origins were recorded."""
+        self._refresh()
+        return self._forwards
+
+    def find(self, pattern: str) -> list[NodeEvent]:
+        """All events whose node a glob matches: by kind, module, ``module:kind`` or the name of the leaf.
+
+        Raises:
+            NoSuchNodeError: there is none.
+        """
+        found = [event for event in self.events if matches(pattern, event)]
+        if not found:
+            kinds = sorted({event.place for event in self.events})
+            raise NoSuchNodeError(
+                f"{pattern!r} matches no node of this trace.",
+                repair=f"it saw, among others, {', '.join(kinds[:3])}." if kinds else "nothing was traced yet.",
+            )
+        return found
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the trace as JSON lines, packed by gzip; returns its path."""
+        head = {
+            "retrograd": "trace",
+            "rank": self.rank,
+            "epoch": self.epoch,
+            "dropped": self.dropped,
+            "passes": [asdict(each) for each in self.passes],
+            "failure": _write_failure(self.failure),
+        }
+        with gzip.open(path, "wt", compresslevel=4, encoding="utf-8") as file:
+            for content in (head, *map(_write_forward, self.forwards), *map(_write_event, self.events)):
+                file.write(json.dumps(content, separators=(",", ":")) + "\n")
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """Read a trace that was saved.
+
+        Raises:
+            TraceError: the file is none, or is damaged.
+        """
+        try:
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                head, *rows = map(json.loads, file)
+            trace = cls(head["rank"], head["epoch"])
+            trace.dropped = head["dropped"]
+            trace.passes = [BackwardPass(**each) for each in head["passes"]]
+            trace.failure = _read_failure(head["failure"])
+            trace._forwards = [ForwardSpan(**row) for row in rows if "name" not in row]
+            trace._events = [_read_event(row) for row in rows if "name" in row]
+        except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
+            raise TraceError(
+                f"{str(path)!r} holds no trace that can be read: {error}",
+                repair="give a file that Trace.save() or `retrograd trace` has written.",
+            ) from error
+        return trace
+
+    def __repr__(self) -> str:
+        failed = ", the last one failed" if self.failure is not None else ""
+        return f"<Trace of {len(self.events)} nodes in {len(self.passes)} backward passes{failed}>"
+
+
+def matches(pattern: str, event: NodeEvent) -> bool:
+    """Whether a glob is meant to match the node of this event."""
+    names = [event.name, event.place, event.module, event.parameter]
+    if event.module is not None:
+        names.append(f"{event.module}:{event.name}")
+    return any(name is not None and fnmatchcase(name, pattern) for name in names)
+
+
+def nothing_new() -> None:
+    """What a complete trace does to be up to date."""
+
+
+def _tell_failure(failure: Failure) -> Iterator[str]:
+    event = failure.event
+    number, count = failure.place
+    yield f"retrograd: backward failed in {event.place}, node {number} of {count}"
+    if failure.source:
+        yield f"  raised by Python code: {failure.source}"
+    if event.module is not None and event.call > 1:
+        yield f"  call {event.call} of {event.module}"
+    if event.line is not None:
+        text = linecache.getline(event.line.file, event.line.line).strip()
+        yield f"  forward: {event.line}" + (f": {text}" if text else "")
+    for slot, incoming in enumerate(failure.incoming):
+        if incoming is not None:
+            info, bad = incoming
+            yield f"  incoming {slot}: {info}" + ("" if bad is None else f", {bad} of its elements are not finite")
+    if failure.before:
+        yield f"  ran before it: {', '.join(each.place for each in failure.before)}"
+    if failure.bundle is not None:
+        yield f"  run it again: retrograd replay {failure.bundle}"
+    elif failure.no_bundle:
+        yield f"  no replay bundle: {failure.no_bundle}"
+
+
+def _write_forward(span: ForwardSpan) -> dict[str, Any]:
+    return asdict(span)
+
+
+def _write_event(event: NodeEvent) -> dict[str, Any]:
+    content = {name: getattr(event, name) for name in NodeEvent.__slots__}  # asdict copies everything, for 90 µs
+    content["line"] = event.line and asdict(event.line)
+    for name in ("incoming", "outgoing"):
+        content[name] = [info and str(info) for info in content[name]]
+    return {name: value for name, value in content.items() if value is not None and value is not False}
+
+
+def _read_event(content: dict[str, Any]) -> NodeEvent:
+    line = content.get("line")
+    content |= {
+        "number": content.get("number"),
+        "module": content.get("module"),
+        "parameter": content.get("parameter"),
+        "line": Line(**line) if line is not None else None,
+    }
+    for name in ("incoming", "outgoing"):
+        content[name] = tuple(text and TensorInfo.parse(text) for text in content.get(name, ()))
+    for name in ("norms_in", "norms_out"):
+        if name in content:
+            content[name] = tuple(content[name])
+    return NodeEvent(**content)
+
+
+def _write_failure(failure: Failure | None) -> dict[str, Any] | None:
+    if failure is None:
+        return None
+    return {
+        "error": failure.error,
+        "event": _write_event(failure.event),
+        "place": failure.place,
+        "incoming": [each and [str(each[0]), each[1]] for each in failure.incoming],
+        "before": [_write_event(each) for each in failure.before],
+        "source": failure.source,
+        "bundle": str(failure.bundle) if failure.bundle is not None else None,
+        "no_bundle": failure.no_bundle,
+    }
+
+
+def _read_failure(content: dict[str, Any] | None) -> Failure | None:
+    if content is None:
+        return None
+    return Failure(
+        error=content["error"],
+        event=_read_event(content["event"]),
+        place=(content["place"][0], content["place"][1]),
+        incoming=tuple(each and (TensorInfo.parse(each[0]), each[1]) for each in content["incoming"]),
+        before=tuple(map(_read_event, content["before"])),
+        source=content["source"],
+        bundle=Path(content["bundle"]) if content["bundle"] is not None else None,
+        no_bundle=content["no_bundle"],
+    )

@@ -1,0 +1,192 @@
+"""``rg.trace``: every node of every backward pass, with its time, its place in the forward, and how it failed."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Container, Mapping
+from operator import attrgetter
+from pathlib import Path
+from types import TracebackType
+
+from torch import Tensor, nn
+
+from retrograd.errors import TraceError
+from retrograd.graph.origins import Origins, record_origins
+from retrograd.graph.walker import name_leaves
+from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.runs.ranks import ask_rank
+from retrograd.tracing.faults import harmless
+from retrograd.tracing.pass_log import PassLog, place_finder
+from retrograd.tracing.trace import NodeEvent, Trace, nothing_new
+from retrograd.tracing.watched_pass import WatchedPass, Wishes
+
+Model = nn.Module | Mapping[str, nn.Module]
+
+
+def trace(
+    model: Model | None = None,
+    *,
+    origins: bool | Origins = True,
+    norms: bool = False,
+    memory: bool = False,
+    live: Callable[[NodeEvent], None] | None = None,
+    passes: int | Container[int] | None = None,
+    bundle: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    resumable: bool = False,
+    limit: int = 1_000_000,
+) -> Tracing:
+    """Trace every node of every backward pass of the process.
+
+    Tracing changes nothing: results are bitwise the same, and the program's own hooks run as ever. When a pass raises,
+    the exception goes on with a note that names the node, its module and line, what came in, and a replay bundle.
+
+    ::
+
+        with rg.trace() as trace:
+            loss = model(x)
+            loss.backward()
+        rg.print_trace(trace)
+
+    Args:
+        model: names modules and leaves; the outermost module that is called by default.
+        origins: find the module call and the source line of each node. The forward must run inside of the ``with``.
+        norms: measure what goes into each node and what comes out. It is read when the trace is.
+        memory: measure how many bytes each node gains: on a GPU what torch has allocated, else what the process has.
+        live: called with the event of each node when it has run.
+        passes: how many outermost passes to trace, or the numbers of those to trace, from 0; None for all.
+        bundle: write a replay bundle of each node that this glob matches.
+        folder: where bundles are written; a new temporary folder by default, and only when there is one to write.
+        resumable: keep gradients until the node that they go to has run, so that a pass that failed can be finished:
+            ``trace.pending.resume()``.
+        limit: how many nodes to note; what runs later is only counted.
+
+    Raises:
+        TraceError: for a limit or a number of passes below 1.
+    """
+    if limit < 1 or (isinstance(passes, int) and passes < 1):
+        raise TraceError("A trace of nothing was asked for.", repair="give a limit and a number of passes above 0.")
+    wishes = Wishes(
+        norms=norms,
+        memory=memory,
+        live=live,
+        passes=range(passes) if isinstance(passes, int) else passes,
+        bundle=bundle,
+        folder=Path(folder) if folder is not None else None,
+        resumable=resumable,
+        limit=limit,
+    )
+    if isinstance(origins, Origins):
+        return Tracing(model, wishes, origins, owns_origins=False)
+    return Tracing(model, wishes, record_origins(model) if origins else None)
+
+
+class Tracing:
+    """A trace that is being made: entering it gives the :class:`Trace`, and leaving it ends it.
+
+    Attributes:
+        trace: what has been seen so far.
+    """
+
+    def __init__(
+        self, model: Model | None, wishes: Wishes, origins: Origins | None, *, owns_origins: bool = True
+    ) -> None:
+        self.trace = Trace(ask_rank(), time.time_ns() - time.perf_counter_ns())
+        self._wishes = wishes
+        self._origins = origins
+        self._owns_origins = owns_origins and origins is not None
+        self._model = model
+        self._leaves: dict[int, str] = {}
+        self._find_place = place_finder(origins)
+        self._unread: list[PassLog] = []
+        self._running: dict[EngineRun, WatchedPass] = {}
+        self._outermost = 0
+        self._count = 0
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> Trace:
+        self._leaves = name_leaves(self._model)
+        if self._owns_origins and self._origins is not None:
+            self._origins.__enter__()
+        self.trace._refresh = self._refresh
+        self.trace.origins = self._origins
+        follow_backward(self)
+        return self.trace
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        unfollow_backward(self)
+        if self._owns_origins and self._origins is not None:
+            self._origins.__exit__(kind, error, traceback)
+        self._refresh()
+        self._leaves = {}
+        self.trace._refresh = nothing_new  # ours holds us, and we hold the trace
+
+    @harmless
+    def run_begins(self, run: EngineRun) -> None:
+        """The engine is about to run."""
+        with self._lock:
+            self._begin(run)
+
+    @harmless
+    def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
+        """It has ended."""
+        watched = self._running.pop(run, None)
+        if watched is None:
+            return
+        try:
+            watched.end(failed=error is not None)
+            if isinstance(error, Exception):
+                self._explain(watched, error)
+        finally:
+            watched.close()
+            with self._lock:
+                self._end(watched.log)
+
+    def _explain(self, watched: WatchedPass, error: Exception) -> None:
+        failure = watched.explain(error)
+        if failure is not None:
+            self.trace.failure = failure
+            self.trace.pending = watched.pending
+            error.add_note(failure.note())
+
+    def _begin(self, run: EngineRun) -> None:
+        thread = threading.get_ident()
+        depth = sum(watched.log.thread == thread for watched in self._running.values())
+        number = self._outermost
+        self._outermost += not run.is_nested
+        if run.is_batched or (run.is_nested and not depth):
+            return
+        if depth == 0 and self._wishes.passes is not None and number not in self._wishes.passes:
+            return
+        log = PassLog(len(self.trace.passes), depth)
+        watched = WatchedPass(run, log, self._wishes, self._name_leaf, self._find_place)
+        self.trace.passes.append(log.summary())
+        self._running[run] = watched
+
+    def _end(self, log: PassLog) -> None:
+        self.trace.passes[log.number] = log.summary()
+        if self._count >= self._wishes.limit:
+            self.trace.dropped += len(log)
+            return
+        self._count += len(log)
+        self._unread.append(log)
+
+    def _name_leaf(self, leaf: Tensor) -> str | None:
+        name = self._leaves.get(id(leaf))
+        if name is None and self._origins is not None:
+            name = self._origins.name_parameter(leaf)
+        return name
+
+    def _refresh(self) -> None:
+        """Make events of what was only noted so far."""
+        with self._lock:
+            unread, self._unread = self._unread, []
+            for log in unread:
+                self.trace._events += log.events(self._find_place)
+            self.trace._events.sort(key=attrgetter("begin"))  # a pass inside another ends before it
+            if unread and self._origins is not None:
+                self.trace._forwards = list(self._origins.spans)

@@ -1,0 +1,67 @@
+/** What is known of the box that is pointed at, or kept. */
+
+import { fill, find, make } from "./dom.js";
+import { elementOf } from "./folding.js";
+import { boxes } from "./scene.js";
+
+const byName = new Map();
+let kept = null;
+let pointed = null;
+
+export function loadDetails() {
+  for (const { thing } of boxes) byName.set(thing.name, thing);
+  show(null);
+}
+
+/** Keep the details of a node; of the one that is kept: let go. */
+export function keep(name) {
+  kept = kept === name ? null : name;
+  markKept();
+  show(kept ?? pointed);
+}
+
+export function letGo() {
+  kept = null;
+  markKept();
+  show(pointed);
+}
+
+export function markKept() {
+  for (const element of find("world").querySelectorAll(".kept")) element.classList.remove("kept");
+  if (kept !== null) elementOf(kept)?.classList.add("kept");
+}
+
+/** Look at a box for as long as it is pointed at: its details, unless others are kept, and its lines. */
+export function look(name) {
+  for (const line of find("world").querySelectorAll(".near")) line.classList.remove("near");
+  if (name !== null) {
+    const own = CSS.escape(name);
+    for (const line of find("world").querySelectorAll(`[data-from="${own}"], [data-to="${own}"]`)) {
+      line.classList.add("near");
+    }
+  }
+  pointed = name;
+  show(kept ?? pointed);
+}
+
+function show(name) {
+  const thing = byName.get(name);
+  if (thing === undefined) {
+    fill(
+      find("details"),
+      make("p", { class: "note" }, "Point at a box for what is known of it. The backward runs from the top down."),
+      make("p", { class: "note" }, "Blue boxes are calls of modules, white ones are nodes. A line says what shape the gradient has that arrives at its end; pills are leaves that get a gradient."),
+    );
+    return;
+  }
+  const list = make("dl");
+  for (const [term, values] of thing.details) {
+    list.append(make("dt", {}, term), ...values.map((value) => make("dd", {}, value)));
+  }
+  fill(
+    find("details"),
+    kept === name ? make("span", { class: "kept" }, "kept") : null,
+    make("h2", {}, thing.heading),
+    list,
+  );
+}

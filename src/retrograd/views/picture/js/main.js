@@ -1,0 +1,68 @@
+/** Puts the page together. */
+
+import { loadDetails, look, markKept } from "./details.js";
+import { find } from "./dom.js";
+import { draw, fold, onDrawn, unfold } from "./folding.js";
+import { act, followKeys, setCurrent } from "./keyboard.js";
+import { facts } from "./payload.js";
+import { loadScene } from "./scene.js";
+import { followSearch, markFound } from "./search.js";
+import { followTheme } from "./theme.js";
+import { fit, followPointer, followSize, showActualSize, zoomBy } from "./view.js";
+
+function notice(text) {
+  find("notice").hidden = !text;
+  find("notice").textContent = text;
+}
+
+function listen() {
+  const graph = find("graph");
+  const boxAt = (event) => event.target.closest("[data-name]");
+  graph.addEventListener("click", (event) => {
+    const element = boxAt(event);
+    if (element === null || graph.classList.contains("moving")) return;
+    setCurrent(element.dataset.name, false);
+    act(element);
+  });
+  graph.addEventListener("pointerover", (event) => look(boxAt(event)?.dataset.name ?? null));
+  graph.addEventListener("pointerleave", () => look(null));
+  graph.addEventListener("found", (event) => {
+    setCurrent(event.target.dataset.name, false);
+    look(event.target.dataset.name);
+  });
+  find("fold").addEventListener("click", fold);
+  find("unfold").addEventListener("click", () => {
+    notice(unfold() ? facts.notice : "To open all of these would draw too many boxes; open those that you want to see.");
+  });
+  find("out").addEventListener("click", () => zoomBy(0.8));
+  find("in").addEventListener("click", () => zoomBy(1.25));
+  find("whole").addEventListener("click", () => fit());
+  find("actual").addEventListener("click", showActualSize);
+}
+
+async function start() {
+  followTheme();
+  await loadScene();
+  loadDetails();
+  notice(facts.notice);
+  onDrawn(markKept);
+  onDrawn(markFound);
+  followKeys();
+  draw();
+  fit(true);
+  followPointer();
+  followSize();
+  followSearch();
+  listen();
+}
+
+function fail(error) {
+  find("failure").hidden = false;
+  find("failure").textContent =
+    `This page could not be drawn: ${error.message}. It needs a browser from 2023 or later.`;
+  throw error;
+}
+
+start()
+  .then(() => (document.documentElement.dataset.ready = "yes"))
+  .catch(fail);

@@ -1,0 +1,96 @@
+"""Graphs of 200,000 nodes are walked, traced and freed, on any thread, and when a node in their middle is kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import sys, threading
+import torch
+import retrograd as rg
+from retrograd.graph import walker
+
+depth, stack, what = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+if what == "unguarded":
+    walker.guard_nodes = lambda nodes: None
+
+
+def chain():
+    x = torch.ones(1, requires_grad=True)
+    y = x
+    for _ in range(depth):
+        y = y * 1.0
+    return x, y
+
+
+def main():
+    x, y = chain()
+    if what in ("walked", "unguarded"):
+        graph = rg.walk(y, saved=False)
+        assert len(graph) == depth + 1
+        del graph
+    elif what == "middle kept":
+        middle = rg.walk(y, saved=False).live(depth // 2)
+        del y
+        assert len(rg.walk(middle, saved=False)) == depth - depth // 2 + 1
+        del middle
+        y = None
+    elif what == "traced":
+        with rg.trace() as trace:
+            y.backward(retain_graph=True)
+            y.backward()
+        assert len(trace.events) == 2 * (depth + 1)
+        assert x.grad.item() == 2
+    elif what == "root dropped":
+        with rg.trace(origins=False):
+            (y * 1.0).backward(retain_graph=True)
+    del y
+
+
+if stack:
+    threading.stack_size(stack * 1024)
+    thread = threading.Thread(target=main)
+    thread.start()
+    thread.join()
+else:
+    main()
+print("done")
+"""
+
+
+def run(depth: int, stack: int, what: str) -> subprocess.CompletedProcess[str]:
+    """Make a chain so deep, on a stack of so many KiB (0: the main thread's), and drop it."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    arguments = [sys.executable, "-c", SCRIPT, str(depth), str(stack), what]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=environment, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "depth", "stack"),
+    [
+        ("walked", 200_000, 0),
+        ("middle kept", 200_000, 0),
+        ("traced", 60_000, 0),
+        *((what, 20_000, 512) for what in ("walked", "middle kept", "traced", "root dropped")),
+    ],
+)
+def test_deep_graphs_are_freed(what: str, depth: int, stack: int) -> None:
+    """On the main thread's 8 MiB, 40,000 levels are too many; on 512 KiB, 2,400 are."""
+    result = run(depth, stack, what)
+    assert (result.returncode, result.stdout.split()) == (0, ["done"]), result.stderr
+
+
+@pytest.mark.slow
+def test_without_the_guard_they_crash() -> None:
+    """If this fails, torch frees deep graphs without recursion, and the guard has had its day."""
+    assert run(50_000, 512, "unguarded").returncode in (-signal.SIGSEGV, -signal.SIGBUS)
