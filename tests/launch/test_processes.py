@@ -51,8 +51,8 @@ def test_forked_children_that_train_on(outcome: Outcome) -> None:
 @pytest.mark.parametrize(
     ("outcome", "seen"),
     [
-        pytest.param(Command("torchrun --nproc-per-node 2 ddp.py"), NET, id="DDP"),
-        pytest.param(Command("torchrun --nproc-per-node 2 fsdp.py"), outputs(*PATHS), id="FSDP2"),
+        pytest.param(Command("torchrun --standalone --nproc-per-node 2 ddp.py"), NET, id="DDP"),
+        pytest.param(Command("torchrun --standalone --nproc-per-node 2 fsdp.py"), outputs(*PATHS), id="FSDP2"),
     ],
     indirect=["outcome"],
 )

@@ -32,7 +32,7 @@ COMMANDS = {
     "untrained": "untrained.py",
     "too late": "--steps 7:9 plain_loop.py",
     "forked": "forked.py",
-    "ranks": "--live torchrun --nproc-per-node 2 ddp.py",
+    "ranks": "--live torchrun --standalone --nproc-per-node 2 ddp.py",
 }
 
 

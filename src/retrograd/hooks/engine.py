@@ -30,6 +30,11 @@ next_sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defi
 """The number that the next node made in this thread will have."""
 
 
+def has_function_modes() -> bool:
+    """Whether every use of torch in this thread passes through a function mode first."""
+    return torch._C._len_torch_function_stack() > 0
+
+
 _TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "FUNCTIONAL", "PROXY"))
 _AS_EVER = eval_frame._FrameAction.DEFAULT
 _SKIP = eval_frame._FrameAction.SKIP

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.hooks.nodes import is_leaf
+from retrograd.hooks.nodes import LEAF_KIND
 
 SeeFirst = Callable[[Tensor | None], None]
 SeeAll = Callable[[tuple[Tensor | None, ...]], None]
@@ -54,8 +54,9 @@ class NodeTap:
             self._table[self._see_first] = self._see_first
             self._carrier._backward_hooks = self._table
         carrier = self._carrier
+        leaf_kind: Any = LEAF_KIND
         for node in nodes:
-            if is_leaf(node):  # it knows only the hooks of its leaf
+            if type(node) is leaf_kind:  # it knows only the hooks of its leaf
                 self._handles.append(node.register_prehook(self._see_leaf))
             elif node in several:
                 self._handles.append(node.register_prehook(self._see_all))

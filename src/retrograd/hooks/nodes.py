@@ -6,7 +6,8 @@ A node is what ``tensor.grad_fn`` gives. It takes the gradients of what its oper
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import methodcaller
 from typing import Any, Protocol
 
 import torch
@@ -16,13 +17,17 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from retrograd.errors import FreedGraphError, NoGraphError
 from retrograd.hooks.python_nodes import run_python
 
+number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
+"""The sequence number of a node: those made later in one thread have larger ones, and run earlier."""
+
 LEAF_NUMBER = 2**64 - 1
 """What torch gives the nodes of leaves for a sequence number: they run as soon as they can."""
 
 _SAVED = "_saved_"
 _RAW = "_raw_saved_"
 
-_LEAF_KIND = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+LEAF_KIND: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+"""The type of a leaf's node."""
 
 _saved_names: dict[type, tuple[tuple[str, str], ...]] = {}
 """Kind of node → what its operation saved: our name, and the attribute to read."""
@@ -42,14 +47,9 @@ def name_of(node: Any) -> str:
     return str(node.name()).rpartition("::")[2]
 
 
-def number_of(node: Any) -> int:
-    """The sequence number: nodes made later in one thread have larger ones, and run earlier."""
-    return int(node._sequence_nr())
-
-
 def is_leaf(node: Any) -> bool:
     """Whether a node only adds what comes in to the ``.grad`` of a leaf."""
-    return type(node) is _LEAF_KIND
+    return type(node) is LEAF_KIND
 
 
 def is_python(node: Any) -> bool:

@@ -1,6 +1,6 @@
 """What is noted while one backward pass runs, and what becomes of it later.
 
-While it runs, four things are noted a node. When it has ended, what the nodes can tell of themselves is fetched, for
+While it runs, six things are noted a node. When it has ended, what the nodes can tell of themselves is fetched, for
 the graph may be freed next. Texts are made only when somebody asks for the events. All lists are flat: one tuple a node
 would wake the garbage collector all the time.
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from retrograd.graph.node import Line, TensorInfo
 from retrograd.graph.origins import Origins
 from retrograd.graph.walker import describe_tensor, shape_of
-from retrograd.hooks.engine import current_node, uncompiled
+from retrograd.hooks.engine import current_node, has_function_modes, uncompiled
 from retrograd.hooks.nodes import LEAF_NUMBER, inputs_of, name_of, number_of, variable_of
 from retrograd.hooks.reach import Reach, read_links
 from retrograd.tracing.trace import BackwardPass, NodeEvent
@@ -28,8 +28,23 @@ FindPlace = Callable[[int, int], tuple[str | None, int, Line | None]]
 NameLeaf = Callable[[Tensor], str | None]
 Mark = Callable[[Any], None]
 
-_MARKS = 4
-"""Noted for each node: when it began, in which thread, its identity, and what torch says of the gradients it takes."""
+_MARKS = 6
+"""Noted for each node: when it began, in which thread, its identity; shape, dtype and device of the gradient that came
+in, or what torch says of all that it takes, and twice None."""
+
+
+class Marks(NamedTuple):
+    """What is called just before a node runs, with what comes in.
+
+    Attributes:
+        one: for a node that takes one gradient, with that.
+        several: for a node that takes several, with all of them.
+        leaf: for a leaf's node, with all of them.
+    """
+
+    one: Mark
+    several: Mark
+    leaf: Mark
 
 
 class PassLog:
@@ -67,8 +82,8 @@ class PassLog:
     def __len__(self) -> int:
         return len(self._marks) // _MARKS
 
-    def make_marks(self, meter: Callable[[], int] | None) -> tuple[Mark, Mark]:
-        """What is to be called just before a node runs, and before that of a leaf, with what comes in.
+    def make_marks(self, meter: Callable[[], int] | None) -> Marks:
+        """What is to be called just before a node runs.
 
         Args:
             meter: says how many bytes are in use, where that is asked for.
@@ -79,16 +94,25 @@ class PassLog:
         @uncompiled
         def mark(incoming: Any) -> None:
             node = current_node()
-            note((clock(), get_ident(), id(node), node._input_metadata))  # the gradient itself may be under a mode
+            note((clock(), get_ident(), id(node), inputs_of(node), None, None))
             current[0] = incoming
+
+        @uncompiled
+        def mark_one(incoming: Any) -> None:
+            try:
+                note((clock(), get_ident(), id(current_node()), incoming.shape, incoming.dtype, incoming.device))
+            except (AttributeError, RuntimeError):  # None, or a nested tensor, which has no shape
+                mark(incoming)
+            else:
+                current[0] = incoming
 
         @uncompiled
         def mark_leaf(incoming: Any) -> None:
             mark(None)
 
-        if meter is None:
-            return mark, mark_leaf
-        return self._with_level(mark, meter), self._with_level(mark_leaf, meter)
+        # Where a function mode is on, it would be told of every attribute of a gradient that we look at.
+        marks = Marks(mark if has_function_modes() else mark_one, mark, mark_leaf)
+        return marks if meter is None else Marks(*(self._with_level(each, meter) for each in marks))
 
     def last_node(self) -> int:
         """Identity of the node that began last."""
@@ -131,7 +155,10 @@ class PassLog:
         return Describer(self, find_place, {id(node): inputs_of(node) for node in nodes})
 
     def _read_incoming(self) -> dict[int, tuple[Any, ...]]:
-        return dict(zip(self._marks[2::_MARKS], self._marks[3::_MARKS], strict=True))
+        marks = self._marks
+        one = zip(marks[3::_MARKS], marks[4::_MARKS], marks[5::_MARKS], strict=True)
+        incoming = [key[0] if key[1] is None else (key,) for key in one]
+        return dict(zip(marks[2::_MARKS], incoming, strict=True))
 
     def _with_level(self, mark: Mark, meter: Callable[[], int]) -> Mark:
         note = self.levels.append
@@ -160,7 +187,7 @@ class Describer:
     Args:
         log: to be described.
         find_place: where nodes were made.
-        incoming: identity of a node → what torch says of the gradients that it takes.
+        incoming: identity of a node → shape, dtype and device of each gradient that it takes, or what torch says of it.
     """
 
     def __init__(self, log: PassLog, find_place: FindPlace, incoming: dict[int, tuple[Any, ...]]) -> None:
@@ -208,7 +235,8 @@ class Describer:
         return self._info(incoming[slot]) if slot < len(incoming) else None
 
     def _info(self, described: Any) -> TensorInfo:
-        key = shape_of(described), described.dtype, described.device
+        is_key = isinstance(described, tuple)
+        key = described if is_key else (shape_of(described), described.dtype, described.device)
         info = self._infos.get(key)
         if info is None:
             info = self._infos[key] = describe_tensor(*key)

@@ -19,7 +19,7 @@ from retrograd.hooks.reach import find_nodes_of, guard_nodes
 from retrograd.tracing.failure import bundle_node, complete_incoming, describe_failure
 from retrograd.tracing.faults import harmless
 from retrograd.tracing.meter import choose_meter
-from retrograd.tracing.pass_log import FindPlace, Mark, NameLeaf, PassLog
+from retrograd.tracing.pass_log import FindPlace, Marks, NameLeaf, PassLog
 from retrograd.tracing.pending import Pending
 from retrograd.tracing.trace import Failure, NodeEvent, matches
 
@@ -64,15 +64,15 @@ class WatchedPass:
         self._find_place = find_place
         self._nodes, self._reach = find_nodes_of(run)
         meter = choose_meter({each.device for each in _gradients_of(self._nodes)}) if wishes.memory else None
-        mark, mark_leaf = log.make_marks(meter)
+        marks = log.make_marks(meter)
         self.pending = Pending(run.roots, run.gradients) if wishes.resumable else None
         self._hooks: NodeHooks | NodeTap
         if wishes.is_thorough:
             log.learn(self._reach, name_leaf)
-            examiner = _Examiner(self._nodes, log, wishes, self.pending, find_place, mark, mark_leaf)
+            examiner = _Examiner(self._nodes, log, wishes, self.pending, find_place, marks)
             self._hooks = NodeHooks(self._nodes, examiner)
         else:
-            self._hooks = NodeTap(mark, mark, mark_leaf)
+            self._hooks = NodeTap(*marks)
             self._hooks.watch(self._nodes, self._reach.several)
 
     def end(self, *, failed: bool) -> None:
@@ -110,15 +110,13 @@ class _Examiner:
         wishes: Wishes,
         pending: Pending | None,
         find_place: FindPlace,
-        mark: Mark,
-        mark_leaf: Mark,
+        marks: Marks,
     ) -> None:
         self._nodes = nodes
         self._log = log
         self._wishes = wishes
         self._pending = pending
-        self._mark = mark
-        self._mark_leaf = mark_leaf
+        self._marks = marks
         self._describe = log.describe_while_running(nodes, find_place)
 
     @harmless
@@ -128,7 +126,7 @@ class _Examiner:
         live = self._wishes.live
         if live is not None and len(self._log):
             live(self._describe.event(len(self._log) - 1))
-        (self._mark_leaf if is_leaf(node) else self._mark)(incoming)
+        (self._marks.leaf if is_leaf(node) else self._marks.several)(incoming)
         if self._pending is not None:
             self._pending.begins(node, () if is_leaf(node) else incoming)
         if self._wishes.norms:
