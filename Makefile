@@ -24,6 +24,7 @@ check: .venv/installed-dev
 bench: .venv/installed-dev ## measure what recording costs
 	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/tracing.py
 
 clean: ## remove the environment, what was built and the caches; recorded runs stay
 	rm -rf .venv build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

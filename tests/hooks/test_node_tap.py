@@ -16,7 +16,7 @@ from torch import Tensor
 
 from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
 from retrograd.hooks.engine import current_node
-from retrograd.hooks.node_tap import NodeTap
+from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import name_of
 from retrograd.hooks.reach import find_nodes_of
 from tests.graph.test_walker import Double, tangle
@@ -28,17 +28,18 @@ class Tapper:
     def __init__(self) -> None:
         self.seen: list[tuple[Any, Any]] = []
         self.runs: list[EngineRun] = []
+        self._all = NodeTaps()
         self._taps: list[NodeTap] = []
 
     def run_begins(self, run: EngineRun) -> None:
         self.runs.append(run)
-        tap = NodeTap(lambda one: self.note((one,)), self.note)
+        tap = self._all.begin(lambda one: self.note((one,)), self.note)
         nodes, reach = find_nodes_of(run)
-        tap.watch(nodes, reach.several)
+        tap.watch(nodes, reach.several, is_kept=run.keeps_graph)
         self._taps.append(tap)
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        self._taps.pop().remove()
+        self._all.end(self._taps.pop())
 
     def note(self, incoming: tuple[Tensor | None, ...]) -> None:
         self.seen.append((current_node(), incoming))
@@ -222,3 +223,45 @@ def test_a_pass_that_raises(error: BaseException) -> None:
     finally:
         unfollow_backward(tapper)
     assert ends == [error]
+
+
+def test_a_graph_that_is_run_again_and_again_gets_no_more_hooks() -> None:
+    """One that has been set can be emptied, but not taken away."""
+    x = torch.ones(3, requires_grad=True)
+    outputs = (x.exp() * 2).sin()
+    with tapping() as tapper:
+        for row in range(3):
+            torch.autograd.grad(outputs[row], x, retain_graph=True)
+            torch.autograd.grad(outputs.sum(), x, retain_graph=True)
+            tapper.seen.clear()
+            outputs.sum().backward(retain_graph=True)
+            names = [name_of(node) for node in tapper.nodes]
+            assert names == ["SumBackward0", "SinBackward0", "MulBackward0", "ExpBackward0", "AccumulateGrad"]
+    (memory,) = tapper._all._memories
+    calls: list[Any] = []
+    memory.table["probe"] = calls.append
+    outputs.sum().backward(retain_graph=True)
+    memory.table.clear()
+    assert len(calls) == 3  # each of the three inner nodes once, after nine passes
+    assert not memory.table
+
+
+def test_a_pass_inside_a_pass_over_the_same_nodes() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+    loss = y.sum()
+    inner: list[int] = []
+
+    def run_inside(gradient: Tensor) -> None:
+        if not inner:
+            inner.append(len(tapper.seen))
+            torch.autograd.grad(loss, x, retain_graph=True)
+            inner.append(len(tapper.seen))
+
+    z = loss * 1
+    loss.register_hook(run_inside)
+    with tapping() as tapper:
+        z.backward(retain_graph=True)
+    names = [name_of(node) for node in tapper.nodes]
+    assert names[inner[0] : inner[1]] == ["ExpBackward0"]  # the sum's own hooks are being called meanwhile
+    assert names[: inner[0]] + names[inner[1] :] == ["MulBackward0", "SumBackward0", "ExpBackward0", "AccumulateGrad"]

@@ -6,7 +6,6 @@ import difflib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from retrograd.errors import DetachedGraphError, GraphError, NoSuchNodeError
-from retrograd.graph.node import Edge, Line, Node, Saved, TensorInfo
+from retrograd.graph.node import Edge, Line, Node, Saved, TensorInfo, matches
 
 _SCHEMA = pa.schema(
     [
@@ -221,14 +220,6 @@ class Columns:
             return None
         incoming = self.incoming[edge.node]
         return incoming[edge.slot] if edge.slot < len(incoming) else None
-
-
-def matches(pattern: str, node: Node) -> bool:
-    """Whether a glob is meant to match this node."""
-    names = [node.name, node.place, node.module, node.parameter]
-    if node.module is not None:
-        names += [f"{node.module}:{node.name}"]
-    return any(name is not None and fnmatchcase(name, pattern) for name in names)
 
 
 def _run_order(graph: Graph) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Protocol
 
 _INFO = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?: on (?P<device>.+))?")
 
@@ -129,3 +131,31 @@ def name_place(name: str, module: str | None, call: int, parameter: str | None) 
         return parameter
     number = f"#{call}" if call > 1 else ""
     return f"{module}{number}:{name}" if module is not None else name
+
+
+class Placed(Protocol):
+    """What has the names of a node: a node of a graph, an event of a trace."""
+
+    @property
+    def name(self) -> str:
+        """The kind."""
+
+    @property
+    def place(self) -> str:
+        """Module call and kind, or the leaf's name."""
+
+    @property
+    def module(self) -> str | None:
+        """Path of the module."""
+
+    @property
+    def parameter(self) -> str | None:
+        """Name of the leaf."""
+
+
+def matches(pattern: str, node: Placed) -> bool:
+    """Whether a glob is meant to match this node: by kind, module, ``module:kind`` or the name of the leaf."""
+    names = [node.name, node.place, node.module, node.parameter]
+    if node.module is not None:
+        names.append(f"{node.module}:{node.name}")
+    return any(name is not None and fnmatchcase(name, pattern) for name in names)

@@ -345,7 +345,7 @@ def _make_see(
             meet(node)
             return
         stamp = step()
-        pack(buffer, base + (stamp & mask) * size, now(), node._sequence_nr(), kind, stamp)
+        pack(buffer, base + (stamp & mask) * size, now(), number_of(node), kind, stamp)
 
     def exchange(memory: Any) -> None:
         nonlocal buffer

@@ -27,7 +27,7 @@ from retrograd.hangs.ring_file import RankState, RingEvent
 from retrograd.hangs.signal_tap import SignalTap
 from retrograd.hangs.words import describe_age, describe_event, describe_stacks, describe_state
 from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
-from retrograd.hooks.node_tap import NodeTap
+from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.reach import Reach, find_nodes_of, guard_nodes
 from retrograd.runs.complaints import Complaints
 from retrograd.runs.files import write_whole
@@ -265,6 +265,7 @@ def _describe_stop(event: RingEvent, now: int) -> str:
 class _Here(threading.local):
     def __init__(self) -> None:
         self.passes: list[_Pass] = []
+        self.taps = NodeTaps()
 
 
 @dataclass(slots=True)
@@ -289,12 +290,12 @@ class _Follower:
         if self.is_closed:
             return
         try:
-            ours = _Pass(run, NodeTap(self._ring.see, self._ring.see))
+            ours = _Pass(run, self._here.taps.begin(self._ring.see, self._ring.see))
             self._here.passes.append(ours)
             self._ring.pass_begins(is_nested=run.is_nested)
             with contextlib.suppress(NoGraphError):  # torch is about to say so itself
                 nodes, ours.reach = find_nodes_of(run)
-                ours.tap.watch(nodes)
+                ours.tap.watch(nodes, is_kept=run.keeps_graph)
         except Exception as error:  # a fault of ours must not stop the program
             self._complain(error)
 
@@ -304,7 +305,7 @@ class _Follower:
             return
         try:
             ours = passes.pop()
-            ours.tap.remove()
+            self._here.taps.end(ours.tap)
             if ours.reach is not None:
                 guard_nodes(ours.reach.nodes, ours.reach.links)
             self._ring.pass_ends(error is not None)

@@ -7,64 +7,145 @@ of them away is to empty the table. Nobody but us can reach that table, for it b
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from retrograd.hooks.nodes import LEAF_KIND
+from retrograd.hooks.engine import current_node
+from retrograd.hooks.nodes import LEAF_KIND, number_of
+
+_MOST_HOOKED = 1_000_000
 
 SeeFirst = Callable[[Tensor | None], None]
 SeeAll = Callable[[tuple[Tensor | None, ...]], None]
 
 
 class NodeTap:
-    """The hooks of one pass.
+    """The hooks of one pass; made by :meth:`NodeTaps.begin`.
 
     Hooks of the program's on tensors have run when ours does, and those on nodes have not.
 
-    Args:
-        see_first: called with the gradient that comes in to a node that takes one. ``engine.current_node()`` is the
-            node. It must not raise, and must return None.
-        see_all: the same for a node that takes several.
-        see_leaf: the same for a leaf's node; ``see_all`` by default. It must not keep what it is given: the gradient
-            would be copied then instead of becoming ``.grad``.
+    A node whose hooks are being called must not be given another one: torch would go on in memory that is no longer
+    there. So a node that this thread is at, in a pass around this one, is left out; so are nodes of a pass that runs in
+    another thread.
     """
 
-    __slots__ = ("_carrier", "_handles", "_see_all", "_see_first", "_see_leaf", "_table")
+    __slots__ = ("_busy", "_handles", "_memory", "_nodes", "_see_all", "_see_first", "_see_leaf", "_thread")
 
-    def __init__(self, see_first: SeeFirst, see_all: SeeAll, see_leaf: SeeAll | None = None) -> None:
+    def __init__(
+        self, memory: _Memory, busy: tuple[Any, ...], see_first: SeeFirst, see_all: SeeAll, see_leaf: SeeAll
+    ) -> None:
+        self._busy = busy
+        self._thread = threading.get_ident()
+        self._nodes: Sequence[Any] = ()
+        self._memory = memory
         self._see_first = see_first
         self._see_all = see_all
-        self._see_leaf = see_leaf or see_all
+        self._see_leaf = see_leaf
         self._handles: list[Any] = []
-        self._carrier: Any = torch.empty(0)  # only its table of hooks is looked at
-        self._table: OrderedDict[Any, Any] = OrderedDict()
 
-    def watch(self, nodes: Iterable[Any], several: Container[Any] = ()) -> None:
+    def watch(self, nodes: Sequence[Any], several: Container[Any] = (), *, is_kept: bool = False) -> None:
         """Set the hooks on these nodes.
 
         Args:
             nodes: which. Whoever has got hold of a whole graph gives it to ``guard_nodes`` before letting go.
             several: those of them that take several gradients, and of which all are to be seen.
+            is_kept: the graph is not freed when the pass ends, and may be run again.
         """
-        if not self._table:
-            self._table[self._see_first] = self._see_first
-            self._carrier._backward_hooks = self._table
-        carrier = self._carrier
+        self.resume()
+        carrier = self._memory.carrier
+        known = self._memory.hooked
         leaf_kind: Any = LEAF_KIND
+        others = [each._nodes for each in list(_running) if each._thread != self._thread]
+        if others or self._busy:
+            taken = {id(node) for each in others for node in each}
+            nodes = [node for node in nodes if id(node) not in taken and node not in self._busy]
+        self._nodes = nodes
+        _running.add(self)
         for node in nodes:
             if type(node) is leaf_kind:  # it knows only the hooks of its leaf
                 self._handles.append(node.register_prehook(self._see_leaf))
             elif node in several:
                 self._handles.append(node.register_prehook(self._see_all))
-            else:
+            elif not known or known.get(number_of(node)) != id(node):
                 node._register_hook_dict(carrier)
+        if is_kept:
+            self._memory.remember(node for node in nodes if node not in several)
+
+    def pause(self) -> None:
+        """Call nothing, for a pass inside this one runs, maybe over the same nodes."""
+        self._memory.table.clear()
+
+    def resume(self) -> None:
+        """Call again what is to be called."""
+        self._memory.table[self._see_first] = self._see_first
 
     def remove(self) -> None:
         """Take all hooks away."""
-        self._table.clear()
+        self.pause()
+        _running.discard(self)
+        self._nodes = ()
         while self._handles:
             self._handles.pop().remove()
+
+
+_running: set[NodeTap] = set()
+
+
+class NodeTaps(threading.local):
+    """The taps of one watcher. Each thread has its own; of passes within passes only the innermost is tapped."""
+
+    def __init__(self) -> None:
+        self._running: list[NodeTap] = []
+        self._memories: list[_Memory] = []
+
+    def begin(self, see_first: SeeFirst, see_all: SeeAll, see_leaf: SeeAll | None = None) -> NodeTap:
+        """A pass begins in this thread.
+
+        Args:
+            see_first: called with the gradient that comes in to a node that takes one. ``engine.current_node()`` is
+                the node. It must not raise, and must return None.
+            see_all: the same for a node that takes several.
+            see_leaf: the same for a leaf's node; ``see_all`` by default. It must not keep what it is given: the
+                gradient would be copied then instead of becoming ``.grad``.
+        """
+        depth = len(self._running)
+        if depth:
+            self._running[-1].pause()
+        node = current_node()
+        busy = (*(self._running[-1]._busy if depth else ()), *((node,) if node is not None else ()))
+        if depth == len(self._memories):
+            self._memories.append(_Memory())
+        tap = NodeTap(self._memories[depth], busy, see_first, see_all, see_leaf or see_all)
+        self._running.append(tap)
+        return tap
+
+    def end(self, tap: NodeTap) -> None:
+        """The pass that began last has ended."""
+        tap.remove()
+        self._running.remove(tap)
+        if self._running:
+            self._running[-1].resume()
+
+
+class _Memory:
+    """The table that hooks share, and which nodes of graphs that are kept have it already.
+
+    A hook of this kind cannot be taken from a node, so one that is run again and again would get ever more of them.
+    """
+
+    def __init__(self) -> None:
+        self.table: OrderedDict[Any, Any] = OrderedDict()
+        self.carrier: Any = torch.empty(0)  # only its table of hooks is looked at
+        self.carrier._backward_hooks = self.table
+        self.hooked: dict[int, int] = {}
+        """Number of a node → its identity: both are the same only for one and the same node."""
+
+    def remember(self, nodes: Iterable[Any]) -> None:
+        if len(self.hooked) > _MOST_HOOKED:
+            self.hooked.clear()
+        self.hooked.update((number_of(node), id(node)) for node in nodes)

@@ -14,6 +14,7 @@ from retrograd.hooks.engine import (
     inference_enabled,
     next_sequence_number,
 )
+from retrograd.hooks.nodes import number_of
 from retrograd.recording.lane import Lane, Mode
 from retrograd.recording.nested import Keys, flatten
 from retrograd.recording.place import Host, Place
@@ -155,7 +156,7 @@ class SlotWatch:
         node = current_node()
         if not unhooked or node is None:
             return
-        part = node._sequence_nr()
+        part = number_of(node)
         index = next((index for index, (number, _) in enumerate(unhooked) if number > part), None)
         if index is None:
             return

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from retrograd.errors import NoSuchNodeError, PatternError
-from retrograd.graph.graph import Graph, matches
-from retrograd.graph.node import Line, Node
+from retrograd.graph.graph import Graph
+from retrograd.graph.node import Line, Node, matches
 from retrograd.hooks.engine import is_transformed
 from retrograd.stepping.stop import Gradients, Stop
 

@@ -9,12 +9,11 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from retrograd.errors import NoSuchNodeError, TraceError
-from retrograd.graph.node import Line, TensorInfo, name_place
+from retrograd.graph.node import Line, TensorInfo, matches, name_place
 from retrograd.graph.span import ForwardSpan
 
 
@@ -205,14 +204,6 @@ class Trace:
     def __repr__(self) -> str:
         failed = ", the last one failed" if self.failure is not None else ""
         return f"<Trace of {len(self.events)} nodes in {len(self.passes)} backward passes{failed}>"
-
-
-def matches(pattern: str, event: NodeEvent) -> bool:
-    """Whether a glob is meant to match the node of this event."""
-    names = [event.name, event.place, event.module, event.parameter]
-    if event.module is not None:
-        names.append(f"{event.module}:{event.name}")
-    return any(name is not None and fnmatchcase(name, pattern) for name in names)
 
 
 def nothing_new() -> None:

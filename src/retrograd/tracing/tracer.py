@@ -16,6 +16,7 @@ from retrograd.errors import TraceError
 from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.walker import name_leaves
 from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.node_tap import NodeTaps
 from retrograd.runs.ranks import ask_rank
 from retrograd.tracing.faults import harmless
 from retrograd.tracing.pass_log import PassLog, place_finder
@@ -102,6 +103,7 @@ class Tracing:
         self._find_place = place_finder(origins)
         self._unread: list[PassLog] = []
         self._running: dict[EngineRun, WatchedPass] = {}
+        self._taps = NodeTaps()
         self._outermost = 0
         self._count = 0
         self._lock = threading.RLock()
@@ -163,7 +165,7 @@ class Tracing:
         if depth == 0 and self._wishes.passes is not None and number not in self._wishes.passes:
             return
         log = PassLog(len(self.trace.passes), depth)
-        watched = WatchedPass(run, log, self._wishes, self._name_leaf, self._find_place)
+        watched = WatchedPass(run, log, self._wishes, self._name_leaf, self._find_place, self._taps)
         self.trace.passes.append(log.summary())
         self._running[run] = watched
 

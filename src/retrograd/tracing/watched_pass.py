@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retrograd.graph.node import matches
 from retrograd.hooks.backward import EngineRun
-from retrograd.hooks.node_tap import NodeTap
+from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import inputs_of, is_leaf
 from retrograd.hooks.pause import Gradients, NodeHooks
 from retrograd.hooks.reach import find_nodes_of, guard_nodes
@@ -21,7 +22,7 @@ from retrograd.tracing.faults import harmless
 from retrograd.tracing.meter import choose_meter
 from retrograd.tracing.pass_log import FindPlace, Marks, NameLeaf, PassLog
 from retrograd.tracing.pending import Pending
-from retrograd.tracing.trace import Failure, NodeEvent, matches
+from retrograd.tracing.trace import Failure, NodeEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,10 @@ class WatchedPass:
     """
 
     def __init__(
-        self, run: EngineRun, log: PassLog, wishes: Wishes, name_leaf: NameLeaf, find_place: FindPlace
+        self, run: EngineRun, log: PassLog, wishes: Wishes, name_leaf: NameLeaf, find_place: FindPlace, taps: NodeTaps
     ) -> None:
         self.log = log
+        self._taps = taps
         self._wishes = wishes
         self._name_leaf = name_leaf
         self._find_place = find_place
@@ -72,13 +74,16 @@ class WatchedPass:
             examiner = _Examiner(self._nodes, log, wishes, self.pending, find_place, marks)
             self._hooks = NodeHooks(self._nodes, examiner)
         else:
-            self._hooks = NodeTap(*marks)
-            self._hooks.watch(self._nodes, self._reach.several)
+            self._hooks = taps.begin(*marks)
+            self._hooks.watch(self._nodes, self._reach.several, is_kept=run.keeps_graph)
 
     def end(self, *, failed: bool) -> None:
         """The pass has ended: take the hooks away, and ask the nodes for the last time."""
         self.log.close(failed=failed)
-        self._hooks.remove()
+        if isinstance(self._hooks, NodeTap):
+            self._taps.end(self._hooks)
+        else:
+            self._hooks.remove()
         self.log.learn(self._reach, self._name_leaf)
 
     def explain(self, error: Exception) -> Failure | None:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 
 from retrograd.errors import NoSuchNodeError
-from retrograd.graph.node import Line, TensorInfo
-from retrograd.tracing.trace import BackwardPass, NodeEvent, Trace, matches
+from retrograd.graph.node import Line, TensorInfo, matches
+from retrograd.tracing.trace import BackwardPass, NodeEvent, Trace
 from retrograd.views.terminal import print_number
 
 
