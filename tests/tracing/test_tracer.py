@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.bundles.replayed import replay
-from retrograd.errors import NoSuchNodeError, RetrogradWarning, StepperError, TraceError
+from retrograd.errors import CannotBundleError, NoSuchNodeError, RetrogradWarning, StepperError, TraceError
 from retrograd.graph.walker import walk
 from retrograd.tracing.trace import NodeEvent, Trace
 from retrograd.tracing.tracer import trace
@@ -283,6 +283,7 @@ def test_the_exception_goes_on_with_a_note(tmp_path: Path) -> None:
     assert f"retrograd replay {failure.bundle}" in note
     assert "the fuse has blown" in str(replay(str(failure.bundle)))
     assert Trace.load(seen.save(tmp_path / "trace.json.gz")).failure == failure
+    assert seen.bundle("self:FuseBackward") == failure.bundle
 
 
 @pytest.mark.usefixtures("fuse")
@@ -450,4 +451,7 @@ def test_bundles_are_written_on_the_way(tmp_path: Path) -> None:
     found = [event for event in seen.events if event.bundle is not None]
     assert [event.place for event in found] == ["fc#2:AddmmBackward0", "fc:AddmmBackward0"]
     for event in found:
-        assert replay(str(event.bundle))
+        assert replay(seen.bundle(event))
+    assert seen.bundle("fc#2:AddmmBackward0") == Path(str(found[0].bundle))
+    with pytest.raises(CannotBundleError, match=r"rg\.trace\(bundle="):
+        seen.bundle("SumBackward0")

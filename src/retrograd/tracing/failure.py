@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def describe_failure(
 
 
 def bundle_node(
-    node: Any, incoming: tuple[Tensor | None, ...], folder: Path, event: NodeEvent
+    node: Any, incoming: tuple[Tensor | None, ...], make_folder: Callable[[], Path], event: NodeEvent
 ) -> tuple[Path | None, str]:
     """Write a replay bundle; returns its path, or None and why there is none."""
     if is_leaf(node):
@@ -59,7 +59,7 @@ def bundle_node(
         about |= {"file": event.line.file, "line": event.line.line, "function": event.line.function}
     name = "".join(letter if letter.isalnum() or letter in ".#_" else "-" for letter in event.place)
     try:
-        return write_bundle(node, incoming, folder / name, about=about), ""
+        return write_bundle(node, incoming, make_folder() / name, about=about), ""
     except (GraphError, OSError) as problem:
         return None, problem.problem if isinstance(problem, GraphError) else str(problem)
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from retrograd.errors import NoSuchNodeError, TraceError
+from retrograd.errors import CannotBundleError, NoSuchNodeError, TraceError
 from retrograd.graph.node import Line, TensorInfo, matches, name_place
 from retrograd.graph.span import ForwardSpan
 
@@ -160,6 +160,28 @@ class Trace:
             raise NoSuchNodeError(
                 f"{pattern!r} matches no node of this trace.",
                 repair=f"it saw, among others, {', '.join(kinds[:3])}." if kinds else "nothing was traced yet.",
+            )
+        return found
+
+    def bundle(self, node: NodeEvent | str) -> Path:
+        """The replay bundle of a node.
+
+        Args:
+            node: its event, or a glob as for :meth:`find`; of several that match, the first that has one.
+
+        Raises:
+            NoSuchNodeError: the glob matches none.
+            CannotBundleError: none was written.
+        """
+        events = self.find(node) if isinstance(node, str) else [node]
+        found = next((Path(event.bundle) for event in events if event.bundle is not None), None)
+        if found is None and self.failure is not None and any(event.raised for event in events):
+            found = self.failure.bundle
+        if found is None:
+            raise CannotBundleError(
+                f"No replay bundle of {events[0].place} was written.",
+                repair="ask for it before the pass: rg.trace(bundle=…); or call rg.write_bundle(…) in time.",
+                reason="a backward pass frees what its nodes have saved.",
             )
         return found
 

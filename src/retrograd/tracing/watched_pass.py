@@ -94,7 +94,7 @@ class WatchedPass:
         node = next(node for node in self._nodes if id(node) == log.last_node())
         incoming = complete_incoming(node, log.current[0])
         failure = describe_failure(error, log.events(self._find_place), len(self._nodes), incoming)
-        bundle, reason = bundle_node(node, incoming, self._wishes.make_folder(), failure.event)
+        bundle, reason = bundle_node(node, incoming, self._wishes.make_folder, failure.event)
         return replace(failure, bundle=bundle, no_bundle=reason)
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class _Examiner:
         if self._wishes.bundle is not None:
             event = self._describe.event(len(self._log) - 1)
             if matches(self._wishes.bundle, event) and not is_leaf(node):
-                bundle, _ = bundle_node(node, incoming, self._wishes.make_folder(), event)
+                bundle, _ = bundle_node(node, incoming, self._wishes.make_folder, event)
                 if bundle is not None:
                     self._log.bundles[id(node)] = str(bundle)
 
