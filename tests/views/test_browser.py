@@ -136,6 +136,7 @@ def test_the_address_restores_the_view(visit: Visit, small: Path) -> None:
     page.locator("#theme").click()
     expect(page.locator(".panel")).to_have_count(1)
     expect(page).to_have_url(re.compile("open="))
+    expect(page).to_have_url(re.compile("theme=dark"))  # the address follows a moment later
     view = page.evaluate("location.hash")
 
     page.goto("about:blank")
