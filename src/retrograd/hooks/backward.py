@@ -44,6 +44,7 @@ class EngineRun:
         gradients: what comes in there.
         inputs: what it is to find gradients for; empty for all leaves.
         keeps_graph: whether what the nodes have saved is kept for another run.
+        creates_graph: whether the gradients get a graph themselves.
         accumulates: whether gradients are added to ``.grad``, or returned.
         is_nested: whether it runs inside another pass.
         is_batched: whether it runs under ``vmap``, with gradients that have no values of their own.
@@ -53,6 +54,7 @@ class EngineRun:
     gradients: tuple[Any, ...]
     inputs: tuple[Any, ...]
     keeps_graph: bool
+    creates_graph: bool
     accumulates: bool
     is_nested: bool
     is_batched: bool
@@ -165,6 +167,7 @@ def _describe(roots: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: 
         gradients=gradients,
         inputs=tuple(args[3]) if len(args) > 3 and args[3] is not None else (),
         keeps_graph=len(args) > 1 and bool(args[1]),
+        creates_graph=len(args) > 2 and bool(args[2]),
         accumulates=bool(kwargs.get("accumulate_grad", False)),
         is_nested=outer != _OUTSIDE,
         is_batched=any(isinstance(each, torch.Tensor) and _is_batched(each) for each in gradients),

@@ -23,8 +23,8 @@ from retrograd.hooks.compiled_calls import (
     listen_to_compiled_calls,
     unlisten_to_compiled_calls,
 )
-from retrograd.hooks.engine import grad_enabled, is_compiling, next_sequence_number, uncompiled
-from retrograd.hooks.module_calls import ModuleCall, Names, frame_of_call
+from retrograd.hooks.engine import current_graph_task, grad_enabled, is_compiling, next_sequence_number, uncompiled
+from retrograd.hooks.module_calls import OUTSIDE, ModuleCall, Names, frame_of_call
 from retrograd.hooks.operations import NodeHook, OperationMode, tell_of_functions
 from retrograd.hooks.thread_logs import Logs, ThreadLog, user_frame
 
@@ -165,7 +165,7 @@ class ForwardLog:
         if call is not None and source is not None:
             if isinstance(module, _FUSED) and _can_be_fused(module, args):
                 call.undo = source.take_off()
-            elif not log.is_entered and call.around is None:
+            elif call.around is None and (not log.is_entered or current_graph_task() != OUTSIDE):
                 call.undo = source.put_on()
 
     @uncompiled
@@ -187,9 +187,13 @@ class ForwardLog:
 
     @uncompiled
     def run_begins(self, run: EngineRun) -> None:
-        """A backward pass begins: torch has taken the mode away to call it."""
+        """A backward pass begins: torch has taken the mode away to call it.
+
+        It is put on again where the pass makes a graph. Where it does not, parts that are computed again do, and the
+        calls of their modules put it on: everything in a pass that uses torch's Python functions would pay for it.
+        """
         log = self._logs.begin()
-        is_wanted = isinstance(self._source, OperationMode) and not log.is_silent
+        is_wanted = isinstance(self._source, OperationMode) and not log.is_silent and run.creates_graph
         log.undo_backward.append(self._source.put_on() if is_wanted else None)  # type: ignore[union-attr]
 
     @uncompiled
