@@ -13,11 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.bundles.replayed import replay
 from retrograd.errors import CannotBundleError, NoSuchNodeError, RetrogradWarning, StepperError, TraceError
 from retrograd.graph.walker import walk
+from retrograd.hangs.watch import HangWatch, watch_hangs
 from retrograd.tracing.trace import NodeEvent, Trace
 from retrograd.tracing.tracer import trace
 from tests.graph.test_walker import engine_order, tangle
@@ -455,3 +457,24 @@ def test_bundles_are_written_on_the_way(tmp_path: Path) -> None:
     assert seen.bundle("fc#2:AddmmBackward0") == Path(str(found[0].bundle))
     with pytest.raises(CannotBundleError, match=r"rg\.trace\(bundle="):
         seen.bundle("SumBackward0")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, while it makes fake tensors
+@pytest.mark.parametrize("mode", [*MODES, "ring"])
+def test_a_pass_that_is_compiled_as_one_graph_is_left_alone(mode: str) -> None:
+    """A hook on a node would be compiled with it, and ``fullgraph`` would refuse it."""
+    torch._dynamo.reset()
+    net = Net()
+
+    def gradients() -> list[Tensor | None]:
+        net.zero_grad()
+        loss = net(torch.ones(2, 3)).sum()
+        with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
+            loss.backward()
+        return [parameter.grad for parameter in net.parameters()]
+
+    bare = gradients()
+    with watch_hangs() if mode == "ring" else trace(**MODES[mode]) as seen:
+        traced = gradients()
+    assert all(torch.equal(a, b) for a, b in zip(traced, bare, strict=True) if a is not None and b is not None)
+    assert isinstance(seen, HangWatch) or not seen.events

@@ -265,7 +265,6 @@ def _describe_stop(event: RingEvent, now: int) -> str:
 class _Here(threading.local):
     def __init__(self) -> None:
         self.passes: list[_Pass] = []
-        self.taps = NodeTaps()
 
 
 @dataclass(slots=True)
@@ -284,13 +283,14 @@ class _Follower:
         self.is_closed = False
         self._ring = ring
         self._here = _Here()
+        self._taps = NodeTaps()
         self._complaints = Complaints()
 
     def run_begins(self, run: EngineRun) -> None:
         if self.is_closed:
             return
         try:
-            ours = _Pass(run, self._here.taps.begin(self._ring.see, self._ring.see))
+            ours = _Pass(run, self._taps.begin(self._ring.see, self._ring.see))
             self._here.passes.append(ours)
             self._ring.pass_begins(is_nested=run.is_nested)
             with contextlib.suppress(NoGraphError):  # torch is about to say so itself
@@ -305,7 +305,7 @@ class _Follower:
             return
         try:
             ours = passes.pop()
-            self._here.taps.end(ours.tap)
+            self._taps.end(ours.tap)
             if ours.reach is not None:
                 guard_nodes(ours.reach.nodes, ours.reach.links)
             self._ring.pass_ends(error is not None)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from retrograd.hooks.engine import current_graph_task, is_tracing, uncompiled, uncompiled_itself
+from retrograd.hooks.engine import current_graph_task, is_backward_compiled, is_tracing, uncompiled, uncompiled_itself
 
 _NAME = "_engine_run_backward"
 _OUTSIDE = -1
@@ -61,7 +61,10 @@ class EngineRun:
 
 
 class BackwardFollower(Protocol):
-    """Told of each backward pass, also those inside another, in the thread that asked for it. Must not raise."""
+    """Told of each backward pass, also those inside another, in the thread that asked for it. Must not raise.
+
+    Not of passes that torch compiles as one graph: a hook on a node would become a part of it.
+    """
 
     def run_begins(self, run: EngineRun) -> None:
         """The engine is about to run."""
@@ -133,7 +136,7 @@ def _wrap_engine() -> Callable[[], None]:
     def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
         outer = current_graph_task()
         around = _here.inside
-        followers = _followers
+        followers = () if is_backward_compiled() else _followers
         listeners = _listeners if outer == _OUTSIDE else ()
         if not (followers or listeners) or (around and around[-1] == outer) or is_tracing():
             return original(roots, *args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import TypeVar
@@ -28,6 +29,15 @@ grad_enabled = torch.is_grad_enabled
 inference_enabled = torch.is_inference_mode_enabled
 next_sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 """The number that the next node made in this thread will have."""
+
+
+_COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
+
+
+def is_backward_compiled() -> bool:
+    """Whether a backward pass that begins now is compiled as one graph, hooks and all."""
+    module = sys.modules.get(_COMPILED_AUTOGRAD)  # not loaded by us: that takes more than a second
+    return bool(getattr(module, "compiled_autograd_enabled", False))
 
 
 def has_function_modes() -> bool:

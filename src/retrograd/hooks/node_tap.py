@@ -18,7 +18,8 @@ from torch import Tensor
 from retrograd.hooks.engine import current_node
 from retrograd.hooks.nodes import LEAF_KIND, number_of
 
-_MOST_HOOKED = 1_000_000
+_MOST_HOOKED = 100_000
+"""Nodes that are remembered, or those of one graph if there are more: some 100 bytes each."""
 
 SeeFirst = Callable[[Tensor | None], None]
 SeeAll = Callable[[tuple[Tensor | None, ...]], None]

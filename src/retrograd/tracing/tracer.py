@@ -189,6 +189,7 @@ class Tracing:
             unread, self._unread = self._unread, []
             for log in unread:
                 self.trace._events += log.events(self._find_place)
-            self.trace._events.sort(key=attrgetter("begin"))  # a pass inside another ends before it
+            if unread:
+                self.trace._events.sort(key=attrgetter("begin"))  # a pass inside another ends before it
             if unread and self._origins is not None:
                 self.trace._forwards = list(self._origins.spans)

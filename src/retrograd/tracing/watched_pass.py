@@ -68,14 +68,23 @@ class WatchedPass:
         meter = choose_meter({each.device for each in _gradients_of(self._nodes)}) if wishes.memory else None
         marks = log.make_marks(meter)
         self.pending = Pending(run.roots, run.gradients) if wishes.resumable else None
+        self._examiner: _Examiner | None = None
         self._hooks: NodeHooks | NodeTap
         if wishes.is_thorough:
             log.learn(self._reach, name_leaf)
-            examiner = _Examiner(self._nodes, log, wishes, self.pending, find_place, marks)
-            self._hooks = NodeHooks(self._nodes, examiner)
+            self._examiner = _Examiner(self._nodes, log, wishes, self.pending, find_place, marks)
+            self._hooks = NodeHooks(self._nodes, self._examiner)
         else:
-            self._hooks = taps.begin(*marks)
-            self._hooks.watch(self._nodes, self._reach.several, is_kept=run.keeps_graph)
+            self._hooks = self._tap(marks, is_kept=run.keeps_graph)
+
+    def _tap(self, marks: Marks, *, is_kept: bool) -> NodeTap:
+        tap = self._taps.begin(*marks)
+        try:
+            tap.watch(self._nodes, self._reach.several, is_kept=is_kept)
+        except BaseException:
+            self._taps.end(tap)
+            raise
+        return tap
 
     def end(self, *, failed: bool) -> None:
         """The pass has ended: take the hooks away, and ask the nodes for the last time."""
@@ -101,8 +110,8 @@ class WatchedPass:
         """Let go of the nodes."""
         self.log.current[0] = None
         guard_nodes(self._reach.nodes, self._reach.links)
-        if self._wishes.live is not None and len(self.log):
-            self._wishes.live(self.log.describe_while_running(self._nodes, self._find_place).event(len(self.log) - 1))
+        if self._examiner is not None:
+            self._examiner.tell(len(self.log) - 1)
 
 
 class _Examiner:
@@ -124,13 +133,16 @@ class _Examiner:
         self._marks = marks
         self._describe = log.describe_while_running(nodes, find_place)
 
+    def tell(self, place: int) -> None:
+        """Say live that the node at this place in the pass has run."""
+        if self._wishes.live is not None and place >= 0:
+            self._wishes.live(self._describe.event(place))
+
     @harmless
     def before(self, index: int, incoming: Gradients) -> None:
         """A node is about to run."""
         node = self._nodes[index]
-        live = self._wishes.live
-        if live is not None and len(self._log):
-            live(self._describe.event(len(self._log) - 1))
+        self.tell(len(self._log) - 1)
         (self._marks.leaf if is_leaf(node) else self._marks.several)(incoming)
         if self._pending is not None:
             self._pending.begins(node, () if is_leaf(node) else incoming)
