@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import retrograd as rg
-from retrograd.recording.nested import flatten
+from retrograd.hooks.nested import flatten
 from retrograd.recording.record import Recording
 from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings

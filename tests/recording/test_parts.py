@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from retrograd.hooks.calls import count_calls, count_steps
-from retrograd.recording.leader import Leader
+from retrograd.hooks.leader import Leader
+from retrograd.hooks.nested import flatten
 from retrograd.recording.manual_updates import ManualUpdates
-from retrograd.recording.nested import flatten
 
 # ---- nests ----------------------------------------------------------------------------------------------------
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from retrograd.hooks.arguments import argument_names
 from retrograd.hooks.engine import grad_enabled, next_sequence_number
 from retrograd.hooks.input_gradient import InputGradient, edge_of, hook_input_gradients
+from retrograd.hooks.nested import flatten
 from retrograd.recording.module_watch import PlaceMaker, SlotWatch
-from retrograd.recording.nested import flatten
 from retrograd.recording.place import Place
 from retrograd.sites.site import Site
 
@@ -77,25 +77,3 @@ class ArgumentWatch(SlotWatch):
             place.gradient.copy_from_now_on()
         if edge is not None:
             self._pending.append(InputGradient(place.see_gradient, edge))
-
-
-def argument_names(module: nn.Module) -> tuple[list[str], str]:
-    """Names of a module's positional arguments, and the name under which further ones go."""
-    parameters = _parameters_of(module)
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
-    return names, rest
-
-
-def known_arguments(module: nn.Module) -> tuple[list[str], bool]:
-    """Names of all arguments that a module is known to take, and whether it takes others too."""
-    parameters = _parameters_of(module)
-    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    return names, len(names) < len(parameters) or not parameters
-
-
-def _parameters_of(module: nn.Module) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):  # a forward written in C tells nothing
-        return []

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from retrograd.history.sink import Moment
+from retrograd.hooks.leader import Leader
 from retrograd.recording.lane import Lane, Lanes, Mode
-from retrograd.recording.leader import Leader
 from retrograd.recording.schedule import Schedule
 
 _PATIENCE = 2.0

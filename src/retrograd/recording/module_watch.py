@@ -14,9 +14,9 @@ from retrograd.hooks.engine import (
     inference_enabled,
     next_sequence_number,
 )
+from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import number_of
 from retrograd.recording.lane import Lane, Mode
-from retrograd.recording.nested import Keys, flatten
 from retrograd.recording.place import Host, Place
 from retrograd.recording.stream import Stream
 from retrograd.sites.site import Site

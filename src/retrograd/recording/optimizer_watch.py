@@ -11,10 +11,10 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from retrograd.history.sink import Moment
+from retrograd.hooks.loss_scales import LossScales
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Notes
 from retrograd.recording.faults import harmless
-from retrograd.recording.loss_scales import LossScales
 from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.updates import UpdateTap
 

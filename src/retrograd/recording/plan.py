@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from retrograd.recording.candidates import name_models, walk_modules
+from retrograd.hooks.candidates import name_models, walk_modules
 from retrograd.recording.keep import Keep, find_keep
 from retrograd.recording.settings import Settings
 from retrograd.sites.pattern import Pattern

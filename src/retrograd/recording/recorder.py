@@ -15,18 +15,19 @@ from torch.utils.hooks import RemovableHandle
 from retrograd.history.sink import Event, EventKind, Moment, Sink
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.hooks.calls import count_calls
-from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
-from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
-from retrograd.hooks.input_gradient import InputGradient
-from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
-from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
-from retrograd.recording.candidates import (
+from retrograd.hooks.candidates import (
     NamedModule,
     compiled_regions,
     describe_model,
     name_models,
     walk_modules,
 )
+from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
+from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
+from retrograd.hooks.input_gradient import InputGradient
+from retrograd.hooks.nested import flatten
+from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
+from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.faults import Faults, harmless
@@ -34,7 +35,6 @@ from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
 from retrograd.recording.manual_updates import ManualUpdates
 from retrograd.recording.module_watch import mode_now
-from retrograd.recording.nested import flatten
 from retrograd.recording.omissions import Evidence, list_omissions
 from retrograd.recording.optimizer_watch import OptimizerWatch
 from retrograd.recording.place import Place

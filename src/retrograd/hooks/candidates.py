@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from retrograd.errors import AttachError
+from retrograd.hooks.arguments import known_arguments
 from retrograd.hooks.module import is_compiled
-from retrograd.recording.argument_watch import known_arguments
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import ROOT, Site
 
