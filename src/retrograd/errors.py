@@ -26,6 +26,16 @@
     │   ├── CannotBundleError      cannot-bundle
     │   ├── DamagedBundleError     damaged-bundle
     │   └── BundleVersionError     other-torch
+    ├── RewriteError
+    │   ├── RuleError              bad-rule
+    │   └── CannotRewriteError     cannot-rewrite
+    ├── FunctionError              bad-function
+    ├── FeatureError               cannot-extract
+    ├── AdjointError               cannot-check
+    ├── SavedTensorError
+    │   ├── OverwrittenError       saved-overwritten
+    │   ├── SavedPolicyError       bad-saved-policy
+    │   └── BudgetError            budget-too-small
     └── LaunchError                cannot-launch
 
 Each class has a ``slug``: the name under which the documentation explains it.
@@ -218,6 +228,66 @@ class BundleVersionError(GraphError):
     """A replay bundle was written by another version of torch."""
 
     slug = "other-torch"
+
+
+class RewriteError(RetrogradError):
+    """Activations or gradients cannot be rewritten as asked."""
+
+    slug = "rewrite"
+
+
+class RuleError(RewriteError):
+    """A rule is none, raised, wrote into its argument, or returned something that cannot take its place."""
+
+    slug = "bad-rule"
+
+
+class CannotRewriteError(RewriteError):
+    """A place cannot carry a rule, or the rule would be lost there."""
+
+    slug = "cannot-rewrite"
+
+
+class FunctionError(RetrogradError):
+    """A Function is written or used in a way that autograd could not follow."""
+
+    slug = "bad-function"
+
+
+class FeatureError(RetrogradError):
+    """Features cannot be extracted as asked."""
+
+    slug = "cannot-extract"
+
+
+class AdjointError(RetrogradError):
+    """An adjoint cannot be checked."""
+
+    slug = "cannot-check"
+
+
+class SavedTensorError(RetrogradError):
+    """What autograd saves cannot be looked at or kept as asked."""
+
+    slug = "saved-tensor"
+
+
+class OverwrittenError(SavedTensorError):
+    """A saved tensor was changed in place before the backward pass needed it."""
+
+    slug = "saved-overwritten"
+
+
+class SavedPolicyError(SavedTensorError):
+    """A policy for saved tensors is none, or gave back something else than it was given."""
+
+    slug = "bad-saved-policy"
+
+
+class BudgetError(SavedTensorError):
+    """A byte budget cannot be met."""
+
+    slug = "budget-too-small"
 
 
 class LaunchError(RetrogradError):

@@ -1,0 +1,1 @@
+"""Autograd Functions as objects."""

@@ -1,0 +1,1 @@
+"""What rules and Functions keep between calls."""

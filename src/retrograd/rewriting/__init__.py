@@ -1,0 +1,1 @@
+"""Rules on models: where they are set and how they act."""

@@ -1,0 +1,97 @@
+"""The contract of a rule: a function of a tensor and of its site's state, with one memory a site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from retrograd.errors import RuleError
+from retrograd.rules.site_state import SiteState
+
+Change = Callable[[Tensor, SiteState], Tensor | None]
+"""What a rule is, at its least: ``(value, state) -> tensor``, or None to leave the value as it is."""
+
+
+class Rule:
+    """Changes the values or the gradients of sites. Subclasses write ``__call__``.
+
+    A rule returns a new tensor of the same shape, dtype and device, or None to leave the value alone; it never
+    writes into its argument. It should never wait for a device (``.item()``, ``if tensor:``). What it wants to
+    remember of a site it puts into ``state``, from where it comes into checkpoints.
+
+    Attributes:
+        needs_value: the rule acts on gradients and reads ``state.value``, the activation that belongs to this very
+            gradient. That activation is then held until its backward pass.
+    """
+
+    needs_value: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._states: dict[str, SiteState] = {}
+
+    def __call__(self, value: Tensor, state: SiteState) -> Tensor | None:
+        """Return what takes the place of ``value``; None for no change.
+
+        Args:
+            value: an activation, a parameter or a gradient. Under loss scaling gradients come unscaled.
+            state: the state of its site.
+        """
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """What events and errors call it."""
+        return repr(self)
+
+    def state_at(self, site: str) -> SiteState:
+        """The state of a site; made when it is first asked for."""
+        state = self._states.get(site)
+        if state is None:
+            state = self._states.setdefault(site, SiteState(site))
+        return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the rule remembers, by site: ``torch.save`` takes it."""
+        return {site: state.state_dict() for site, state in self._states.items()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict()`` gave."""
+        self._states.clear()
+        for site, memory in saved.items():
+            self.state_at(site).load_state_dict(memory)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{key}={value!r}" for key, value in vars(self).items() if not key.startswith("_"))
+        return f"{type(self).__name__}({given})"
+
+
+class PlainRule(Rule):
+    """A function as a rule."""
+
+    def __init__(self, change: Change) -> None:
+        super().__init__()
+        self._change = change
+
+    def __call__(self, value: Tensor, state: SiteState) -> Tensor | None:
+        return self._change(value, state)
+
+    def __repr__(self) -> str:
+        return str(getattr(self._change, "__qualname__", repr(self._change)))
+
+
+def as_rule(given: Rule | Change) -> Rule:
+    """A rule as it is, and a function as a rule.
+
+    Raises:
+        RuleError: for anything else.
+    """
+    if isinstance(given, Rule):
+        return given
+    if isinstance(given, type) or not callable(given):
+        raise RuleError(
+            f"{given!r} is no rule.",
+            repair="give a function (value, state) -> tensor, or an instance such as rg.rules.ClipNorm(1.0).",
+        )
+    return PlainRule(given)
