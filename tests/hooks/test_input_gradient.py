@@ -37,7 +37,7 @@ class Watcher:
         for key, value in [*enumerate(args), *kwargs.items()]:
             edge = edge_of(value) if isinstance(value, Tensor) else None
             if edge is not None:
-                made.append(InputGradient(self.seen.setdefault(f"{self.name}.{key}", []).append, edge))
+                made.append(InputGradient(self.seen.setdefault(f"{self.name}.{key}", []).append, *edge))
         self.open.append((next_sequence_number(), made))
 
     def after_call(self, module: nn.Module, output: Any) -> None:

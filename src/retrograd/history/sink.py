@@ -22,7 +22,7 @@ same with the model in eval mode; ``no_grad`` and ``inference`` ran with grad mo
 
 PHASES: tuple[Phase, ...] = ("train", "forward", "eval", "no_grad", "inference", "failed")
 
-EventKind = Literal["loss", "update", "skipped", "scale", "fault", "dropped", "overwritten", "trigger", "note"]
+EventKind = Literal["loss", "update", "skipped", "scale", "fault", "dropped", "overwritten", "rewrite", "trigger", "note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ class Event:
         kind: ``loss`` (value: the scalar that backward started from, unscaled), ``update`` (name: the optimizer,
             value: how many updates it has made), ``skipped`` (an update that loss scaling skipped), ``scale``
             (value: the loss scale), ``fault`` and ``dropped`` (name: the site, text: why), ``overwritten``
-            (name: the site whose kept tensor was changed in place), ``trigger``, ``note``.
+            (name: the site whose kept tensor was changed in place), ``rewrite`` (name: the site, text: the rule that
+            has changed it, value: ‖after − before‖ / ‖before‖), ``trigger``, ``note``.
         name: what it is about.
         value: its number; NaN where there is none.
         text: its words.

@@ -15,6 +15,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
+from retrograd.hooks.branches import origin_of
 from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.engine import is_compiling, uncompiled
 
@@ -23,9 +24,15 @@ _LEAF = 2**63  # AccumulateGrad carries the largest number of all, and nothing l
 _number = methodcaller("_sequence_nr")
 
 
-def edge_of(tensor: torch.Tensor) -> GradientEdge | None:
-    """Where the gradient of this tensor goes, as it is now; None when it needs none."""
-    return get_gradient_edge(tensor) if tensor.requires_grad else None
+def edge_of(tensor: torch.Tensor) -> tuple[GradientEdge, int] | None:
+    """Where the gradient of this tensor goes, as it is now, and the number of the oldest node on the way there.
+
+    None when it needs none. A tensor that was branched off stands for what it came from, for there arrives what rules
+    have made of its gradient.
+    """
+    if not tensor.requires_grad:
+        return None
+    return origin_of(tensor) or (get_gradient_edge(tensor), _LEAF)
 
 
 class InputGradient:
@@ -34,13 +41,15 @@ class InputGradient:
     Args:
         see: called with the sum.
         edge: the input's edge, taken before the module ran.
+        first_number: sequence number of a node before the module's own that leads to that edge.
     """
 
-    __slots__ = ("_handles", "_missing", "_parts", "_see", "_total", "edge")
+    __slots__ = ("_handles", "_missing", "_parts", "_see", "_total", "edge", "first_number")
 
-    def __init__(self, see: Callable[[torch.Tensor], None], edge: GradientEdge) -> None:
+    def __init__(self, see: Callable[[torch.Tensor], None], edge: GradientEdge, first_number: int = _LEAF) -> None:
         self._see = see
         self.edge: GradientEdge | None = edge
+        self.first_number = first_number
         self._parts = 0
         self._missing = 0
         self._total: torch.Tensor | None = None
@@ -91,6 +100,7 @@ class InputGradient:
         return self._missing != self._parts
 
 
+Change = Callable[[torch.Tensor | None], torch.Tensor | None]
 Wanted = dict[tuple[Any, int], list[InputGradient]]
 
 
@@ -123,7 +133,7 @@ def hook_input_gradients(
         starts.append(node)
         for gradient in wanted.pop((node, number), ()):
             _hand_on(gradient, output, leaf_handles)
-    made = _walk(starts, ends, first_number)
+    made = _walk(starts, ends, min([first_number, *(gradient.first_number for gradient in inputs)]))
     for node in made:
         slots = _find_slots(node, wanted)
         if slots:
@@ -134,6 +144,28 @@ def hook_input_gradients(
         gradient.let_go()
     for node in sorted(made, key=_number):
         guard.saw(node)
+
+
+def change_input_gradient(
+    edge: GradientEdge, outputs: Iterable[torch.Tensor], first_number: int, change: Change
+) -> bool:
+    """Let ``change`` take the place of what one node hands on to an edge; returns whether it is one node alone.
+
+    Args:
+        edge: the edge of a module's input, as it was before the module ran.
+        outputs: the module's outputs that require grad.
+        first_number: sequence number of the first node that the call could have made.
+        change: called with the gradient; what it returns, if not None, flows on.
+    """
+    made = _walk([output.grad_fn for output in outputs], {edge.node}, first_number)
+    feeding = [
+        (node, slot) for node in made for slot, each in enumerate(node.next_functions) if each == tuple(edge)[:2]
+    ]
+    if len(feeding) != 1:
+        return False
+    node, slot = feeding[0]
+    node.register_hook(_Exchange(slot, change))
+    return True
 
 
 def _hand_on(gradient: InputGradient, output: torch.Tensor, leaf_handles: list[RemovableHandle]) -> None:
@@ -174,3 +206,20 @@ class _Feed:
     def __call__(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> None:
         for slot, gradient in self._slots:
             gradient.add(grad_inputs[slot])
+
+
+class _Exchange:
+    """The hook behind a node: changes one of its results."""
+
+    __slots__ = ("_change", "_slot")
+
+    def __init__(self, slot: int, change: Change) -> None:
+        self._slot = slot
+        self._change = change
+
+    @uncompiled
+    def __call__(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        changed = self._change(grad_inputs[self._slot])
+        if changed is None:
+            return None
+        return (*grad_inputs[: self._slot], changed, *grad_inputs[self._slot + 1 :])

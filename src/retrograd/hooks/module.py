@@ -1,4 +1,6 @@
-"""Taps on modules: one forward hook a module, however many watch it.
+"""Taps on modules: one forward hook a module, however many watch it; and behind a user's hooks those that rewrite.
+
+Whoever set what, all that rewrites comes before all that reads.
 
 The hook is removed with its last watcher. Models are copied and pickled with their hooks in place; the copies get
 a callable of the standard library that does nothing, so that a checkpoint never needs this package to be loaded.
@@ -16,6 +18,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from retrograd.hooks.engine import is_compiling, uncompiled
+
+_NOT_COMPILED = "a rule of retrograd acts here, and it has a memory"
+"""Why torch.compile breaks its graph at a rule, instead of compiling the rule with it."""
 
 
 class Switch(Protocol):
@@ -119,7 +124,9 @@ class CallTap(_Inert):
     def __init__(self, module: nn.Module, watcher: InputWatcher, *, outermost: bool = False) -> None:
         self._watcher = watcher
         self._handles = (
-            nn.Module.register_forward_pre_hook(module, _Before(watcher), with_kwargs=True, prepend=outermost),
+            nn.Module.register_forward_pre_hook(
+                module, _Before(watcher, is_outermost=outermost), with_kwargs=True, prepend=outermost
+            ),
             nn.Module.register_forward_hook(module, _After(watcher), always_call=True),
         )
 
@@ -130,10 +137,11 @@ class CallTap(_Inert):
 
 
 class _Before(_Inert):
-    __slots__ = ("watcher",)
+    __slots__ = ("is_outermost", "watcher")
 
-    def __init__(self, watcher: InputWatcher) -> None:
+    def __init__(self, watcher: InputWatcher, *, is_outermost: bool) -> None:
         self.watcher = watcher
+        self.is_outermost = is_outermost
 
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -151,3 +159,72 @@ class _After(_Inert):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not is_compiling():
             self.watcher.after_call(module, output)
+
+
+class ModuleRewriter(Protocol):
+    """Asked before and after each forward of a module what it shall be called with, and what it shall return."""
+
+    def rewrite_input(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that take the place of these."""
+
+    def rewrite_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """What takes the place of ``output``; also told, with None, of a call that raised."""
+
+
+class RewriteTap(_Inert):
+    """The hooks around the calls of one module for one rewriter; ``remove()`` takes them away.
+
+    They come behind the hooks that the user has set so far, and before all that read.
+    """
+
+    __slots__ = ("_handles",)
+
+    def __init__(self, module: nn.Module, rewriter: ModuleRewriter) -> None:
+        before, after = _RewriteBefore(rewriter), _RewriteAfter(rewriter)
+        self._handles = (
+            nn.Module.register_forward_pre_hook(module, before, with_kwargs=True),
+            nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True),
+        )
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for number, hook in list(hooks.items()):
+                if _only_reads(hook):
+                    hooks.move_to_end(number)  # type: ignore[attr-defined]
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _only_reads(hook: object) -> bool:
+    return isinstance(hook, (_ForwardTap, _After)) or (isinstance(hook, _Before) and not hook.is_outermost)
+
+
+class _RewriteBefore(_Inert):
+    __slots__ = ("rewriter",)
+
+    def __init__(self, rewriter: ModuleRewriter) -> None:
+        self.rewriter = rewriter
+
+    @uncompiled
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.rewriter.rewrite_input(module, args, kwargs)
+
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+    __call__._torchdynamo_disable_msg = _NOT_COMPILED  # type: ignore[attr-defined]
+
+
+class _RewriteAfter(_Inert):
+    __slots__ = ("rewriter",)
+
+    def __init__(self, rewriter: ModuleRewriter) -> None:
+        self.rewriter = rewriter
+
+    @uncompiled
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        return self.rewriter.rewrite_output(module, args, kwargs, output)
+
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+    __call__._torchdynamo_disable_msg = _NOT_COMPILED  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -37,3 +38,34 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield field.name, getattr(value, field.name)
+
+
+def replace_tensors(value: Any, keys: Keys, replacements: Mapping[Keys, torch.Tensor]) -> Any:
+    """A nest with other tensors in some places; what holds none of them is the same object as before.
+
+    Args:
+        value: the nest.
+        keys: the keys that lead to it.
+        replacements: the new tensors, by the keys under which :func:`flatten` finds the old ones.
+    """
+    if isinstance(value, torch.Tensor):
+        return replacements.get(keys, value)
+    if not any(each[: len(keys)] == keys for each in replacements):
+        return value
+    items = [replace_tensors(item, (*keys, key), replacements) for key, item in _items(value)]
+    return _with_items(value, items)
+
+
+def _with_items(value: Any, items: list[Any]) -> Any:
+    if isinstance(value, tuple):
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    changed = copy.copy(value)
+    if isinstance(value, Mapping):
+        for key, item in zip(value, items, strict=True):
+            changed[key] = item
+    elif isinstance(value, list):
+        changed[:] = items
+    else:
+        for field, item in zip(dataclasses.fields(value), items, strict=True):
+            object.__setattr__(changed, field.name, item)  # frozen ones too
+    return changed

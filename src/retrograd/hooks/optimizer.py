@@ -80,6 +80,48 @@ def unlisten_to_optimizers(listener: OptimizerListener) -> None:
             _undo.pop()()
 
 
+class UpdateTap:
+    """A pair of hooks around the updates of one optimizer; ``remove()`` takes both away.
+
+    Args:
+        optimizer: the optimizer.
+        before: called before each update; told whether it was given a closure, which computes the gradients later.
+        after: called after each update.
+    """
+
+    def __init__(self, optimizer: Optimizer, before: Callable[[bool], None], after: Callable[[], None]) -> None:
+        self._handles = (
+            optimizer.register_step_pre_hook(_Before(before)),
+            optimizer.register_step_post_hook(_After(after)),
+        )
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class _Before:
+    def __init__(self, tell: Callable[[bool], None]) -> None:
+        self._tell = tell
+
+    @uncompiled
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if count_steps(optimizer) <= 1:
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            self._tell(closure is not None)
+
+
+class _After:
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    @uncompiled
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if count_steps(optimizer) <= 1:
+            self._tell()
+
+
 @uncompiled
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if count_steps(optimizer) > 1:

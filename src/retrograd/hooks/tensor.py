@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +14,34 @@ from torch.utils.hooks import RemovableHandle
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
 
 SeeGradient = Callable[[torch.Tensor], None]
+ChangeGradient = Callable[[torch.Tensor | None], torch.Tensor | None]
 
 
 def watch_leaf(leaf: torch.Tensor, see: SeeGradient) -> RemovableHandle:
     """Call ``see(gradient)`` with what each backward pass finds for a leaf, before it is added to ``.grad``."""
     handle: RemovableHandle = leaf.register_hook(see)
     return handle
+
+
+def change_gradient(tensor: torch.Tensor, change: ChangeGradient) -> Callable[[], None]:
+    """Let ``change(gradient)`` take the place of a tensor's gradient, before all hooks that the tensor has by now.
+
+    So the rules of an outer module, whose result it may be too, come before those of an inner one, and all of them
+    before whoever reads.
+
+    Returns:
+        a function that takes the hook back. It holds the tensor's hooks, not the tensor.
+    """
+    table: Any = tensor._backward_hooks
+    if table is None:
+        tensor._backward_hooks = table = OrderedDict()
+        if tensor.grad_fn is not None:
+            tensor.grad_fn._register_hook_dict(tensor)
+    earlier = list(table.items())
+    table.clear()  # torch goes by the order of insertion, whatever is moved within the table
+    table[change] = change
+    table.update(earlier)
+    return partial(table.pop, change, None)
 
 
 class GradientWatch:

@@ -11,6 +11,7 @@ from retrograd.hooks.arguments import argument_names
 from retrograd.hooks.engine import grad_enabled, next_sequence_number
 from retrograd.hooks.input_gradient import InputGradient, edge_of, hook_input_gradients
 from retrograd.hooks.nested import flatten
+from retrograd.hooks.nodes import is_leaf
 from retrograd.recording.module_watch import PlaceMaker, SlotWatch
 from retrograd.recording.place import Place
 from retrograd.sites.site import Site
@@ -72,8 +73,9 @@ class ArgumentWatch(SlotWatch):
         return True
 
     def _watch(self, place: Place, tensor: torch.Tensor) -> None:
-        edge = edge_of(tensor)
-        if tensor.is_leaf and place.gradient is not None:
-            place.gradient.copy_from_now_on()
-        if edge is not None:
-            self._pending.append(InputGradient(place.see_gradient, edge))
+        found = edge_of(tensor)
+        if found is not None:
+            edge, number = found
+            if is_leaf(edge.node) and place.gradient is not None:
+                place.gradient.copy_from_now_on()
+            self._pending.append(InputGradient(place.see_gradient, edge, number))

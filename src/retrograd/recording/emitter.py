@@ -65,11 +65,16 @@ class Emitter:
         self._forget_graph = forget_graph
         self._numbers = b""
         self._losses: list[tuple[Moment, torch.Tensor, torch.Tensor | None]] = []
+        self._changes: list[tuple[Moment, Site, str, torch.Tensor]] = []
         self.scale: torch.Tensor | None = None
 
     def add_losses(self, moment: Moment, losses: tuple[torch.Tensor, ...], scale: torch.Tensor | None) -> None:
         """A pass that started from these losses has ended."""
         self._losses += [(moment, loss, scale) for loss in losses]
+
+    def add_change(self, moment: Moment, site: Site, rule: str, change: torch.Tensor) -> None:
+        """A rule has changed a tensor by this share of it, a scalar on any device."""
+        self._changes.append((moment, site, rule, change))
 
     @harmless
     def emit(self, lane: Lane, moment: Moment) -> None:
@@ -79,6 +84,7 @@ class Emitter:
         batches = list(_drain(lane, moment, scale))
         late = self._late.find(lane) if lane.mode is Mode.GRAD else {}
         self._emit_losses()
+        self._emit_changes(moment)
         self._keep(moment, kept, scale, late)
         for batch in batches:
             for part in split_late(batch, late) if late else (batch,):
@@ -105,6 +111,18 @@ class Emitter:
         losses, self._losses = self._losses, []
         for moment, loss, scale in losses:
             self._notes.note("loss", value=float(loss) / (1.0 if scale is None else float(scale)), moment=moment)
+
+    def _emit_changes(self, moment: Moment) -> None:
+        changes, self._changes = self._changes, []
+        for device in dict.fromkeys(change.device for _, _, _, change in changes):
+            here = [each for each in changes if each[3].device == device]
+            shares = torch.stack([change for _, _, _, change in here]).tolist()
+            for (when, site, rule, _), share in zip(here, shares, strict=True):
+                if share == 0.0:  # a rule that has left all elements as they were has not intervened
+                    continue
+                is_of_this = (when.step, when.micro) == (moment.step, moment.micro)
+                phase = moment.phase if is_of_this else when.phase  # in the forward it was not known yet
+                self._notes.note("rewrite", str(site), value=share, text=rule, moment=replace(when, phase=phase))
 
     def _keep(self, moment: Moment, kept: Sequence[Kept], scale: float, late: Mapping[Any, Closed]) -> None:
         if not late:

@@ -14,7 +14,9 @@ from torch import nn
 from retrograd.errors import RecordingError
 from retrograd.history.history import History
 from retrograd.history.sink import Sink
+from retrograd.hooks import watched
 from retrograd.hooks.engine import is_compiling, uncompiled
+from retrograd.hooks.watched import rewrite_watched
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
 from retrograd.recording.schedule import Schedule
@@ -151,18 +153,22 @@ def record(
 def watch(name: str, tensor: T) -> T:
     """Record a tensor of your own, under the name ``watch/NAME``; its gradient as ``watch/NAME.grad``.
 
-    Does nothing when nothing is being recorded, so the line may stay in the code.
+    Does nothing when nothing is being recorded or rewritten, so the line may stay in the code. Where a rule acts on
+    the value or on its gradient, go on with what is returned: ``logits = rg.watch("logits", logits)``.
 
     Args:
         name: what to call it; no ``:`` or ``#``.
         tensor: the tensor, or a nest of tensors.
 
     Returns:
-        ``tensor``, the very same object.
+        ``tensor``, the very same object; if a rule acts on it, what the rule has made of it.
 
     Raises:
         SiteSyntaxError: for a name that cannot be one.
     """
+    if watched.rewriters:
+        check_watch_name(name)
+        tensor = rewrite_watched(name, tensor)
     if not is_compiling() and _active:
         check_watch_name(name)
         for recording in tuple(_active):

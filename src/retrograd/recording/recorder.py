@@ -25,12 +25,14 @@ from retrograd.hooks.candidates import (
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
 from retrograd.hooks.input_gradient import InputGradient
+from retrograd.hooks.interventions import listen_to_interventions, unlisten_to_interventions
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.faults import Faults, harmless
+from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
 from retrograd.recording.manual_updates import ManualUpdates
@@ -93,6 +95,7 @@ class Recorder:
         self._emitter = Emitter(sink, self._rows, self.keeper, self, late, self._forget_graph)
         self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._manual.touched, step)
         self._taps = Taps(self, self.settings, self._lanes, self._rows, late)
+        self._interventions = InterventionWatch(self, self._taps, self._emitter)
         self._optimizers = OptimizerWatch(self, self._taps.parameters, UpdateTap(self._lanes.grad))
 
     # ---- setting up -------------------------------------------------------------------------------------------
@@ -103,6 +106,7 @@ class Recorder:
             self._add(name, model)
         self._new_models.clear()
         listen_to_backward(self)
+        listen_to_interventions(self._interventions)
         listen_to_optimizers(self._optimizers)
         hide_from_scripting()
         self._describe()
@@ -124,6 +128,7 @@ class Recorder:
         entries = [entry for entry in walk_modules(name, model) if entry.module not in known]
         self._models[name] = model
         self._modules += entries
+        self._interventions.add_modules(entries)
         self._manual.add(model.parameters())
         self._optimizers.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
         compiled = compiled_regions(entries)
@@ -217,6 +222,11 @@ class Recorder:
             self._leave_backward(failed)
         self._losses, self._scale = (), None
 
+    @property
+    def loss_scale(self) -> torch.Tensor | None:
+        """What the gradients of the running pass are multiplied by; None for nothing."""
+        return self._scale
+
     def enter_backward(self) -> bool:
         """The running pass has reached its first tap; returns whether it is recorded."""
         if is_compiling():  # compiled autograd traces hooks too
@@ -298,6 +308,7 @@ class Recorder:
             return
         self._closed = True
         unlisten_to_backward(self)
+        unlisten_to_interventions(self._interventions)
         unlisten_to_optimizers(self._optimizers)
         show_to_scripting()
         self.clock.close_all()

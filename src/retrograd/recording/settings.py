@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -72,6 +73,11 @@ class Settings:
         return (self.statistics and self.selection.may_reach(candidate)) or any(
             keep.selection.may_reach(candidate) for keep in self.keeps
         )
+
+    def names(self, key: str) -> bool:
+        """Whether a pattern has this key among its words."""
+        patterns = [*self.selection.patterns, *(pattern for keep in self.keeps for pattern in keep.selection.patterns)]
+        return any(re.search(rf"\b{key}\b", pattern) for pattern in patterns if isinstance(pattern, str))
 
     def make_custom(self) -> CustomStatistics | None:
         """An accumulator for the users' own statistics; None when there are none."""

@@ -110,6 +110,10 @@ class Taps:
         self.see_gradients |= place.wants_gradient
         return place
 
+    def make_named_place(self, mode: Mode, module: nn.Module | None, site: Site, key: str) -> Place | None:
+        """The place for a site that is recorded only where a pattern names its last key."""
+        return self.make_place(self._lanes[mode], module, site) if self._settings.names(key) else None
+
     def remove(self) -> None:
         """Take every hook back."""
         for tap in self._calls:

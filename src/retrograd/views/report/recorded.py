@@ -26,6 +26,7 @@ _QUANTITIES = {
 _TROUBLES = {
     "dropped": ("Dropped", "Data that were recorded and could not be kept."),
     "overwritten": ("Overwritten in place", "Kept tensors that were changed afterwards; not stored as true."),
+    "rewrite": ("Rewritten", "What rules have changed: the rule, and the share of the tensor that it has changed."),
     "skipped": ("Skipped updates", "Steps at which loss scaling left the weights alone."),
     "trigger": ("Triggers", "Why tensors were written out."),
     "note": ("Notes", ""),

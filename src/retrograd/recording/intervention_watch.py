@@ -1,0 +1,93 @@
+"""What rules change in a recorded model: an event each, and where it is asked for the tensor from before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from retrograd.hooks.candidates import NamedModule
+from retrograd.hooks.engine import current_graph_task
+from retrograd.recording.emitter import Emitter
+from retrograd.recording.faults import harmless
+from retrograd.recording.lane import Mode
+from retrograd.recording.module_watch import mode_now
+from retrograd.recording.place import Host, Place
+from retrograd.recording.taps import Taps
+from retrograd.sites.site import Site
+
+BEFORE = "before"
+"""The last key of a site whose tensor is recorded as it was before rules changed it: ``fc:output.before.grad``."""
+
+
+class InterventionHost(Host, Protocol):
+    """A recorder as this watch sees it."""
+
+    @property
+    def loss_scale(self) -> Tensor | None:
+        """What the gradients of the running pass are multiplied by."""
+
+
+class InterventionWatch:
+    """Records what rules change.
+
+    Args:
+        host: the recorder.
+        taps: makes places for what is to be recorded from before.
+        emitter: takes the events.
+    """
+
+    def __init__(self, host: InterventionHost, taps: Taps, emitter: Emitter) -> None:
+        self._host = host
+        self._taps = taps
+        self._emitter = emitter
+        self._paths: dict[nn.Module, str] = {}
+        self._places: dict[tuple[Site, Mode], Place | None] = {}
+        self.fault = host.fault
+
+    def add_modules(self, entries: Iterable[NamedModule]) -> None:
+        """These modules are recorded."""
+        self._paths.update((entry.module, entry.path) for entry in entries)
+
+    @harmless
+    def intervened(self, module: nn.Module | None, site: Site, rule: str, before: Tensor, after: Tensor) -> None:
+        """A rule has put ``after`` in the place of ``before``."""
+        clock = self._host.clock
+        path = site.path if module is None else self._paths.get(module)
+        if not clock.on or path is None:
+            return
+        if current_graph_task() != -1 and not (clock.entered or self._host.enter_backward()):
+            return
+        site = replace(site, path=path)
+        self._emitter.add_change(clock.moment, site, rule, _measure(before, after))
+        self._record_before(site, module, before)
+
+    def _record_before(self, site: Site, module: nn.Module | None, before: Tensor) -> None:
+        mode = Mode.GRAD if current_graph_task() != -1 else mode_now()
+        if (site, mode) not in self._places:
+            named = replace(site.value, keys=(*site.keys, BEFORE))
+            self._places[site, mode] = self._taps.make_named_place(mode, module, named, BEFORE)
+        place = self._places[site, mode]
+        if place is None:
+            return
+        if site.quantity == "value":
+            place.record(before)
+        elif place.wants_gradient:
+            scale = self._host.loss_scale
+            place.see_gradient(before if scale is None else before * scale.to(before.device))
+
+
+@torch.no_grad()
+def _measure(before: Tensor, after: Tensor) -> Tensor:
+    """‖after − before‖ / ‖before‖, and 0 where nothing has changed: a scalar in float32."""
+    old = before.detach()
+    new = after.detach()
+    if not (old.is_floating_point() or old.is_complex()):
+        old, new = old.float(), new.float()
+    wide = torch.float32 if old.dtype in (torch.float16, torch.bfloat16) else None
+    change = torch.linalg.vector_norm(new - old, dtype=wide)
+    share = change / torch.linalg.vector_norm(old, dtype=wide)
+    return torch.where(change == 0, 0.0, share).float()

@@ -1,0 +1,117 @@
+"""Which rules act where: patterns, each with its rules, in the order in which they were given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from retrograd.errors import CannotRewriteError, PatternError, RewriteError
+from retrograd.rules.pass_rule import PassRule
+from retrograd.rules.rule import Change, Rule, as_rule
+from retrograd.sites.pattern import Candidate, Pattern, describe_pattern
+from retrograd.sites.selection import Selection
+from retrograd.sites.site import WATCH
+
+RuleLike = Rule | Change
+
+
+class Assignment:
+    """A pattern and its rules.
+
+    Attributes:
+        pattern: the pattern.
+        rules: its rules, in their order.
+        was_reached: whether any of its sites has been reached.
+    """
+
+    __slots__ = ("pattern", "rules", "selection", "was_reached")
+
+    def __init__(self, pattern: Pattern, rules: RuleLike | Iterable[RuleLike]) -> None:
+        if isinstance(pattern, type) or (isinstance(pattern, str) and not _names_a_slot(pattern)):
+            raise PatternError(
+                f"{describe_pattern(pattern)} does not say what of a module is to be rewritten.",
+                repair="name a slot: 'blocks.*:output', 'blocks.*:output.grad', 'fc:weight.grad', 'watch/logits'.",
+            )
+        self.pattern = pattern
+        self.selection = Selection(pattern)
+        self.rules = list_rules(rules)
+        self.was_reached = False
+        for rule in self.rules:
+            if isinstance(rule, PassRule):
+                raise CannotRewriteError(
+                    f"{rule.name} combines several backward passes, and cannot act at {describe_pattern(pattern)}.",
+                    repair=f"give it the optimizer: rg.rewrite(optimizer, {rule.name}).",
+                )
+
+
+class Assignments:
+    """All patterns of a rewriting.
+
+    Args:
+        given: rules by pattern.
+
+    Raises:
+        RewriteError: if there are none, or one that is no rule.
+        SiteError: for a pattern that is none.
+    """
+
+    def __init__(self, given: object) -> None:
+        if not isinstance(given, Mapping) or not given:
+            raise RewriteError(
+                f"{given!r} says not where its rules are to act.",
+                repair="give them by site: rg.rewrite(model, {'blocks.*:output.grad': rg.rules.ClipNorm(1.0)}).",
+            )
+        self.all = [Assignment(pattern, rules) for pattern, rules in given.items()]
+
+    def check(self, candidates: Sequence[Candidate]) -> None:
+        """Make sure that every pattern can match a site.
+
+        Raises:
+            NoSuchSiteError: naming the nearest.
+        """
+        for each in self.all:
+            each.selection.check(candidates)
+            wanted = [candidate for candidate in candidates if each.selection.wants(candidate)]
+            if wanted and all(candidate.site.quantity == "update" for candidate in wanted):
+                raise CannotRewriteError(
+                    f"{describe_pattern(each.pattern)} is what an optimizer adds, which no rule can change.",
+                    repair="set the rule on the parameter's gradient (…:weight.grad).",
+                )
+
+    def may_reach(self, candidate: Candidate) -> bool:
+        """Whether a rule may act at this site, or at one nested in it."""
+        return any(each.selection.may_reach(candidate) for each in self.all)
+
+    def may_reach_watched(self) -> bool:
+        """Whether a rule may act at a tensor that is watched by hand."""
+        named = (each.pattern for each in self.all if isinstance(each.pattern, str))
+        return any(not isinstance(each.pattern, str) for each in self.all) or any(
+            pattern.startswith((WATCH, "re:", "*")) for pattern in named
+        )
+
+    def find_rules(self, candidate: Candidate) -> list[Rule]:
+        """The rules for a site that has been reached, in their order."""
+        found: list[Rule] = []
+        for each in self.all:
+            if each.selection.wants(candidate):
+                each.was_reached = True
+                found += each.rules
+        return found
+
+    def unreached(self) -> list[str]:
+        """The patterns of which no site has been reached."""
+        return [describe_pattern(each.pattern) for each in self.all if not each.was_reached]
+
+
+def list_rules(given: object) -> list[Rule]:
+    """A rule, or a list of them, as a list.
+
+    Raises:
+        RuleError: for something that is no rule.
+    """
+    several: Sequence[Any] = given if isinstance(given, (list, tuple)) else [given]
+    return [as_rule(each) for each in several]
+
+
+def _names_a_slot(pattern: str) -> bool:
+    return ":" in pattern or pattern.removeprefix("!").startswith(WATCH) or pattern.startswith("re:")

@@ -1,0 +1,177 @@
+"""The rules of one site, one after the other, held to what a rule may do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from retrograd.errors import RetrogradError, RuleError
+from retrograd.hooks import interventions
+from retrograd.hooks.interventions import tell_intervention
+from retrograd.rewriting.clock import Clock
+from retrograd.rules.rule import Rule
+from retrograd.rules.site_state import SiteState
+from retrograd.sites.site import Site
+
+Snapshot = Mapping[str, Any]
+"""What one rule remembers of a site."""
+
+
+class Chain:
+    """The rules of one site, in their order.
+
+    Args:
+        rules: the rules.
+        module: the module that has the site; None for tensors that are watched by hand.
+        site: the site, without the number of a call.
+        clock: says what step it is.
+        rank: of this process.
+
+    Attributes:
+        needs_value: whether one of the rules asks for the activation that belongs to a gradient.
+    """
+
+    __slots__ = ("_clock", "_lock", "_steps", "module", "name", "needs_value", "rank", "site")
+
+    def __init__(self, rules: Sequence[Rule], module: nn.Module | None, site: Site, clock: Clock, rank: int) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()  # several threads may train one model, and a rule may run a pass of its own
+        self.module = module
+        self.site = site
+        self.name = str(site)
+        self.rank = rank
+        self.needs_value = any(rule.needs_value for rule in rules)
+        self._steps = [(rule, rule.state_at(self.name)) for rule in rules]
+
+    def change(self, value: Tensor, call: int, training: bool, activation: Tensor | None = None) -> Tensor:
+        """What the rules make of a value; the very same object if they leave it alone.
+
+        Raises:
+            RuleError: if one of them breaks the contract, or raises.
+        """
+        with self._lock:
+            return self._act(value, call, training, activation, bool(interventions.listeners))
+
+    def change_again(self, value: Tensor, call: int, training: bool, remembered: Sequence[Snapshot]) -> Tensor:
+        """What the rules made of a value that is computed again, with what they remembered then; they learn nothing."""
+        with self._lock:
+            now = self.remember()
+            try:
+                self._recall(remembered)
+                return self._act(value, call, training, None, False)
+            finally:
+                self._recall(now)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether a rule has remembered anything of the site so far."""
+        return any(state.snapshot() for _, state in self._steps)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether the rules remember a tensor that lies in the same memory."""
+        memory = tensor.untyped_storage().data_ptr()
+        return any(each.untyped_storage().data_ptr() == memory for _, state in self._steps for each in _tensors(state))
+
+    def remember(self) -> list[Snapshot]:
+        """What the rules remember of the site by now, for :meth:`change_again`."""
+        with self._lock:
+            return [state.snapshot() for _, state in self._steps]
+
+    def _recall(self, remembered: Sequence[Snapshot]) -> None:
+        for index, (_, state) in enumerate(self._steps):
+            state.restore(remembered[index] if remembered else {})
+
+    def _act(self, value: Tensor, call: int, training: bool, activation: Tensor | None, tells: bool) -> Tensor:
+        for rule, state in self._steps:
+            state.step = self._clock.step
+            state.call = call
+            state.rank = self.rank
+            state.training = training
+            state.value = activation
+            changed = self._run(rule, value, state)
+            if changed is None or changed is value:
+                continue
+            if tells:
+                tell_intervention(self.module, replace(self.site, call=call), rule.name, value, changed)
+            value = changed
+        return value
+
+    def _run(self, rule: Rule, value: Tensor, state: SiteState) -> Tensor | None:
+        version = -1 if value.is_inference() else value._version  # those of inference mode count no versions
+        try:
+            changed = rule(value, state)
+        except RetrogradError:
+            raise
+        except Exception as error:
+            raise RuleError(
+                f"The rule {rule.name} has raised {type(error).__name__} at {self.name}: {error}",
+                repair="mend the rule; the traceback above shows where.",
+                reason="going on without it would train something else than was asked for.",
+            ) from error
+        finally:
+            state.value = None  # the memory outlives the graph; what it is shown does not
+        if version >= 0 and value._version != version:
+            raise RuleError(
+                f"The rule {rule.name} has written into its argument at {self.name}.",
+                repair="return a new tensor: `value * 0.5`, not `value.mul_(0.5)`.",
+                reason="others read the same memory: another branch of the backward pass, or the optimizer.",
+            )
+        if changed is not None:
+            self._check(rule, value, changed)
+        return changed
+
+    def _check(self, rule: Rule, value: Tensor, changed: object) -> None:
+        if not isinstance(changed, Tensor):
+            raise RuleError(
+                f"The rule {rule.name} has returned {type(changed).__name__} at {self.name}.",
+                repair="return a tensor, or None to leave the value alone.",
+            )
+        if changed.shape == value.shape and changed.dtype is value.dtype and changed.device == value.device:
+            return
+        raise RuleError(
+            f"The rule {rule.name} has returned {_describe(changed)} for {_describe(value)} at {self.name}.",
+            repair="return a tensor of the same shape, dtype and device.",
+            reason="what follows was computed for that shape, dtype and device.",
+        )
+
+
+def _tensors(state: SiteState) -> Iterator[Tensor]:
+    for kept in state.snapshot().values():
+        yield from (each for each in (kept if isinstance(kept, tuple) else (kept,)) if isinstance(each, Tensor))
+
+
+class GradientChain:
+    """Rules on gradients: what they see is unscaled, what flows on is scaled as before.
+
+    Args:
+        chain: the rules.
+        clock: knows the loss scale.
+    """
+
+    __slots__ = ("_chain", "_clock", "needs_value")
+
+    def __init__(self, chain: Chain, clock: Clock) -> None:
+        self._chain = chain
+        self._clock = clock
+        self.needs_value = chain.needs_value
+
+    def change(self, gradient: Tensor, call: int, training: bool, activation: Tensor | None) -> Tensor | None:
+        """What flows on instead; None if the rules leave it alone."""
+        scale = self._clock.scale
+        if scale is None:
+            changed = self._chain.change(gradient, call, training, activation)
+            return None if changed is gradient else changed
+        scale = scale.to(gradient.device, non_blocking=True)
+        unscaled = gradient.float() if gradient.dtype is torch.float16 else gradient  # too small for half, unscaled
+        unscaled = unscaled / scale
+        changed = self._chain.change(unscaled, call, training, activation)
+        return None if changed is unscaled else (changed * scale).to(gradient.dtype)
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"a {str(tensor.dtype).removeprefix('torch.')} tensor of shape {tuple(tensor.shape)} on {tensor.device}"

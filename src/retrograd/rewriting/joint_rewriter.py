@@ -1,0 +1,159 @@
+"""Rules on all gradients of an optimizer together, right before its update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from retrograd.errors import CannotRewriteError
+from retrograd.hooks import interventions
+from retrograd.hooks.engine import current_graph_task, uncompiled
+from retrograd.hooks.interventions import tell_intervention
+from retrograd.hooks.many import scale_all, total_norm
+from retrograd.hooks.optimizer import UpdateTap
+from retrograd.hooks.tensor import change_gradient
+from retrograd.rewriting.clock import Clock
+from retrograd.rules.norm_rule import NormRule
+from retrograd.rules.pass_rule import PassRule
+from retrograd.rules.rule import Rule
+from retrograd.rules.site_state import SiteState
+from retrograd.sites.site import Site
+
+SITE = Site("optimizer", ("gradients",))
+"""Where joint rules act, as events call it."""
+
+
+class JointRewriter:
+    """Lets rules act on the gradients of an optimizer as on one vector.
+
+    Args:
+        optimizer: the optimizer.
+        rules: rules of a norm, and rules that combine several passes.
+        clock: the time.
+        rank: of this process.
+
+    Raises:
+        CannotRewriteError: for another kind of rule, or an optimizer that computes its gradients by itself.
+    """
+
+    def __init__(self, optimizer: Optimizer, rules: list[Rule], clock: Clock, rank: int) -> None:
+        for rule in rules:
+            _check(optimizer, rule)
+        self._optimizer = optimizer
+        self._clock = clock
+        self._rank = rank
+        self._steps: list[tuple[Rule, SiteState]] = [(rule, rule.state_at(str(SITE))) for rule in rules]
+        self._passes: dict[int, dict[int, Tensor]] = {}
+        self._withheld: list[tuple[Tensor, Tensor]] = []
+        self._set_found_inf = False
+        self._tap = UpdateTap(optimizer, self._before_update, self._after_update)
+        self._undo: list[Callable[[], None]] = []
+        if any(isinstance(rule, PassRule) for rule in rules):
+            self._undo = [
+                change_gradient(parameter, uncompiled(partial(self._collect, id(parameter))))
+                for parameter in self._parameters()
+                if parameter.requires_grad
+            ]
+
+    def remove(self) -> None:
+        """Take the hooks back."""
+        self._tap.remove()
+        while self._undo:
+            self._undo.pop()()
+        self._passes.clear()
+
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def _collect(self, number: int, gradient: Tensor | None) -> None:
+        """The hook of a parameter: keep what this pass brings."""
+        if gradient is None:
+            return
+        scale = self._clock.scale
+        kept = gradient.detach().clone() if scale is None else gradient.detach() / scale.to(gradient.device)
+        found = self._passes.setdefault(current_graph_task(), {})
+        found[number] = found[number] + kept if number in found else kept
+
+    def _before_update(self, has_closure: bool) -> None:
+        if has_closure:
+            raise CannotRewriteError(
+                "The optimizer was given a closure, which computes the gradients after the rules should have acted.",
+                repair="call backward before `optimizer.step()`.",
+            )
+        for rule, state in self._steps:
+            state.step, state.rank = self._clock.step, self._rank
+            if isinstance(rule, PassRule):
+                self._combine(rule, state)
+            elif isinstance(rule, NormRule):
+                self._scale(rule, state)
+
+    def _combine(self, rule: PassRule, state: SiteState) -> None:
+        parameters = self._parameters()
+        passes = [[found.get(id(each)) for each in parameters] for found in self._passes.values()]
+        self._passes.clear()
+        if not passes:
+            return
+        scale = getattr(self._optimizer, "grad_scale", None)
+        for parameter, gradient in zip(parameters, rule.combine(passes, state), strict=True):
+            if gradient is not None and parameter.grad is not None:
+                parameter.grad.copy_(gradient if scale is None else gradient * scale)
+
+    def _scale(self, rule: NormRule, state: SiteState) -> None:
+        gradients = [each.grad for each in self._parameters() if each.grad is not None]
+        if not gradients:
+            return
+        norm = total_norm(gradients)
+        scale = getattr(self._optimizer, "grad_scale", None)  # set while it unscales by itself
+        if scale is not None:
+            norm = norm / scale.to(norm.device)
+        factor = rule.scale(norm, state)
+        if interventions.listeners:
+            tell_intervention(None, SITE, rule.name, norm, norm * factor)
+        if rule.skips:
+            self._skip(factor == 0)
+        else:
+            scale_all(gradients, factor)
+
+    def _skip(self, is_skipped: Tensor) -> None:
+        """Drop the update where that is so, on the device itself if the optimizer can."""
+        optimizer = self._optimizer
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            found = getattr(optimizer, "found_inf", None)
+            flag = is_skipped.to(torch.float32)
+            if found is None:
+                self._set_found_inf = True
+                optimizer.found_inf = flag  # type: ignore[attr-defined]
+            else:
+                optimizer.found_inf = torch.maximum(found, flag)  # type: ignore[attr-defined]
+            return
+        if is_skipped:  # waits for a device; optimizers leave parameters alone whose gradient is None
+            self._withheld = [(each, each.grad) for each in self._parameters() if each.grad is not None]
+            for parameter, _ in self._withheld:
+                parameter.grad = None
+
+    def _after_update(self) -> None:
+        for parameter, gradient in self._withheld:
+            parameter.grad = gradient
+        self._withheld = []
+        if self._set_found_inf:
+            self._set_found_inf = False
+            del self._optimizer.found_inf  # type: ignore[attr-defined]
+
+
+def _check(optimizer: Optimizer, rule: Rule) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise CannotRewriteError(
+            "The gradients of LBFGS cannot be rewritten together.",
+            repair="set the rule on the parameters: rg.rewrite(model, {'*.grad': …}).",
+            reason="it computes them several times within one update.",
+        )
+    if not isinstance(rule, NormRule | PassRule):
+        raise CannotRewriteError(
+            f"{rule.name} does not act on all gradients together.",
+            repair=f"set it on the parameters: rg.rewrite(model, {{'*.grad': {rule.name}}}).",
+            reason="only a rule of the norm, or one that combines several passes, treats them as one vector.",
+        )

@@ -1,0 +1,199 @@
+"""Rules on what a module is called with, on what it returns, and on the values of its parameters."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from retrograd.errors import CannotRewriteError
+from retrograd.hooks.arguments import argument_names
+from retrograd.hooks.candidates import parameter_site
+from retrograd.hooks.engine import current_graph_task, next_sequence_number
+from retrograd.hooks.input_gradient import change_input_gradient
+from retrograd.hooks.nested import Keys, flatten, replace_tensors
+from retrograd.rewriting.calls import Call, Calls
+from retrograd.rewriting.place import Host, Place, Places
+
+
+class _Use:
+    """An argument that was branched off for the module, so that its gradient through the module can be changed."""
+
+    __slots__ = ("edge", "number", "place", "tensor", "version")
+
+    def __init__(self, place: Place, tensor: Tensor, edge: GradientEdge, number: int) -> None:
+        self.place = place
+        self.tensor = tensor
+        self.edge = edge
+        self.number = number
+        self.version = tensor._version
+
+
+class _Running:
+    """A call that has begun and not ended."""
+
+    __slots__ = ("again", "call", "uses")
+
+    def __init__(self, call: Call | None, *, again: bool) -> None:
+        self.call = call
+        self.again = again
+        self.uses: list[_Use] = []
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.running: list[_Running] = []
+
+
+class ModuleRewriter:
+    """Lets rules act at each call of one module.
+
+    Args:
+        host: the rewriting.
+        module: the module.
+        path: its path.
+        rewrites_input: whether there may be rules for its arguments.
+        rewrites_output: whether there may be rules for its results.
+        parameters: names of its parameters whose values have rules.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        module: nn.Module,
+        path: str,
+        *,
+        rewrites_input: bool,
+        rewrites_output: bool,
+        parameters: Sequence[str],
+    ) -> None:
+        self._host = host
+        self._path = path
+        self._places = Places(host, module, path)
+        self._calls = Calls(host.clock)
+        self._names, self._rest = argument_names(module)
+        self._rewrites_input = rewrites_input
+        self._rewrites_output = rewrites_output
+        self._parameters = tuple(parameters)
+        self._here = _Here()
+
+    def rewrite_input(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The forward pre-hook."""
+        again = current_graph_task() != -1
+        running = _Running(self._calls.find_again() if again else self._calls.begin(), again=again)
+        self._here.running.append(running)
+        if not self._host.is_active:
+            return args, kwargs
+        for name in self._parameters:
+            self._put_parameter(module, name, running)
+        return self._change_arguments(module, args, kwargs, running) if self._rewrites_input else (args, kwargs)
+
+    def rewrite_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """The forward hook, called with None for a call that raised."""
+        if not self._here.running:  # a hook before ours has raised
+            return output
+        running = self._here.running.pop()
+        for name in self._parameters:
+            vars(module).pop(name, None)
+        if output is None or not self._host.is_active:
+            return output
+        for use in running.uses:
+            if use.tensor._version != use.version:
+                self._watch_overwritten(use, output)
+        running.uses.clear()
+        if not self._rewrites_output:
+            return output
+
+        def is_argument(tensor: Tensor) -> bool:
+            return any(tensor is each for _, each in flatten((args, kwargs), ()))
+
+        return self._change_nest(module, output, ("output",), running, is_argument)
+
+    def _change_arguments(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], running: _Running
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        named = min(len(args), len(self._names))
+        bound = dict(zip(self._names, args, strict=False))
+        if len(args) > named:
+            bound[self._rest] = args[named:]
+        bound.update(kwargs)
+        changed = self._change_nest(module, bound, ("input",), running, None)
+        positional = (
+            *(changed[name] for name in self._names[:named]),
+            *changed.get(self._rest, ())[: len(args) - named],
+        )
+        return positional, {name: changed[name] for name in kwargs}
+
+    def _change_nest(
+        self,
+        module: nn.Module,
+        nest: Any,
+        keys: Keys,
+        running: _Running,
+        is_argument: Callable[[Tensor], bool] | None,
+    ) -> Any:
+        """The arguments, or the output, with what the rules make of their tensors.
+
+        Args:
+            module: the module.
+            nest: what holds the tensors.
+            keys: its slot.
+            running: the call.
+            is_argument: for outputs, whether a tensor is one of the arguments too.
+        """
+        number = running.call.number if running.call is not None else 1
+        changed: dict[Keys, Tensor] = {}
+        for each, tensor in flatten(nest, keys):
+            place = self._places.find(each, number)
+            if place is None:
+                continue
+            new = place.change_value(tensor, running.call, module.training, again=running.again)
+            if self._has_gradient(running):
+                new = (
+                    self._watch_use(place, new, running)
+                    if is_argument is None
+                    else place.watch(new, branches=new is tensor and is_argument(tensor))
+                )
+            if new is not tensor:
+                changed[each] = new
+        return replace_tensors(nest, keys, changed) if changed else nest
+
+    def _has_gradient(self, running: _Running) -> bool:
+        """Whether gradients arrive at what is computed now, and not at what was computed the first time."""
+        return not running.again or running.call is None or not running.call.had_grad
+
+    def _watch_use(self, place: Place, tensor: Tensor, running: _Running) -> Tensor:
+        if not tensor.requires_grad or not place.acts_on_gradient:
+            return tensor
+        edge, number = get_gradient_edge(tensor), next_sequence_number()
+        branched = place.watch(tensor, branches=True)
+        if branched is not tensor:
+            running.uses.append(_Use(place, branched, edge, number))
+        return branched
+
+    def _watch_overwritten(self, use: _Use, output: Any) -> None:
+        """A module that writes into its argument has taken the node of ours out of the way."""
+        outputs = [tensor for _, tensor in flatten(output, ()) if tensor.requires_grad]
+        hook = use.place.hook_for(use.tensor)
+        if not change_input_gradient(use.edge, outputs, use.number, hook):
+            raise CannotRewriteError(
+                f"{use.place.name} is written into by its module, so that its gradient cannot be changed there.",
+                repair="let the module work out of place (inplace=False), or set the rule on its output's gradient.",
+                reason="what is computed with the overwritten tensor hands its gradient on in several parts.",
+            )
+
+    def _put_parameter(self, module: nn.Module, name: str, running: _Running) -> None:
+        place = self._places.find(
+            parameter_site(self._path, name).keys, running.call.number if running.call is not None else 1
+        )
+        parameter = module._parameters[name]
+        if place is None or parameter is None:
+            return
+        changed = place.change_value(parameter, running.call, module.training, again=running.again)
+        if changed is not parameter:
+            vars(module)[name] = changed  # found before the parameter of that name, which stays where it is

@@ -1,0 +1,184 @@
+"""A place: one site at one call, and the rules for its value and for its gradient."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from retrograd.errors import CannotRewriteError
+from retrograd.hooks.branches import branch
+from retrograd.hooks.engine import grad_enabled, uncompiled
+from retrograd.hooks.tensor import ChangeGradient, change_gradient
+from retrograd.rewriting.calls import Call
+from retrograd.rewriting.chain import Chain, GradientChain
+from retrograd.rewriting.clock import Clock
+from retrograd.rules.rule import Rule
+from retrograd.sites.pattern import Candidate
+from retrograd.sites.site import Site
+
+
+class Host(Protocol):
+    """A rewriting as its places see it."""
+
+    clock: Clock
+    is_active: bool
+
+    def find_rules(self, candidate: Candidate) -> list[Rule]:
+        """The rules for a site, in their order."""
+
+    def make_chain(self, rules: list[Rule], module: nn.Module | None, site: Site) -> Chain:
+        """These rules at a site."""
+
+    def watch_view(self, site: str, tensor: Tensor) -> None:
+        """Told of a tensor whose gradient would be lost if it were written into."""
+
+
+class Place:
+    """The rules of one site at one call.
+
+    Args:
+        host: the rewriting.
+        value: the rules for the value, if any.
+        gradient: those for the gradient, if any.
+        call: the number of the call.
+    """
+
+    __slots__ = ("_call", "_gradient", "_host", "_training", "_value", "acts_on_gradient", "name")
+
+    def __init__(self, host: Host, value: Chain | None, gradient: Chain | None, call: int) -> None:
+        self._host = host
+        self._value = value
+        self._gradient = GradientChain(gradient, host.clock) if gradient is not None else None
+        self._call = call
+        self._training = True
+        self.acts_on_gradient = gradient is not None
+        self.name = gradient.name if gradient is not None else value.name if value is not None else ""
+
+    def change_value(self, tensor: Tensor, call: Call | None, training: bool, *, again: bool) -> Tensor:
+        """What the rules make of the value.
+
+        Args:
+            tensor: the value.
+            call: the call that it is of; None for one that cannot be told.
+            training: whether the module is in training mode.
+            again: the value was there before, and is computed again.
+
+        Raises:
+            RuleError: if a rule breaks the contract, or raises.
+            CannotRewriteError: where a rule with a memory would have to know which call is computed again.
+        """
+        self._training = training
+        chain = self._value
+        if chain is None:
+            return tensor
+        if not again:
+            if call is not None and chain.has_memory:
+                call.remembered[chain] = chain.remember()
+            return chain.change(tensor, self._call, training)
+        if call is None and chain.has_memory:
+            raise CannotRewriteError(
+                f"{chain.name} is computed again in a checkpointed part, and it cannot be told which of its calls.",
+                repair="give each call a module of its own, or use a rule without memory there.",
+                reason="the rule must make of it what it made the first time, with what it remembered then.",
+            )
+        return chain.change_again(tensor, self._call, training, call.remembered.get(chain, ()) if call else ())
+
+    def watch(self, tensor: Tensor, *, branches: bool = False) -> Tensor:
+        """Let the rules act on the gradient of a tensor; returns the tensor to go on with.
+
+        Args:
+            tensor: the tensor.
+            branches: it has other uses, whose gradients are to be left alone.
+        """
+        if self._gradient is None or not tensor.requires_grad or not grad_enabled():
+            return tensor
+        if branches or tensor.is_leaf:
+            tensor = branch(tensor)
+        if tensor._is_view():
+            self._host.watch_view(self.name, tensor)
+        change_gradient(tensor, self.hook_for(tensor))
+        self._host.clock.guard.saw(tensor.grad_fn)
+        return tensor
+
+    def hook_for(self, tensor: Tensor) -> ChangeGradient:
+        """The hook for the gradient of a tensor."""
+        assert self._gradient is not None
+        return _Paired(self, tensor) if self._gradient.needs_value else self.change_gradient
+
+    @uncompiled
+    def change_gradient(self, gradient: Tensor | None) -> Tensor | None:
+        """The hook: what flows on instead."""
+        return self.change_paired(gradient, None)
+
+    change_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
+
+    def change_paired(self, gradient: Tensor | None, activation: Tensor | None) -> Tensor | None:
+        """What flows on instead of the gradient of this activation."""
+        if gradient is None or self._gradient is None or not self._host.is_active:
+            return None
+        return self._gradient.change(gradient, self._call, self._training, activation)
+
+
+class _Paired:
+    """The hook for a gradient whose rules ask for the activation that it belongs to."""
+
+    __slots__ = ("_activation", "_place", "_version")
+
+    __torch_unserializable__ = True
+
+    def __init__(self, place: Place, tensor: Tensor) -> None:
+        self._place = place
+        self._activation = tensor.detach()  # the tensor itself holds its node, and the node this hook
+        self._version = tensor._version
+
+    @uncompiled
+    def __call__(self, gradient: Tensor | None) -> Tensor | None:
+        if self._activation._version != self._version:
+            raise CannotRewriteError(
+                f"A rule at {self._place.name} asks for the activation, and that has been overwritten in place.",
+                repair="make the layer behind it work out of place (inplace=False).",
+                reason="the rule would see what the next layer has made of it.",
+            )
+        return self._place.change_paired(gradient, self._activation)
+
+
+class Places:
+    """The places of one module, or of one tensor that is watched by hand; each is made when it is first reached.
+
+    Args:
+        host: the rewriting.
+        module: the module; None for a tensor that is watched by hand.
+        path: its path.
+    """
+
+    _MOST = 100
+    """Calls that have places of their own; those of later ones are made anew each time."""
+
+    def __init__(self, host: Host, module: nn.Module | None, path: str) -> None:
+        self._host = host
+        self._module = module
+        self._path = path
+        self._chains: dict[tuple[Site, tuple[int, ...]], Chain] = {}
+        self._places: dict[tuple[tuple[str, ...], int], Place | None] = {}
+
+    def find(self, keys: tuple[str, ...], call: int) -> Place | None:
+        """The place of some keys at a call; None where no rule acts."""
+        found = self._places.get((keys, call), self)
+        if not isinstance(found, Places):
+            return found
+        site = Site(self._path, keys, call)
+        value, gradient = self._chain(site), self._chain(site.grad)
+        place = Place(self._host, value, gradient, call) if value is not None or gradient is not None else None
+        if call <= self._MOST:
+            self._places[keys, call] = place
+        return place
+
+    def _chain(self, site: Site) -> Chain | None:
+        rules = self._host.find_rules(Candidate(site, self._module))
+        if not rules:
+            return None
+        key = (site.first_call, tuple(id(rule) for rule in rules))
+        if key not in self._chains:
+            self._chains[key] = self._host.make_chain(rules, self._module, site.first_call)
+        return self._chains[key]

@@ -1,0 +1,298 @@
+"""``rg.rewrite``: what users call."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from retrograd.errors import CannotRewriteError, RetrogradWarning, RewriteError
+from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
+from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, parameter_site, walk_modules
+from retrograd.hooks.module import CallTap, RewriteTap
+from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
+from retrograd.hooks.watched import leave_watched_tensors, rewrite_watched_tensors
+from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
+from retrograd.rewriting.chain import Chain
+from retrograd.rewriting.clock import Clock
+from retrograd.rewriting.joint_rewriter import JointRewriter
+from retrograd.rewriting.module_rewriter import ModuleRewriter
+from retrograd.rewriting.parameter_rewriter import ParameterRewriter
+from retrograd.rewriting.watched_rewriter import WatchedRewriter
+from retrograd.rewriting.written_views import WrittenViews
+from retrograd.rules.rule import Rule
+from retrograd.sites.pattern import Candidate
+from retrograd.sites.site import ROOT, Site
+
+
+class Rewriting:
+    """Rules that act until they are removed; use it in a ``with`` statement, or call ``remove()``.
+
+    Attributes:
+        is_active: whether the rules act.
+    """
+
+    def __init__(self, assignments: Assignments | None, rules: list[Rule]) -> None:
+        self._assignments = assignments
+        self._rules = rules
+        self._rank = _find_rank()
+        self._views = WrittenViews()
+        self._roots: list[CallTap] = []
+        self._taps: list[RewriteTap] = []
+        self._parameters: list[ParameterRewriter] = []
+        self._frozen: list[ParameterRewriter] = []
+        self._watched: WatchedRewriter | None = None
+        self._joint: JointRewriter | None = None
+        self._was_run = False
+        self.clock = Clock()
+        self.is_active = True
+
+    @property
+    def step(self) -> int:
+        """Updates that optimizers have made, as rules are told."""
+        return self.clock.step
+
+    def remove(self) -> None:
+        """Let no rule act any more, also on graphs that are alive. Calling it twice is harmless."""
+        if not self.is_active:
+            return
+        self.is_active = False
+        unlisten_to_backward(self)
+        unlisten_to_optimizers(self.clock)
+        for root in self._roots:
+            root.remove()
+        for tap in self._taps:
+            tap.remove()
+        for parameter in self._parameters:
+            parameter.remove()
+        if self._watched is not None:
+            leave_watched_tensors(self._watched)
+        if self._joint is not None:
+            self._joint.remove()
+        unreached = self._assignments.unreached() if self._assignments is not None and self._was_run else []
+        if unreached:
+            warnings.warn(
+                f"No rule has acted at {', '.join(unreached)}: these sites were never reached.",
+                RetrogradWarning,
+                stacklevel=2,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold for the rules to go on with the same decisions."""
+        return {"step": self.clock.step, "rules": [(rule.name, rule.state_dict()) for rule in self._rules]}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict()`` gave.
+
+        Raises:
+            RewriteError: if it was given by other rules.
+        """
+        names, ours = [name for name, _ in saved["rules"]], [rule.name for rule in self._rules]
+        if names != ours:
+            raise RewriteError(
+                f"The state is of the rules {', '.join(names)}; these are {', '.join(ours)}.",
+                repair="give the same rules in the same order before loading.",
+            )
+        self.clock.step = int(saved["step"])
+        for rule, (_, state) in zip(self._rules, saved["rules"], strict=True):
+            rule.load_state_dict(state)
+
+    # ---- setting up -------------------------------------------------------------------------------------------
+
+    def attach_to_models(self, models: Mapping[str, nn.Module]) -> None:
+        """Set hooks wherever a rule may act."""
+        assert self._assignments is not None
+        entries = [entry for name, model in models.items() for entry in walk_modules(name, model)]
+        candidates = [candidate for entry in entries for candidate in entry.candidates()]
+        self._assignments.check(candidates)
+        try:
+            for model in models.values():
+                self._roots.append(CallTap(model, _Root(self), outermost=True))
+            compiled = compiled_regions(entries)
+            seen: set[int] = set()
+            for entry in entries:
+                self._attach_to_calls(entry, compiled)
+                self._attach_to_gradients(entry, seen)
+            self._attach_to_watched()
+            self._listen()
+        except BaseException:
+            self.remove()
+            raise
+
+    def attach_to_optimizer(self, optimizer: Optimizer) -> None:
+        """Let the rules act on its gradients together."""
+        self._joint = JointRewriter(optimizer, self._rules, self.clock, self._rank)
+        self._listen()
+
+    def _listen(self) -> None:
+        listen_to_backward(self)
+        listen_to_optimizers(self.clock)
+
+    def _attach_to_calls(self, entry: NamedModule, compiled: tuple[str, ...]) -> None:
+        assert self._assignments is not None
+        if not entry.is_called:
+            return
+        wanted = [each.site for each in entry.candidates() if self._assignments.may_reach(each)]
+        values = {parameter_site(entry.path, name): name for name, _ in entry.parameters}
+        parameters = [values[site] for site in wanted if site in values]
+        slots = {site.slot for site in wanted}
+        if not parameters and not slots & {"input", "output"}:
+            return
+        _check_module(entry, compiled, parameters)
+        rewriter = ModuleRewriter(
+            self,
+            entry.module,
+            entry.path,
+            rewrites_input="input" in slots,
+            rewrites_output="output" in slots,
+            parameters=parameters,
+        )
+        self._taps.append(RewriteTap(entry.tapped, rewriter))
+
+    def _attach_to_gradients(self, entry: NamedModule, seen: set[int]) -> None:
+        for name, parameter in entry.parameters:
+            site = parameter_site(entry.path, name).grad
+            rules = self.find_rules(Candidate(site, entry.module))
+            if not rules or id(parameter) in seen:  # a parameter with two names has one gradient
+                continue
+            seen.add(id(parameter))
+            rewriter = ParameterRewriter(self, entry.module, parameter, self.make_chain(rules, entry.module, site))
+            self._parameters.append(rewriter)
+            if not rewriter.attach():
+                self._frozen.append(rewriter)
+
+    def _attach_to_watched(self) -> None:
+        assert self._assignments is not None
+        if self._assignments.may_reach_watched():
+            self._watched = WatchedRewriter(self)
+            rewrite_watched_tensors(self._watched)
+
+    # ---- what places ask of it --------------------------------------------------------------------------------
+
+    def find_rules(self, candidate: Candidate) -> list[Rule]:
+        """The rules for a site, in their order."""
+        return self._assignments.find_rules(candidate) if self._assignments is not None else []
+
+    def make_chain(self, rules: list[Rule], module: nn.Module | None, site: Site) -> Chain:
+        """These rules at a site."""
+        return Chain(rules, module, site, self.clock, self._rank)
+
+    def watch_view(self, site: str, tensor: Tensor) -> None:
+        """Told of a tensor whose gradient would be lost if it were written into."""
+        self._views.watch(self.clock.serial, site, tensor)
+
+    # ---- what it is told --------------------------------------------------------------------------------------
+
+    def forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """One of the models is called."""
+        self._was_run = True
+        self.clock.before_forward(module, args, kwargs)
+        if self._frozen:
+            self._frozen = [each for each in self._frozen if not each.attach()]
+
+    def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
+        """A backward pass starts from these tensors."""
+        self._views.check()
+        self.clock.backward_begins(roots)
+
+    def backward_ends(self, failed: bool) -> None:
+        """That pass has ended."""
+        self.clock.backward_ends(failed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        state = "" if self.is_active else ", removed"
+        return f"<Rewriting with {', '.join(rule.name for rule in self._rules)}, step {self.step}{state}>"
+
+
+def rewrite(
+    target: nn.Module | Mapping[str, nn.Module] | Optimizer,
+    rules: Mapping[Any, RuleLike | Iterable[RuleLike]] | RuleLike | Iterable[RuleLike],
+) -> Rewriting:
+    """Let rules change activations and gradients while a model runs and trains.
+
+    What a rule returns in the backward pass is what flows on, so everything before it sees the change. A rule on
+    ``x:input.grad`` changes what flows through that module alone. Whatever is recorded of a site is what the last of
+    its rules has made of it.
+
+    Args:
+        target: a module, or modules by name, whose names then lead the names of their sites. Or an optimizer: then the
+            rules act on all its gradients as on one vector, right before the update.
+        rules: for modules: rules by site, ``{"blocks.*:output.grad": rg.rules.ClipNorm(1.0)}``; a rule, or a list of
+            them that act in that order. Rules of several patterns that match one site act in the order of the mapping.
+            A rule is a function ``(value, state) -> tensor or None``, or a :class:`~retrograd.rules.rule.Rule`.
+            For an optimizer: a rule, or a list of them.
+
+    Returns:
+        a handle: a context manager, with ``remove()``, ``state_dict()`` and ``load_state_dict()``.
+
+    Raises:
+        SiteError: for a pattern that is none, or that matches nothing (the nearest sites are named).
+        RuleError: for something that is no rule.
+        CannotRewriteError: where a rule would not be asked.
+        AttachError: for something that is no model.
+    """
+    optimizer = _as_optimizer(target)
+    if optimizer is not None:
+        rewriting = Rewriting(None, list_rules(rules))
+        rewriting.attach_to_optimizer(optimizer)
+        return rewriting
+    models = name_models(target)  # type: ignore[arg-type]  # or it says what is wrong with it
+    assignments = Assignments(rules)
+    distinct = {id(rule): rule for each in assignments.all for rule in each.rules}
+    rewriting = Rewriting(assignments, list(distinct.values()))
+    rewriting.attach_to_models(models)
+    return rewriting
+
+
+class _Root:
+    """Tells the rewriting when one of its models is called."""
+
+    def __init__(self, rewriting: Rewriting) -> None:
+        self._rewriting = rewriting
+
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._rewriting.forward_begins(module, args, kwargs)
+
+    def after_call(self, module: nn.Module, output: Any) -> None:
+        self._rewriting.clock.after_call(module, output)
+
+
+def _as_optimizer(target: object) -> Optimizer | None:
+    inner = getattr(target, "optimizer", None)  # the wrappers of trainers
+    return next((each for each in (target, inner) if isinstance(each, Optimizer)), None)
+
+
+def _check_module(entry: NamedModule, compiled: tuple[str, ...], parameters: list[str]) -> None:
+    inside = entry.path.startswith(compiled) if compiled else False
+    if entry.module._compiled_call_impl is not None or (inside and entry.path != ROOT):
+        raise CannotRewriteError(
+            f"{entry.path} has been compiled, so that no rule can act there.",
+            repair="set the rules first, and compile the model then.",
+            reason="compiled code does not ask for hooks that were set after it was compiled.",
+        )
+    if parameters and isinstance(entry.module, nn.RNNBase):
+        raise CannotRewriteError(
+            f"The values of the parameters of {entry.path} cannot be rewritten.",
+            repair="set a rule on the module's output, or on the gradient of its parameters.",
+            reason=f"{type(entry.module).__name__} holds them in a list of its own.",
+        )
+
+
+def _find_rank() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
