@@ -7,13 +7,13 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from retrograd.bundles.contents import Came, NodeFacts, NodeFailure
 from retrograd.bundles.program import describe_error
 from retrograd.bundles.recorder import Recorded
 from retrograd.graph.node import Line, Saved
+from retrograd.graph.values import count_nonfinite
 from retrograd.graph.walker import describe
 from retrograd.hooks.dispatch import attributes_of
 from retrograd.hooks.nodes import is_leaf, is_python, name_of, number_of, peek, saved_of
@@ -56,7 +56,7 @@ def describe_node(
 
 def _describe_came(tensor: Tensor | None) -> Came | None:
     info = describe(tensor)
-    return None if tensor is None or info is None else Came(info, _count_nonfinite(tensor))
+    return None if tensor is None or info is None else Came(info, count_nonfinite(tensor))
 
 
 def _describe_failure(node: Any, recorded: Recorded, error: Exception) -> NodeFailure:
@@ -83,16 +83,6 @@ def _read_source(line: Line) -> tuple[tuple[int, str], ...]:
     numbers = range(max(1, line.line - AROUND), line.line + AROUND + 1)
     found = ((number, linecache.getline(line.file, number).rstrip("\n")) for number in numbers)
     return tuple((number, text) for number, text in found if text or number == line.line)
-
-
-def _count_nonfinite(tensor: Tensor) -> int | None:
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
-        return None
-    try:
-        values = tensor.detach() if tensor.layout is torch.strided else tensor.detach().values()
-        return int((~torch.isfinite(values)).sum())
-    except (RuntimeError, NotImplementedError):
-        return None
 
 
 def describe_saved(node: Any) -> tuple[Saved, ...]:

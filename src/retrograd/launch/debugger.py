@@ -17,6 +17,7 @@ from typing import Any
 from retrograd.errors import NoSuchNodeError, PatternError, RetrogradError
 from retrograd.graph.graph import Graph
 from retrograd.graph.origins import Origins, record_origins
+from retrograd.graph.values import holds_nonfinite
 from retrograd.graph.walker import walk
 from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
 from retrograd.hooks.engine import current_graph_task
@@ -28,7 +29,7 @@ from retrograd.launch.closing import say, say_end
 from retrograd.launch.debugging import read_debug_request
 from retrograd.launch.prompt import TerminalPrompt
 from retrograd.launch.scene import STEP, Orders, Scene
-from retrograd.stepping.breakpoints import Breakpoint, Predicate, holds_nonfinite, parse_breakpoint
+from retrograd.stepping.breakpoints import Breakpoint, Predicate, parse_breakpoint
 from retrograd.stepping.stop import Gradients, Stop, apply_changes
 
 NON_FINITE = "non-finite"

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from retrograd.graph.node import Node
+from retrograd.graph.values import count_nonfinite, norm_of, readable_values
 from retrograd.graph.walker import describe
-from retrograd.stepping.breakpoints import count_nonfinite, norm_of, readable_values
 
 _LINES_AROUND = 2
 _LONGEST = 2000

@@ -9,21 +9,19 @@ blocks.3*               a glob over places: module, ``module:kind``, kind, or na
 
 from __future__ import annotations
 
-import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePath
 
-import torch
 from torch import Tensor
 
 from retrograd.errors import NoSuchNodeError, PatternError
 from retrograd.graph.graph import Graph
 from retrograd.graph.node import Line, Node, matches
-from retrograd.hooks.engine import is_transformed
+from retrograd.graph.values import holds_nonfinite, norm_of
 from retrograd.stepping.stop import Gradients, Stop
 
 FORMS = ("non-finite", "norm > 100", "kind MulBackward0", "line model.py:30", "a glob such as 'blocks.3*'")
@@ -109,54 +107,6 @@ def parse_breakpoint(text: str) -> Breakpoint:
     if not text or " " in text or text in ("norm", "kind", "line") or re.match(r"norm\W|line:", text):
         raise _no_breakpoint(text)
     return Breakpoint(text, lambda node: matches(text, node))
-
-
-def holds_nonfinite(gradients: Iterable[Tensor | None]) -> bool:
-    """Whether any of these holds NaN or infinity; False where that cannot be told."""
-    return any(gradient is not None and not _is_finite(gradient) for gradient in gradients)
-
-
-def count_nonfinite(tensor: Tensor) -> int | None:
-    """How many elements are NaN or infinite; None where that cannot be told."""
-    values = readable_values(tensor)
-    with torch.no_grad():
-        return None if values is None else int(values.numel() - values.isfinite().sum().item())
-
-
-def norm_of(gradients: Iterable[Tensor | None]) -> float | None:
-    """The Euclidean norm of all of them together; None if none of them can be read."""
-    norms: list[float] = []
-    with torch.no_grad():
-        for gradient in gradients:
-            values = readable_values(gradient)
-            if values is not None:
-                wide = values.to(torch.float32) if values.element_size() < 4 else values
-                norms.append(float(torch.linalg.vector_norm(wide)))
-    return math.hypot(*norms) if norms else None
-
-
-def readable_values(tensor: Tensor | None) -> Tensor | None:
-    """The numbers in a tensor, without its graph; None where it has none that can be read."""
-    if tensor is None or is_transformed(tensor) or tensor.is_meta:
-        return None
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return None
-    values = tensor.detach()
-    if values.is_sparse:
-        return values.coalesce().values()
-    if values.layout is not torch.strided:
-        return values.values()
-    return values
-
-
-def _is_finite(gradient: Tensor) -> bool:
-    values = readable_values(gradient)
-    if values is None or not values.numel():
-        return True
-    with torch.no_grad():
-        if not values.is_complex() and math.isfinite(values.sum().item()):  # twenty times as fast as to ask them all
-            return True
-        return bool(values.isfinite().all())
 
 
 def _compare_norm(text: str, sign: str, limit: str) -> Callable[[Gradients], bool]:

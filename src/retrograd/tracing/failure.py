@@ -12,6 +12,7 @@ from torch import Tensor
 from retrograd.bundles.bundle import write_bundle
 from retrograd.errors import GraphError
 from retrograd.graph.node import TensorInfo
+from retrograd.graph.values import count_nonfinite
 from retrograd.graph.walker import describe
 from retrograd.hooks.nodes import inputs_of, is_freed, is_leaf
 from retrograd.tracing.trace import Failure, NodeEvent
@@ -72,12 +73,7 @@ def complete_incoming(node: Any, seen: Any) -> tuple[Tensor | None, ...]:
 
 def _examine(gradient: Tensor | None) -> tuple[TensorInfo, int | None] | None:
     info = describe(gradient)
-    if gradient is None or info is None:
-        return None
-    try:
-        return info, int((~gradient.detach().isfinite()).sum())
-    except (RuntimeError, NotImplementedError):  # sparse, nested, quantised, or out of memory
-        return info, None
+    return None if gradient is None or info is None else (info, count_nonfinite(gradient))
 
 
 def _find_source(error: BaseException) -> str:
