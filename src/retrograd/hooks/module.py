@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -19,8 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from retrograd.hooks.engine import is_compiling, uncompiled
 
-_NOT_COMPILED = "a rule of retrograd acts here, and it has a memory"
-"""Why torch.compile breaks its graph at a rule, instead of compiling the rule with it."""
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Switch(Protocol):
@@ -161,19 +160,43 @@ class _After(_Inert):
             self.watcher.after_call(module, output)
 
 
-class ModuleRewriter(Protocol):
-    """Asked before and after each forward of a module what it shall be called with, and what it shall return."""
+class OutputRewriter(Protocol):
+    """Asked after each forward of a module what it shall return."""
+
+    def rewrite_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """What takes the place of ``output``."""
+
+
+class InputRewriter(Protocol):
+    """Asked before each forward of a module what it shall be called with."""
 
     def rewrite_input(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments that take the place of these."""
 
-    def rewrite_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """What takes the place of ``output``; also told, with None, of a call that raised."""
+    def end_call(self, module: nn.Module, output: Any) -> None:
+        """See that the call ended; ``output`` is None when it raised."""
 
 
-class RewriteTap(_Inert):
+class OutputTap(_Inert):
+    """The hook behind the calls of one module for one rewriter; ``remove()`` takes it away.
+
+    It comes behind the hooks that the user has set so far, and before all that read.
+    """
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, module: nn.Module, rewriter: OutputRewriter) -> None:
+        self._handle = nn.Module.register_forward_hook(module, _RewriteOutput(rewriter), with_kwargs=True)
+        _put_readers_last(module)
+
+    def remove(self) -> None:
+        """Take the hook away."""
+        self._handle.remove()
+
+
+class InputTap(_Inert):
     """The hooks around the calls of one module for one rewriter; ``remove()`` takes them away.
 
     They come behind the hooks that the user has set so far, and before all that read.
@@ -181,16 +204,12 @@ class RewriteTap(_Inert):
 
     __slots__ = ("_handles",)
 
-    def __init__(self, module: nn.Module, rewriter: ModuleRewriter) -> None:
-        before, after = _RewriteBefore(rewriter), _RewriteAfter(rewriter)
+    def __init__(self, module: nn.Module, rewriter: InputRewriter) -> None:
         self._handles = (
-            nn.Module.register_forward_pre_hook(module, before, with_kwargs=True),
-            nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True),
+            nn.Module.register_forward_pre_hook(module, _RewriteInput(rewriter), with_kwargs=True),
+            nn.Module.register_forward_hook(module, _EndCall(rewriter), always_call=True),
         )
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for number, hook in list(hooks.items()):
-                if _only_reads(hook):
-                    hooks.move_to_end(number)  # type: ignore[attr-defined]
+        _put_readers_last(module)
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -198,33 +217,56 @@ class RewriteTap(_Inert):
             handle.remove()
 
 
+def _put_readers_last(module: nn.Module) -> None:
+    tables: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_hooks)
+    for hooks in tables:
+        for number, hook in list(hooks.items()):
+            if _only_reads(hook):
+                hooks.move_to_end(number)
+
+
 def _only_reads(hook: object) -> bool:
     return isinstance(hook, (_ForwardTap, _After)) or (isinstance(hook, _Before) and not hook.is_outermost)
 
 
-class _RewriteBefore(_Inert):
-    __slots__ = ("rewriter",)
-
-    def __init__(self, rewriter: ModuleRewriter) -> None:
-        self.rewriter = rewriter
-
-    @uncompiled
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.rewriter.rewrite_input(module, args, kwargs)
-
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
-    __call__._torchdynamo_disable_msg = _NOT_COMPILED  # type: ignore[attr-defined]
+def _breaks_graph(call: F) -> F:
+    """Decorator for hooks that torch.compile must call as they are, between two graphs: a rule has a memory."""
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call._torchdynamo_disable_msg = "a rule of retrograd acts here, and it has a memory"  # type: ignore[attr-defined]
+    return call
 
 
-class _RewriteAfter(_Inert):
-    __slots__ = ("rewriter",)
+class _RewriteOutput(_Inert):
+    __slots__ = ("_rewrite",)
 
-    def __init__(self, rewriter: ModuleRewriter) -> None:
-        self.rewriter = rewriter
+    def __init__(self, rewriter: OutputRewriter) -> None:
+        self._rewrite = rewriter.rewrite_output
 
+    @_breaks_graph
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        return self.rewriter.rewrite_output(module, args, kwargs, output)
+        return self._rewrite(module, args, kwargs, output)
 
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
-    __call__._torchdynamo_disable_msg = _NOT_COMPILED  # type: ignore[attr-defined]
+
+class _RewriteInput(_Inert):
+    __slots__ = ("_rewrite",)
+
+    def __init__(self, rewriter: InputRewriter) -> None:
+        self._rewrite = rewriter.rewrite_input
+
+    @_breaks_graph
+    @uncompiled
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._rewrite(module, args, kwargs)
+
+
+class _EndCall(_Inert):
+    __slots__ = ("_end",)
+
+    def __init__(self, rewriter: InputRewriter) -> None:
+        self._end = rewriter.end_call
+
+    @_breaks_graph
+    @uncompiled
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._end(module, output)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,25 +22,28 @@ def watch_leaf(leaf: torch.Tensor, see: SeeGradient) -> RemovableHandle:
     return handle
 
 
-def change_gradient(tensor: torch.Tensor, change: ChangeGradient) -> Callable[[], None]:
+def change_gradient(tensor: torch.Tensor, change: ChangeGradient) -> None:
     """Let ``change(gradient)`` take the place of a tensor's gradient, before all hooks that the tensor has by now.
 
     So the rules of an outer module, whose result it may be too, come before those of an inner one, and all of them
-    before whoever reads.
-
-    Returns:
-        a function that takes the hook back. It holds the tensor's hooks, not the tensor.
+    before whoever reads. :func:`leave_gradient` takes the hook back.
     """
     table: Any = tensor._backward_hooks
     if table is None:
         tensor._backward_hooks = table = OrderedDict()
-        if tensor.grad_fn is not None:
-            tensor.grad_fn._register_hook_dict(tensor)
-    earlier = list(table.items())
+        node = tensor.grad_fn
+        if node is not None:
+            node._register_hook_dict(tensor)
+    earlier = list(table.items()) if table else ()
     table.clear()  # torch goes by the order of insertion, whatever is moved within the table
     table[change] = change
     table.update(earlier)
-    return partial(table.pop, change, None)
+
+
+def leave_gradient(tensor: torch.Tensor, change: ChangeGradient) -> None:
+    """Ask ``change`` no longer."""
+    if tensor._backward_hooks is not None:
+        tensor._backward_hooks.pop(change, None)  # type: ignore[call-overload]
 
 
 class GradientWatch:

@@ -56,12 +56,21 @@ class Calls:
 
     def begin(self) -> Call:
         """A call begins that was not there before."""
+        return self.note(self.count_on())
+
+    def count_on(self) -> int:
+        """The number of a call that was not there before, where nobody asks for it again."""
         if self._serial != self._clock.serial:
             self._serial = self._clock.serial
             self._count = 0
         self._count += 1
-        call = Call(self._count)
-        self._only = call if self._count == 1 else None
+        self._only = None
+        return self._count
+
+    def note(self, number: int) -> Call:
+        """Remember the call of this number, for the case that a checkpointed part computes it again."""
+        call = Call(number)
+        self._only = call if number == 1 else None
         part = part_running()
         if part is not None:
             self._parts.setdefault(part, _Part()).calls.append(call)

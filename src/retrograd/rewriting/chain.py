@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retrograd.errors import RetrogradError, RuleError
+from retrograd.errors import RuleError
 from retrograd.hooks import interventions
 from retrograd.hooks.interventions import tell_intervention
 from retrograd.rewriting.clock import Clock
@@ -36,7 +36,7 @@ class Chain:
         needs_value: whether one of the rules asks for the activation that belongs to a gradient.
     """
 
-    __slots__ = ("_clock", "_lock", "_steps", "module", "name", "needs_value", "rank", "site")
+    __slots__ = ("_clock", "_lock", "_steps", "module", "name", "needs_value", "site")
 
     def __init__(self, rules: Sequence[Rule], module: nn.Module | None, site: Site, clock: Clock, rank: int) -> None:
         self._clock = clock
@@ -44,9 +44,10 @@ class Chain:
         self.module = module
         self.site = site
         self.name = str(site)
-        self.rank = rank
         self.needs_value = any(rule.needs_value for rule in rules)
         self._steps = [(rule, rule.state_at(self.name)) for rule in rules]
+        for _, state in self._steps:
+            state.rank = rank
 
     def change(self, value: Tensor, call: int, training: bool, activation: Tensor | None = None) -> Tensor:
         """What the rules make of a value; the very same object if they leave it alone.
@@ -55,7 +56,21 @@ class Chain:
             RuleError: if one of them breaks the contract, or raises.
         """
         with self._lock:
-            return self._act(value, call, training, activation, bool(interventions.listeners))
+            return self._act(value, call, training, activation, interventions.listeners != ())
+
+    def change_scaled(
+        self, gradient: Tensor, scale: Tensor, call: int, training: bool, activation: Tensor | None
+    ) -> Tensor | None:
+        """What flows on instead of a gradient that is multiplied by a loss scale; the rules see it without.
+
+        Returns:
+            the changed gradient, multiplied as before; None if the rules leave it alone.
+        """
+        scale = scale.to(gradient.device, non_blocking=True)
+        wide = gradient.float() if gradient.dtype is torch.float16 else gradient  # unscaled it is too small for half
+        unscaled = wide / scale
+        changed = self.change(unscaled, call, training, activation)
+        return None if changed is unscaled else (changed * scale).to(gradient.dtype)
 
     def change_again(self, value: Tensor, call: int, training: bool, remembered: Sequence[Snapshot]) -> Tensor:
         """What the rules made of a value that is computed again, with what they remembered then; they learn nothing."""
@@ -90,40 +105,35 @@ class Chain:
         for rule, state in self._steps:
             state.step = self._clock.step
             state.call = call
-            state.rank = self.rank
             state.training = training
             state.value = activation
-            changed = self._run(rule, value, state)
+            version = -1 if value.is_inference() else value._version  # those of inference mode count no versions
+            try:
+                changed = rule(value, state)
+            except Exception as error:
+                raise self._explain(rule, error) from error
+            finally:
+                state.value = None  # the memory outlives the graph; what it is shown does not
+            if version >= 0 and value._version != version:
+                raise RuleError(
+                    f"The rule {rule.name} has written into its argument at {self.name}.",
+                    repair="return a new tensor: `value * 0.5`, not `value.mul_(0.5)`.",
+                    reason="others read the same memory: another branch of the backward pass, or the optimizer.",
+                )
             if changed is None or changed is value:
                 continue
+            self._check(rule, value, changed)
             if tells:
                 tell_intervention(self.module, replace(self.site, call=call), rule.name, value, changed)
             value = changed
         return value
 
-    def _run(self, rule: Rule, value: Tensor, state: SiteState) -> Tensor | None:
-        version = -1 if value.is_inference() else value._version  # those of inference mode count no versions
-        try:
-            changed = rule(value, state)
-        except RetrogradError:
-            raise
-        except Exception as error:
-            raise RuleError(
-                f"The rule {rule.name} has raised {type(error).__name__} at {self.name}: {error}",
-                repair="mend the rule; the traceback above shows where.",
-                reason="going on without it would train something else than was asked for.",
-            ) from error
-        finally:
-            state.value = None  # the memory outlives the graph; what it is shown does not
-        if version >= 0 and value._version != version:
-            raise RuleError(
-                f"The rule {rule.name} has written into its argument at {self.name}.",
-                repair="return a new tensor: `value * 0.5`, not `value.mul_(0.5)`.",
-                reason="others read the same memory: another branch of the backward pass, or the optimizer.",
-            )
-        if changed is not None:
-            self._check(rule, value, changed)
-        return changed
+    def _explain(self, rule: Rule, error: Exception) -> RuleError:
+        return RuleError(
+            f"The rule {rule.name} has raised {type(error).__name__} at {self.name}: {error}",
+            repair="mend the rule; the traceback above shows where.",
+            reason="going on without it would train something else than was asked for.",
+        )
 
     def _check(self, rule: Rule, value: Tensor, changed: object) -> None:
         if not isinstance(changed, Tensor):
@@ -143,34 +153,6 @@ class Chain:
 def _tensors(state: SiteState) -> Iterator[Tensor]:
     for kept in state.snapshot().values():
         yield from (each for each in (kept if isinstance(kept, tuple) else (kept,)) if isinstance(each, Tensor))
-
-
-class GradientChain:
-    """Rules on gradients: what they see is unscaled, what flows on is scaled as before.
-
-    Args:
-        chain: the rules.
-        clock: knows the loss scale.
-    """
-
-    __slots__ = ("_chain", "_clock", "needs_value")
-
-    def __init__(self, chain: Chain, clock: Clock) -> None:
-        self._chain = chain
-        self._clock = clock
-        self.needs_value = chain.needs_value
-
-    def change(self, gradient: Tensor, call: int, training: bool, activation: Tensor | None) -> Tensor | None:
-        """What flows on instead; None if the rules leave it alone."""
-        scale = self._clock.scale
-        if scale is None:
-            changed = self._chain.change(gradient, call, training, activation)
-            return None if changed is gradient else changed
-        scale = scale.to(gradient.device, non_blocking=True)
-        unscaled = gradient.float() if gradient.dtype is torch.float16 else gradient  # too small for half, unscaled
-        unscaled = unscaled / scale
-        changed = self._chain.change(unscaled, call, training, activation)
-        return None if changed is unscaled else (changed * scale).to(gradient.dtype)
 
 
 def _describe(tensor: Tensor) -> str:

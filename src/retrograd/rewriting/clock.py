@@ -57,6 +57,8 @@ class Clock:
 
         A device's own thread knows of no pass that it has asked for; there it is that of the pass that began last.
         """
+        if self._last_scale is None:
+            return None
         here = self._here
         return here.scale if here.in_backward else self._last_scale
 

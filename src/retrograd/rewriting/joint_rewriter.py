@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -15,7 +12,7 @@ from retrograd.hooks.engine import current_graph_task, uncompiled
 from retrograd.hooks.interventions import tell_intervention
 from retrograd.hooks.many import scale_all, total_norm
 from retrograd.hooks.optimizer import UpdateTap
-from retrograd.hooks.tensor import change_gradient
+from retrograd.hooks.tensor import change_gradient, leave_gradient
 from retrograd.rewriting.clock import Clock
 from retrograd.rules.norm_rule import NormRule
 from retrograd.rules.pass_rule import PassRule
@@ -51,32 +48,23 @@ class JointRewriter:
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self._set_found_inf = False
         self._tap = UpdateTap(optimizer, self._before_update, self._after_update)
-        self._undo: list[Callable[[], None]] = []
+        self._collectors: list[tuple[Tensor, _Collector]] = []
         if any(isinstance(rule, PassRule) for rule in rules):
-            self._undo = [
-                change_gradient(parameter, uncompiled(partial(self._collect, id(parameter))))
-                for parameter in self._parameters()
-                if parameter.requires_grad
-            ]
+            for parameter in self._parameters():
+                if parameter.requires_grad:
+                    collector = _Collector(self._passes, id(parameter), clock)
+                    change_gradient(parameter, collector)
+                    self._collectors.append((parameter, collector))
 
     def remove(self) -> None:
         """Take the hooks back."""
         self._tap.remove()
-        while self._undo:
-            self._undo.pop()()
+        while self._collectors:
+            leave_gradient(*self._collectors.pop())
         self._passes.clear()
 
     def _parameters(self) -> list[Tensor]:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-
-    def _collect(self, number: int, gradient: Tensor | None) -> None:
-        """The hook of a parameter: keep what this pass brings."""
-        if gradient is None:
-            return
-        scale = self._clock.scale
-        kept = gradient.detach().clone() if scale is None else gradient.detach() / scale.to(gradient.device)
-        found = self._passes.setdefault(current_graph_task(), {})
-        found[number] = found[number] + kept if number in found else kept
 
     def _before_update(self, has_closure: bool) -> None:
         if has_closure:
@@ -142,6 +130,28 @@ class JointRewriter:
         if self._set_found_inf:
             self._set_found_inf = False
             del self._optimizer.found_inf  # type: ignore[attr-defined]
+
+
+class _Collector:
+    """The hook of a parameter: keeps what each pass brings, without its loss scale."""
+
+    __slots__ = ("_clock", "_number", "_passes")
+
+    __torch_unserializable__ = True
+
+    def __init__(self, passes: dict[int, dict[int, Tensor]], number: int, clock: Clock) -> None:
+        self._passes = passes
+        self._number = number
+        self._clock = clock
+
+    @uncompiled
+    def __call__(self, gradient: Tensor | None) -> None:
+        if gradient is None:
+            return
+        scale = self._clock.scale
+        kept = gradient.detach().clone() if scale is None else gradient.detach() / scale.to(gradient.device)
+        found = self._passes.setdefault(current_graph_task(), {})
+        found[self._number] = found[self._number] + kept if self._number in found else kept
 
 
 def _check(optimizer: Optimizer, rule: Rule) -> None:

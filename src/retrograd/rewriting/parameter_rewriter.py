@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.tensor import change_gradient
-from retrograd.rewriting.chain import Chain, GradientChain
+from retrograd.hooks.tensor import change_gradient, leave_gradient
+from retrograd.rewriting.chain import Chain
 from retrograd.rewriting.place import Host
 
 
@@ -26,7 +24,7 @@ class ParameterRewriter:
         CannotRewriteError: for a parameter whose hooks torch does not call.
     """
 
-    __slots__ = ("_chain", "_gradient", "_host", "_module", "_parameter", "_undo")
+    __slots__ = ("_chain", "_host", "_is_attached", "_module", "_parameter")
 
     def __init__(self, host: Host, module: nn.Module, parameter: Tensor, chain: Chain) -> None:
         if type(parameter.data).__name__ == "DTensor":
@@ -39,32 +37,32 @@ class ParameterRewriter:
         self._module = module
         self._parameter = parameter
         self._chain = chain
-        self._gradient = GradientChain(chain, host.clock)
-        self._undo: Callable[[], None] | None = None
+        self._is_attached = False
         self.attach()
 
     def attach(self) -> bool:
         """Set the hook, unless the parameter is frozen; returns whether it is set."""
-        if self._undo is None and self._parameter.requires_grad:
-            self._undo = change_gradient(self._parameter, self.change)
-        return self._undo is not None
+        if not self._is_attached and self._parameter.requires_grad:
+            change_gradient(self._parameter, self.change)
+            self._is_attached = True
+        return self._is_attached
 
     @uncompiled
     def change(self, gradient: Tensor | None) -> Tensor | None:
         """The hook: what is added to ``.grad`` instead."""
         if gradient is None or not self._host.is_active:
             return None
-        activation = self._parameter.detach() if self._gradient.needs_value else None
-        changed = self._gradient.change(gradient, 1, self._module.training, activation)
-        flows = gradient if changed is None else changed
-        if self._chain.holds(flows):  # it may become ``.grad``, to which the next pass is added
-            return flows.clone()
-        return changed
+        chain, scale, training = self._chain, self._host.clock.scale, self._module.training
+        activation = self._parameter.detach() if chain.needs_value else None
+        if scale is not None:
+            return chain.change_scaled(gradient, scale, 1, training, activation)
+        changed = chain.change(gradient, 1, training, activation)
+        if chain.holds(changed):  # it may become ``.grad``, to which the next pass is added
+            return changed.clone()
+        return None if changed is gradient else changed
 
     change.__torch_unserializable__ = True  # type: ignore[attr-defined]
 
     def remove(self) -> None:
         """Take the hook back."""
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        leave_gradient(self._parameter, self.change)

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.branches import branch
+from retrograd.hooks.deep_graphs import FREE_DEPTH
 from retrograd.hooks.engine import grad_enabled, uncompiled
 from retrograd.hooks.tensor import ChangeGradient, change_gradient
 from retrograd.rewriting.calls import Call
-from retrograd.rewriting.chain import Chain, GradientChain
+from retrograd.rewriting.chain import Chain
 from retrograd.rewriting.clock import Clock
 from retrograd.rules.rule import Rule
 from retrograd.sites.pattern import Candidate
@@ -44,14 +45,18 @@ class Place:
         call: the number of the call.
     """
 
-    __slots__ = ("_call", "_gradient", "_host", "_training", "_value", "acts_on_gradient", "name")
+    __slots__ = (
+        "_call", "_clock", "_gradient", "_host", "_training", "_value", "acts_on_gradient", "acts_on_value", "name",
+    )  # fmt: skip
 
     def __init__(self, host: Host, value: Chain | None, gradient: Chain | None, call: int) -> None:
         self._host = host
+        self._clock = host.clock
         self._value = value
-        self._gradient = GradientChain(gradient, host.clock) if gradient is not None else None
+        self._gradient = gradient
         self._call = call
         self._training = True
+        self.acts_on_value = value is not None
         self.acts_on_gradient = gradient is not None
         self.name = gradient.name if gradient is not None else value.name if value is not None else ""
 
@@ -84,21 +89,28 @@ class Place:
             )
         return chain.change_again(tensor, self._call, training, call.remembered.get(chain, ()) if call else ())
 
-    def watch(self, tensor: Tensor, *, branches: bool = False) -> Tensor:
+    def watch(self, tensor: Tensor, training: bool, *, branches: bool = False) -> Tensor:
         """Let the rules act on the gradient of a tensor; returns the tensor to go on with.
 
         Args:
             tensor: the tensor.
+            training: whether the module is in training mode.
             branches: it has other uses, whose gradients are to be left alone.
         """
         if self._gradient is None or not tensor.requires_grad or not grad_enabled():
             return tensor
-        if branches or tensor.is_leaf:
+        self._training = training
+        node = tensor.grad_fn
+        if branches or node is None:
             tensor = branch(tensor)
+            node = tensor.grad_fn
         if tensor._is_view():
             self._host.watch_view(self.name, tensor)
         change_gradient(tensor, self.hook_for(tensor))
-        self._host.clock.guard.saw(tensor.grad_fn)
+        guard = self._clock.guard
+        guard.count += 1
+        if guard.count > FREE_DEPTH:
+            guard.string(node)
         return tensor
 
     def hook_for(self, tensor: Tensor) -> ChangeGradient:
@@ -107,17 +119,18 @@ class Place:
         return _Paired(self, tensor) if self._gradient.needs_value else self.change_gradient
 
     @uncompiled
-    def change_gradient(self, gradient: Tensor | None) -> Tensor | None:
-        """The hook: what flows on instead."""
-        return self.change_paired(gradient, None)
+    def change_gradient(self, gradient: Tensor | None, activation: Tensor | None = None) -> Tensor | None:
+        """The hook: what flows on instead of the gradient, of this activation where a rule asks for it."""
+        chain = self._gradient
+        if gradient is None or chain is None or not self._host.is_active:
+            return None
+        scale = self._clock.scale
+        if scale is not None:
+            return chain.change_scaled(gradient, scale, self._call, self._training, activation)
+        changed = chain.change(gradient, self._call, self._training, activation)
+        return None if changed is gradient else changed
 
     change_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
-
-    def change_paired(self, gradient: Tensor | None, activation: Tensor | None) -> Tensor | None:
-        """What flows on instead of the gradient of this activation."""
-        if gradient is None or self._gradient is None or not self._host.is_active:
-            return None
-        return self._gradient.change(gradient, self._call, self._training, activation)
 
 
 class _Paired:
@@ -140,7 +153,7 @@ class _Paired:
                 repair="make the layer behind it work out of place (inplace=False).",
                 reason="the rule would see what the next layer has made of it.",
             )
-        return self._place.change_paired(gradient, self._activation)
+        return self._place.change_gradient(gradient, self._activation)
 
 
 class Places:
@@ -152,7 +165,7 @@ class Places:
         path: its path.
     """
 
-    _MOST = 100
+    MOST = 100
     """Calls that have places of their own; those of later ones are made anew each time."""
 
     def __init__(self, host: Host, module: nn.Module | None, path: str) -> None:
@@ -170,7 +183,7 @@ class Places:
         site = Site(self._path, keys, call)
         value, gradient = self._chain(site), self._chain(site.grad)
         place = Place(self._host, value, gradient, call) if value is not None or gradient is not None else None
-        if call <= self._MOST:
+        if call <= self.MOST:
             self._places[keys, call] = place
         return place
 

@@ -15,14 +15,15 @@ from torch.optim.optimizer import Optimizer
 from retrograd.errors import CannotRewriteError, RetrogradWarning, RewriteError
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, parameter_site, walk_modules
-from retrograd.hooks.module import CallTap, RewriteTap
+from retrograd.hooks.module import CallTap, InputTap, OutputTap
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.hooks.watched import leave_watched_tensors, rewrite_watched_tensors
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
 from retrograd.rewriting.chain import Chain
 from retrograd.rewriting.clock import Clock
+from retrograd.rewriting.input_rewriter import InputRewriter
 from retrograd.rewriting.joint_rewriter import JointRewriter
-from retrograd.rewriting.module_rewriter import ModuleRewriter
+from retrograd.rewriting.output_rewriter import OutputRewriter
 from retrograd.rewriting.parameter_rewriter import ParameterRewriter
 from retrograd.rewriting.watched_rewriter import WatchedRewriter
 from retrograd.rewriting.written_views import WrittenViews
@@ -44,7 +45,7 @@ class Rewriting:
         self._rank = _find_rank()
         self._views = WrittenViews()
         self._roots: list[CallTap] = []
-        self._taps: list[RewriteTap] = []
+        self._taps: list[InputTap | OutputTap] = []
         self._parameters: list[ParameterRewriter] = []
         self._frozen: list[ParameterRewriter] = []
         self._watched: WatchedRewriter | None = None
@@ -145,15 +146,12 @@ class Rewriting:
         if not parameters and not slots & {"input", "output"}:
             return
         _check_module(entry, compiled, parameters)
-        rewriter = ModuleRewriter(
-            self,
-            entry.module,
-            entry.path,
-            rewrites_input="input" in slots,
-            rewrites_output="output" in slots,
-            parameters=parameters,
-        )
-        self._taps.append(RewriteTap(entry.tapped, rewriter))
+        if parameters or "input" in slots:
+            has_arguments = "input" in slots
+            inputs = InputRewriter(self, entry.module, entry.path, has_arguments=has_arguments, parameters=parameters)
+            self._taps.append(InputTap(entry.tapped, inputs))
+        if "output" in slots:
+            self._taps.append(OutputTap(entry.tapped, OutputRewriter(self, entry.module, entry.path)))
 
     def _attach_to_gradients(self, entry: NamedModule, seen: set[int]) -> None:
         for name, parameter in entry.parameters:

@@ -40,7 +40,7 @@ class WatchedRewriter:
                 continue
             new = place.change_value(tensor, call, True, again=again)
             if not again or call is None or not call.had_grad:
-                new = place.watch(new)
+                new = place.watch(new, True)
             if new is not tensor:
                 changed[keys] = new
         return replace_tensors(value, (), changed) if changed else value

@@ -1,9 +1,9 @@
-"""Rules on what a module is called with, on what it returns, and on the values of its parameters."""
+"""Rules on what a module is called with, on its gradient through this module alone, and on the values of parameters."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from retrograd.hooks.input_gradient import change_input_gradient
 from retrograd.hooks.nested import Keys, flatten, replace_tensors
 from retrograd.rewriting.calls import Call, Calls
 from retrograd.rewriting.place import Host, Place, Places
+
+_INPUT: Keys = ("input",)
 
 
 class _Use:
@@ -42,41 +44,37 @@ class _Running:
         self.again = again
         self.uses: list[_Use] = []
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether gradients arrive at what is computed now, and not at what was computed the first time."""
+        return not self.again or self.call is None or not self.call.had_grad
+
 
 class _Here(threading.local):
     def __init__(self) -> None:
         self.running: list[_Running] = []
 
 
-class ModuleRewriter:
-    """Lets rules act at each call of one module.
+class InputRewriter:
+    """Lets rules act on what one module computes with.
 
     Args:
         host: the rewriting.
         module: the module.
         path: its path.
-        rewrites_input: whether there may be rules for its arguments.
-        rewrites_output: whether there may be rules for its results.
+        has_arguments: whether there may be rules for its arguments.
         parameters: names of its parameters whose values have rules.
     """
 
     def __init__(
-        self,
-        host: Host,
-        module: nn.Module,
-        path: str,
-        *,
-        rewrites_input: bool,
-        rewrites_output: bool,
-        parameters: Sequence[str],
+        self, host: Host, module: nn.Module, path: str, *, has_arguments: bool, parameters: Sequence[str]
     ) -> None:
         self._host = host
         self._path = path
         self._places = Places(host, module, path)
         self._calls = Calls(host.clock)
         self._names, self._rest = argument_names(module)
-        self._rewrites_input = rewrites_input
-        self._rewrites_output = rewrites_output
+        self._has_arguments = has_arguments
         self._parameters = tuple(parameters)
         self._here = _Here()
 
@@ -91,28 +89,18 @@ class ModuleRewriter:
             return args, kwargs
         for name in self._parameters:
             self._put_parameter(module, name, running)
-        return self._change_arguments(module, args, kwargs, running) if self._rewrites_input else (args, kwargs)
+        return self._change_arguments(module, args, kwargs, running) if self._has_arguments else (args, kwargs)
 
-    def rewrite_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def end_call(self, module: nn.Module, output: Any) -> None:
         """The forward hook, called with None for a call that raised."""
         if not self._here.running:  # a hook before ours has raised
-            return output
+            return
         running = self._here.running.pop()
         for name in self._parameters:
             vars(module).pop(name, None)
-        if output is None or not self._host.is_active:
-            return output
-        for use in running.uses:
+        for use in running.uses if output is not None else ():
             if use.tensor._version != use.version:
                 self._watch_overwritten(use, output)
-        running.uses.clear()
-        if not self._rewrites_output:
-            return output
-
-        def is_argument(tensor: Tensor) -> bool:
-            return any(tensor is each for _, each in flatten((args, kwargs), ()))
-
-        return self._change_nest(module, output, ("output",), running, is_argument)
 
     def _change_arguments(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], running: _Running
@@ -122,56 +110,31 @@ class ModuleRewriter:
         if len(args) > named:
             bound[self._rest] = args[named:]
         bound.update(kwargs)
-        changed = self._change_nest(module, bound, ("input",), running, None)
-        positional = (
-            *(changed[name] for name in self._names[:named]),
-            *changed.get(self._rest, ())[: len(args) - named],
-        )
-        return positional, {name: changed[name] for name in kwargs}
+        changed = self._change_tensors(module, bound, running)
+        if changed is bound:
+            return args, kwargs
+        rest = changed.get(self._rest, ()) if len(args) > named else ()
+        return (*(changed[name] for name in self._names[:named]), *rest), {name: changed[name] for name in kwargs}
 
-    def _change_nest(
-        self,
-        module: nn.Module,
-        nest: Any,
-        keys: Keys,
-        running: _Running,
-        is_argument: Callable[[Tensor], bool] | None,
-    ) -> Any:
-        """The arguments, or the output, with what the rules make of their tensors.
-
-        Args:
-            module: the module.
-            nest: what holds the tensors.
-            keys: its slot.
-            running: the call.
-            is_argument: for outputs, whether a tensor is one of the arguments too.
-        """
+    def _change_tensors(self, module: nn.Module, bound: dict[str, Any], running: _Running) -> dict[str, Any]:
         number = running.call.number if running.call is not None else 1
         changed: dict[Keys, Tensor] = {}
-        for each, tensor in flatten(nest, keys):
-            place = self._places.find(each, number)
+        for keys, tensor in flatten(bound, _INPUT):
+            place = self._places.find(keys, number)
             if place is None:
                 continue
             new = place.change_value(tensor, running.call, module.training, again=running.again)
-            if self._has_gradient(running):
-                new = (
-                    self._watch_use(place, new, running)
-                    if is_argument is None
-                    else place.watch(new, branches=new is tensor and is_argument(tensor))
-                )
+            if running.has_gradient:
+                new = self._watch_use(place, new, running, module.training)
             if new is not tensor:
-                changed[each] = new
-        return replace_tensors(nest, keys, changed) if changed else nest
+                changed[keys] = new
+        return replace_tensors(bound, _INPUT, changed) if changed else bound
 
-    def _has_gradient(self, running: _Running) -> bool:
-        """Whether gradients arrive at what is computed now, and not at what was computed the first time."""
-        return not running.again or running.call is None or not running.call.had_grad
-
-    def _watch_use(self, place: Place, tensor: Tensor, running: _Running) -> Tensor:
+    def _watch_use(self, place: Place, tensor: Tensor, running: _Running, training: bool) -> Tensor:
         if not tensor.requires_grad or not place.acts_on_gradient:
             return tensor
         edge, number = get_gradient_edge(tensor), next_sequence_number()
-        branched = place.watch(tensor, branches=True)
+        branched = place.watch(tensor, training, branches=True)
         if branched is not tensor:
             running.uses.append(_Use(place, branched, edge, number))
         return branched

@@ -1,0 +1,80 @@
+"""Rules on what a module returns, and on its gradient.
+
+``rewrite_output`` runs at every call of every module that has a rule, so what nearly every call is like (one tensor,
+with grad, rules for its gradient alone) is written out in it: a further Python call would be a tenth of its cost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from retrograd.hooks.engine import current_graph_task, grad_enabled
+from retrograd.hooks.nested import Keys, flatten, replace_tensors
+from retrograd.rewriting.calls import Calls
+from retrograd.rewriting.place import Host, Place, Places
+
+_OUTPUT: Keys = ("output",)
+
+
+class OutputRewriter:
+    """Lets rules act on the results of one module.
+
+    Args:
+        host: the rewriting.
+        module: the module.
+        path: its path.
+    """
+
+    def __init__(self, host: Host, module: nn.Module, path: str) -> None:
+        self._host = host
+        self._clock = host.clock
+        self._places = Places(host, module, path)
+        self._calls = Calls(host.clock)
+        self._plain: list[Place | None] = []
+
+    def rewrite_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """The forward hook: what is returned instead."""
+        if not self._host.is_active:
+            return output
+        calls = self._calls
+        if type(output) is not Tensor or not grad_enabled() or current_graph_task() != -1:
+            return self._rewrite(module, args, kwargs, output)
+        number = calls.count_on()
+        place = self._plain[number - 1] if number <= len(self._plain) else self._find_plain(number)
+        if place is None:
+            return output
+        if place.acts_on_value:
+            output = place.change_value(output, calls.note(number), module.training, again=False)
+        elif kwargs or any([output is each for each in args]):  # noqa: C419  # a generator costs more
+            return place.watch(output, module.training, branches=_is_among(output, args, kwargs))
+        return place.watch(output, module.training)
+
+    def _find_plain(self, number: int) -> Place | None:
+        place = self._places.find(_OUTPUT, number)
+        if number == len(self._plain) + 1 and number <= Places.MOST:
+            self._plain.append(place)
+        return place
+
+    def _rewrite(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """The same for all kinds of results, without grad, and where they are computed again."""
+        again = current_graph_task() != -1
+        call = self._calls.find_again() if again else self._calls.begin()
+        has_gradient = not again or call is None or not call.had_grad
+        changed: dict[Keys, Tensor] = {}
+        for keys, tensor in flatten(output, _OUTPUT):
+            place = self._places.find(keys, call.number if call is not None else 1)
+            if place is None:
+                continue
+            new = place.change_value(tensor, call, module.training, again=again)
+            if has_gradient:
+                branches = new is tensor and _is_among(tensor, args, kwargs)
+                new = place.watch(new, module.training, branches=branches)
+            if new is not tensor:
+                changed[keys] = new
+        return replace_tensors(output, _OUTPUT, changed) if changed else output
+
+
+def _is_among(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(tensor is each for _, each in flatten((args, kwargs), ()))
