@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
@@ -58,13 +59,28 @@ class Rule:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from what ``state_dict()`` gave."""
-        self._states.clear()
-        for site, memory in saved.items():
-            self.state_at(site).load_state_dict(memory)
+        for site in {**self._states, **saved}:  # into the states that there are, for whoever acts holds them
+            self.state_at(site).load_state_dict(saved.get(site, {}))
+
+    def without_memory(self) -> Self:
+        """The same rule as if it had never been used; it shares what it was made with, such as tensors."""
+        copied = copy.copy(self)
+        copied._states = {}
+        return copied
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{key}={value!r}" for key, value in vars(self).items() if not key.startswith("_"))
+        given = ", ".join(f"{key}={_brief(value)}" for key, value in vars(self).items() if not key.startswith("_"))
         return f"{type(self).__name__}({given})"
+
+
+def _brief(value: object) -> str:
+    """A value in few letters: a tensor by its shape, a list by its length, a function by its name."""
+    if isinstance(value, Tensor):
+        return f"tensor of shape {tuple(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__} of {len(value)}"
+    name = getattr(value, "__qualname__", None)
+    return repr(value) if name is None else str(name)
 
 
 class PlainRule(Rule):

@@ -1,0 +1,98 @@
+"""Rules that multiply a whole tensor by one factor, which follows from its norm and what came before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from retrograd.errors import RuleError
+from retrograd.rules.rule import Rule
+from retrograd.rules.site_state import SiteState
+from retrograd.rules.sparse import is_sparse, on_values
+
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+class NormRule(Rule):
+    """value ← factor · value. Subclasses write :meth:`scale`, which sees the norm and nothing else of the tensor.
+
+    So the same rule works on one tensor, on all gradients of an optimizer as if they were one vector, and on a
+    recording that holds norms alone (:func:`retrograd.rules.rehearsal.rehearse`).
+
+    Attributes:
+        skips: the factor is 0 or 1, and 0 means that the update should not take place. The tensor becomes zero then,
+            whatever is in it.
+    """
+
+    skips: ClassVar[bool] = False
+
+    def scale(self, norm: Tensor, state: SiteState) -> Tensor:
+        """The factor.
+
+        It must follow from the arguments alone, must not wait for the device, and should keep what is not finite out
+        of ``state``, as the accumulators there do.
+
+        Args:
+            norm: ‖value‖₂, without dimensions, float32 or float64, on the device of the value. It is NaN when the
+                value holds a NaN, and infinite when it holds an infinity (or when float32 cannot hold the norm).
+            state: the state of the site.
+
+        Returns:
+            A real tensor without dimensions on the same device.
+        """
+        raise NotImplementedError
+
+    def __call__(self, value: Tensor, state: SiteState) -> Tensor:
+        """The value times its factor, differentiable as a function of the value."""
+        return self.rescale(value, self.scale(measure_norm(value), state))
+
+    def rescale(self, value: Tensor, factor: Tensor) -> Tensor:
+        """Multiply; for a rule that skips, 0 makes zeros even of NaN."""
+        factor = factor.to(value.device)
+        if self.skips:
+            return on_values(value, lambda values: torch.where(factor > 0, values, 0))
+        return on_values(value, lambda values: (values * factor).to(values.dtype))
+
+
+def measure_norm(value: Tensor) -> Tensor:
+    """‖value‖₂ without dimensions: float64 for float64 and complex128, else float32.
+
+    Raises:
+        RuleError: for integers, and for layouts other than dense and COO.
+    """
+    if not (value.is_floating_point() or value.is_complex()):
+        raise RuleError(f"A tensor of {value.dtype} has no norm.", repair="rewrite sites of floating-point tensors.")
+    if is_sparse(value):
+        value = value.coalesce().values()
+    elif value.layout is not torch.strided:
+        raise RuleError(f"The norm of a tensor laid out as {value.layout} is not known.", repair="make it dense.")
+    if value.dtype == torch.complex32:
+        value = value.to(torch.complex64)
+    norm: Tensor = torch.linalg.vector_norm(value, dtype=_WIDE.get(value.dtype))
+    return norm
+
+
+def join_norms(norms: Sequence[Tensor]) -> Tensor:
+    """The norm of several tensors as if they were one vector: √Σ ‖·‖², on the device of the first."""
+    joined: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+    return joined
+
+
+def limit_factor(norm: Tensor, limit: Tensor | float) -> Tensor:
+    """min(1, limit / norm), with a derivative that is finite everywhere.
+
+    1 where either is NaN, so what is not known clips nothing; 0 where the norm is infinite.
+    """
+    above = norm > limit
+    return torch.where(above, limit / torch.where(above, norm, 1), 1)
+
+
+def leave_out_zero(norm: Tensor) -> Tensor:
+    """The norm as a statistic takes it: NaN, which enters none, in place of zero.
+
+    A limit that has learnt from zeros alone lets nothing pass, so it would never learn of anything else.
+    """
+    return torch.where(norm > 0, norm, torch.nan)

@@ -1,0 +1,160 @@
+"""What a rule would have been given in a run that was recorded: tensors, or their norms, as they came."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from retrograd.errors import RuleError
+from retrograd.history.history import History
+from retrograd.history.kept import Kept
+from retrograd.history.matrix import compute_statistic
+from retrograd.rules.norm_rule import join_norms, measure_norm
+from retrograd.sites.site import Site, parse_site
+
+TOGETHER = "together"
+"""What all sites as one vector are called."""
+
+
+class When(NamedTuple):
+    """When a tensor was seen; these sort as the tensors came.
+
+    ``turn`` is the call of the module, negative for a gradient: a backward pass begins with the last call.
+    """
+
+    rank: int
+    step: int
+    micro: int
+    backward: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """A tensor that came to a site.
+
+    Attributes:
+        when: the moment.
+        site: its site as printed.
+        memory: the site that its module's calls share.
+        kept: the tensor, if it was kept.
+        norm: its norm, if that is all there is.
+        value: for a gradient, the activation that belongs to it, if that was asked for and kept.
+    """
+
+    when: When
+    site: str
+    memory: str
+    kept: Kept | None = None
+    norm: float = float("nan")
+    value: Kept | None = None
+
+    def load_norm(self) -> Tensor:
+        """The norm, in the precision that a rule sees it in: without dimensions, float32 unless the tensor is wider."""
+        return torch.tensor(self.norm, dtype=torch.float32) if self.kept is None else measure_norm(load(self.kept))
+
+
+def list_norms(history: History, name: str, rule: str) -> list[Occasion]:
+    """Every norm that was recorded of a site in training.
+
+    Raises:
+        RuleError: if there is none.
+    """
+    rows = history[name].select(backward=None).rows
+    if not len(rows["step"]):
+        raise _miss(name, rule, f"record it: rg.record(model, sites={name!r}).")
+    norms = compute_statistic(rows, "l2", ())  # of the finite elements, so the others are put back
+    norms = np.where(rows["pos_inf"] + rows["neg_inf"] > 0, np.inf, norms)
+    norms = np.where(rows["nan"] > 0, np.nan, norms)
+    site = parse_site(name)
+    columns = (rows[part].tolist() for part in ("rank", "step", "micro", "backward"))
+    return [
+        Occasion(When(rank, step, micro, backward, _turn_of(site)), name, str(site.first_call), norm=norm)
+        for rank, step, micro, backward, norm in zip(*columns, norms.tolist(), strict=True)
+    ]
+
+
+def list_tensors(history: History, name: str, rule: str, *, with_values: bool) -> list[Occasion]:
+    """Every tensor that was kept of a site in training.
+
+    Args:
+        history: the record.
+        name: the site.
+        rule: for whom, as an error says it.
+        with_values: also find the activations that gradients belong to.
+
+    Raises:
+        RuleError: if none was kept, or an activation is missing.
+    """
+    site = parse_site(name)
+    kept = [each for each in history[name].tensors if each.phase == "train"]
+    if not kept:
+        raise _miss(name, rule, f"record its tensors: rg.record(model, tensors={name!r}).")
+    values = _find_values(history, site) if with_values else {}
+    occasions = []
+    for each in kept:
+        when = When(each.rank, each.step, each.micro, each.backward, _turn_of(site))
+        value = values.get(when[:3])
+        if with_values and value is None:
+            wanted = str(site.value)
+            raise _miss(wanted, rule, f"record its tensors too: rg.record(model, tensors=[{name!r}, {wanted!r}]).")
+        occasions.append(Occasion(when, name, str(site.first_call), each, value=value))
+    return occasions
+
+
+def join_occasions(occasions: Sequence[Occasion]) -> Iterator[Occasion]:
+    """All occasions of a step as one, with the norm of all their tensors as one vector.
+
+    Args:
+        occasions: in their order.
+
+    Raises:
+        RuleError: for a step of several passes.
+    """
+    for (rank, step), group in itertools.groupby(occasions, lambda each: each.when[:2]):
+        parts = list(group)
+        if len({(each.when.micro, max(each.when.backward, 0)) for each in parts}) > 1:
+            raise RuleError(
+                f"Step {step} has several backward passes, and the norm of their sum was not recorded.",
+                repair="rehearse the rule on each site by itself: leave `together` out.",
+                reason="a rule on an optimizer acts on the sum, right before the update.",
+            )
+        norm = join_norms([each.load_norm() for each in parts]).item()
+        when = When(rank, step, parts[0].when.micro, parts[0].when.backward, 1)
+        yield Occasion(when, TOGETHER, TOGETHER, norm=norm)
+
+
+def load(kept: Kept) -> Tensor:
+    """A kept tensor.
+
+    Raises:
+        RuleError: if it was changed in place.
+    """
+    tensor = kept.tensor
+    if tensor is None:
+        raise RuleError(
+            f"The tensor of {kept.site!r} at step {kept.step} was changed in place after it was kept.",
+            repair="record it with rg.Keep(…, copy=True).",
+        )
+    return tensor.detach()
+
+
+def _turn_of(site: Site) -> int:
+    return -site.call if site.quantity == "grad" else site.call
+
+
+def _find_values(history: History, site: Site) -> dict[tuple[int, ...], Kept]:
+    """The kept values of a site, by rank, step and micro-batch."""
+    name = str(site.value)
+    kept = history[name].tensors if name in history else ()
+    return {(each.rank, each.step, each.micro): each for each in kept if each.phase == "train"}
+
+
+def _miss(name: str, rule: str, repair: str) -> RuleError:
+    return RuleError(f"{rule} cannot be rehearsed on {name!r}: what it needs was not recorded.", repair=repair)

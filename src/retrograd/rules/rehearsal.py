@@ -1,0 +1,126 @@
+"""What a rule would have done to a run that was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from retrograd.errors import RuleError
+from retrograd.history.history import History
+from retrograd.rules.norm_rule import NormRule, measure_norm
+from retrograd.rules.occasions import Occasion, join_occasions, list_norms, list_tensors, load
+from retrograd.rules.outcome import Outcome, Rehearsal
+from retrograd.rules.pass_rule import PassRule
+from retrograd.rules.rule import Change, Rule, as_rule
+
+
+class HasHistory(Protocol):
+    """A run as ``rg.open_run`` gives it, or a recording."""
+
+    @property
+    def history(self) -> History:
+        """What was recorded."""
+
+
+def rehearse(
+    rule: Rule | Change, record: History | HasHistory, sites: str | Iterable[str], *, together: bool = False
+) -> Rehearsal:
+    """Run a rule over a recording: what it would have done to each tensor, had all gone as recorded until then.
+
+    A rule of the norm needs no more than the statistics that are recorded by default; any other rule needs kept
+    tensors. It begins without memory, on a copy, once for each rank, and sees what was recorded in training: where a
+    schedule or a policy of keeping left out steps, it sees fewer than it would have seen live. Recorded norms are
+    sums in float64 and are rounded to float32, so decisions are those of the live rule to that rounding.
+
+    Args:
+        rule: a rule, or a function ``(value, state) -> tensor``.
+        record: a history, or what has one: a run, a recording.
+        sites: names or globs, as in ``"*.grad"``.
+        together: take all sites as one vector, as a rule on an optimizer does: one norm and one factor a step.
+
+    Returns:
+        What it did, as a table that prints itself.
+
+    Raises:
+        RuleError: when what the rule needs was not recorded; or ``together`` for a rule that is not one of the norm,
+            or for steps of several backward passes, whose sum has a norm that was not recorded.
+        NoSuchSiteError: for a pattern that matches no recorded site.
+    """
+    rule = as_rule(rule)
+    _check(rule, together)
+    history = _history_of(record)
+    patterns = [sites] if isinstance(sites, str) else list(sites)
+    names = dict.fromkeys(name for pattern in patterns for name in history.select(pattern))
+    occasions: list[Occasion] = []
+    for name in names:
+        if isinstance(rule, NormRule):
+            occasions += list_norms(history, name, rule.name)
+        else:
+            occasions += list_tensors(history, name, rule.name, with_values=rule.needs_value)
+    occasions.sort(key=lambda each: each.when)
+    if together:
+        occasions = list(join_occasions(occasions))
+    with torch.no_grad():
+        return Rehearsal(rule.name, _run(rule, occasions))
+
+
+def _check(rule: Rule, together: bool) -> None:
+    if isinstance(rule, PassRule):
+        raise RuleError(
+            f"{rule.name} cannot be rehearsed.",
+            repair="rehearse rules that act on one gradient at a time.",
+            reason="it combines the gradients of several losses to all parameters, before they are added up.",
+        )
+    if together and not isinstance(rule, NormRule):
+        raise RuleError(
+            f"{rule.name} does not act on all sites as one vector.",
+            repair="leave `together` out.",
+            reason="only rules of the norm are made for that.",
+        )
+
+
+def _history_of(record: object) -> History:
+    history = record if isinstance(record, History) else getattr(record, "history", None)
+    if not isinstance(history, History):
+        raise RuleError(
+            f"{record!r} has no history.", repair="give a history, or a run as rg.open_run(folder) opens it."
+        )
+    return history
+
+
+def _run(rule: Rule, occasions: Iterable[Occasion]) -> Iterator[Outcome]:
+    """Act on each occasion with a copy of the rule, one a rank."""
+    copies: dict[int, Rule] = {}
+    for occasion in occasions:
+        when = occasion.when
+        if when.rank not in copies:
+            copies[when.rank] = rule.without_memory()
+        outcome = _act(copies[when.rank], occasion)
+        yield Outcome(when.step, when.micro, when.backward, when.rank, occasion.site, *outcome)
+
+
+def _act(rule: Rule, occasion: Occasion) -> tuple[float, float, float, bool]:
+    """The norms before and after, the relative change, and whether anything changed."""
+    state = rule.state_at(occasion.memory)
+    state.step, state.rank, state.call = occasion.when.step, occasion.when.rank, abs(occasion.when.turn)
+    state.value = None if occasion.value is None else load(occasion.value)
+    if isinstance(rule, NormRule):
+        norm = occasion.load_norm()
+        factor = rule.scale(norm, state).item()
+        return norm.item(), norm.item() * factor if factor else 0.0, abs(1 - factor), factor != 1
+    if occasion.kept is None:
+        raise RuntimeError("a rule that needs tensors was given a norm")
+    value = load(occasion.kept)
+    changed = rule(value, state)
+    return _compare(value, value if changed is None else changed)
+
+
+def _compare(old: Tensor, new: Tensor) -> tuple[float, float, float, bool]:
+    is_same = (new == old) | ((new != new) & (old != old))
+    before, after = measure_norm(old).item(), measure_norm(new).item()
+    difference = measure_norm(torch.where(is_same, 0, new - old)).item()
+    change = difference / before if before else float("inf") if difference else 0.0
+    return before, after, change, not bool(is_same.all())

@@ -1,0 +1,23 @@
+"""Rules on sparse gradients, as nn.Embedding(sparse=True) gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def is_sparse(value: Tensor) -> bool:
+    """Whether a tensor is sparse in COO layout."""
+    return value.layout is torch.sparse_coo
+
+
+def on_values(value: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Change all elements by a function that leaves zero as it is: of a sparse tensor only those that are stored."""
+    if not is_sparse(value):
+        return change(value)
+    value = value.coalesce()
+    return torch.sparse_coo_tensor(
+        value.indices(), change(value.values()), value.shape, is_coalesced=True, check_invariants=False
+    )

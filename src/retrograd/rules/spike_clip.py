@@ -1,0 +1,77 @@
+"""SPAM's clipping of elements that stand out against their own past."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from retrograd.rules.checks import check_count, check_number, need_dense, need_shape
+from retrograd.rules.rule import Rule
+from retrograd.rules.site_state import SiteState
+
+
+class SpikeClip(Rule):
+    """Clip elements whose square is far above its moving average: where gᵢ² > θ vᵢ, gᵢ ← sign(gᵢ) √(θ vᵢ).
+
+        vᵢ ← β vᵢ + (1 − β) gᵢ²      from 0, with gᵢ as it is after clipping
+
+    The rule has a second moment of its own, the one that Adam has in the paper. Every ``reset_every`` calls it begins
+    anew, as Adam's momentum does there; the ``rest`` calls after that clip nothing. An element without a past (v = 0),
+    such as a word of an embedding that is seen for the first time, is not clipped; as published it would stay at
+    zero until the next reset. What is not finite stays as it is and is not averaged.
+
+    Source: Huang et al. 2025, *SPAM*, arXiv 2501.06842; defaults of github.com/TianjinYellow/SPAM-Optimizer. It is
+    element-wise clipping alone: the reset of the optimizer's momentum and its warm-up are not a matter of gradients.
+
+    Args:
+        threshold: θ.
+        beta: β, from 0 to below 1.
+        reset_every: calls between resets; None for never.
+        rest: calls at the beginning, and after each reset, that clip nothing.
+    """
+
+    def __init__(
+        self, threshold: float = 5000.0, beta: float = 0.999, reset_every: int | None = 500, rest: int = 20
+    ) -> None:
+        super().__init__()
+        check_number(self, "threshold", threshold)
+        check_number(self, "beta", beta, high=1 - 1e-12)
+        check_count(self, "rest", rest, low=0)
+        if reset_every is not None:
+            check_count(self, "reset_every", reset_every)
+        self.threshold = threshold
+        self.beta = beta
+        self.reset_every = reset_every
+        self.rest = rest
+
+    def __call__(self, value: Tensor, state: SiteState) -> Tensor | None:
+        need_dense(self, value)
+        call = state.get("calls", 0) + 1
+        state.put("calls", call)
+        since_reset = call % self.reset_every if self.reset_every else call
+        if self.reset_every and since_reset == 0:
+            state.forget("second moment")
+        moment = state.get("second moment", device=value.device)
+        clipped = None
+        if moment is not None and call >= self.rest and since_reset >= self.rest:
+            need_shape(self, value, moment.shape)
+            clipped = self._clip(value, moment)
+        self._learn(value if clipped is None else clipped, moment, state)
+        return clipped
+
+    def _clip(self, value: Tensor, moment: Tensor) -> Tensor:
+        square = _square(value)
+        is_spike = (square > self.threshold * moment) & (square < torch.inf) & (moment > 0)
+        return torch.where(is_spike, value.sgn() * (self.threshold * moment).sqrt(), value).to(value.dtype)
+
+    def _learn(self, value: Tensor, moment: Tensor | None, state: SiteState) -> None:
+        square = _square(value.detach())
+        moment = torch.zeros_like(square) if moment is None else moment
+        learnt = self.beta * moment + (1 - self.beta) * square
+        state.put("second moment", torch.where(square < torch.inf, learnt, moment))
+
+
+def _square(value: Tensor) -> Tensor:
+    """|gᵢ|², float32 for narrower types."""
+    magnitude = value.abs()
+    return magnitude.to(torch.promote_types(magnitude.dtype, torch.float32)).square()

@@ -1,0 +1,1 @@
+"""Contract tests that parts written by users can run too."""

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import retrograd as rg
+from retrograd.errors import RuleError
+from retrograd.history.kept import Kept
+from retrograd.history.sink import Moment
+from retrograd.rules import Substitute
+
+
+def act(rule: Substitute, value: Tensor, site: str = "site:output.grad", step: int = 0) -> Tensor:
+    state = rule.state_at(site)
+    state.step = step
+    result = rule(value, state)
+    return value if result is None else result
+
+
+def test_from_the_past_of_the_site() -> None:
+    rule, values = Substitute(2), [torch.full((2,), float(number)) for number in range(5)]
+    results = [act(rule, value) for value in values]
+    assert [float(result[0]) for result in results] == [0, 1, 0, 1, 2]
+    results[-1].add_(100)
+    values[3].add_(100)  # what was seen is copied: a parameter's gradient is added to
+    assert float(act(rule, torch.zeros(2))[0]) == 3
+
+
+def test_from_another_site() -> None:
+    rule = Substitute("a:output")
+    assert act(rule, torch.ones(2), "b:output").tolist() == [1, 1]
+    source = torch.tensor([5.0, 6.0], requires_grad=True) * 1
+    assert act(rule, source, "a:output") is source
+    result = act(rule, torch.ones(2, dtype=torch.bfloat16), "b:output")
+    assert (result.tolist(), result.dtype, result.requires_grad) == ([5, 6], torch.bfloat16, False)
+    with pytest.raises(RuleError, match="shape"):
+        act(rule, torch.ones(3), "b:output")
+
+
+def test_from_a_list() -> None:
+    given = [torch.full((2,), float(number)) for number in range(2)]
+    rule = Substitute(given)
+    assert [float(act(rule, torch.full((2,), 9.0))[0]) for _ in range(3)] == [0, 1, 9]
+    assert float(act(rule, torch.full((2,), 9.0), "another")[0]) == 0
+    assert repr(rule) == "Substitute(source=list of 2)"
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_from_a_recording_at_the_same_step(tmp_path: Path, stored: bool) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    keep = rg.Keep("0:output.grad", copy=True)
+    with rg.record(model, tmp_path / "run" if stored else None, sites="0:output.grad", tensors=keep) as recording:
+        for _ in range(4):
+            optimizer.zero_grad()
+            for _ in range(2):  # micro-batches
+                output = model(torch.randn(5, 3))
+                output.register_hook(lambda gradient: seen.append(gradient.clone()))
+                output.square().sum().backward()
+            optimizer.step()
+    history = rg.open_run(tmp_path / "run").history if stored else recording.history
+    rule = Substitute(history["0:output.grad"])
+    value = torch.full((5, 2), 9.0)
+    for step in (1, 3):  # steps may be left out
+        for micro in range(2):
+            assert torch.equal(act(rule, value, step=step), seen[2 * step + micro])
+        assert act(rule, value, step=step) is value  # a third call that was not recorded
+    assert act(rule, value, step=17) is value
+    several = Substitute(list(history["0:output.grad"].tensors)[:2])
+    assert torch.equal(act(several, value, step=0), seen[0])
+    assert act(several, value, step=1) is value
+    assert torch.equal(act(rule.without_memory(), value, "another:output.grad", step=3), seen[6])
+    assert "Series" in repr(rule)
+
+
+def test_values_of_evaluation_are_left_alone_and_not_counted() -> None:
+    kept = [Kept(Moment(0), "a:output", lambda number=number: torch.full((2,), float(number))) for number in range(2)]
+    rule, value = Substitute(kept), torch.full((2,), 9.0)
+    results = []
+    for training in (True, False, True):
+        rule.state_at("a:output").training = training
+        results.append(float(act(rule, value, "a:output")[0]))
+    assert results == [0, 9, 1]
+
+
+def test_a_tensor_that_was_lost_is_told() -> None:
+    rule = Substitute([Kept(Moment(0), "a:output", lambda: None)])
+    with pytest.raises(RuleError, match="changed in place"):
+        act(rule, torch.ones(2))
+
+
+def test_a_recording_without_tensors_is_refused() -> None:
+    model = torch.nn.Linear(3, 2)
+    with rg.record(model) as recording:
+        model(torch.randn(5, 3)).sum().backward()
+    with pytest.raises(RuleError, match="no tensors"):
+        Substitute(recording.history["self:output.grad"])
+
+
+def test_in_a_training_run() -> None:
+    """The gradient of one branch in place of that of the other."""
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 2), "b": torch.nn.Linear(3, 2)})
+    x = torch.randn(5, 3)
+    swap = Substitute("b:output.grad")
+    with rg.rewrite(model, {"b:output.grad": swap, "a:output.grad": swap}):
+        a = model["a"](x)
+        b = model["b"](x)
+        ((b * 3).sum() + (a * 5).sum()).backward()
+    torch.testing.assert_close(model["b"].bias.grad, torch.full((2,), 15.0))
+    torch.testing.assert_close(model["a"].bias.grad, torch.full((2,), 15.0))
+
+
+@pytest.mark.parametrize("source", [0, -1, None, 1.5, torch.ones(3), [], [None]])
+def test_what_is_no_source_is_refused(source: object) -> None:
+    with pytest.raises(RuleError):
+        Substitute(source)  # type: ignore[arg-type]
