@@ -1,1 +1,1 @@
-"""Autograd Functions as objects."""
+"""Functions with a backward of their own, as objects that remember."""

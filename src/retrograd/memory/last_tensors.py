@@ -34,8 +34,7 @@ class LastTensors:
             x: any tensor.
             copy: keep a copy of it.
         """
-        held = self._store.get(self._name, ())
-        self._store.put(self._name, (*held, x.detach().clone() if copy else x)[-self._size :])
+        self._store.append(self._name, x.detach().clone() if copy else x, self._size)
 
     def __len__(self) -> int:
         return min(len(self._store.get(self._name, ())), self._size)

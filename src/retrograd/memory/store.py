@@ -43,6 +43,11 @@ class Store:
         """
         self._kept[name] = tuple(map(_detach, value)) if isinstance(value, tuple) else _detach(value)
 
+    def append(self, name: str, tensor: Tensor, size: int) -> None:
+        """Keep a tensor behind those that are under a name, and of all of them the last ``size``."""
+        held: Any = self._kept.get(name, ())
+        self._kept[name] = (*held, _detach(tensor))[-size:]
+
     def forget(self, name: str) -> None:
         """Drop what was put under a name; that there is nothing is no error."""
         self._kept.pop(name, None)

@@ -1,0 +1,154 @@
+"""The one ``torch.autograd.Function`` under a class of Functions. The instance comes to it with each call."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrograd.functions.call import Call
+from retrograd.functions.decorators import redecorate, undecorate
+from retrograd.hooks.engine import uncompiled
+
+Method = Callable[..., Any]
+
+_NO_GRADIENT = (None,)
+"""That of the call itself."""
+
+
+def make_torch_function(
+    owner: str, methods: Mapping[str, Method], settings: Mapping[str, Any]
+) -> type[torch.autograd.Function]:
+    """A class whose static methods call those of the user, with the instance in front.
+
+    Its ``apply`` takes the values of all arguments and then the :class:`Call`, so that positions are the user's own.
+    The methods find the call in ``ctx``, which is the node of the graph: no instance refers to a node.
+
+    Args:
+        owner: its name, to which torch appends ``Backward`` for the nodes.
+        methods: those of ``MAKERS`` that the user wrote, by name. ``forward`` has no ``ctx`` beside a
+            ``setup_context``.
+        settings: class attributes that torch reads.
+    """
+    body: dict[str, Any] = dict(settings)
+    for name, method in methods.items():
+        inner, decorators = undecorate(owner, method)
+        make = _make_forward_without_ctx if name == "forward" and "setup_context" in methods else MAKERS[name]
+        body[name] = staticmethod(redecorate(make(inner), decorators))
+    return types.new_class(owner, (torch.autograd.Function,), exec_body=lambda namespace: namespace.update(body))
+
+
+def _make_forward(method: Method) -> Method:
+    @uncompiled
+    def forward(ctx: Any, *values: Any) -> Any:
+        call: Call = values[-1]
+        _begin(ctx, call)
+        args, kwargs = call.split(values[:-1])
+        try:
+            output = method(call.function, ctx, *args, **kwargs)
+        except Exception as error:
+            _note(error, "forward", call)
+            raise
+        plain = call.uncover(output)
+        if call.hidden:
+            _mark_auxiliary(ctx, call, plain)
+        return plain
+
+    return forward
+
+
+def _make_forward_without_ctx(method: Method) -> Method:
+    @uncompiled
+    def forward(*values: Any) -> Any:
+        call: Call = values[-1]
+        args, kwargs = call.split(values[:-1])
+        try:
+            output = method(call.function, *args, **kwargs)
+        except Exception as error:
+            _note(error, "forward", call)
+            raise
+        return call.uncover(output)
+
+    return forward
+
+
+def _make_setup_context(method: Method) -> Method:
+    @uncompiled
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        call: Call = inputs[-1]
+        _begin(ctx, call)
+        try:
+            method(call.function, ctx, inputs[:-1], output)
+        except Exception as error:
+            _note(error, "setup_context", call)
+            raise
+        if call.hidden:
+            _mark_auxiliary(ctx, call, output)
+
+    return setup_context
+
+
+def _make_backward(method: Method) -> Method:
+    @uncompiled
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        call: Call = ctx.retrograd_call
+        try:
+            returned = method(call.function, ctx, *call.of_outputs(grad_outputs))
+        except Exception as error:
+            _note(error, "backward", call)
+            raise
+        return call.arrange_gradients(returned) + _NO_GRADIENT
+
+    return backward
+
+
+def _make_jvp(method: Method) -> Method:
+    @uncompiled
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        call: Call = ctx.retrograd_call
+        try:
+            returned = method(call.function, ctx, *call.of_inputs(tangents[:-1]))
+        except Exception as error:
+            _note(error, "jvp", call)
+            raise
+        return call.for_outputs(returned)
+
+    return jvp
+
+
+def _make_vmap(method: Method) -> Method:
+    @uncompiled
+    def vmap(info: Any, in_dims: tuple[Any, ...], *values: Any) -> tuple[Any, Any]:
+        call: Call = values[-1]
+        output, out_dims = method(call.function, info, in_dims[:-1], *values[:-1])
+        return call.uncover(output), out_dims
+
+    return vmap
+
+
+MAKERS: dict[str, Callable[[Method], Method]] = {
+    "forward": _make_forward,
+    "setup_context": _make_setup_context,
+    "backward": _make_backward,
+    "jvp": _make_jvp,
+    "vmap": _make_vmap,
+}
+"""Methods of a Function that torch calls → what makes a static method of one."""
+
+
+def _begin(ctx: Any, call: Call) -> None:
+    """Let ``ctx`` know its call, and tell by position and by name which arguments need a gradient."""
+    ctx.retrograd_call = call
+    ctx.needs_input_grad = needs = ctx.needs_input_grad[:-1]
+    ctx.needs_grad = dict(zip(call.names, needs))  # noqa: B905  # both are of every call
+
+
+def _mark_auxiliary(ctx: Any, call: Call, output: Any) -> None:
+    ctx.mark_non_differentiable(*(ctx.non_differentiable or ()), *call.auxiliary_tensors(output))
+
+
+def _note(error: Exception, method: str, call: Call) -> None:
+    error.add_note(f"in {method} of the Function {call.owner}")
