@@ -1,1 +1,1 @@
-"""Checks of adjoints."""
+"""Verify: whether each module's backward is the transpose of its derivative."""

@@ -1,0 +1,198 @@
+"""``rg.check_adjoint``: what users call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from retrograd.adjoint.adjoint_check import AdjointCheck
+from retrograd.adjoint.copies import clone, copy_module, copy_nest
+from retrograd.adjoint.examination import Examination
+from retrograd.adjoint.plain_function import PlainFunction
+from retrograd.adjoint.progress import Progress
+from retrograd.adjoint.randomness import Randomness
+from retrograd.adjoint.row import Row
+from retrograd.adjoint.visit import Request, Visit
+from retrograd.errors import AdjointError
+from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, walk_modules
+from retrograd.hooks.interlude import unseen_by_lookouts
+from retrograd.hooks.module import CallTap
+from retrograd.sites.pattern import Candidate, Pattern
+from retrograd.sites.selection import Selection
+from retrograd.sites.site import Site
+
+
+def check_adjoint(
+    model: nn.Module | Callable[..., Any],
+    batch: Any,
+    sites: Pattern | Iterable[Pattern] = "*",
+    *,
+    probes: int = 1,
+    in_double: bool = True,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> AdjointCheck:
+    """Check at each call of each module that its backward is the adjoint of its forward.
+
+    For random u and v the two numbers ⟨J v, u⟩ and ⟨v, Jᵀ u⟩ must be the same. The right one comes from a backward
+    pass through the module. The left one comes from finite differences of its forward, and from forward mode where
+    torch has it. J is the derivative with respect to one argument or parameter at a time, so a mismatch has a name.
+    (The dot-product test: J. F. Claerbout, Earth Soundings Analysis, 1992, chapter 5.)
+
+    All of it is done on a copy, in float64: no parameter, gradient, buffer, hook or random state is changed, and
+    nothing is recorded. Memory: the model once more, the graph of one forward, and two copies in float64 of
+    the module that is being checked.
+
+    Args:
+        model: the model, in the mode in which it is to be checked; or a function, or a Function's ``apply``.
+        batch: what it is called with: a tuple or list of arguments, a mapping of named ones, or the only argument.
+        sites: which modules, or which of their arguments and parameters: ``"blocks.3*"``, ``"fc:weight"``,
+            ``"fc:input.x"``, a type, or several patterns. With a module's output, or its path, all of it is selected.
+        probes: pairs of u and v for each comparison; the worst counts.
+        in_double: whether to compute in float64. Modules that raise then are checked in their own dtype, as all are
+            if this is False, with larger tolerances.
+        seed: of u and v.
+        progress: whether to show how far it has got, once it takes long; None: on a terminal.
+
+    Raises:
+        AdjointError: if nothing can be compared, or the model cannot be copied.
+        NoSuchSiteError: for a pattern that matches nothing.
+        AttachError: for what is no model.
+    """
+    named, path = _as_module(model)
+    _check_request(named, probes)
+    randomness = Randomness()
+    entries = walk_modules(path, named)
+    selection = Selection(sites)
+    candidates = [candidate for entry in entries for candidate in entry.candidates()]
+    selection.check(candidates)
+    request = Request(_Wants(selection), probes, seed, in_double)
+    walk = _Walk(request, Progress(sum(entry.is_called for entry in entries), progress))
+    try:
+        with unseen_by_lookouts():
+            _run(_copy(named), path, entries, walk, batch)
+    finally:
+        walk.progress.end()
+        randomness.restore()
+    if not walk.rows:
+        raise AdjointError(
+            "Nothing was compared: no selected module was called with, or holds, a tensor that has a derivative.",
+            repair="select other sites, or give the model a batch of floating-point tensors.",
+        )
+    return AdjointCheck(walk.rows)
+
+
+def _as_module(model: Any) -> tuple[nn.Module, str]:
+    while type(model).__name__ == "DistributedDataParallel":
+        model = model.module
+    if isinstance(model, nn.Module) or not callable(model):
+        return next(iter(name_models(model).values())), ""
+    function = PlainFunction(model)
+    return function, function.name
+
+
+def _check_request(model: nn.Module, probes: int) -> None:
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise AdjointError("The model has parameters without a shape.", repair="run it once, then check it.")
+    if probes < 1:
+        raise AdjointError(f"{probes} probes compare nothing.", repair="give a number from 1 on.")
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy_module(model, wide=False)
+    except Exception as error:
+        raise AdjointError(
+            f"The model cannot be copied: {type(error).__name__}: {error}",
+            repair="take off it what cannot be copied (open files, locks, process groups), or check a part of it.",
+            reason="everything is done on a copy, so that the model stays as it is.",
+        ) from error
+
+
+def _run(copied: nn.Module, path: str, entries: list[NamedModule], walk: _Walk, batch: Any) -> None:
+    """Run the copy once, with a look at each module before it is called."""
+    args, kwargs = copy_nest(_spread(batch), _clone_input)
+    twins = walk_modules(path, copied)
+    taps = [
+        CallTap(twin.tapped, _Lookout(walk, twin, entry.module), outermost=True)
+        for twin, entry in zip(twins, entries, strict=True)
+        if twin.is_called
+    ]
+    eager: AbstractContextManager[Any] = (
+        torch.compiler.set_stance("force_eager") if compiled_regions(twins) else nullcontext()
+    )
+    try:
+        with eager, torch.enable_grad():
+            copied(*args, **kwargs)
+    finally:
+        for tap in taps:
+            tap.remove()
+
+
+def _spread(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch), {}) if type(batch) in (tuple, list) else ((batch,), {})  # a named tuple is one argument
+
+
+def _clone_input(tensor: Tensor) -> Tensor:
+    return clone(tensor).requires_grad_(tensor.requires_grad)
+
+
+class _Wants:
+    """Whether a site's derivative is to be checked: it is selected itself, or all of its module is."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        excluded = [pattern for pattern in selection.describe() if pattern.startswith("'!")]
+        self._others = Selection(["*", *(pattern.strip("'") for pattern in excluded)])
+
+    def __call__(self, site: Site, module: nn.Module) -> bool:
+        output = Site(site.path, ("output",), site.call)
+        if self._selects(output, module):
+            return self._leaves(site, module)
+        return self._leaves(output, module) and self._selects(site, module)
+
+    def _selects(self, site: Site, module: nn.Module) -> bool:
+        return any(self._selection.wants(Candidate(each, module)) for each in (site, site.grad))
+
+    def _leaves(self, site: Site, module: nn.Module) -> bool:
+        return all(self._others.wants(Candidate(each, module)) for each in (site, site.grad))
+
+
+class _Walk:
+    """What has been found so far, and in which calls the model is."""
+
+    def __init__(self, request: Request, progress: Progress) -> None:
+        self.request = request
+        self.progress = progress
+        self.rows: list[Row] = []
+        self.running: list[tuple[str, int]] = []
+        self.counts: Counter[str] = Counter()
+
+
+class _Lookout:
+    """Examines each call of one module of the copy, just before it happens."""
+
+    def __init__(self, walk: _Walk, twin: NamedModule, original: nn.Module) -> None:
+        self._walk = walk
+        self._path = twin.path
+        self._original = original
+
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        walk = self._walk
+        walk.counts[self._path] += 1
+        caller = (self._path, walk.counts[self._path])
+        walk.progress.step(self._path)
+        visit = Visit(module, self._original, args, kwargs, caller, tuple(walk.running))
+        walk.running.append(caller)
+        walk.rows += Examination(visit, walk.request).make_rows()
+
+    def after_call(self, module: nn.Module, output: Any) -> None:
+        self._walk.running.pop()

@@ -1,0 +1,238 @@
+"""Everything that is asked of one call of a module, and what the answers mean."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import replace
+from textwrap import shorten
+
+import torch
+from torch import Tensor
+
+from retrograd.adjoint.comparison import Comparison, Outcome, Probe, compare
+from retrograd.adjoint.module_call import ModuleCall
+from retrograd.adjoint.pattern import Suspect
+from retrograd.adjoint.randomness import Randomness
+from retrograd.adjoint.row import Row, Verdict, rank
+from retrograd.adjoint.variable import Variable
+from retrograd.adjoint.vectors import inner_product
+from retrograd.adjoint.visit import Request, Visit
+from retrograd.hooks.candidates import parameter_site
+from retrograd.hooks.engine import is_transformed
+from retrograd.hooks.interlude import interlude
+from retrograd.hooks.nested import flatten
+from retrograd.hooks.rewriters import try_rules
+from retrograd.sites.site import ROOT, Site
+
+_MOST_LETTERS = 160
+"""Of a message of torch that is quoted in a row."""
+
+
+class Examination:
+    """Compares both sides for each variable of one call.
+
+    Args:
+        visit: the call.
+        request: what is asked for.
+    """
+
+    def __init__(self, visit: Visit, request: Request) -> None:
+        self._visit = visit
+        self._request = request
+        self._randomness = Randomness()
+        self._generator = torch.Generator().manual_seed(request.seed ^ zlib.crc32(repr(visit.caller).encode()))
+        self._wide = request.in_double
+
+    def make_rows(self) -> list[Row]:
+        """One row for each variable that is selected. The random state is the same after it as before."""
+        if self._is_transformed():
+            return [self._row(self._output_site(), Verdict.NOT_CHECKED, "it runs inside a torch.func transform")]
+        try:
+            with interlude():
+                return self._make_rows()
+        except Exception as error:
+            return [self._row(self._output_site(), Verdict.NOT_CHECKED, f"it cannot be run again: {_name(error)}")]
+        finally:
+            self._randomness.restore()
+
+    def _is_transformed(self) -> bool:
+        return any(is_transformed(tensor) for _, tensor in flatten((self._visit.args, self._visit.kwargs), ()))
+
+    def _make_rows(self) -> list[Row]:
+        call = self._open()
+        wanted = [
+            index
+            for index, variable in enumerate(call.variables)
+            if self._request.wants(self._site(variable), self._visit.original)
+        ]
+        if not wanted or not call.outputs:
+            return []
+        probes = [Probe(call, self._generator) for _ in range(self._request.probes)]
+        rows: dict[int, Row] = {}
+        for probe in probes:
+            try:
+                gradients = call.pull_back(probe.cotangents)
+            except Exception as error:
+                if self._wide:  # it may be that the backward alone takes no float64
+                    self._wide = False
+                    return self._make_rows()
+                return [self._failed(call.variables[index], error) for index in wanted]
+            for index in wanted:
+                row = self._examine_or_say(call, index, probe, gradients[index])
+                rows[index] = min(rows.get(index, row), row, key=rank)
+        return [row for index, row in rows.items() if not self._is_unused(call.variables[index], row)]
+
+    def _open(self, *, bare: bool = False) -> ModuleCall:
+        """The call, in float64 if it can be run so."""
+        visit = self._visit
+        arguments = (visit.module, visit.args, visit.kwargs, self._randomness)
+        if self._wide:
+            try:
+                return ModuleCall(*arguments, bare=bare)
+            except Exception:  # the module takes no float64: what it raises otherwise too, it raises below
+                self._wide = False
+        return ModuleCall(*arguments, wide=False, bare=bare)
+
+    def _examine_or_say(self, call: ModuleCall, index: int, probe: Probe, gradient: Tensor) -> Row:
+        try:
+            return self._examine(call, index, probe, gradient)
+        except Exception as error:
+            reason = f"close by, where it has a derivative, it raises {_name(error)}"
+            return self._row(self._site(call.variables[index]), Verdict.NOT_CHECKED, reason)
+
+    def _examine(self, call: ModuleCall, index: int, probe: Probe, gradient: Tensor) -> Row:
+        variable = call.variables[index]
+        comparison = self._compare(call, index, probe, gradient)
+        verdict, reason, shown = self._judge(call, index, probe, comparison)
+        if verdict in (Verdict.OK, Verdict.KINK):
+            ruled = self._try_rules(call, index, probe, gradient)
+            if ruled is not gradient:
+                verdict, reason = Verdict.REWRITTEN, "a rule changes the gradient; without it, they agree"
+                shown = replace(shown, backward=inner_product(probe.tangents[index], ruled))
+        if verdict is Verdict.WRONG and self._asks_for_nothing(variable, gradient):
+            verdict, reason = Verdict.NOT_CHECKED, "it asks for no gradient in this model, and is given none"
+        return self._row(self._site(variable), verdict, reason, shown)
+
+    def _judge(
+        self, call: ModuleCall, index: int, probe: Probe, comparison: Comparison
+    ) -> tuple[Verdict, str, Comparison]:
+        if comparison.outcome is Outcome.AGREES:
+            return Verdict.OK, self._remark(call.variables[index]), comparison
+        near = comparison
+        if comparison.outcome is Outcome.OPEN or comparison.slope.is_kinked:
+            call, near = self._compare_close_by(index, probe)
+            if near.outcome is Outcome.AGREES:
+                return Verdict.KINK, "it has no derivative here; close by, both agree", comparison
+            if near.outcome is Outcome.OPEN:
+                return *self._explain_open(call, near), comparison
+        return *self._explain_difference(call, index, probe, near), near
+
+    def _compare_close_by(self, index: int, probe: Probe) -> tuple[ModuleCall, Comparison]:
+        for upwards in (False, True):
+            call = self._open()
+            call.shift(self._generator, upwards=upwards)
+            near = self._compare(call, index, probe, call.pull_back(probe.cotangents)[index])
+            if near.outcome is not Outcome.OPEN:
+                break
+        return call, near
+
+    def _explain_open(self, call: ModuleCall, near: Comparison) -> tuple[Verdict, str]:
+        if not call.is_finite():
+            return Verdict.NOT_CHECKED, "what it returns is not finite"
+        if not math.isfinite(near.backward):
+            return Verdict.WRONG, "the gradient is not finite, though the output is"
+        return Verdict.NOT_CHECKED, "finite differences do not settle, and it has no forward mode"
+
+    def _explain_difference(
+        self, call: ModuleCall, index: int, probe: Probe, comparison: Comparison
+    ) -> tuple[Verdict, str]:
+        function = call.function_along(call.variables[index], probe.tangents[index], probe.cotangents)
+        if function(0.0) != function(0.0):
+            return Verdict.NOT_CHECKED, "it returns something else each time, for the same input and random state"
+        if self._is_right_without_hooks(call, index, probe, comparison):
+            return Verdict.REWRITTEN, "a hook changes the gradient; without it, they agree"
+        return Verdict.WRONG, Suspect(call, index, probe, comparison, self._generator).describe()
+
+    def _is_right_without_hooks(self, call: ModuleCall, index: int, probe: Probe, hooked: Comparison) -> bool:
+        """Whether the backward alone is the adjoint of the same forward: then a hook has changed the gradient."""
+        site = self._site(call.variables[index])
+        try:
+            bare = self._open(bare=True)
+            bare.move_to(call)
+            match = next(place for place, variable in enumerate(bare.variables) if self._site(variable) == site)
+            gradient = bare.pull_back(probe.cotangents)[match]
+            alone = compare(bare, match, probe.tangents[index], probe.cotangents, gradient)
+        except Exception:  # it needs its hooks: they are a part of it
+            return False
+        apart = abs(alone.slope.value - hooked.slope.value)
+        same = apart <= alone.scale * alone.precision.differences + 2 * (alone.slope.error + hooked.slope.error)
+        return same and alone.outcome is Outcome.AGREES
+
+    def _try_rules(self, call: ModuleCall, index: int, probe: Probe, gradient: Tensor) -> Tensor:
+        """The gradient after the rules for the outputs and for the variable; the same tensor if they do nothing."""
+        original, (path, number) = self._visit.original, self._visit.caller
+        cotangents = [
+            try_rules(original, Site(path, keys, number).grad, cotangent)
+            for keys, cotangent in zip(call.output_keys, probe.cotangents, strict=True)
+        ]
+        if any(ruled is not given for ruled, given in zip(cotangents, probe.cotangents, strict=True)):
+            gradient = call.pull_back(cotangents)[index]
+        return try_rules(original, self._site(call.variables[index]).grad, gradient)
+
+    # ---- words ----
+
+    def _compare(self, call: ModuleCall, index: int, probe: Probe, gradient: Tensor) -> Comparison:
+        return compare(call, index, probe.tangents[index], probe.cotangents, gradient)
+
+    def _asks_for_nothing(self, variable: Variable, gradient: Tensor) -> bool:
+        """A mask or a target in the middle of the model: nobody wants its gradient, so none need be computed."""
+        return bool(self._visit.within) and not variable.wants_gradient and not bool(gradient.any())
+
+    def _is_unused(self, variable: Variable, row: Row) -> bool:
+        """A parameter of a module in this one that did not run in this call, and was not used without it."""
+        inner, _ = variable.keys[0] if variable.is_parameter else ("", "")
+        return bool(inner) and row.forward == row.backward == 0
+
+    def _site(self, variable: Variable) -> Site:
+        path, number = self._visit.caller
+        keys = variable.keys[0]
+        if not variable.is_parameter:
+            return Site(path, keys, number)
+        inner, name = keys
+        owner = ".".join(part for part in ("" if path == ROOT and inner else path, inner) if part)
+        return replace(parameter_site(owner, name), call=number)
+
+    def _output_site(self) -> Site:
+        path, number = self._visit.caller
+        return Site(path, ("output",), number)
+
+    def _remark(self, variable: Variable) -> str:
+        if len(variable.keys) == 1:
+            return ""
+        return "given as " + " and ".join(".".join(keys) for keys in variable.keys)
+
+    def _failed(self, variable: Variable, error: Exception) -> Row:
+        is_missing = isinstance(error, NotImplementedError) or "is not implemented" in str(error)
+        verdict = Verdict.NOT_CHECKED if is_missing else Verdict.WRONG
+        return self._row(self._site(variable), verdict, f"its backward raises {_name(error)}")
+
+    def _row(self, site: Site, verdict: Verdict, reason: str, shown: Comparison | None = None) -> Row:
+        visit = self._visit
+        row = Row(site, visit.caller, type(visit.original).__name__, verdict, visit.within, reason)
+        if shown is None:
+            return row
+        return replace(
+            row,
+            forward=shown.forward,
+            backward=shown.backward,
+            difference=shown.difference,
+            tolerance=shown.tolerance,
+            method="forward mode" if shown.by_forward_mode else "finite differences",
+            precision=shown.precision.name,
+        )
+
+
+def _name(error: Exception) -> str:
+    first = str(error).strip().split("\n", 1)[0]
+    return shorten(f"{type(error).__name__}: {first}", _MOST_LETTERS, placeholder=" ...").rstrip(":")

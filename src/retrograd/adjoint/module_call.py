@@ -1,0 +1,293 @@
+"""One call of a module as a function that can be asked for its derivatives."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from retrograd.adjoint.arguments import is_differentiable, name_arguments
+from retrograd.adjoint.copies import clone, clone_wide, copy_module, copy_nest
+from retrograd.adjoint.precision import find_precision
+from retrograd.adjoint.randomness import Randomness
+from retrograd.adjoint.variable import Variable
+from retrograd.adjoint.vectors import draw_like, inner_product, measure_size
+from retrograd.hooks.bare_calls import NoTensorHooks, strip_hooks
+from retrograd.hooks.interlude import run_backward
+from retrograd.hooks.module import CallTap
+from retrograd.hooks.nested import Keys, flatten
+from retrograd.hooks.nodes import inputs_of, root_edges
+from retrograd.hooks.reach import find_nodes, guard_nodes
+
+_SHIFT = 1e-2
+"""How far from the batch a kink is left behind, relative to the root mean square of a tensor."""
+
+
+class ModuleCall:
+    """A copy of a module, with copies of what it was called with. Nothing of it reaches the module itself.
+
+    Each evaluation draws the same random numbers and finds the buffers as they were. J is the derivative of the
+    outputs, flattened, with respect to one variable at a time; inner products are real, Re⟨a, b⟩, so that the adjoint
+    of a complex derivative is its conjugate transpose.
+
+    Args:
+        module: the module, in the state in which it is called.
+        args: its arguments.
+        kwargs: those given by name.
+        randomness: the random state at the call.
+        wide: in float64.
+        bare: as if nobody had set hooks on it.
+
+    Attributes:
+        variables: its tensor arguments, then its parameters and those of modules in it that do not run in this call.
+        outputs: the tensors it returns that gradients can arrive at; all of them, if there is no such one.
+        output_keys: where they are in what it returns.
+        precision: in which it computes.
+        noise: by how much rounding changes the inner product of its outputs with random numbers of variance one.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        randomness: Randomness,
+        *,
+        wide: bool = True,
+        bare: bool = False,
+    ) -> None:
+        self._module = copy_module(module, wide=wide)
+        if bare:
+            strip_hooks(self._module)
+        self._is_bare = bare
+        self._randomness = randomness
+        named = [
+            (places, tensor) for places, tensor in name_arguments(module, args, kwargs) if is_differentiable(tensor)
+        ]
+        self._args, self._kwargs, copies = copy_nest(
+            (args, kwargs, [tensor for _, tensor in named]), clone_wide if wide else clone
+        )
+        self._buffers = [
+            (owner, name, buffer.clone())
+            for owner in self._module.modules()
+            for name, buffer in owner.named_buffers(recurse=False)
+        ]
+        self.variables = [
+            Variable(places, tensor, is_parameter=False, wants_gradient=given.requires_grad)
+            for (places, given), tensor in zip(named, copies, strict=True)
+        ]
+        self._is_attached: list[bool] = []
+        try:
+            self.outputs, self.output_keys, ran = self._look_inside()
+        except Exception:
+            self._drop_refused()
+            self.outputs, self.output_keys, ran = self._look_inside()
+        self.variables += self._own_parameters(ran)
+        self.noise = self.precision.epsilon * math.sqrt(sum(inner_product(each, each) for each in self.outputs))
+
+    def _look_inside(self) -> tuple[list[Tensor], list[Keys], set[nn.Module]]:
+        """What the module returns, under which keys, and which modules in it run."""
+        visitor = _Visitor()
+        taps = [CallTap(inner, visitor) for inner in self._module.modules() if inner is not self._module]
+        try:
+            leaves = {variable.tensor: _leaf(variable.tensor) for variable in self.variables}
+            found = self._evaluate_nest(leaves)
+        finally:
+            for tap in taps:
+                tap.remove()
+        self.precision = find_precision([each.dtype for _, each in found], _dtypes_inside([each for _, each in found]))
+        attached = any(output.requires_grad for _, output in found)
+        self._is_attached = [output.requires_grad or not attached for _, output in found]
+        keys = [keys for (keys, _), counts in zip(found, self._is_attached, strict=True) if counts]
+        return [output.detach() for output in self._counting([output for _, output in found])], keys, visitor.seen
+
+    def _drop_refused(self) -> None:
+        """Leave out arguments that the module refuses when they require grad: the target of some losses."""
+        self._evaluate({})  # if it is not that, it raises here too
+
+        def is_refused(variable: Variable) -> bool:
+            try:
+                self._evaluate({variable.tensor: _leaf(variable.tensor)})
+            except Exception:
+                return True
+            return False
+
+        self.variables = [variable for variable in self.variables if not is_refused(variable)]
+
+    def _own_parameters(self, ran: set[nn.Module]) -> list[Variable]:
+        found: dict[Tensor, Variable] = {}
+        for path, inner in self._module.named_modules():
+            if inner in ran:
+                continue
+            for name, parameter in inner.named_parameters(recurse=False):
+                if parameter not in found and parameter.requires_grad and is_differentiable(parameter):
+                    padding = inner.padding_idx if isinstance(inner, (nn.Embedding, nn.EmbeddingBag)) else None
+                    keys = ((path, name),)
+                    found[parameter] = Variable(
+                        keys, parameter, is_parameter=True, wants_gradient=True, padding=padding
+                    )
+        return list(found.values())
+
+    # ---- derivatives ----
+
+    def pull_back(self, cotangents: Sequence[Tensor]) -> list[Tensor]:
+        """Jᵀ u for each variable, by a backward pass; zeros where none arrives.
+
+        Args:
+            cotangents: one for each output, of its shape.
+        """
+        leaves = {each.tensor: each.tensor if each.is_parameter else _leaf(each.tensor) for each in self.variables}
+        for parameter in self._module.parameters():
+            parameter.grad = None
+        outputs = self._counting(self._evaluate({each.tensor: leaves[each.tensor] for each in self._arguments()}))
+        attached = [(out, u) for out, u in zip(outputs, cotangents, strict=True) if out.requires_grad]
+        if attached:
+            run_backward([out for out, _ in attached], [u for _, u in attached])
+        gradients = [leaves[variable.tensor].grad for variable in self.variables]
+        return [
+            torch.zeros_like(variable.tensor) if gradient is None else gradient.detach().to_dense()
+            for variable, gradient in zip(self.variables, gradients, strict=True)
+        ]
+
+    def push_forward(self, variable: Variable, tangent: Tensor, cotangents: Sequence[Tensor]) -> float | None:
+        """⟨J v, u⟩ by forward mode; None where some operation of the module has none."""
+        replaced = {each.tensor: _leaf(each.tensor) for each in self._arguments()}
+        parameters: dict[str, Tensor] = {}
+        try:
+            with warnings.catch_warnings(), forward_ad.dual_level():
+                warnings.simplefilter("ignore")  # torch compiles some of its formulas by what it calls deprecated
+                dual = forward_ad.make_dual(_leaf(variable.tensor), tangent)
+                if variable.is_parameter:
+                    parameters[".".join(part for part in variable.keys[0] if part)] = dual
+                else:
+                    replaced[variable.tensor] = dual
+                outputs = self._counting(self._evaluate(replaced, parameters))
+                tangents = [forward_ad.unpack_dual(output).tangent for output in outputs]
+        except Exception:  # each operation says it in its own way
+            return None
+        pairs = zip(tangents, cotangents, strict=True)
+        return math.fsum(inner_product(pushed.detach(), u) for pushed, u in pairs if pushed is not None)
+
+    def function_along(
+        self, variable: Variable, tangent: Tensor, cotangents: Sequence[Tensor]
+    ) -> Callable[[float], float]:
+        """The function t ↦ ⟨f(x + t v), u⟩, whose slope at zero is ⟨J v, u⟩; NaN where the module raises."""
+
+        def value(distance: float) -> float:
+            moved = variable.tensor.detach() + distance * tangent
+            replaced = {each.tensor: _leaf(each.tensor) for each in self._arguments()}
+            place = _moved(variable.tensor, moved) if variable.is_parameter else nullcontext()
+            if not variable.is_parameter:
+                replaced[variable.tensor] = _leaf(moved)
+            with place:
+                try:
+                    outputs = self._counting(self._evaluate(replaced))
+                except (RuntimeError, ValueError, AssertionError):  # outside of its domain
+                    return math.nan
+            return math.fsum(inner_product(output.detach(), u) for output, u in zip(outputs, cotangents, strict=True))
+
+        return value
+
+    # ---- where ----
+
+    def shift(self, generator: torch.Generator, *, upwards: bool) -> None:
+        """Move all variables a little, off the kinks.
+
+        Args:
+            generator: what is drawn from.
+            upwards: only to larger values, as functions have it that begin at zero.
+        """
+        for variable in self.variables:
+            tensor = variable.tensor.detach()
+            way = draw_like(tensor, generator)
+            tensor += _SHIFT * measure_size(tensor) * (way.abs() if upwards else way)
+
+    def is_finite(self) -> bool:
+        """Whether all that it returns is finite where it is now."""
+        return all(bool(output.isfinite().all()) for output in self._counting(self._evaluate({})))
+
+    def move_to(self, other: ModuleCall) -> None:
+        """Go where another call of the same module is."""
+        places = {variable.keys: variable.tensor for variable in other.variables}
+        for variable in self.variables:
+            if variable.keys in places:
+                variable.tensor.detach().copy_(places[variable.keys].detach())
+
+    def _arguments(self) -> list[Variable]:
+        return [variable for variable in self.variables if not variable.is_parameter]
+
+    def _counting(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Those outputs that gradients can arrive at; all of them if there is no such output."""
+        return [output for output, counts in zip(outputs, self._is_attached, strict=True) if counts]
+
+    def _evaluate(
+        self, replaced: Mapping[Tensor, Tensor], parameters: Mapping[str, Tensor] | None = None
+    ) -> list[Tensor]:
+        """What the module returns: its tensors that have derivatives."""
+        return [tensor for _, tensor in self._evaluate_nest(replaced, parameters)]
+
+    def _evaluate_nest(
+        self, replaced: Mapping[Tensor, Tensor], parameters: Mapping[str, Tensor] | None = None
+    ) -> list[tuple[Keys, Tensor]]:
+        for owner, name, buffer in self._buffers:
+            setattr(owner, name, buffer.clone())
+        by_identity = {id(tensor): instead for tensor, instead in replaced.items()}
+        args, kwargs = copy_nest(
+            (self._args, self._kwargs),
+            # a copy, for modules that write into their arguments: torch forbids that for leaves
+            lambda tensor: by_identity[id(tensor)].clone() if id(tensor) in by_identity else clone(tensor),
+        )
+        self._randomness.restore()
+        with torch.enable_grad(), self._without_hooks():
+            if parameters:
+                output = torch.func.functional_call(self._module, dict(parameters), args, kwargs)
+            else:
+                output = self._module(*args, **kwargs)
+        return [(keys, tensor) for keys, tensor in flatten(output, ("output",)) if is_differentiable(tensor)]
+
+    def _without_hooks(self) -> AbstractContextManager[Any]:
+        return NoTensorHooks() if self._is_bare else nullcontext()
+
+
+class _Visitor:
+    """Notes which modules run."""
+
+    def __init__(self) -> None:
+        self.seen: set[nn.Module] = set()
+
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.seen.add(module)
+
+    def after_call(self, module: nn.Module, output: Any) -> None:
+        """Nothing is asked of it."""
+
+
+@contextmanager
+def _moved(parameter: Tensor, values: Tensor) -> Iterator[None]:
+    """A parameter with other values, for a while."""
+    before = parameter.detach().clone()
+    parameter.detach().copy_(values)
+    try:
+        yield
+    finally:
+        parameter.detach().copy_(before)
+
+
+def _dtypes_inside(outputs: Sequence[Tensor]) -> set[torch.dtype]:
+    """Dtypes of all that autograd has seen being computed."""
+    attached = [output for output in outputs if output.requires_grad]
+    if not attached:
+        return set()
+    reach = find_nodes(root_edges(attached))
+    guard_nodes(reach.nodes, reach.links)
+    return {each.dtype for node in reach.nodes for each in inputs_of(node)}
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_()
