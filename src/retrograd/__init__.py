@@ -8,12 +8,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from retrograd import rules as rules
+    from retrograd import saved as saved
+    from retrograd.adjoint.adjoint_check import AdjointCheck as AdjointCheck
+    from retrograd.adjoint.check import check_adjoint as check_adjoint
     from retrograd.bundles.bundle import write_bundle as write_bundle
     from retrograd.bundles.replayed import replay as replay
     from retrograd.engine.one_node import rerun as rerun
     from retrograd.engine.replayer import run_from as run_from
     from retrograd.errors import RetrogradError as RetrogradError
     from retrograd.errors import RetrogradWarning as RetrogradWarning
+    from retrograd.features.dataset import extract_dataset as extract_dataset
+    from retrograd.features.extractor import extract as extract
+    from retrograd.features.stored import open_features as open_features
+    from retrograd.functions.auxiliary import Auxiliary as Auxiliary
+    from retrograd.functions.function import Function as Function
     from retrograd.graph.graph import Graph as Graph
     from retrograd.graph.origins import record_origins as record_origins
     from retrograd.graph.walker import walk as walk
@@ -28,8 +37,14 @@ if TYPE_CHECKING:
     from retrograd.recording.schedule import log_schedule as log_schedule
     from retrograd.recording.trigger import on_jump as on_jump
     from retrograd.recording.trigger import on_nonfinite as on_nonfinite
+    from retrograd.rewriting.rewriting import Rewriting as Rewriting
+    from retrograd.rewriting.rewriting import rewrite as rewrite
+    from retrograd.rules.rehearsal import rehearse as rehearse
     from retrograd.runs.reader import Run as Run
     from retrograd.runs.reader import open_run as open_run
+    from retrograd.saved.inventory import Inventory as Inventory
+    from retrograd.saved.keeping import keep_saved as keep_saved
+    from retrograd.saved.taking import take_inventory as take_inventory
     from retrograd.statistics.custom import statistic as statistic
     from retrograd.stepping.stepper import step_through as step_through
     from retrograd.tracing.trace import Trace as Trace
@@ -37,6 +52,8 @@ if TYPE_CHECKING:
     from retrograd.views.chrome_trace import write_chrome_trace as write_chrome_trace
     from retrograd.views.graph_picture import draw_graph as draw_graph
     from retrograd.views.graph_text import print_graph as print_graph
+    from retrograd.views.inventory_page import write_inventory as write_inventory
+    from retrograd.views.inventory_table import print_inventory as print_inventory
     from retrograd.views.report import write_report as write_report
     from retrograd.views.trace_lines import LiveLines as LiveLines
     from retrograd.views.trace_table import print_trace as print_trace
@@ -44,44 +61,64 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AdjointCheck": "adjoint.adjoint_check",
+    "Auxiliary": "functions.auxiliary",
+    "Function": "functions.function",
     "Graph": "graph.graph",
     "History": "history.history",
+    "Inventory": "saved.inventory",
     "Keep": "recording.keep",
     "LiveLines": "views.trace_lines",
     "Recording": "recording.record",
     "RetrogradError": "errors",
     "RetrogradWarning": "errors",
+    "Rewriting": "rewriting.rewriting",
     "Run": "runs.reader",
     "Trace": "tracing.trace",
+    "check_adjoint": "adjoint.check",
     "draw_graph": "views.graph_picture",
     "every": "recording.schedule",
+    "extract": "features.extractor",
+    "extract_dataset": "features.dataset",
+    "keep_saved": "saved.keeping",
     "log_schedule": "recording.schedule",
     "on_jump": "recording.trigger",
     "on_nonfinite": "recording.trigger",
+    "open_features": "features.stored",
     "open_run": "runs.reader",
     "plan": "recording.plan",
     "print_graph": "views.graph_text",
+    "print_inventory": "views.inventory_table",
     "print_trace": "views.trace_table",
     "record": "recording.record",
     "record_origins": "graph.origins",
+    "rehearse": "rules.rehearsal",
     "replay": "bundles.replayed",
     "rerun": "engine.one_node",
+    "rewrite": "rewriting.rewriting",
     "run_from": "engine.replayer",
     "statistic": "statistics.custom",
     "step_through": "stepping.stepper",
+    "take_inventory": "saved.taking",
     "trace": "tracing.tracer",
     "walk": "graph.walker",
     "watch": "recording.record",
     "watch_hangs": "hangs.watch",
     "write_bundle": "bundles.bundle",
     "write_chrome_trace": "views.chrome_trace",
+    "write_inventory": "views.inventory_page",
     "write_report": "views.report",
 }
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605  # one list, and a test holds it against a literal one
+_ROOMS = {"rules", "saved"}
+"""Rooms that are public as a whole: ``rg.rules.ClipNorm``."""
+
+__all__ = sorted({*_HOMES, *_ROOMS})  # noqa: PLE0605  # one list, and a test holds it against a literal one
 
 
 def __getattr__(name: str) -> object:
+    if name in _ROOMS:
+        return import_module(f"retrograd.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'retrograd' has no attribute {name!r}")
     thing = getattr(import_module(f"retrograd.{_HOMES[name]}"), name)
@@ -90,4 +127,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *__all__})

@@ -26,10 +26,11 @@ examples:
   retrograd report runs/train-20250131-120000    one HTML file that shows the whole run
   retrograd view runs/train-20250131-120000      a table in the terminal
   retrograd trace train.py --lr 0.1              every node of the first backward passes
+  retrograd inventory train.py --lr 0.1          what autograd keeps in one step, and where
   retrograd debug train.py --lr 0.1              stop inside loss.backward(), and look
 """
 
-_LAUNCHERS = ("run", "trace", "debug")
+_LAUNCHERS = ("run", "trace", "inventory", "debug")
 """Commands of ours behind which stands one of the user."""
 
 _RUN_USAGE = """\
@@ -66,6 +67,20 @@ DIR/rank*/chrome.json opens in ui.perfetto.dev, and rg.Trace.load() reads DIR/ra
 stderr when the script has ended; the script's output and exit code are its own. When a traced pass raises, the
 exception says in which node, and how to run that node again. After the traced passes only the last events are kept,
 for `retrograd watch DIR`.
+"""
+
+_INVENTORY_USAGE = """\
+retrograd inventory [OPTIONS] [--] train.py [ARGS]
+       retrograd inventory [OPTIONS] [--] -m MODULE [ARGS]
+       retrograd inventory [OPTIONS] [--] torchrun | accelerate launch | any program [ARGS]"""
+
+_INVENTORY_EXAMPLES = """
+examples:
+  retrograd inventory train.py --batch-size 256
+  retrograd inventory --step 100 --by tensor -m package.train
+
+DIR/rank*/inventory.html opens in a browser, and rg.Inventory.load() reads DIR/rank*/inventory.parquet. The table goes
+to stderr when the script has ended; the script's output and exit code are its own.
 """
 
 _DEBUG_USAGE = """\
@@ -105,7 +120,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0, 1 for a replay that differs or a pass that hangs, or 2 for what cannot be carried out.
-        ``run``, ``trace`` and ``debug`` do not return: the process becomes the command.
+        ``run``, ``trace``, ``inventory`` and ``debug`` do not return: the process becomes the command.
     """
     words = sys.argv[1:] if words is None else words
     try:
@@ -150,6 +165,7 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_view(commands)
     _add_export(commands)
     _add_trace(commands)
+    _add_inventory(commands)
     _add_debug(commands)
     _add_watch(commands)
     _add_replay(commands)
@@ -215,6 +231,20 @@ def _add_trace(commands: Commands) -> None:
         "--by", default="node", choices=["node", "module", "kind"], help="what makes a line of the table"
     )
     parser.add_argument("--sort", default="time", choices=["time", "memory"], help="order of the table")
+
+
+def _add_inventory(commands: Commands) -> None:
+    does = "find what autograd keeps between forward and backward in one step of an unmodified script"
+    parser = _add_command(commands, "inventory", _inventory, does, _INVENTORY_EXAMPLES)
+    parser.usage = _INVENTORY_USAGE
+    parser.add_argument("-o", "--output", metavar="DIR", help="folder (default: inventories/<script>-<date>-<time>)")
+    parser.add_argument(
+        "--step", type=int, default=1, metavar="N", help="which backward pass, counted from 0 (default: 1, the second)"
+    )
+    parser.add_argument(
+        "--by", default="module", choices=["module", "node", "tensor"], help="what makes a line of the table"
+    )
+    parser.add_argument("--timed", action="store_true", help="measure how long operations take")
 
 
 def _add_debug(commands: Commands) -> None:
@@ -323,6 +353,12 @@ def _trace(arguments: argparse.Namespace) -> None:
     from retrograd.launch.trace_request import start_trace
 
     start_trace(arguments)
+
+
+def _inventory(arguments: argparse.Namespace) -> None:
+    from retrograd.launch.inventory_request import start_inventory
+
+    start_inventory(arguments)
 
 
 def _debug(arguments: argparse.Namespace) -> None:

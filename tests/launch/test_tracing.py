@@ -30,6 +30,7 @@ COMMANDS = {
     "killed": "--steps 2 ends.py SIGKILL",
     "no torch": "no_torch.py",
     "untrained": "untrained.py",
+    "left": "--steps 1:2 counts_modes.py",
     "too late": "--steps 7:9 plain_loop.py",
     "forked": "forked.py",
     "ranks": "--live torchrun --standalone --nproc-per-node 2 ddp.py",
@@ -206,6 +207,11 @@ def test_a_script_without_torch(outcome: Outcome) -> None:
 def test_a_script_that_trains_nothing(outcome: Outcome) -> None:
     assert outcome.words()[1:] == ["retrograd: nothing was traced: no backward pass was seen"]
     assert not outcome.folder.exists()
+
+
+@of("left")
+def test_nothing_is_left_on_after_the_last_traced_pass(outcome: Outcome) -> None:
+    assert outcome.output.splitlines()[:4] == ["modes 0", "modes 1", "modes 0", "modes 0"]
 
 
 @of("too late")

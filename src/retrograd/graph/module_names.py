@@ -37,6 +37,13 @@ class ModuleNames:
         self._parameters: dict[int, tuple[_Held, str | None]] = {}
         self._read()
 
+    def models(self) -> Iterator[tuple[str, nn.Module]]:
+        """Those that are still there, with their names."""
+        for name, held in self._models:
+            model = held()
+            if model is not None:
+                yield name, model
+
     @property
     def is_alive(self) -> bool:
         """Whether there is still something to name."""
@@ -93,6 +100,9 @@ class GivenNames:
     def tree_of(self, module: nn.Module, *, is_recomputed: bool) -> Tree:
         return self._names
 
+    def models(self) -> Iterator[tuple[str, nn.Module]]:
+        return self._names.models()
+
     def name_of(self, parameter: torch.Tensor) -> str | None:
         return self._names.name_of(parameter)
 
@@ -110,6 +120,10 @@ class SeenNames:
                 return tree
         known = next((tree for tree in self._trees if tree.is_of(module)), None)
         return known if known is not None else self._add(module)
+
+    def models(self) -> Iterator[tuple[str, nn.Module]]:
+        for tree in self._trees:
+            yield from tree.models()
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
         names = (tree.name_of(parameter) for tree in reversed(self._trees))

@@ -88,6 +88,11 @@ class Origins:
         return self._names.name_of(tensor)
 
     @property
+    def models(self) -> list[tuple[str, nn.Module]]:
+        """The models given, or those that were called, with their names."""
+        return list(self._names.models())
+
+    @property
     def spans(self) -> list[ForwardSpan]:
         """Every call of a module that has ended, in the order in which they began."""
         spans = [_describe(call, log.thread) for log in self._log.logs() for call in list(log.ended)]

@@ -27,6 +27,26 @@ def branch(tensor: Tensor) -> Tensor:
     return branched
 
 
+class VersionCount:
+    """Tells whether anybody has written into a tensor's memory since, without holding that memory.
+
+    Args:
+        tensor: the tensor; all views of one memory have one count.
+    """
+
+    __slots__ = ("_token", "_version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._token = tensor.detach()
+        self._token.data = tensor.new_empty(0)  # the count stays
+        self._version = tensor._version
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether there was a write."""
+        return self._token._version != self._version
+
+
 def origin_of(tensor: Tensor) -> tuple[GradientEdge, int] | None:
     """For a tensor that was branched off: the edge of what it came from, and the number of the node between."""
     found: tuple[GradientEdge, int] | None = _origins.get(tensor) if len(_origins) else None

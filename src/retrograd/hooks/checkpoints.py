@@ -11,9 +11,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 
 from retrograd.hooks.engine import grad_enabled
+
+EnoughComputed: type[Exception] = _StopRecomputationError
+"""What torch raises, wherever a tensor is saved, when all that a part had saved is there again."""
 
 _SAVES = "_checkpoint_hook.__init__.<locals>.pack_hook"
 _LOADS = "_checkpoint_hook.__init__.<locals>.unpack_hook"
@@ -21,19 +24,44 @@ _FORWARD: CodeType = CheckpointFunction.forward.__code__
 _BACKWARD: CodeType = CheckpointFunction.backward.__code__
 
 
-def part_running() -> Any:
-    """What stands for the innermost checkpointed part whose forward runs now for the first time; None outside of one.
+def parts_running() -> list[Any]:
+    """What stands for the checkpointed parts, one within the other, whose forward runs now for the first time.
 
-    Without grad only the reentrant kind can be running, which is found on the stack.
+    A part within one that is computed again runs for the first time then: torch makes it anew.
     """
-    if not grad_enabled():
-        frame = _find(_FORWARD)
-        return None if frame is None else frame.f_locals["ctx"]
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    save: Any = None if hooks is None else hooks[0]
-    if getattr(save, "__qualname__", "") != _SAVES:
-        return None
-    return dict(zip(save.__code__.co_freevars, save.__closure__, strict=True))["frame"].cell_contents
+    parts = [] if grad_enabled() else _reentrant_parts()  # that kind runs without grad, and is found on the stack
+    save, load = _top_hooks() or (None, None)
+    if getattr(save, "__qualname__", "") == _SAVES:
+        parts += _other_parts(save, load)
+    return parts
+
+
+def _reentrant_parts() -> list[Any]:
+    parts: list[Any] = []
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not _BACKWARD:
+        if frame.f_code is _FORWARD:
+            parts.append(frame.f_locals["ctx"])
+        frame = frame.f_back
+    return parts
+
+
+def _other_parts(save: Any, load: Any) -> list[Any]:
+    """Each has pushed hooks of its own; those below the top ones can only be seen without these."""
+    part = dict(zip(save.__code__.co_freevars, save.__closure__, strict=True))["frame"].cell_contents
+    torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        below = _top_hooks()
+        if below is None or below[0].__qualname__ != _SAVES:
+            return [part]
+        return [part, *_other_parts(*below)]
+    finally:
+        torch._C._autograd._push_saved_tensors_default_hooks(save, load)
+
+
+def _top_hooks() -> tuple[Any, Any] | None:
+    hooks: tuple[Any, Any] | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks
 
 
 def part_computed_again() -> Any:
@@ -46,10 +74,3 @@ def part_computed_again() -> Any:
             return frame.f_locals["frame"]
         frame = frame.f_back
     return None
-
-
-def _find(code: CodeType) -> FrameType | None:
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return frame

@@ -147,7 +147,12 @@ def hook_input_gradients(
 
 
 def change_input_gradient(
-    edge: GradientEdge, outputs: Iterable[torch.Tensor], first_number: int, change: Change
+    edge: GradientEdge,
+    outputs: Iterable[torch.Tensor],
+    first_number: int,
+    change: Change,
+    guard: DeepGraphGuard,
+    watched: Any,
 ) -> bool:
     """Let ``change`` take the place of what one node hands on to an edge; returns whether it is one node alone.
 
@@ -156,15 +161,20 @@ def change_input_gradient(
         outputs: the module's outputs that require grad.
         first_number: sequence number of the first node that the call could have made.
         change: called with the gradient; what it returns, if not None, flows on.
+        guard: told of every node that is looked at.
+        watched: a node whose gradient ``change`` acts on already; where it is that one, nothing is left to be done.
     """
     made = _walk([output.grad_fn for output in outputs], {edge.node}, first_number)
+    for node in sorted(made, key=_number):
+        guard.saw(node)
     feeding = [
         (node, slot) for node in made for slot, each in enumerate(node.next_functions) if each == tuple(edge)[:2]
     ]
     if len(feeding) != 1:
         return False
     node, slot = feeding[0]
-    node.register_hook(_Exchange(slot, change))
+    if node is not watched:
+        node.register_hook(_Exchange(slot, change))
     return True
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
+from retrograd.hooks.storage_uses import is_held_elsewhere
 
 SeeGradient = Callable[[torch.Tensor], None]
 ChangeGradient = Callable[[torch.Tensor | None], torch.Tensor | None]
@@ -44,6 +45,20 @@ def leave_gradient(tensor: torch.Tensor, change: ChangeGradient) -> None:
     """Ask ``change`` no longer."""
     if tensor._backward_hooks is not None:
         tensor._backward_hooks.pop(change, None)  # type: ignore[call-overload]
+
+
+def after_accumulation(leaf: torch.Tensor, see: SeeGradient) -> Callable[[], None]:
+    """Call ``see(leaf)`` whenever a gradient has been added to its ``.grad``; returns what takes the hook back."""
+    handle: RemovableHandle = leaf.register_post_accumulate_grad_hook(see)
+    return handle.remove
+
+
+def shares_memory(tensor: torch.Tensor) -> bool:
+    """Whether anything besides this one tensor holds the memory that its elements lie in, as far as can be seen.
+
+    A gradient of which that is not so becomes the ``.grad`` of a parameter as it is, and is written into later.
+    """
+    return tensor.layout is not torch.strided or is_held_elsewhere(tensor)
 
 
 class GradientWatch:

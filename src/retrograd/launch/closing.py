@@ -13,6 +13,7 @@ SPEAKER = "RETROGRAD_SPEAKER"
 
 _ENDINGS = {
     "RETROGRAD_RUN": ("recorded", "rank*", "see it with: retrograd report {}"),
+    "RETROGRAD_INVENTORY": ("taken", "rank*/inventory.html", "see it in a browser: {}/rank*/inventory.html"),
     "RETROGRAD_TRACE": ("traced", "rank*/chrome.json", "see it in ui.perfetto.dev: {}/rank*/chrome.json"),
 }
 """Variable that holds a request → what was to be done, what each process that has done it leaves, how to see it."""

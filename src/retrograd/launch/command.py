@@ -1,4 +1,4 @@
-"""What the user types after ``retrograd run``, ``trace`` or ``debug``: our options, then the command."""
+"""What the user types after ``retrograd run``, ``trace``, ``inventory`` or ``debug``: our options, then the command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from retrograd.errors import LaunchError
 
-_SINGLE = ("-o", "--output", "--every", "--schedule", "--steps", "--nodes", "--by", "--sort")
+_SINGLE = ("-o", "--output", "--every", "--schedule", "--steps", "--step", "--nodes", "--by", "--sort")
 _LISTS = ("--sites", "--tensors", "--break")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "uv", "srun", "mpirun", "env", "bash", "sh")
 

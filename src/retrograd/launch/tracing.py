@@ -10,12 +10,15 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from retrograd.errors import RetrogradError, RetrogradWarning
+from retrograd.graph.origins import Origins, record_origins
 from retrograd.hangs.watch import HangWatch, watch_hangs
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
+from retrograd.hooks.every_call import EveryCallTap
 from retrograd.launch.closing import say, say_end
 from retrograd.launch.late_ring import LateRing
 from retrograd.launch.trace_request import TraceRequest, read_trace_request
@@ -59,6 +62,8 @@ class TracingSession:
         self._claim: RankClaim | None = None
         self._tracing: Tracing | None = None
         self._trace: Trace | None = None
+        self._origins: Origins | None = None
+        self._next_call: EveryCallTap | None = None
         self._obstacle = ""
         self._closed = False
         self._ring = LateRing(self._open_folder, self._give_up)
@@ -104,7 +109,10 @@ class TracingSession:
         apart = f".p{os.getpid()}" if multiprocessing.parent_process() is not None else ""
         world = int(os.environ.get("WORLD_SIZE", "1"))
         lines = LiveLines(request.nodes, sys.__stderr__, f"rank {ask_rank()} " if world > 1 else "")
+        self._origins = record_origins()
+        self._origins.__enter__()
         self._tracing = trace(
+            origins=self._origins,
             norms=request.norms,
             memory=request.memory,
             live=lines if request.live else None,
@@ -124,6 +132,26 @@ class TracingSession:
             write_chrome_trace(self._trace, self._claim.folder / CHROME)
         tracing, self._tracing = self._tracing, None
         tracing.__exit__(None, None, None)
+        if self._next_call is None:
+            self._next_call = EveryCallTap(self)
+
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is called after the last traced pass: here the origins end.
+
+        Not sooner, for torch puts a mode that is taken off while ``backward()`` runs on again when it returns.
+        """
+        self._leave_origins()
+
+    def after_call(self, module: nn.Module, output: Any) -> None:
+        """It has returned."""
+
+    def _leave_origins(self) -> None:
+        next_call, self._next_call = self._next_call, None
+        if next_call is not None:
+            next_call.remove()
+        origins, self._origins = self._origins, None
+        if origins is not None:
+            origins.__exit__(None, None, None)
 
     def _give_up(self, error: Exception) -> None:
         """Trace nothing more; said at once, since it may be long until the end."""
@@ -138,6 +166,7 @@ class TracingSession:
         tracing, self._tracing = self._tracing, None
         if tracing is not None:
             tracing.__exit__(None, None, None)
+        self._leave_origins()
 
     def close(self) -> None:
         """End the trace, show it and say so, once."""

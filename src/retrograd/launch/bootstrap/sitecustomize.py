@@ -1,4 +1,4 @@
-"""Runs at the start of every Python process below ``retrograd run``, ``trace`` or ``debug``, before the program itself.
+"""Runs at the start of every Python process below one of our commands that run a program, before the program itself.
 
 It waits until the process has imported torch, and only then loads the package. Every worker of a data loader pays
 for this file, so it imports nothing that a bare interpreter has not loaded already. Python knows one
@@ -19,6 +19,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _SESSIONS = {  # variable with what was asked for → module and function that begin to do it
     "RETROGRAD_RUN": ("retrograd.launch.session", "start_session"),
     "RETROGRAD_TRACE": ("retrograd.launch.tracing", "start_tracing_session"),
+    "RETROGRAD_INVENTORY": ("retrograd.launch.inventory", "start_inventory_session"),
     "RETROGRAD_DEBUG": ("retrograd.launch.debugger", "start_debugging_session"),
 }
 _SPEAKER = "RETROGRAD_SPEAKER"  # number of the process that says how it went: the first Python process below us

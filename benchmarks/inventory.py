@@ -1,0 +1,88 @@
+"""What an inventory of saved tensors costs: CPU time of forward and backward against that of the bare step.
+
+    python benchmarks/inventory.py --rounds 15 --markdown
+
+``interleaved.py`` says how it is measured. Each step has an inventory of its own, and the time that it takes to put
+the table together is counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+import retrograd as rg
+from contenders import Attached, Contender, Group
+from interleaved import measure_group, print_table
+from nets import TRACED, Net, make_resnet
+
+NETS: dict[str, Callable[[], Net]] = {"ResNet-50, 96 px": make_resnet, **TRACED}
+
+
+def inventory(*, timed: bool) -> Contender:
+    """An inventory of each step."""
+
+    @contextmanager
+    def contender(net: Net) -> Iterator[Attached]:
+        def step() -> None:
+            with rg.take_inventory(net.model, timed=timed):
+                net.step()
+
+        yield Attached(step)
+
+    return contender
+
+
+@contextmanager
+def hooks_by_hand(net: Net) -> Iterator[Attached]:
+    """Saved-tensor hooks that add up bytes, which is less than an inventory, and switches off a check of torch's."""
+
+    def step() -> None:
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            net.step()
+
+    yield Attached(step)
+
+
+CONTENDERS: dict[str, Contender] = {
+    "inventory": inventory(timed=False),
+    "inventory, operations timed": inventory(timed=True),
+    "saved-tensor hooks by hand that add up bytes": hooks_by_hand,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
+    parser.add_argument("--markdown", action="store_true", help="print the table of README.md")
+    parser.add_argument("--json", action="store_true", help="print the measures as JSON")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    measures = [
+        measure
+        for net in arguments.nets
+        for measure in measure_group(net, NETS[net], Group(CONTENDERS), arguments.rounds, arguments.seconds)
+    ]
+    if arguments.json:
+        print(json.dumps([asdict(measure) for measure in measures], indent=1))
+    else:
+        print_table(measures, arguments.nets, arguments.markdown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""A tap on the calls of all modules of the process, by torch's global module hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as modules
+
+from retrograd.hooks.engine import is_compiling, uncompiled
+from retrograd.hooks.module import InputWatcher
+
+
+class EveryCallTap:
+    """A pair of global hooks for one watcher; ``remove()`` takes both away."""
+
+    __slots__ = ("_handles",)
+
+    def __init__(self, watcher: InputWatcher) -> None:
+        @uncompiled
+        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if not is_compiling():
+                watcher.before_forward(module, args, {})
+
+        @uncompiled
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if not is_compiling():
+                watcher.after_call(module, output)
+
+        self._handles = (
+            modules.register_module_forward_pre_hook(before),
+            modules.register_module_forward_hook(after, always_call=True),
+        )
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()

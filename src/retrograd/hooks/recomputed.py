@@ -1,0 +1,98 @@
+"""What checkpoints keep: the arguments of their function, and, once they have run it again, what it saved.
+
+A checkpoint (``use_reentrant=False``) packs each saved tensor into an empty holder. When the first of them is wanted
+it runs its function again, and keeps what that saves until each of the holders has been unpacked. Its own hooks are
+the innermost, so no others see these tensors. The class of those hooks is replaced by one that tells of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.utils import checkpoint
+
+_NAME = "_recomputation_hook"
+
+
+class RecomputeListener(Protocol):
+    """Told of what checkpoints keep when they run their function again. Must not raise."""
+
+    def recomputed(self, holder: object, tensor: Tensor) -> None:
+        """What this holder stands for is there again."""
+
+
+_lock = threading.Lock()
+_listeners: tuple[RecomputeListener, ...] = ()
+_undo: list[Callable[[], None]] = []
+
+
+def listen_to_recomputing(listener: RecomputeListener) -> None:
+    """Tell this listener."""
+    global _listeners
+    with _lock:
+        if not _undo:
+            _undo.append(_replace_hooks())
+        _listeners = (*_listeners, listener)
+
+
+def unlisten_to_recomputing(listener: RecomputeListener) -> None:
+    """Stop telling this listener; with the last one torch's own class is put back."""
+    global _listeners
+    with _lock:
+        _listeners = tuple(other for other in _listeners if other is not listener)
+        while _undo and not _listeners:
+            _undo.pop()()
+
+
+def frame_of(raw: Any) -> Any | None:
+    """The checkpoint that a ``SavedTensor`` was packed by; None if it was none."""
+    for cell in getattr(getattr(raw, "unpack_hook", None), "__closure__", None) or ():
+        frame = cell.cell_contents
+        if type(frame).__name__ == "_CheckpointFrame":
+            return frame
+    return None
+
+
+def arguments_of(frame: Any) -> Iterator[Tensor]:
+    """The tensors that a checkpoint will run its function with."""
+    for each in getattr(frame, "saved_args", ()):
+        held = getattr(each, "data", None)
+        if isinstance(held, Tensor):
+            yield held
+
+
+def _replace_hooks() -> Callable[[], None]:
+    original: Any = getattr(checkpoint, _NAME)
+
+    class _TellingHook(original):  # type: ignore[misc]
+        """The same, telling of each tensor before it is packed."""
+
+        def __init__(self, frame: Callable[[], Any], group: Any) -> None:
+            super().__init__(frame, group)
+            pack = self.pack_hook
+
+            def pack_and_tell(tensor: Tensor) -> Any:
+                _tell(frame(), group, tensor)
+                return pack(tensor)
+
+            self.pack_hook = pack_and_tell
+
+    def undo() -> None:
+        if getattr(checkpoint, _NAME) is _TellingHook:  # else somebody replaced it again: leave theirs alone
+            setattr(checkpoint, _NAME, original)
+
+    setattr(checkpoint, _NAME, _TellingHook)
+    return undo
+
+
+def _tell(frame: Any, group: Any, tensor: Tensor) -> None:
+    place = frame.recomp_counter[group] if frame is not None else 0
+    if frame is None or place >= len(frame.weak_holders):
+        return
+    holder = frame.weak_holders[place]()
+    if holder is not None:
+        for listener in _listeners:
+            listener.recomputed(holder, tensor)

@@ -1,0 +1,124 @@
+"""Touches of what autograd saves: its pairs of hooks, version counters, and views of storages.
+
+The pairs form a stack for each thread, and only the innermost is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from retrograd.hooks.engine import current_graph_task, is_tracing, is_transformed
+
+Pack = Callable[[Tensor], Any]
+Unpack = Callable[[Any], Tensor]
+
+_push = torch._C._autograd._push_saved_tensors_default_hooks
+_pop = torch._C._autograd._pop_saved_tensors_default_hooks
+_top = torch._C._autograd._top_saved_tensors_default_hooks
+
+_PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer})
+_CHECKPOINTS = frozenset(
+    {"_checkpoint_hook.__init__.<locals>.pack_hook", "_recomputation_hook.__init__.<locals>.pack_hook"}
+)
+
+
+def push_pair(pack: Pack, unpack: Unpack) -> bool:
+    """Have ``pack`` called for what this thread saves from now on; False where the program has forbidden all hooks."""
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+        return False
+    _push(pack, unpack)
+    return True
+
+
+def remove_pair(pack: Pack) -> None:
+    """Take the innermost pair with this ``pack`` off this thread's stack; those within it stay."""
+    within: list[tuple[Pack, Unpack]] = []
+    while (top := _top(True)) is not None:
+        _pop()
+        if top[0] == pack:
+            break
+        within.append(top)
+    for pair in reversed(within):
+        _push(*pair)
+
+
+def belongs_to_checkpoint() -> bool:
+    """Whether what is saved now belongs to a checkpointed part: it is computed again, and need not be kept."""
+    top = _top(True)
+    return top is not None and getattr(top[0], "__qualname__", "") in _CHECKPOINTS
+
+
+def is_in_backward() -> bool:
+    """Whether this thread is in a backward pass."""
+    return current_graph_task() != -1
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is nothing but a view of memory: no subclass, and not sparse, quantized, fake or batched."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and not tensor.is_quantized
+        and not is_transformed(tensor)
+        and not tensor._is_zerotensor()
+        and not tensor.is_mkldnn
+        and not is_tracing()
+    )
+
+
+_nothing: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+
+def witness_version(tensor: Tensor) -> Tensor:
+    """A tensor without memory whose ``_version`` is always that of ``tensor``."""
+    key = (tensor.dtype, tensor.device)
+    empty = _nothing.get(key)
+    if empty is None:
+        empty = _nothing.setdefault(key, torch.empty(0, dtype=tensor.dtype, device=tensor.device))
+    witness = tensor.detach()
+    witness.data = empty  # what it shares with the tensor from here on is the counter alone
+    return witness
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often this memory was written to; always 0 for a tensor that does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def is_cast_of_parameter(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter in another dtype, as autocast makes it, or a view of one."""
+    node = tensor.grad_fn
+    for _ in range(3):  # the cast, and views of it such as a transpose
+        if node is None or not node.next_functions:
+            return False
+        inputs = [function for function, _ in node.next_functions if function is not None]
+        if len(inputs) != 1:
+            return False
+        if node.name() == "ToCopyBackward0":
+            return isinstance(getattr(inputs[0], "variable", None), nn.Parameter)
+        node = inputs[0]
+    return False
+
+
+def base_of(tensor: Tensor) -> Tensor | None:
+    """The tensor that this one is a view of, as autograd sees it."""
+    return tensor._base
+
+
+def view_storage(
+    storage: torch.UntypedStorage, like: Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
+) -> Tensor:
+    """A tensor in a storage, with dtype and device of ``like``, that requires no gradient."""
+    return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, offset, size, stride)
+
+
+def set_bits(tensor: Tensor, *, is_conjugate: bool, is_negative: bool) -> Tensor:
+    """The same memory, read as conjugate or as negative."""
+    if is_conjugate:
+        tensor = tensor.conj()
+    return torch._neg_view(tensor) if is_negative else tensor

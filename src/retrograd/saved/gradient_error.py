@@ -1,0 +1,67 @@
+"""What a policy that rounds does to the gradients of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from retrograd.saved.keep import Keep
+from retrograd.saved.keeping import Policies, keep_saved
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """How far gradients are from those that are computed from saved tensors as they were.
+
+    Attributes:
+        total: relative error of the whole gradient, √(Σ (g − ĝ)² / Σ g²) over all parameters.
+        parameters: the same for each parameter by itself, by name; the largest first. 0 where both are zero.
+    """
+
+    total: float
+    parameters: dict[str, float]
+
+
+def measure_gradient_error(model: nn.Module, policy: Policies, loss: Callable[[], Tensor]) -> GradientError:
+    """Compute the gradients of a batch twice, with saved tensors as they are and under a policy, and compare them.
+
+    Parameters, their ``.grad``, buffers and random states are afterwards what they were.
+
+    Args:
+        model: whose trainable parameters are compared.
+        policy: as for :func:`~retrograd.saved.keeping.keep_saved`.
+        loss: runs the model on a batch, always the same, and returns a scalar.
+
+    Raises:
+        SavedPolicyError: ``policy`` is none.
+    """
+    exact = _gradients(model, Keep(), loss)
+    coarse = _gradients(model, policy, loss)
+    squares = {name: _sum_of_squares(exact[name] - coarse[name]) for name in exact}
+    norms = {name: _sum_of_squares(gradient) for name, gradient in exact.items()}
+    errors = {name: _relative(squares[name], norms[name]) for name in exact}
+    largest_first = dict(sorted(errors.items(), key=lambda item: item[1], reverse=True))
+    return GradientError(_relative(sum(squares.values()), sum(norms.values())), largest_first)
+
+
+def _gradients(model: nn.Module, policy: Policies, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    devices = {parameter.device.index for parameter in trained.values() if parameter.is_cuda}
+    with torch.random.fork_rng(devices=devices), keep_saved(model, policy):
+        found = torch.autograd.grad(loss(), list(trained.values()), allow_unused=True)
+    for buffer, value in buffers:
+        buffer.data.copy_(value)
+    return {name: gradient for name, gradient in zip(trained, found, strict=True) if gradient is not None}
+
+
+def _sum_of_squares(values: Tensor) -> float:
+    wide = torch.promote_types(values.dtype, torch.float64)
+    return float(torch.linalg.vector_norm(values.to_dense(), dtype=wide)) ** 2
+
+
+def _relative(squares: float, of: float) -> float:
+    return (squares / of) ** 0.5 if of else (float("inf") if squares else 0.0)

@@ -1,0 +1,116 @@
+"""The pair of hooks that carries out one policy: a saved tensor in, what stands for it in the graph out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from retrograd.hooks.saved import is_plain, view_storage
+from retrograd.hooks.writes import program_line
+from retrograd.saved.entry import Entry, Held, View
+from retrograd.saved.overwriting import Place
+from retrograd.saved.policy import NEVER, Policy, Saved
+from retrograd.saved.residents import Residents
+
+Key = tuple[int, torch.dtype, int, int]
+
+
+@dataclass(slots=True)
+class Account:
+    """What a policy was given so far.
+
+    Attributes:
+        stretches: how many stretches of memory it took over.
+        saved_bytes: their size.
+        resident_bytes: what the policy held in memory for them, in bytes.
+        pack_seconds: time that the forward spent in its ``pack``.
+        left_bytes: size of what it was offered and left in memory.
+    """
+
+    stretches: int = 0
+    saved_bytes: int = 0
+    resident_bytes: int = 0
+    pack_seconds: float = 0.0
+    left_bytes: int = 0
+
+
+class Keeper:
+    """Packs what is saved while it is innermost.
+
+    Args:
+        policy: what becomes of it.
+        residents: what stays.
+        find_place: says where this thread is in the model.
+    """
+
+    def __init__(self, policy: Policy, residents: Residents, find_place: Callable[[], Place]) -> None:
+        self.policy = policy
+        self.account = Account()
+        self.is_open = True
+        self.residents = residents
+        self._find_place = find_place
+        self._entries: WeakValueDictionary[Key, Entry] = WeakValueDictionary()
+        self._count = 0
+        self._has_unpacked = False
+
+    def pack(self, tensor: Tensor) -> Held | View:
+        """What autograd is to hold for a tensor."""
+        place = self._find_place()
+        if place.log is not None:
+            place = replace(place, line=program_line())
+        least = self.policy.min_bytes
+        if not self.is_open or least >= NEVER or not is_plain(tensor):
+            return Held(tensor, place)
+        storage = tensor.untyped_storage()
+        if storage.nbytes() < least or not tensor.numel() or self.residents.include(tensor, storage):
+            return Held(tensor, place)
+        start, end = _stretch(tensor, storage)
+        if (end - start) * tensor.itemsize < least:
+            return Held(tensor, place)
+        entry = self._entry(tensor, storage, start, end, place)
+        return Held(tensor, place) if entry is None else View(tensor, entry, start)
+
+    def unpack(self, packed: Held | View) -> Tensor:
+        """The tensor again."""
+        self._has_unpacked = True
+        return packed.unpack()
+
+    def _entry(self, tensor: Tensor, storage: torch.UntypedStorage, start: int, end: int, place: Place) -> Entry | None:
+        key = (id(storage), tensor.dtype, start, end)
+        known = self._entries.get(key)
+        if known is not None and known.holds(tensor, storage):
+            return known
+        if self._has_unpacked:  # a backward pass lies between: what is saved now belongs to another forward
+            self._count, self._has_unpacked = 0, False
+        values = view_storage(storage, tensor, start, (end - start,), (1,))
+        saved = Saved(values, tensor.shape, place.path, self._count)
+        self._count += 1
+        account = self.account
+        began = time.perf_counter()
+        packed = self.policy.pack(saved)
+        account.pack_seconds += time.perf_counter() - began
+        if packed is None:
+            account.left_bytes += saved.nbytes
+            return None
+        account.stretches += 1
+        account.saved_bytes += saved.nbytes
+        account.resident_bytes += packed.resident_bytes
+        entry = self._entries[key] = Entry(saved, tensor, start, packed, place)
+        return entry
+
+
+def _stretch(tensor: Tensor, storage: torch.UntypedStorage) -> tuple[int, int]:
+    """The elements of a storage to keep for a tensor: all, or only its own where they are less than half.
+
+    Tensors that share a storage (the parts of a fused projection) then share what is kept; but one batch of a data set
+    in memory does not take the data set with it.
+    """
+    total = storage.nbytes() // tensor.itemsize
+    first = int(tensor.storage_offset())
+    last = first + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return (first, last + 1) if 2 * (last + 1 - first) < total else (0, total)

@@ -1,0 +1,227 @@
+"""Put policies in charge of what a model saves for its backward pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Protocol, Self
+
+from torch import nn
+
+from retrograd.errors import SavedPolicyError
+from retrograd.hooks.candidates import NamedModule, walk_modules
+from retrograd.hooks.every_call import EveryCallTap
+from retrograd.hooks.module import CallTap, is_compiled
+from retrograd.hooks.saved import push_pair, remove_pair
+from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
+from retrograd.hooks.writes import WriteLog
+from retrograd.saved.calls import Calls, EveryModuleWatch, ModuleWatch
+from retrograd.saved.keeper import Account, Keeper
+from retrograd.saved.overwriting import Place
+from retrograd.saved.plan import Plan
+from retrograd.saved.planned import Planned
+from retrograd.saved.policy import Policy, check_policy
+from retrograd.saved.recompute import Recompute
+from retrograd.saved.residents import Residents
+from retrograd.saved.sizes import Budget
+from retrograd.sites.pattern import Candidate, Pattern, compile_pattern, describe_pattern
+from retrograd.sites.selection import Selection
+from retrograd.sites.site import ROOT, Site
+
+Policies = Policy | Mapping[Pattern, Policy]
+
+
+class Tap(Protocol):
+    """Hooks that can be taken away."""
+
+    def remove(self) -> None:
+        """Take them away."""
+
+
+class SavedHandle:
+    """Policies in charge; a context manager. ``remove()`` ends it, and what is packed still comes back.
+
+    Attributes:
+        accounts: what each policy was given so far, and what it held in memory.
+    """
+
+    def __init__(self, keepers: list[Keeper], taps: list[Tap], calls: Calls, log: WriteLog | None) -> None:
+        self.accounts: dict[Policy, Account] = {keeper.policy: keeper.account for keeper in keepers}
+        self._keepers = keepers
+        self._taps = taps
+        self._calls = calls
+        self._log = log
+        self._is_removed = False
+        if log is not None:
+            log.begin()
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that was used last under a budget; None before a pass has ended.
+
+        Raises:
+            BudgetError: the pass that has just ended cannot be kept within the budget.
+        """
+        plans = [policy.plan for policy in self.accounts if isinstance(policy, Planned)]
+        return plans[0] if plans else None
+
+    def remove(self) -> None:
+        """Take the hooks away and end what the policies run. May be called twice."""
+        if self._is_removed:
+            return
+        self._is_removed = True
+        show_to_scripting()
+        if self._log is not None:
+            self._log.end()
+        self._calls.leave()
+        for tap in self._taps:
+            tap.remove()
+        for keeper in self._keepers:
+            keeper.is_open = False
+            keeper.policy.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def keep_saved(
+    model: nn.Module | None,
+    policy: Policies | None = None,
+    *,
+    budget: Budget | None = None,
+    watch_writes: bool = False,
+) -> SavedHandle:
+    """Keep what autograd saves between forward and backward where it costs least.
+
+    ::
+
+        with rg.keep_saved(model, rg.saved.Disk()):
+            loss = model(batch).square().mean()
+            loss.backward()
+
+    Args:
+        model: what its modules save while they run is kept by the policy, in whatever thread they run. None means the
+            whole process: everything that this thread saves, and what modules save in other threads.
+        policy: one for all modules, or a dict from patterns of module paths to policies. The first pattern that
+            matches a module, or one that it lies in, holds for it; modules that none matches are left alone.
+        budget: instead of a policy: bytes that may be held at any position, as an int or as ``"8GB"``, or a share of
+            what would be held, such as ``0.5``. Short for :class:`~retrograd.saved.planned.Planned`.
+        watch_writes: note every write in place, 3 µs an operation, so that :class:`~retrograd.errors.OverwrittenError`
+            names the line that wrote. Only for this thread, and not for compiled models.
+
+    Returns:
+        A context manager; ``remove()`` ends it as well.
+
+    Raises:
+        SavedPolicyError: ``policy`` is none; both it and a budget are given, or neither; ``Recompute`` without a model;
+            a pattern that never holds; or ``budget`` is no size.
+        NoSuchSiteError: a pattern matches no module.
+        PatternError: a pattern of the wrong kind.
+    """
+    if (policy is None) == (budget is None):
+        raise SavedPolicyError(
+            "Neither a policy nor a budget is given." if policy is None else "Both a policy and a budget are given.",
+            repair='give one of them: rg.keep_saved(model, rg.saved.Disk()), or rg.keep_saved(model, budget="8GB").',
+        )
+    if budget is not None:
+        policy = Planned(budget)
+    assert policy is not None
+    log = WriteLog() if watch_writes else None
+    calls = Calls(Place(log=log))
+    residents = Residents()
+    if model is None:
+        keepers, taps = _tap_process(policy, calls, residents)
+    else:
+        keepers, taps = _tap_model(model, policy, calls, residents)
+    hide_from_scripting()
+    for keeper in keepers:
+        keeper.policy.open()
+    return SavedHandle(keepers, taps, calls, log)
+
+
+def _tap_process(policy: Policies, calls: Calls, residents: Residents) -> tuple[list[Keeper], list[Tap]]:
+    if isinstance(policy, (Mapping, Recompute)):
+        raise SavedPolicyError(
+            f"{policy!r} needs a model.",
+            repair="pass the model: rg.keep_saved(model, …).",
+            reason="paths of modules, and forwards to run again, are those of one model.",
+        )
+    keeper = Keeper(check_policy(policy), residents, calls.place)
+    return [keeper], [_ThreadPair(keeper, calls), EveryCallTap(EveryModuleWatch(keeper, calls, calls.outside))]
+
+
+class _ThreadPair:
+    """The pair of hooks of a whole thread."""
+
+    def __init__(self, keeper: Keeper, calls: Calls) -> None:
+        self._keeper = keeper
+        self._calls = calls
+        self._thread = threading.get_ident()
+        self._is_set = calls.is_covered = push_pair(keeper.pack, keeper.unpack)
+
+    def remove(self) -> None:
+        """Take the pair away; in another thread it stays, and leaves tensors where they are."""
+        if self._is_set and threading.get_ident() == self._thread:
+            remove_pair(self._keeper.pack)
+            self._calls.is_covered = False
+
+
+def _tap_model(
+    model: nn.Module, policy: Policies, calls: Calls, residents: Residents
+) -> tuple[list[Keeper], list[Tap]]:
+    for module in model.modules():
+        residents.learn(module)
+    keepers: dict[int, Keeper] = {}
+    taps: list[Tap] = []
+    for entry, chosen in _choose(walk_modules("", model), policy):
+        keeper = keepers.get(id(chosen))
+        if keeper is None:
+            keeper = keepers[id(chosen)] = Keeper(chosen, residents, calls.place)
+        watch = ModuleWatch(Place(entry.path, type(entry.module).__name__, log=calls.outside.log), keeper, calls)
+        taps.append(CallTap(entry.tapped, watch, outermost=True))
+    return list(keepers.values()), taps
+
+
+def _choose(entries: list[NamedModule], policy: Policies) -> list[tuple[NamedModule, Policy]]:
+    """Modules that are called, each with its policy; those that run as a part of compiled code are left out."""
+    rules = policy if isinstance(policy, Mapping) else {"*": policy}
+    tests = [(pattern, compile_pattern(pattern), check_policy(chosen)) for pattern, chosen in rules.items()]
+    if not tests:
+        raise SavedPolicyError("There is no policy in {}.", repair="give at least one pattern and its policy.")
+    candidates = {entry.path: Candidate(Site(entry.path, ("output",)), entry.module) for entry in entries}
+    Selection(list(rules)).check(list(candidates.values()))
+    chosen, used = [], set()
+    for entry in entries:
+        around = [candidates[path] for path in _paths_around(entry.path) if path in candidates]
+        for pattern, test, one in tests:
+            if any(test(candidate) for candidate in around):
+                used.add(pattern)
+                chosen.append((entry, one))
+                break
+    for pattern, _, _ in tests:
+        if pattern not in used:
+            raise SavedPolicyError(
+                f"The pattern {describe_pattern(pattern)} never holds: patterns before it match all its modules.",
+                repair="put it before them.",
+                reason="the first pattern that matches a module, or one that it lies in, decides.",
+            )
+    compiled = [entry.path for entry in entries if is_compiled(entry.tapped)]
+    return [
+        (entry, one)
+        for entry, one in chosen
+        if entry.is_called and not any(path in compiled for path in _paths_around(entry.path)[1:])
+    ]
+
+
+def _paths_around(path: str) -> list[str]:
+    """A module's path, and those of the modules that it lies in, from the inside."""
+    if path == ROOT:
+        return [ROOT]
+    parts = path.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)] + [ROOT]

@@ -1,0 +1,185 @@
+"""What a planner has to know: what happened to saved tensors in a pass, and how fast memory leaves and comes back."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from retrograd.hooks.storage_uses import is_held_elsewhere
+from retrograd.saved.carriers import Carrier
+from retrograd.saved.policy import Packed, Saved
+from retrograd.saved.simulation import Event, EventKind, Link, Recording, Stretch
+
+Mark = float | torch.cuda.Event
+Key = tuple[int, str, str]
+"""Bytes, dtype and module of a stretch: what tells two passes apart."""
+
+_SAMPLE_BYTES = 4 << 20
+_SAMPLES = 4
+_LATENCY = 50e-6
+"""Seconds that the program spends on one stretch that is moved."""
+
+
+def take_time(values: Tensor) -> Mark:
+    """Now, as the device of these values sees it, without waiting for it."""
+    if not values.is_cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(values.device))
+    return event
+
+
+def seconds_between(first: Mark, second: Mark) -> float:
+    """Time between two marks; a device is waited for."""
+    if isinstance(first, float) and isinstance(second, float):
+        return max(0.0, second - first)
+    if isinstance(first, torch.cuda.Event) and isinstance(second, torch.cuda.Event):
+        second.synchronize()
+        return max(0.0, float(first.elapsed_time(second)) / 1000)
+    return 0.0  # one was noted on the host, where a plan was followed at first
+
+
+@dataclass(frozen=True, slots=True)
+class Squeezed:
+    """What a lossless copy takes: bytes, and seconds there and back."""
+
+    nbytes: int
+    squeeze_seconds: float
+    expand_seconds: float
+
+
+@dataclass(slots=True)
+class Pending:
+    """A stretch that the program itself holds. ``values`` is not held here: the memory may go."""
+
+    number: int
+    item: weakref.ref[Packed]
+    values: weakref.ref[Tensor]
+    source: weakref.ref[torch.UntypedStorage]
+
+    def is_left(self) -> bool:
+        """Whether the program has let go of it."""
+        values = self.values()
+        return self.source() is None if values is None else not is_held_elsewhere(values)
+
+
+@dataclass(slots=True)
+class Log:
+    """Notes of one pass: from the first stretch that is packed until autograd holds nothing of it.
+
+    Attributes:
+        keys: of the stretches, in the order in which they were packed.
+        kinds: dtype and shape, in words.
+        events: what happened, with marks before and after our own part in it.
+        asked: stretches that were asked for.
+        freed: stretches that autograd has let go of. It grows when objects are deleted, in any thread.
+        left: stretch → position from which the program did not hold it.
+        pending: those that it holds still.
+        squeezed: what lossless copies would take.
+        background: bytes of earlier passes when it began.
+    """
+
+    background: int = 0
+    keys: list[Key] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    events: list[tuple[EventKind, int, Mark, Mark]] = field(default_factory=list)
+    asked: set[int] = field(default_factory=set)
+    freed: list[int] = field(default_factory=list)
+    left: dict[int, int] = field(default_factory=dict)
+    pending: list[Pending] = field(default_factory=list)
+    squeezed: dict[int, Squeezed] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether autograd holds nothing of it any more."""
+        return len(self.freed) == len(self.keys)
+
+    def add(self, saved: Saved) -> int:
+        """A stretch is packed; returns its number."""
+        dtype = str(saved.values.dtype).removeprefix("torch.")
+        self.keys.append((saved.nbytes, dtype, saved.path))
+        self.kinds.append(f"{dtype}{list(saved.shape)}")
+        return len(self.keys) - 1
+
+    def note(self, kind: EventKind, number: int, began: Mark, ended: Mark) -> None:
+        """Something happened."""
+        self.events.append((kind, number, began, ended))
+
+    def watch(self, number: int, item: Packed, values: Tensor) -> None:
+        """Find out when the program lets go of a stretch."""
+        source = weakref.ref(values.untyped_storage())
+        self.pending.append(Pending(number, weakref.ref(item), weakref.ref(values), source))
+
+    def look_after(self) -> None:
+        """Of which stretches has the program let go?"""
+        still = []
+        for pending in self.pending:
+            if pending.item() is None:
+                continue
+            if pending.is_left():
+                self.left[pending.number] = len(self.events)
+            else:
+                still.append(pending)
+        self.pending = still
+
+    def inherit(self, earlier: Recording) -> None:
+        """Take over what an earlier pass, which was the same so far, has shown."""
+        for number in range(len(self.keys) - 1):
+            stretch = earlier.stretches[number]
+            if stretch.left < len(self.events):
+                self.left[number] = stretch.left
+            if stretch.small_bytes is not None:
+                self.squeezed[number] = Squeezed(stretch.small_bytes, stretch.squeeze_seconds, stretch.expand_seconds)
+
+    def make_recording(self) -> Recording:
+        """The pass as plain data."""
+        events: list[Event] = [(kind, number) for kind, number, _, _ in self.events]
+        marks = [(began, ended) for _, _, began, ended in self.events]
+        seconds = [0.0]
+        seconds += [seconds_between(before, after) for (_, before), (after, _) in pairwise(marks)]
+        at: dict[Event, int] = {}
+        for position, event in enumerate(events):
+            at.setdefault(event, position)
+        stretches = []
+        for number, (nbytes, _, path) in enumerate(self.keys):
+            freed = at.get(("free", number), len(events))
+            squeezed = self.squeezed.get(number)
+            stretches.append(
+                Stretch(
+                    nbytes,
+                    path,
+                    self.kinds[number],
+                    at["pack", number],
+                    min(self.left.get(number, freed), freed),
+                    at.get(("ask", number)),
+                    freed,
+                    *(() if squeezed is None else (squeezed.nbytes, squeezed.squeeze_seconds, squeezed.expand_seconds)),
+                )
+            )
+        return Recording(tuple(stretches), tuple(events), tuple(seconds), self.background)
+
+
+def measure_link(carrier: Carrier, device: torch.device) -> Link:
+    """The speed of a carrier in both directions, from a few MB there and back."""
+    samples = [torch.empty(_SAMPLE_BYTES, dtype=torch.uint8, device=device).random_() for _ in range(_SAMPLES)]
+    carrier.finish()
+    began = take_time(samples[0])
+    loads = [carrier.carry_out(Saved(values, values.shape, "", 0)) for values in samples]
+    for load in loads:
+        if load is not None:
+            load.leave()
+    carrier.finish()
+    between = take_time(samples[0])
+    for load in loads:
+        if load is not None:
+            load.want()
+            load.take()
+    ended = take_time(samples[0])
+    nbytes = _SAMPLE_BYTES * _SAMPLES
+    out, back = seconds_between(began, between), seconds_between(between, ended)
+    return Link(nbytes / max(out, 1e-6), nbytes / max(back, 1e-6), _LATENCY)

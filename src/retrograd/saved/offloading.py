@@ -1,0 +1,171 @@
+"""When memory of a device is copied to the host and back.
+
+Which copies there are is decided here, on any machine; how they are made is the business of a :class:`CopyEngine`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Protocol
+from weakref import ref
+
+from torch import Tensor
+
+from retrograd.saved.buffer_pool import BufferPool
+from retrograd.saved.order import Order, Position
+from retrograd.saved.policy import Packed
+
+Ticket = Any
+"""Stands for a copy that was asked for and may still be under way."""
+
+
+class CopyEngine(Protocol):
+    """Copies that run beside the computation, each direction in an order of its own."""
+
+    def allocate(self, nbytes: int) -> Tensor:
+        """Host memory that the device can copy from and to."""
+
+    def copy_out(self, values: Tensor, buffer: Tensor) -> Ticket:
+        """Begin to copy values into a buffer, after what computes them, and after copies in from that buffer."""
+
+    def copy_in(self, buffer: Tensor, like: Tensor, numel: int) -> tuple[Tensor, Ticket]:
+        """Begin to copy a buffer into new memory of the device, after the copy out into that buffer."""
+
+    def wait(self, ticket: Ticket) -> None:
+        """Let what is computed from now on begin after that copy. The program itself does not wait."""
+
+
+class Offloaded(Packed):
+    """A stretch of device memory on its way to the host, there, or on its way back.
+
+    Attributes:
+        values: the memory on the device, until the copy out is known to come before whatever is computed next.
+        arriving: memory on the device that is being filled, and the ticket of that copy.
+    """
+
+    __slots__ = ("_buffer", "_like", "_numel", "_offloader", "arriving", "nbytes", "out", "position", "values")
+
+    def __init__(self, values: Tensor, buffer: Tensor, offloader: Offloader) -> None:
+        super().__init__()
+        self._offloader = offloader
+        self._buffer = buffer
+        self._like = values.new_empty(0)
+        self._numel = values.numel()
+        self.nbytes = values.nbytes
+        self.values: Tensor | None = values
+        self.arriving: tuple[Tensor, Ticket] | None = None
+        self.out: Ticket = offloader.engine.copy_out(values, buffer)
+        self.position: Position = offloader.order.add(self, values.nbytes)
+
+    def restore(self) -> Tensor:
+        """The values: still there, already on their way, or fetched now."""
+        values = self.values
+        if values is None:
+            self.fetch()
+            assert self.arriving is not None
+            (values, ticket), self.arriving = self.arriving, None
+            self._offloader.engine.wait(ticket)
+        self.notice()
+        return values
+
+    def notice(self) -> None:
+        """Those that are asked for next are fetched."""
+        self._offloader.order.ask(self.position)
+        self._offloader.look_ahead(self.position)
+
+    def fetch(self) -> None:
+        """Begin to copy the values back, unless that was begun."""
+        if self.arriving is None:
+            self.arriving = self._offloader.engine.copy_in(self._buffer, self._like, self._numel)
+
+    def leave(self) -> None:
+        """Free the device memory: what is computed from now on comes after the copy out."""
+        if self.values is not None:
+            self._offloader.engine.wait(self.out)
+            self.values = None
+
+    def __del__(self) -> None:
+        if not hasattr(self, "position"):
+            return
+        engine = self._offloader.engine
+        if self.values is not None:
+            engine.wait(self.out)  # the memory is about to be used for something else
+        if self.arriving is not None:
+            engine.wait(self.arriving[1])
+        self._offloader.pool.give(self._buffer)
+
+
+class Offloader:
+    """Takes memory of a device to the host, and brings it back before it is needed.
+
+    Copies out that are under way hold their memory. As soon as they hold more than the window, the oldest is waited
+    for, by the device and not by the program, so that the peak does not depend on chance. What the last backward pass
+    of this kind asked for first is not taken out at all: it would have to turn round on the way.
+
+    Args:
+        engine: makes the copies.
+        window: bytes of copies that may be under way in each direction.
+        limit: bytes of host memory; what finds no room stays on the device.
+    """
+
+    def __init__(self, engine: CopyEngine, window: int, limit: int | None = None) -> None:
+        self.engine = engine
+        self.order: Order[Offloaded | Stayed] = Order()
+        self.pool = BufferPool(engine.allocate, limit)
+        self._window = window
+        self._leaving: deque[tuple[ref[Offloaded], int]] = deque()
+        self._leaving_bytes = 0
+
+    def add(self, values: Tensor) -> Packed | None:
+        """Take a stretch of memory out; None where there is no room for it."""
+        if self.order.is_needed_first(values.nbytes, self._window):
+            return Stayed(values, self)
+        buffer = self.pool.take(values.nbytes)
+        if buffer is None:
+            return None
+        offloaded = Offloaded(values, buffer, self)
+        self._leaving.append((ref(offloaded), offloaded.nbytes))
+        self._leaving_bytes += offloaded.nbytes
+        while self._leaving_bytes > self._window:
+            self._let_leave()
+        return offloaded
+
+    def look_ahead(self, position: Position) -> None:
+        """Begin to bring back what will be asked for next, as much as the window holds."""
+        budget = self._window
+        for count, item in enumerate(self.order.upcoming(position)):
+            budget -= item.nbytes
+            if budget < 0 and count:
+                break
+            if isinstance(item, Offloaded) and item.values is None:
+                item.fetch()
+
+    def _let_leave(self) -> None:
+        reference, nbytes = self._leaving.popleft()
+        self._leaving_bytes -= nbytes
+        offloaded = reference()
+        if offloaded is not None:
+            offloaded.leave()
+
+
+class Stayed(Packed):
+    """A stretch of memory that is needed so soon that it does not leave."""
+
+    __slots__ = ("_offloader", "_values", "nbytes", "position")
+
+    def __init__(self, values: Tensor, offloader: Offloader) -> None:
+        super().__init__(values.nbytes)
+        self._offloader = offloader
+        self._values = values
+        self.nbytes = values.nbytes
+        self.position: Position = offloader.order.add(self, values.nbytes)
+
+    def restore(self) -> Tensor:
+        """The values."""
+        self.notice()
+        return self._values
+
+    def notice(self) -> None:
+        """Those that are asked for next are fetched."""
+        self._offloader.order.ask(self.position)
+        self._offloader.look_ahead(self.position)

@@ -1,0 +1,63 @@
+"""Memory that is there anyway: parameters and buffers. What is saved of them costs nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from retrograd.hooks.saved_reading import key_of, storages_of
+
+_WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+
+
+class Permanent(NamedTuple):
+    """A parameter or buffer, or memory that several of them share."""
+
+    kind: str
+    name: str
+    layout: tuple[torch.Size, tuple[int, ...], int] | None
+
+
+class PermanentMemory:
+    """Knows the memory of all parameters and buffers of some models, as it is now."""
+
+    def __init__(self, models: Iterable[tuple[str, nn.Module]]) -> None:
+        self._known: dict[int, Permanent] = {}
+        for prefix, model in models:
+            dot = f"{prefix}." if prefix else ""
+            for name, parameter in model.named_parameters(remove_duplicate=False):
+                self._add("parameter", _WRAPPERS.sub("", dot + name), parameter)
+            for name, buffer in model.named_buffers(remove_duplicate=False):
+                self._add("buffer", _WRAPPERS.sub("", dot + name), buffer)
+
+    def add_leaf(self, leaf: Tensor) -> None:
+        """A tensor that gets a gradient, and is no input of a model: it is trained."""
+        self._add("parameter", "", leaf)
+
+    def find(self, key: int) -> Permanent | None:
+        """What lies in the memory with this identity."""
+        return self._known.get(key)
+
+    def describe(self, key: int, tensor: Tensor) -> tuple[str, str] | None:
+        """Kind and name of a tensor that lies there: ``parameter view`` if it is not the parameter as it is."""
+        found = self._known.get(key)
+        if found is None:
+            return None
+        is_whole = found.layout == _layout_of(tensor)
+        return found.kind if is_whole else f"{found.kind} view", found.name
+
+    def _add(self, kind: str, name: str, tensor: Tensor) -> None:
+        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+            return
+        for storage, _ in storages_of(tensor):
+            self._known.setdefault(key_of(storage), Permanent(kind, name, _layout_of(tensor)))
+
+
+def _layout_of(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int] | None:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    return tensor.shape, tensor.stride(), tensor.storage_offset()

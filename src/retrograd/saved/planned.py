@@ -1,0 +1,304 @@
+"""Keep saved tensors under a byte budget, by a plan that is made from the first pass."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+import torch
+
+from retrograd.hooks.saved import is_in_backward
+from retrograd.saved.carriers import Carrier, DiskCarrier, HostCarrier, Load
+from retrograd.saved.ledger import Ledger
+from retrograd.saved.lossless import Lossless
+from retrograd.saved.measuring import Key, Log, Squeezed, measure_link, take_time
+from retrograd.saved.plan import Plan, make_plan
+from retrograd.saved.planned_item import Item
+from retrograd.saved.planner import keep_all, window_of
+from retrograd.saved.policy import Packed, Policy, Saved
+from retrograd.saved.simulation import Choice, Link
+from retrograd.saved.sizes import Budget, read_budget
+
+_KNOWN = 16
+"""Plans that are remembered: one for each sequence of sizes, such as that of a last, smaller batch."""
+_PROBED_PASSES = 32
+"""Passes in which lossless copies are tried. A program of which no two passes are alike is not held up for ever."""
+_LEAST_BYTES = 16 * 1024
+
+
+@dataclass(slots=True)
+class Known:
+    """A plan, and how to tell that a pass is like the one it was made for.
+
+    Attributes:
+        keys: of the stretches of that pass.
+        plan: for it.
+        triggers: stretch → those to bring back when it is first asked for.
+    """
+
+    keys: list[Key]
+    plan: Plan
+    triggers: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        events = self.plan.recording.events
+        for number, position in self.plan.solution.decisions.fetches.items():
+            self.triggers.setdefault(events[position][1], []).append(number)
+
+
+class Episode:
+    """A pass that is under way.
+
+    Attributes:
+        log: notes of it.
+        known: the plan that it follows; None if it is like none that is known.
+        is_alike: whether it may still be found to be like a known one.
+        items: what was packed.
+    """
+
+    def __init__(self, background: int) -> None:
+        self.log = Log(background)
+        self.known: Known | None = None
+        self.is_alike = True
+        self.items: list[weakref.ref[Item]] = []
+
+    def follow(self, number: int) -> None:
+        """A stretch is asked for: bring back what the plan wants to be on its way now."""
+        known = self.known
+        for wanted in () if known is None else known.triggers.get(number, ()):
+            item = self.items[wanted]() if wanted < len(self.items) else None
+            if item is not None:
+                item.fetch()
+
+
+class Planned(Policy):
+    """Holds no more than a budget of saved tensors in memory, at the least time that was found.
+
+    The first pass is measured: all that is saved, when it is asked for and freed, what is computed between, and how
+    fast a disk (for the CPU) or the host (for a CUDA device) takes memory away and brings it back. Then a plan chooses
+    for each stretch of memory whether it stays, waits elsewhere, or waits in fewer bytes. A pass with other sizes gets
+    a plan of its own, and the earlier one is used again when its sizes return.
+
+    What counts, at every position of forward and backward: each stretch that autograd holds, from when it is saved to
+    when autograd lets go, while it is in memory, be it for autograd, for the program or on its way. Parameters,
+    buffers, gradients, workspaces and stretches below ``min_bytes`` do not count, so that the peak of the allocator
+    is higher by these. In the measured pass memory is taken away as soon as the budget is near.
+
+    Args:
+        budget: bytes, such as ``"8GB"``, or a share such as ``0.5`` of what the first measured pass would hold.
+        folder: where the file of what leaves the CPU is; as for :class:`~retrograd.saved.disk.Disk`.
+        min_bytes: smaller stretches stay, and are not counted.
+
+    Attributes:
+        plans: those that are known, the one used last at the end.
+
+    Raises:
+        SavedPolicyError: ``budget`` is no size. While packing, :class:`~retrograd.errors.BudgetError`: it is too small.
+    """
+
+    def __init__(
+        self, budget: Budget, *, folder: str | os.PathLike[str] | None = None, min_bytes: int = _LEAST_BYTES
+    ) -> None:
+        self.budget = budget
+        self.folder = folder
+        self.min_bytes = min_bytes
+        given = read_budget(budget)
+        self._bytes = given if isinstance(given, int) else None
+        self._share = given if isinstance(given, float) else None
+        self._known: OrderedDict[tuple[Key, ...], Known] = OrderedDict()
+        self._lock = threading.RLock()
+        self._ledger = Ledger()
+        self._lossless = Lossless(min_bytes=0)
+        self._episode: Episode | None = None
+        self._leaving: deque[tuple[weakref.ref[Item], int]] = deque()
+        self._leaving_bytes = 0
+        self._device: torch.device | None = None
+        self._carrier: Carrier | None = None
+        self._link: Link | None = None
+        self._probed = 0
+        self._users = 0
+
+    @property
+    def plans(self) -> list[Plan]:
+        """All plans that are known, the one used last at the end.
+
+        Raises:
+            BudgetError: the pass that has just ended cannot be kept within the budget.
+        """
+        with self._lock:
+            if self._episode is not None and self._episode.log.is_over:
+                self._finish()
+            return [known.plan for known in self._known.values()]
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan used last; None before a pass has ended."""
+        plans = self.plans
+        return plans[-1] if plans else None
+
+    def pack(self, saved: Saved) -> Packed | None:
+        """Do with a stretch of memory what the plan says.
+
+        Raises:
+            BudgetError: the pass before cannot be kept within the budget.
+        """
+        values = saved.values
+        with self._lock:
+            if self._device is None:
+                self._device = values.device
+            if values.device.type != self._device.type:
+                return None
+            began = take_time(values)
+            episode = self._begin()
+            log = episode.log
+            number = log.add(saved)
+            self._recognise(episode, number)
+            log.look_after()
+            item = self._carry_out(episode, number, saved)
+            if episode.known is None:
+                log.watch(number, item, values)
+            episode.items.append(weakref.ref(item))
+            log.note("pack", number, began, take_time(values))
+            return item
+
+    def open(self) -> None:
+        """One more uses it."""
+        self._users += 1
+
+    def close(self) -> None:
+        """One less does; with the last one threads end. Plans stay."""
+        self._users -= 1
+        if not self._users and self._carrier is not None:
+            carrier, self._carrier = self._carrier, None
+            carrier.close()
+
+    # ---- passes ------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> Episode:
+        """The pass that a stretch belongs to which is packed now."""
+        episode = self._episode
+        if episode is not None and (episode.log.is_over or (episode.log.asked and not is_in_backward())):
+            self._finish()
+            episode = None
+        if episode is None:
+            episode = self._episode = Episode(self._ledger.total())
+            for reference, _ in self._leaving:
+                if (item := reference()) is not None:
+                    item.leave()
+            self._leaving.clear()
+            self._leaving_bytes = 0
+        return episode
+
+    def _finish(self) -> None:
+        """A pass has ended: plan for the next one like it."""
+        episode, self._episode = self._episode, None
+        assert episode is not None
+        log, known = episode.log, episode.known
+        if known is not None and len(log.keys) == len(known.keys):
+            planned = {number for number, one in enumerate(known.plan.recording.stretches) if one.asked is not None}
+            if not log.asked <= planned:  # the pass it was made from was cut short
+                del self._known[tuple(known.keys)]
+        elif known is None and log.asked:
+            self._make_plan(log)
+
+    def _make_plan(self, log: Log) -> None:
+        recording = log.make_recording()
+        if self._bytes is None:
+            assert self._share is not None
+            self._bytes = max(1, int(self._share * keep_all(recording).peak))
+        carrier = self._reach()
+        if self._link is None:
+            assert self._device is not None
+            self._link = measure_link(carrier, self._device)
+        if not self._users:  # the plan is asked for after the end
+            self._carrier = None
+            carrier.close()
+        plan = make_plan(recording, self._link, self._bytes, carrier.destination)
+        self._known[tuple(log.keys)] = Known(log.keys, plan)
+        if len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+
+    def _recognise(self, episode: Episode, number: int) -> None:
+        """Follow a plan for passes that began like this one."""
+        keys = episode.log.keys
+        known = episode.known
+        if not episode.is_alike or (known is not None and known.keys[number : number + 1] == keys[number:]):
+            return
+        episode.known = None
+        if known is not None or not number:
+            for candidate in reversed(self._known.values()):
+                if candidate.keys[: number + 1] == keys:
+                    episode.known = candidate
+                    self._known.move_to_end(tuple(candidate.keys))
+                    return
+        episode.is_alike = False
+        if known is not None:
+            episode.log.inherit(known.plan.recording)
+            for earlier, reference in enumerate(episode.items):
+                item = reference()
+                if item is not None and item.values is not None and earlier not in episode.log.left:
+                    episode.log.watch(earlier, item, item.values)
+
+    # ---- stretches ---------------------------------------------------------------------------------------------
+
+    def _carry_out(self, episode: Episode, number: int, saved: Saved) -> Item:
+        """Do what was chosen; what cannot be done elsewhere is kept."""
+        values = saved.values
+        choice = self._choose(episode, number, saved)
+        load: Load | None = None
+        small: Packed | None = None
+        if choice == "offload":
+            load = self._reach().carry_out(saved)
+        elif choice == "lossless":
+            small = self._lossless.pack(saved)
+        elif episode.known is None and self._probed < _PROBED_PASSES:
+            self._probe(episode.log, number, saved)
+        item = Item(values, number, episode.log, self._ledger, episode.follow, load, small)
+        if load is not None:
+            self._let_leave(item, saved.nbytes)
+        return item
+
+    def _choose(self, episode: Episode, number: int, saved: Saved) -> Choice:
+        """By the plan; but nothing is kept for which there is no room now."""
+        choice: Choice = "keep" if episode.known is None else episode.known.plan.choices[number]
+        if choice != "keep" or self._bytes is None:
+            return choice
+        room = self._bytes - (window_of(self._bytes) if episode.known is None else 0)
+        return "offload" if self._ledger.total() + saved.nbytes > room else "keep"
+
+    def _let_leave(self, item: Item, nbytes: int) -> None:
+        """What left first is gone when more than the window follows it."""
+        assert self._bytes is not None
+        self._leaving.append((weakref.ref(item), nbytes))
+        self._leaving_bytes += nbytes
+        while self._leaving_bytes > max(window_of(self._bytes), nbytes):
+            reference, first = self._leaving.popleft()
+            self._leaving_bytes -= first
+            if (leaving := reference()) is not None:
+                leaving.leave()
+
+    def _probe(self, log: Log, number: int, saved: Saved) -> None:
+        """What would a lossless copy take?"""
+        if not number:
+            self._probed += 1
+        began = time.perf_counter()
+        small = self._lossless.pack(saved)
+        squeezed = time.perf_counter()
+        if small is not None:
+            small.restore()
+            log.squeezed[number] = Squeezed(small.resident_bytes, squeezed - began, time.perf_counter() - squeezed)
+
+    def _reach(self) -> Carrier:
+        """The way out of memory."""
+        if self._carrier is None:
+            assert self._device is not None
+            assert self._bytes is not None
+            if self._device.type == "cuda":
+                self._carrier = HostCarrier(self._device)
+            else:
+                self._carrier = DiskCarrier(self.folder, window_of(self._bytes))
+        return self._carrier

@@ -1,0 +1,193 @@
+"""Choose where each stretch of memory waits, so that a budget is kept at every position, at the least time.
+
+Every plan that is considered is simulated as a whole. What is returned has been checked at each position, so that a
+poor guess costs time and never the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from retrograd.saved.prefetching import schedule_fetches, with_fetches
+from retrograd.saved.simulation import (
+    Choice,
+    Decisions,
+    Link,
+    Recording,
+    Stretch,
+    count_residency,
+    find_departures,
+    predict_seconds,
+)
+
+_TRIALS = 160
+"""Simulations spent on improving a plan: each takes some milliseconds for a ResNet-152."""
+_WINDOW_SHARE = 8
+_PRECISION = 256
+"""The smallest budget is found up to such a part of what is held if everything is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """Decisions and what comes of them.
+
+    Attributes:
+        decisions: what becomes of each stretch.
+        peak: bytes held at the worst position.
+        seconds: how long the pass takes.
+    """
+
+    decisions: Decisions
+    peak: int
+    seconds: float
+
+
+def window_of(budget: int) -> int:
+    """Bytes that may be on their way out under a budget: an eighth of it."""
+    return budget // _WINDOW_SHARE
+
+
+def keep_all(recording: Recording) -> Solution:
+    """What happens without a plan."""
+    keep: Choice = "keep"
+    decisions = Decisions((keep,) * len(recording.stretches), 0)
+    peak = int(count_residency(recording, decisions, {}).max(initial=recording.background))
+    return Solution(decisions, peak, sum(recording.seconds))
+
+
+def evaluate(recording: Recording, choices: Sequence[Choice], link: Link, budget: int) -> Solution | None:
+    """The best that can be made of some choices; None if they exceed the budget."""
+    decisions = Decisions(tuple(choices), window_of(budget))
+    departures = find_departures(recording, decisions)
+    held = count_residency(recording, decisions, departures)
+    if held.max(initial=recording.background) > budget:
+        return None
+    decisions = with_fetches(decisions, schedule_fetches(recording, departures, held, link, budget))
+    peak = int(count_residency(recording, decisions, departures).max(initial=recording.background))
+    return Solution(decisions, peak, predict_seconds(recording, decisions, departures, link))
+
+
+def find_plan(recording: Recording, link: Link, budget: int, trials: int = _TRIALS) -> Solution | None:
+    """The fastest plan found that holds no more than the budget at any position.
+
+    Stretches are moved in the order of time spent per byte and position freed, as few as suffice; then single choices
+    are taken back or changed as long as that saves time.
+
+    Args:
+        recording: the pass.
+        link: its speed.
+        budget: bytes.
+        trials: how many changes to try.
+
+    Returns:
+        The plan; None where no order of moving leads under the budget.
+    """
+    everything = keep_all(recording)
+    if everything.peak <= budget:
+        return everything
+    starts = [
+        found for order in _orders(recording, link) if (found := _move_few(recording, order, link, budget)) is not None
+    ]
+    if not starts:
+        return None
+    best = min(starts, key=lambda solution: solution.seconds)
+    return _improve(recording, best, link, budget, trials)
+
+
+def find_smallest(recording: Recording, link: Link) -> int:
+    """The smallest budget, in bytes, for which :func:`find_plan` finds a plan."""
+    high = keep_all(recording).peak
+    low = recording.background
+    step = max(1, high // _PRECISION)
+    while high - low > step:
+        middle = (low + high) // 2
+        orders = _orders(recording, link)
+        if any(_move_few(recording, order, link, middle) is not None for order in orders):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+Move = tuple[int, Choice]
+
+
+def _orders(recording: Recording, link: Link) -> Iterator[list[Move]]:
+    """Orders in which to move stretches, each with where it goes."""
+    moves = [move for number, stretch in enumerate(recording.stretches) for move in _moves(number, stretch)]
+    prices = {move: _price(recording.stretches[move[0]], move[1], link) for move in moves}
+    offloads = [move for move in moves if move[1] == "offload"]
+    yield _first_of_each(sorted(moves, key=lambda move: prices[move]))
+    yield sorted(offloads, key=lambda move: prices[move])
+    yield sorted(offloads, key=lambda move: -recording.stretches[move[0]].nbytes)
+    yield _first_of_each(sorted(moves, key=lambda move: (move[1] == "offload", prices[move])))
+
+
+def _moves(number: int, stretch: Stretch) -> Iterator[Move]:
+    """What could be done with a stretch that would free memory."""
+    if max(stretch.left, stretch.packed + 1) >= stretch.needed:
+        return
+    yield number, "offload"
+    if stretch.small_bytes is not None and stretch.small_bytes < stretch.nbytes:
+        yield number, "lossless"
+
+
+def _price(stretch: Stretch, choice: Choice, link: Link) -> float:
+    """Seconds for each byte and position that is freed, if nothing ran beside it."""
+    positions = stretch.needed - max(stretch.left, stretch.packed + 1)
+    if choice == "lossless":
+        assert stretch.small_bytes is not None
+        seconds, freed = stretch.squeeze_seconds + stretch.expand_seconds, stretch.nbytes - stretch.small_bytes
+    else:
+        seconds = 2 * link.latency + stretch.nbytes * (1 / link.out + 1 / link.back)
+        freed = stretch.nbytes
+    return seconds / max(1, freed * positions)
+
+
+def _first_of_each(moves: list[Move]) -> list[Move]:
+    seen: set[int] = set()
+    return [move for move in moves if not (move[0] in seen or seen.add(move[0]))]  # type: ignore[func-returns-value]
+
+
+def _move_few(recording: Recording, order: list[Move], link: Link, budget: int) -> Solution | None:
+    """Move as few as suffice, in this order."""
+
+    def solve(count: int) -> Solution | None:
+        choices: list[Choice] = ["keep"] * len(recording.stretches)
+        for number, choice in order[:count]:
+            choices[number] = choice
+        return evaluate(recording, choices, link, budget)
+
+    found = solve(len(order))
+    low, high = 0, len(order)
+    while found is not None and high - low > 1:
+        middle = (low + high) // 2
+        fewer = solve(middle)
+        if fewer is None:
+            low = middle
+        else:
+            found, high = fewer, middle
+    return found
+
+
+def _improve(recording: Recording, best: Solution, link: Link, budget: int, trials: int) -> Solution:
+    """Change one choice at a time while that saves time, the largest stretches first."""
+    numbers = sorted(range(len(recording.stretches)), key=lambda number: -recording.stretches[number].nbytes)
+    options: dict[int, list[Choice]] = {
+        number: ["keep", *(choice for _, choice in _moves(number, recording.stretches[number]))] for number in numbers
+    }
+    has_changed = True
+    while has_changed and trials > 0:
+        has_changed = False
+        for number in numbers:
+            for option in options[number]:
+                choices = list(best.decisions.choices)
+                if option == choices[number] or trials <= 0:
+                    continue
+                trials -= 1
+                choices[number] = option
+                changed = evaluate(recording, choices, link, budget)
+                if changed is not None and changed.seconds < best.seconds:
+                    best, has_changed = changed, True
+    return best

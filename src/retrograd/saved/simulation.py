@@ -1,0 +1,217 @@
+"""What a plan would hold at each position of a recorded pass, and how long the pass would take. Nothing is run here.
+
+Positions count events: a stretch of memory is packed, asked for, or freed by autograd.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Choice = Literal["keep", "offload", "lossless"]
+EventKind = Literal["pack", "ask", "free"]
+Event = tuple[EventKind, int]
+"""What happens, and the number of the stretch to which it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of memory that autograd held in a recorded pass.
+
+    Attributes:
+        nbytes: its size.
+        path: the module that saved it.
+        kind: dtype and shape of what was saved in it, in words.
+        packed: position at which it was.
+        left: first position at which the program itself does not hold it any more.
+        asked: position at which a backward pass first asks for it; None: never.
+        freed: position at which autograd lets go of it; the number of positions where it has not.
+        small_bytes: what a lossless copy takes; None where there is none.
+        squeeze_seconds: how long it takes to make one.
+        expand_seconds: how long it takes to read one.
+    """
+
+    nbytes: int
+    path: str
+    kind: str
+    packed: int
+    left: int
+    asked: int | None
+    freed: int
+    small_bytes: int | None = None
+    squeeze_seconds: float = 0.0
+    expand_seconds: float = 0.0
+
+    @property
+    def needed(self) -> int:
+        """Position up to which it may be away."""
+        return self.freed if self.asked is None else self.asked
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A forward pass and what followed, until autograd held nothing of it.
+
+    Attributes:
+        stretches: in the order in which they were packed.
+        events: what happened, in order.
+        seconds: computing time between each event and the one before it.
+        background: bytes held by earlier passes while it began.
+    """
+
+    stretches: tuple[Stretch, ...]
+    events: tuple[Event, ...]
+    seconds: tuple[float, ...]
+    background: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How fast memory leaves and comes back, each direction by itself.
+
+    Attributes:
+        out: bytes a second away from the device.
+        back: bytes a second to the device.
+        latency: seconds that the program spends on each stretch.
+    """
+
+    out: float
+    back: float
+    latency: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """A plan, as far as a simulation needs it.
+
+    Attributes:
+        choices: one for each stretch.
+        window: bytes that may be on their way out. The last stretch that left stays until the next one follows.
+        fetches: stretch → position of the first request after which it is brought back; without an entry it is
+            brought back when it is asked for.
+    """
+
+    choices: Sequence[Choice]
+    window: int
+    fetches: Mapping[int, int] = field(default_factory=dict)
+
+
+def find_departures(recording: Recording, decisions: Decisions) -> dict[int, int]:
+    """When stretches that are taken elsewhere are gone.
+
+    Returns:
+        Stretch → position before which its memory is still there, for those that are really gone before they are
+        needed. What is among the last bytes of the window turns round without having left.
+    """
+    gone: dict[int, int] = {}
+    leaving: deque[int] = deque()
+    total = 0
+    stretches = recording.stretches
+    for number, choice in enumerate(decisions.choices):
+        stretch = stretches[number]
+        if choice != "offload":
+            continue
+        leaving.append(number)
+        total += stretch.nbytes
+        while total > max(decisions.window, stretch.nbytes):
+            first = leaving.popleft()
+            total -= stretches[first].nbytes
+            position = max(stretches[first].left, stretch.packed + 1)
+            if position < stretches[first].needed:
+                gone[first] = position
+    return gone
+
+
+def count_residency(recording: Recording, decisions: Decisions, departures: Mapping[int, int]) -> npt.NDArray[np.int64]:
+    """Bytes in memory at each position, with those of earlier passes."""
+    positions = len(recording.events)
+    change = np.zeros(positions + 1, dtype=np.int64)
+    for number, stretch in enumerate(recording.stretches):
+        nbytes, choice = stretch.nbytes, decisions.choices[number]
+        change[stretch.packed] += nbytes
+        change[stretch.freed] -= nbytes
+        if choice == "lossless" and stretch.small_bytes is not None:
+            change[stretch.packed] += stretch.small_bytes
+            change[stretch.freed] -= stretch.small_bytes
+            away = max(stretch.left, stretch.packed + 1)
+        else:
+            away = departures.get(number, stretch.needed)
+        back = decisions.fetches.get(number, stretch.needed)
+        if away < back:
+            change[away] -= nbytes
+            change[back] += nbytes
+    return np.cumsum(change[:-1]) + recording.background
+
+
+def predict_seconds(recording: Recording, decisions: Decisions, departures: Mapping[int, int], link: Link) -> float:
+    """How long the pass takes. Copies cost nothing as long as something is computed beside them."""
+    clock = _Clock(recording.stretches, decisions, departures, link)
+    for position, (kind, number) in enumerate(recording.events):
+        clock.now += recording.seconds[position]
+        if kind == "pack":
+            clock.pack(number)
+        elif kind == "ask" and position == recording.stretches[number].asked:
+            clock.ask(number, position)
+    return clock.now
+
+
+class _Clock:
+    """Time while a pass is gone through; each direction of the link is busy by itself."""
+
+    def __init__(
+        self, stretches: Sequence[Stretch], decisions: Decisions, departures: Mapping[int, int], link: Link
+    ) -> None:
+        self.now = 0.0
+        self._stretches = stretches
+        self._decisions = decisions
+        self._departures = departures
+        self._link = link
+        self._out_free = 0.0
+        self._back_free = 0.0
+        self._written: dict[int, float] = {}
+        self._arrived: dict[int, float] = {}
+        self._leaving: deque[int] = deque()
+        self._leaving_bytes = 0
+        self._wanted_at: dict[int, list[int]] = {}
+        for number, position in decisions.fetches.items():
+            self._wanted_at.setdefault(position, []).append(number)
+
+    def pack(self, number: int) -> None:
+        """A stretch is packed; what is beyond the window is waited for."""
+        stretch, choice = self._stretches[number], self._decisions.choices[number]
+        if choice == "lossless":
+            self.now += stretch.squeeze_seconds
+        if choice != "offload":
+            return
+        self.now += self._link.latency
+        self._out_free = max(self.now, self._out_free) + stretch.nbytes / self._link.out
+        self._written[number] = self._out_free
+        self._leaving.append(number)
+        self._leaving_bytes += stretch.nbytes
+        while self._leaving_bytes > max(self._decisions.window, stretch.nbytes):
+            first = self._leaving.popleft()
+            self._leaving_bytes -= self._stretches[first].nbytes
+            self.now = max(self.now, self._written[first])
+
+    def ask(self, number: int, position: int) -> None:
+        """A stretch is asked for; others begin to come back."""
+        stretch = self._stretches[number]
+        if self._decisions.choices[number] == "lossless" and stretch.left < position:
+            self.now += stretch.expand_seconds
+        is_away = number in self._departures
+        if is_away and number not in self._decisions.fetches:
+            self._fetch(number)
+        for wanted in self._wanted_at.get(position, ()):
+            self._fetch(wanted)
+        if is_away:
+            self.now = max(self.now, self._arrived[number]) + self._link.latency
+
+    def _fetch(self, number: int) -> None:
+        start = max(self.now, self._back_free, self._written[number])
+        self._back_free = start + self._stretches[number].nbytes / self._link.back
+        self._arrived[number] = self._back_free

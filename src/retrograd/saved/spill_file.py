@@ -1,0 +1,222 @@
+"""One file without a name, in which stretches of memory wait; space that is free again is used again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import threading
+from bisect import bisect_left, insort
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from retrograd.saved.read_buffers import BLOCK, aligned
+
+_CHUNK = 1 << 20
+_PREFIX = "retrograd-saved-"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A part of the file."""
+
+    offset: int
+    length: int
+
+
+class FreeSpace:
+    """Which parts of a file are free; the file grows where none is large enough."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self._free: list[tuple[int, int]] = []  # offset and length, sorted, never two side by side
+
+    def take(self, length: int) -> Extent:
+        """The smallest part that is long enough, or one at the end."""
+        fitting = [(size, offset) for offset, size in self._free if size >= length]
+        if not fitting:
+            offset = self.end
+            self.end += length
+            return Extent(offset, length)
+        size, offset = min(fitting)
+        at = bisect_left(self._free, (offset, size))
+        self._free[at : at + 1] = [(offset + length, size - length)] if size > length else []
+        return Extent(offset, length)
+
+    def give(self, extent: Extent) -> None:
+        """A part is free again. It is joined with its neighbours, and what is free at the end is forgotten."""
+        offset, length = extent.offset, extent.length
+        at = bisect_left(self._free, (offset, 0))
+        if at < len(self._free) and self._free[at][0] == offset + length:
+            length += self._free.pop(at)[1]
+        if at and sum(self._free[at - 1]) == offset:
+            offset, before = self._free.pop(at - 1)
+            length += before
+        if offset + length == self.end:
+            self.end = offset
+        else:
+            insort(self._free, (offset, length))
+
+
+class SpillFile:
+    """A file of this process that vanishes with it, however it ends.
+
+    Its name is gone as soon as it is open. Where that cannot be (Windows), the next one to open a file in the folder
+    removes it. Pages do not stay in the page cache: they are written around it where the file system can
+    (``O_DIRECT``), else dropped after they have been written.
+
+    Args:
+        folder: where.
+
+    Raises:
+        OSError: it cannot be made there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        remove_leftovers(folder)
+        self._descriptor, path = tempfile.mkstemp(prefix=_PREFIX, suffix=".bin", dir=folder)
+        try:
+            self._is_direct = self._go_direct(path)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel's own reading ahead stays
+        finally:
+            with suppress(OSError):  # Windows: an open file keeps its name
+                Path(path).unlink()
+        self._space = FreeSpace()
+        self._lock = threading.Lock()
+        self._returned: deque[Extent] = deque()
+        self._local = threading.local()
+
+    def take(self, nbytes: int) -> Extent:
+        """Room for so many bytes."""
+        with self._lock:
+            while self._returned:
+                self._space.give(self._returned.popleft())
+            return self._space.take(-(-nbytes // BLOCK) * BLOCK)
+
+    def give(self, extent: Extent) -> None:
+        """A part is free again. Takes no lock: it is called when objects are deleted, whatever runs then."""
+        self._returned.append(extent)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the part of the file that is in use."""
+        return self._space.end
+
+    def write(self, values: Tensor, extent: Extent) -> None:
+        """Write the memory of a contiguous CPU tensor.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        memory = values.view(torch.uint8).numpy()
+        buffer = self._buffer()
+        for start in range(0, len(memory), _CHUNK):
+            part = memory[start : start + _CHUNK]
+            np.copyto(buffer[: len(part)], part)  # lets other threads run meanwhile
+            self._write_all(memoryview(buffer)[: -(-len(part) // BLOCK) * BLOCK], extent.offset + start)
+        self._drop_pages(extent, written=True)
+
+    def read(self, extent: Extent, raw: Tensor) -> None:
+        """Read what was written there into as many bytes, which begin at a block.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        memory = memoryview(raw.numpy())  # type: ignore[arg-type]  # arrays are buffers
+        position = 0
+        while position < extent.length:
+            count = os.preadv(self._descriptor, [memory[position:]], extent.offset + position)
+            if not count:
+                raise OSError(f"the file ends at byte {extent.offset + position}")
+            position += count
+        self._drop_pages(extent, written=False)
+
+    def _go_direct(self, path: str) -> bool:
+        """Open the file anew for direct I/O, if that can be."""
+        if not hasattr(os, "O_DIRECT"):
+            return False
+        try:
+            direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+        except OSError:
+            return False
+        os.close(self._descriptor)
+        self._descriptor = direct
+        return True
+
+    def _buffer(self) -> Any:
+        """This thread's own blocks to copy into: direct I/O cannot read where tensors lie."""
+        buffer: Any = getattr(self._local, "buffer", None)
+        if buffer is None:
+            buffer = self._local.buffer = aligned(_CHUNK).numpy()
+        return buffer
+
+    def _write_all(self, memory: memoryview, offset: int) -> None:
+        while memory:
+            count = os.pwrite(self._descriptor, memory, offset) // BLOCK * BLOCK
+            if not count:
+                raise OSError(errno.ENOSPC, "only a part could be written")
+            memory, offset = memory[count:], offset + count
+
+    def _drop_pages(self, extent: Extent, *, written: bool) -> None:
+        if self._is_direct or not hasattr(os, "posix_fadvise"):
+            return
+        if written:
+            os.fdatasync(self._descriptor)  # a page that is not on the disk yet cannot be dropped
+        os.posix_fadvise(self._descriptor, extent.offset, extent.length, os.POSIX_FADV_DONTNEED)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, OSError):  # it could not be opened
+            os.close(self._descriptor)
+
+
+_open: WeakValueDictionary[tuple[Path, int], SpillFile] = WeakValueDictionary()
+_opening = threading.Lock()
+
+
+def open_spill_file(folder: Path) -> SpillFile:
+    """The file of this process in a folder; a process that was forked gets one of its own.
+
+    Raises:
+        OSError: there is none, and none can be made.
+    """
+    key = (folder, os.getpid())
+    with _opening:
+        file = _open.get(key)
+        if file is None:
+            file = _open[key] = SpillFile(folder)
+        return file
+
+
+def _forget_parents() -> None:
+    """In a process that was forked, where another thread may have held the lock."""
+    global _opening
+    _opening = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parents)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove files that a process which was killed has left, where an open file keeps its name. One in use stays."""
+    for path in folder.glob(f"{_PREFIX}*.bin"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def default_folder() -> Path:
+    """Where large temporary files belong: ``TMPDIR`` if set, else ``/var/tmp``, since ``/tmp`` is often memory."""
+    lasting = Path("/var/tmp")
+    chosen = os.environ.get("TMPDIR")
+    if chosen is None and lasting.is_dir() and os.access(lasting, os.W_OK):
+        return lasting
+    return Path(tempfile.gettempdir())

@@ -1,0 +1,101 @@
+"""An inventory as plain values for its page: columns of numbers, and each text once."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from retrograd.graph.node import Line
+from retrograd.saved.held import HeldStorage, spans_of
+from retrograd.saved.inventory import Inventory
+from retrograd.saved.inventory_text import print_place
+from retrograd.views.report.packing import pack_bytes
+from retrograd.views.trace_events import shorten_line
+
+_COLUMNS = (
+    "module", "place", "slot", "kind", "held", "name", "info", "line", "source", "maker", "remake", "group",
+    "asked", "sharers", "packed", "released", "runs", "seconds",
+)  # fmt: skip
+
+GROUPS = ("cheap", "dear", "input", "cast", "other")
+"""What the colours of the page stand for."""
+
+
+def pack_inventory(inventory: Inventory) -> str:
+    """The block of the page: columns of those rows that keep memory, the memory itself, and the timeline."""
+    texts = _Texts()
+    storages = [storage for storage in inventory.storages if storage.bytes]
+    wanted = {saver.entry for storage in storages for saver in storage.savers}
+    everything = inventory.table.to_pylist()
+    rows = [row for row in everything if row["entry"] in wanted]
+    names = {row["entry"]: print_place(row) for row in everything}
+    places = {row["entry"]: place for place, row in enumerate(rows)}
+    described = [_describe(row, texts) for row in rows]
+    timeline = inventory.timeline
+    written = {
+        "rows": {name: [each[name] for each in described] for name in _COLUMNS},
+        "storages": [_write_storage(storage, places, inventory.positions) for storage in storages],
+        "held": timeline.held.tolist(),
+        "seconds": [None if math.isnan(value) else round(value, 6) for value in timeline.seconds.tolist()],
+        "isRun": timeline.runs.astype(int).tolist(),
+        "at": [texts.number(names.get(entry, "")) for entry in timeline.entry.tolist()],
+        "texts": texts.all,
+    }
+    return pack_bytes(json.dumps(written, allow_nan=False, separators=(",", ":")).encode())
+
+
+class _Texts:
+    """Texts by number, each once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: str | None) -> int:
+        return self._numbers.setdefault(text or "", len(self._numbers))
+
+    @property
+    def all(self) -> list[str]:
+        return list(self._numbers)
+
+
+def _describe(row: dict[str, Any], texts: _Texts) -> dict[str, Any]:
+    shape = "" if row["shape"] is None else f"[{', '.join(map(str, row['shape']))}]"
+    device = "" if row["device"] in (None, "cpu") else f" on {row['device']}"
+    line = None
+    if row["file"] is not None:
+        line = Line(row["file"], row["line"], row["function"], row["operation"] or "")
+    return {
+        "module": texts.number(row["module"]),
+        "place": texts.number(print_place(row)),
+        "slot": texts.number(row["slot"]),
+        "kind": texts.number(row["kind"]),
+        "held": texts.number(row["held"]),
+        "name": texts.number(row["name"]),
+        "info": texts.number(f"{row['dtype']}{shape}{device}"),
+        "line": texts.number(shorten_line(line)),
+        "source": texts.number(str(line) if line is not None else ""),
+        "maker": texts.number(row["maker"]),
+        "remake": texts.number(row["remake"]),
+        "group": _group_of(row),
+        "asked": row["asked"],
+        "sharers": row["sharers"],
+        "packed": row["packed"],
+        "released": -1 if row["released"] is None else row["released"],
+        "runs": row["unpacked"],
+        "seconds": row["seconds"],
+    }
+
+
+def _group_of(row: dict[str, Any]) -> int:
+    if row["kind"] in ("input", "cast"):
+        return GROUPS.index(row["kind"])
+    if row["price"] in ("free", "cheap"):
+        return GROUPS.index("cheap")
+    return GROUPS.index("dear" if row["price"] == "dear" else "other")
+
+
+def _write_storage(storage: HeldStorage, places: dict[int, int], positions: int) -> list[Any]:
+    """Bytes, rows of its savers, and first positions and those after the last of the spans in which it is held."""
+    spans = spans_of(storage.savers, positions)
+    return [storage.bytes, [places[saver.entry] for saver in storage.savers], [p for span in spans for p in span]]

@@ -1,0 +1,192 @@
+"""An inventory as a table: what autograd keeps, by module, by kind of node, or tensor by tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal, TextIO, get_args
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from retrograd.errors import SavedTensorError
+from retrograd.graph.node import Line
+from retrograd.saved.inventory import Inventory
+from retrograd.saved.inventory_columns import PERMANENT
+from retrograd.saved.inventory_text import print_entry, print_place, print_size
+from retrograd.views.terminal import open_console, print_name, print_share
+from retrograd.views.trace_events import shorten_line
+
+By = Literal["module", "node", "tensor"]
+
+_NO_MODULE = "(no module)"
+
+Row = dict[str, Any]
+
+
+def print_inventory(
+    inventory: Inventory,
+    *,
+    by: By = "module",
+    modules: str | None = None,
+    limit: int | None = 20,
+    file: TextIO | None = None,
+) -> None:
+    """Print what autograd keeps, largest first, and what is alive when most is held.
+
+    Memory that several nodes keep counts where it was saved first. Parameters and buffers count for nothing: they are
+    there anyway. A share is one of all that is kept; ``at peak`` is what of it is held when most is.
+
+    Args:
+        inventory: as made by ``rg.take_inventory()``, or loaded.
+        by: what makes a line: ``module``, ``node`` (its kind) or ``tensor``.
+        modules: a glob; only modules that it fits.
+        limit: how many lines; None for all.
+        file: where to print; standard output when left out.
+
+    Raises:
+        SavedTensorError: for a grouping that is none, or a pattern that fits no module.
+    """
+    if by not in get_args(By):
+        raise SavedTensorError(f"by={by!r} is not known.", repair=f"give one of {', '.join(get_args(By))}.")
+    rows = _choose(inventory, modules)
+    console = open_console(file)
+    console.print(_describe(inventory, len(rows)), style="dim")
+    if rows:
+        lines = _list_tensors(rows) if by == "tensor" else _group(rows, inventory, by)
+        console.print(_make_table(console, lines[:limit], by, inventory.resident))
+        if limit is not None and len(lines) > limit:
+            console.print(f"and {len(lines) - limit:,} more", style="dim")
+        _print_peak(console, inventory)
+    for note in inventory.notes:
+        console.print(Text(print_name(console, note)), style="yellow")
+
+
+def _choose(inventory: Inventory, pattern: str | None) -> list[Row]:
+    rows = [row for row in inventory.table.to_pylist() if row["kind"] not in PERMANENT]
+    if pattern is None:
+        return rows
+    chosen = [row for row in rows if row["module"] is not None and fnmatchcase(row["module"], pattern)]
+    if rows and not chosen:
+        names = list(dict.fromkeys(row["module"] or _NO_MODULE for row in rows))
+        raise SavedTensorError(
+            f"The pattern {pattern!r} fits no module that keeps something.",
+            repair=f"the largest are {', '.join(names[:5])}.",
+        )
+    return chosen
+
+
+def _describe(inventory: Inventory, chosen: int) -> str:
+    if not inventory.passes:
+        return "no backward pass was seen"
+    passes = f"{inventory.passes:,} backward {'pass' if inventory.passes == 1 else 'passes'}"
+    return (
+        f"{passes}: {chosen:,} tensors are kept beside parameters and buffers, {print_size(inventory.resident)}; "
+        f"copies of all would take {print_size(inventory.asked)}"
+    )
+
+
+class _Line:
+    """What some rows keep together; sizes in bytes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sizes: Counter[str] = Counter()
+        self.count = 0
+        self.remakes: Counter[str] = Counter()
+        self.line = ""
+
+    def add(self, row: Row, at_peak: int) -> None:
+        self.count += 1
+        self.sizes.update(resident=row["resident"], asked=row["asked"], at_peak=at_peak)
+        self.remakes[row["remake"] or ""] += row["resident"]
+
+    @property
+    def remake(self) -> str:
+        """What would make again the most of it; empty where nothing is known to."""
+        return max(self.remakes, key=self.remakes.__getitem__, default="")
+
+
+def _group(rows: Sequence[Row], inventory: Inventory, by: By) -> list[_Line]:
+    name_of: Callable[[Row], str] = _module_of if by == "module" else _node_of
+    at_peak = _bytes_at_peak(inventory)
+    lines: dict[str, _Line] = {}
+    for row in rows:
+        name = name_of(row)
+        lines.setdefault(name, _Line(name)).add(row, at_peak.get(row["entry"], 0))
+    return _sort(lines.values())
+
+
+def _list_tensors(rows: Sequence[Row]) -> list[_Line]:
+    lines = []
+    for row in rows:
+        line = _Line(print_entry(row))
+        line.add(row, 0)
+        if row["file"] is not None:
+            line.line = shorten_line(Line(row["file"], row["line"], row["function"], row["operation"] or ""))
+        lines.append(line)
+    return _sort(lines)
+
+
+def _sort(lines: Any) -> list[_Line]:
+    return sorted(lines, key=lambda line: (-line.sizes["resident"], -line.sizes["asked"]))
+
+
+def _bytes_at_peak(inventory: Inventory) -> Counter[int]:
+    alive = set(inventory.peak.entries)
+    sizes: Counter[int] = Counter()
+    for storage in inventory.storages:
+        if any(saver.entry in alive for saver in storage.savers):
+            sizes[storage.savers[0].entry] += storage.bytes
+    return sizes
+
+
+def _module_of(row: Row) -> str:
+    return row["module"] if row["module"] is not None else _NO_MODULE
+
+
+def _node_of(row: Row) -> str:
+    return str(row["node"])
+
+
+def _make_table(console: Console, lines: Sequence[_Line], by: By, total: int) -> Table:
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, header_style="bold")
+    wraps = {"overflow": "fold" if console.is_terminal else "ignore", "no_wrap": not console.is_terminal}
+    table.add_column(by, **wraps)  # type: ignore[arg-type]
+    numbers = ["resident", "share", "asked"] if by == "tensor" else ["tensors", "resident", "share", "asked", "at peak"]
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("made again by", **wraps)  # type: ignore[arg-type]
+    if by == "tensor":
+        table.add_column("line", no_wrap=True)
+    for line in lines:
+        values = {
+            "tensors": f"{line.count:,}",
+            "resident": print_size(line.sizes["resident"]),
+            "share": print_share(line.sizes["resident"] / total if total else 0.0),
+            "asked": print_size(line.sizes["asked"]),
+            "at peak": print_size(line.sizes["at_peak"]),
+        }
+        cells = [line.name, *(values[title] for title in numbers), line.remake]
+        if by == "tensor":
+            cells.append(line.line)
+        table.add_row(*(Text(print_name(console, cell)) for cell in cells))
+    return table
+
+
+def _print_peak(console: Console, inventory: Inventory) -> None:
+    peak, timeline = inventory.peak, inventory.timeline
+    if not peak.bytes:
+        return
+    entry = int(timeline.entry[peak.position])
+    what = "runs" if timeline.runs[peak.position] else "is made"
+    where = ""
+    if entry >= 0:
+        places = inventory.table["entry"].to_pylist()
+        row = inventory.table.slice(places.index(entry), 1).to_pylist()[0]
+        where = f", while {print_place(row)} {what}"
+    words = f"peak: {print_size(peak.bytes)} at position {peak.position:,} of {inventory.positions - 1:,}{where}"
+    console.print(Text(print_name(console, words)), style="bold")
