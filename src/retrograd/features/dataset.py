@@ -1,0 +1,225 @@
+"""The features of a whole dataset, on disk."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from retrograd.errors import FeatureError, RetrogradWarning
+from retrograd.features.batches import (
+    Part,
+    check_order,
+    count_batches,
+    count_samples,
+    find_input,
+    find_target,
+    move,
+    skip_batches,
+)
+from retrograd.features.conversion import Conversion, find_dtype
+from retrograd.features.extractor import Extractor
+from retrograd.features.fingerprint import fingerprint_model
+from retrograd.features.folder import LOCK, list_shards, read_manifest, write_manifest
+from retrograd.features.pooling import Pool, describe_pool
+from retrograd.features.progress import ProgressReport
+from retrograd.features.shard_writer import ShardWriter, explain_unwritable
+from retrograd.features.stored import StoredFeatures, open_features
+from retrograd.runs.files import remove_unfinished
+from retrograd.runs.lock import Lock
+
+TARGET = "target"
+"""The name under which targets are stored."""
+
+_DIFFER_IN_TRAINING = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
+
+
+def extract_dataset(
+    model: nn.Module,
+    loader: Iterable[Any],
+    sites: str | Iterable[str],
+    folder: str | Path,
+    *,
+    pool: Pool = None,
+    dtype: torch.dtype | str | None = None,
+    inputs: Part | None = None,
+    target: Part | None = None,
+    device: torch.device | str | None = None,
+    allow_shuffle: bool = False,
+    progress: bool = True,
+) -> StoredFeatures:
+    """The features of all batches of a loader, written to a folder as they come.
+
+    Each forward ends right after the last site, as in :func:`extract`. About 64 MB of features are held at a time;
+    then, or after a minute, they become a file. When the process is killed, or the disk is full, the same call
+    goes on behind the last file; once everything is there it only opens the folder. That takes for granted that the
+    loader yields the same batches in the same order each time.
+
+    Args:
+        model: as in :func:`extract`; put it into ``eval`` mode first.
+        loader: yields batches: tensors, tuples or lists whose first element is the model's input, or dicts of the
+            model's keyword arguments.
+        sites: as in :func:`extract`; each must be one tensor with the samples first.
+        folder: made if it is not there.
+        pool: what is stored of a feature. ``"mean"`` and ``"max"`` keep batch and channels and reduce all other
+            dimensions: [N, tokens, channels] and [N, channels, *places] become [N, channels]. A function gets the
+            feature of a batch and returns what is stored. None stores all of it.
+        dtype: to store floating features in, such as ``torch.float16``.
+        inputs: where the model's input is in a batch, if not as above: a key, an index, or a function.
+        target: likewise where the target of each sample is; stored as ``"target"``, as it is.
+        device: tensors of the input are moved there.
+        allow_shuffle: accept a loader that shuffles, whose order must then be the same each time.
+        progress: tell on stderr how far it is: a bar on a terminal, else a line every ten seconds.
+
+    Returns:
+        The opened folder: site → tensor on disk.
+
+    Raises:
+        FeatureError: the arguments make no sense together, or are not those of the extraction that the folder holds;
+            a feature is no tensor with a row for each sample, or changes its shape; the disk is full.
+        NoSuchSiteError: the model has no such site.
+    """
+    folder = Path(folder)
+    texts = [sites] if isinstance(sites, str) else list(sites)
+    check_order(loader, allow_shuffle=allow_shuffle)
+    conversion = Conversion(pool, dtype)
+    extractor = Extractor(model, texts, conversion.hold)
+    if target is not None and TARGET in texts:
+        raise FeatureError(f"Both a site and the target are called {TARGET!r}.", repair="ask for 'target:output'.")
+    asked = {
+        "sites": texts,
+        "pool": describe_pool(pool),
+        "dtype": None if dtype is None else str(find_dtype(dtype)),
+        "inputs": _describe_part(inputs),
+        "target": _describe_part(target),
+        "model": fingerprint_model(model),
+        "training": model.training,
+        "batches": count_batches(loader),
+        "batch_size": getattr(loader, "batch_size", None),
+    }
+    lock = _lock_folder(folder)
+    try:
+        manifest = _begin(folder, asked)
+        if not manifest.get("complete"):
+            _warn_of_training_mode(model)
+            source = _Source(loader, inputs, target, device)
+            _extract_rest(extractor, source, folder, manifest, progress=progress)
+        return open_features(folder)
+    finally:
+        lock.release()
+
+
+class _Source:
+    """Features batch by batch, beginning in the middle."""
+
+    def __init__(
+        self, loader: Iterable[Any], inputs: Part | None, target: Part | None, device: torch.device | str | None
+    ) -> None:
+        self._loader = loader
+        self._inputs, self._target, self._device = inputs, target, device
+        self.total = count_batches(loader)
+
+    def extract(self, extractor: Extractor, first: int) -> Iterable[tuple[dict[str, torch.Tensor], int]]:
+        """The features of each batch from the one with this number on, and how many samples it has."""
+        for item in skip_batches(self._loader, first):
+            args, kwargs = move(find_input(item, self._inputs, self._target), self._device)
+            features = extractor.run(args, kwargs)
+            if self._target is not None:
+                features[TARGET] = find_target(item, self._target)
+            yield features, count_samples((args, kwargs))
+
+
+def _extract_rest(
+    extractor: Extractor, source: _Source, folder: Path, manifest: dict[str, Any], *, progress: bool
+) -> None:
+    """Extract from the first batch that is not there to the last."""
+    done = sum(shard.batches for shard in list_shards(folder))
+    with (
+        ProgressReport(done, source.total, shown=progress) as report,
+        ShardWriter(folder, done, manifest["features"]) as writer,
+    ):
+        for features, samples in source.extract(extractor, done):
+            writer.add(features, samples)
+            if not manifest["features"]:
+                manifest["features"] = writer.spec
+                _write_manifest(folder, manifest)
+            report.advance(samples)
+    shards = list_shards(folder)
+    if not shards:
+        raise FeatureError("The loader yields no batch.", repair="look at its dataset, and at drop_last.")
+    manifest |= {
+        "complete": True,
+        "samples": sum(shard.samples for shard in shards),
+        "batches": sum(shard.batches for shard in shards),
+    }
+    _write_manifest(folder, manifest)
+
+
+def _begin(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of the extraction that the folder holds, or of a new one.
+
+    Raises:
+        FeatureError: the folder holds something else.
+    """
+    remove_unfinished(folder)
+    manifest = read_manifest(folder)
+    others = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+    if manifest is None and others:
+        raise FeatureError(
+            f"{str(folder)!r} already holds something else: {', '.join(others[:3])}.", repair="choose a new folder."
+        )
+    if manifest is None or not list_shards(folder):  # nothing is there that could differ
+        manifest = {"asked": asked, "features": {}}
+        _write_manifest(folder, manifest)
+    differing = [key for key in asked if manifest["asked"].get(key) != asked[key]]
+    if differing:
+        told = "; ".join(f"{key} {manifest['asked'].get(key)!r} there, {asked[key]!r} now" for key in differing)
+        raise FeatureError(
+            f"{str(folder)!r} holds an extraction with other arguments: {told}.",
+            repair="choose a new folder, or delete this one.",
+            reason="its rows would not all mean the same.",
+        )
+    return manifest
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    try:
+        write_manifest(folder, manifest)
+    except OSError as error:
+        raise explain_unwritable(folder, error) from error
+
+
+def _lock_folder(folder: Path) -> Lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = Lock(folder / LOCK)
+        if lock.acquire():
+            return lock
+    except OSError as error:
+        raise explain_unwritable(folder, error) from error
+    raise FeatureError(
+        f"Another process is extracting into {str(folder)!r}.", repair="wait for it, or choose another folder."
+    )
+
+
+def _describe_part(part: Part | None) -> str | int | None:
+    return describe_pool(part) if callable(part) else part
+
+
+def _warn_of_training_mode(model: nn.Module) -> None:
+    """Say that features will depend on chance or on the other samples of a batch."""
+    for name, module in model.named_modules():
+        if module.training and isinstance(module, _DIFFER_IN_TRAINING):
+            warnings.warn(
+                f"{name!r} is in training mode, so features depend on chance or on the batch; call model.eval() first.",
+                RetrogradWarning,
+                stacklevel=3,
+            )
+            return

@@ -1,0 +1,248 @@
+"""The features of one batch: values that modules return or take, from a forward that ends once they are all there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from retrograd.errors import FeatureError
+from retrograd.features.holding import copy_detached, hold_with_graph
+from retrograd.features.wanted import EVERY_CALL, SLOTS, Slot, Wanted, find_wanted
+from retrograd.hooks.early_end import WayOut
+from retrograd.hooks.nested import flatten
+from retrograd.hooks.readings import Reading, read_calls
+from retrograd.sites.pattern import translate_glob
+from retrograd.sites.site import Site
+
+Hold = Callable[[str, Any], Callable[[], Any]]
+"""Takes the name of a site and what is there while the forward runs; returns what gives the feature at its end."""
+
+
+def extract(
+    model: nn.Module,
+    batch: Any,
+    sites: str | Iterable[str],
+    *,
+    differentiable: bool = False,
+    early_end: bool = True,
+) -> dict[str, Any]:
+    """The features of one batch.
+
+    The model runs once, in the mode (``train`` or ``eval``) that it is in, until the last site has been seen; no later
+    layer runs, so neither do a later batch norm's statistics move nor later random numbers get drawn. The forward
+    does run to its end where somebody would miss it: the model has forward hooks already (of yours, of
+    :func:`rg.record`), is sharded by FSDP or offloaded by accelerate.
+
+    Args:
+        model: any module but ``nn.DataParallel``. Of a ``DistributedDataParallel`` the wrapped module is run, without
+            communication.
+        batch: a tuple is the positional arguments, a mapping the keyword arguments, ``(args, kwargs)`` with a tuple
+            and a dict both; anything else, lists and named tuples too, is the only argument.
+        sites: names and globs, or a single one. A module's path stands for what it returns; further forms are
+            ``"lstm:output.0"``, ``"fc:input.input"``, ``"cell#2:output"``, ``"self:output"``, ``"blocks.*"``.
+        differentiable: keep the graph, so that gradients flow from the features to inputs and parameters. Otherwise
+            the forward runs without grad.
+        early_end: let the forward end early.
+
+    Returns:
+        The names as they were asked, in that order, and in the place of a glob the names of what it matched. A name
+        gives the tensor, or the nest of tensors where a whole nested output was asked for.
+
+        Without ``differentiable`` every tensor is a copy of its own. With it, it is the very tensor that went through
+        the model, unless that was overwritten in place later: then it is a copy of what it was, through which
+        gradients flow to what came before, but which later features do not depend on.
+
+    Raises:
+        NoSuchSiteError: the model has no such site; names the nearest.
+        FeatureError: a site is none that a forward has, or this forward did not reach it.
+    """
+    args, kwargs = read_batch(batch)
+    hold = hold_with_graph if differentiable else copy_detached
+    extractor = Extractor(model, sites, hold, differentiable=differentiable, early_end=early_end)
+    return extractor.run(args, kwargs)
+
+
+def read_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that a batch stands for: see :func:`extract`."""
+    if type(batch) is tuple:
+        if len(batch) == 2 and isinstance(batch[0], tuple) and isinstance(batch[1], dict):
+            return batch
+        return batch, {}
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (batch,), {}
+
+
+class Extractor:
+    """Extracts the same sites from one batch after the other.
+
+    Args:
+        model, sites, differentiable, early_end: as in :func:`extract`.
+        hold: what is done with each value when it is seen.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: str | Iterable[str],
+        hold: Hold,
+        *,
+        differentiable: bool = False,
+        early_end: bool = True,
+    ) -> None:
+        self._model = _unwrap(model)
+        self._wanted = find_wanted(self._model, sites)
+        self._hold = hold
+        self._differentiable = differentiable
+        self._early_end = early_end
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The features of one call of the model."""
+        if self._differentiable and torch.is_inference_mode_enabled():
+            raise FeatureError(
+                "In inference mode there is no graph to keep.", repair="leave torch.inference_mode, or differentiable."
+            )
+        with torch.set_grad_enabled(self._differentiable):
+            forward = _Forward(self._wanted, self._hold, WayOut(self._model, wanted=self._early_end), self._model)
+            with read_calls(forward.readings()):
+                forward.run(args, kwargs)
+        return forward.collect()
+
+
+class _Forward:
+    """What is seen in one forward."""
+
+    def __init__(self, wanted: list[Wanted], hold: Hold, way_out: WayOut, model: nn.Module) -> None:
+        self._wanted = wanted
+        self._hold = hold
+        self._way_out = way_out
+        self._model = model
+        self._calls: dict[tuple[str, Slot], int] = {}
+        self._held: list[list[tuple[str, Callable[[], Any]]]] = [[] for _ in wanted]
+        self._missing = len(wanted)
+        self._failure: Exception | None = None
+
+    def readings(self) -> list[Reading]:
+        """One for each module of which something is wanted."""
+        entries = {wanted.entry.path: wanted.entry for wanted in self._wanted}
+        places = {slot: self._by_path(slot) for slot in SLOTS}
+        return [
+            Reading(
+                entry.tapped,
+                entry.module,
+                see_arguments=self._reader(path, "input", places["input"].get(path, []), is_last=False),
+                see_output=self._reader(
+                    path, "output", places["output"].get(path, []), is_last=entry.tapped is self._model
+                ),
+            )
+            for path, entry in entries.items()
+        ]
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run the model; raises what went wrong while a value was held."""
+        self._way_out.run(self._model, args, kwargs)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback leads back here
+
+    def collect(self) -> dict[str, Any]:
+        """The features, by name."""
+        found: dict[str, Any] = {}
+        texts_found = {wanted.text for wanted, held in zip(self._wanted, self._held, strict=True) if held}
+        for wanted, held in zip(self._wanted, self._held, strict=True):
+            if not held and (not wanted.is_optional or wanted.text not in texts_found):
+                raise self._explain_missing(wanted)
+            found.update({name: settle() for name, settle in held})
+        return found
+
+    def _by_path(self, slot: Slot) -> dict[str, list[int]]:
+        places: dict[str, list[int]] = {}
+        for place, wanted in enumerate(self._wanted):
+            if wanted.slot == slot:
+                places.setdefault(wanted.entry.path, []).append(place)
+        return places
+
+    def _reader(self, path: str, slot: Slot, places: list[int], *, is_last: bool) -> Callable[[Any], None] | None:
+        """What sees the values of one slot."""
+
+        def see(value: Any) -> None:
+            call = self._calls[path, slot] = self._calls.get((path, slot), 0) + 1
+            if self._failure is not None or not self._missing:
+                return
+            for place in places:
+                if self._wanted[place].call in (call, EVERY_CALL):
+                    self._take(place, call, value)
+            if not is_last and (self._failure is not None or not self._missing):
+                self._way_out.take()
+
+        return see if places else None
+
+    def _take(self, place: int, call: int, value: Any) -> None:
+        wanted = self._wanted[place]
+        try:
+            for name, each in _find_values(wanted, call, value):
+                self._held[place].append((name, self._hold(name, each)))
+        except Exception as error:  # it shall not pass through the user's model
+            error.add_note(f"while the feature {wanted.text!r} was read")
+            self._failure = error
+        if wanted.call != EVERY_CALL:
+            self._missing -= 1
+
+    def _explain_missing(self, wanted: Wanted) -> FeatureError:
+        calls = self._calls.get((wanted.entry.path, wanted.slot), 0)
+        path = wanted.entry.path
+        if not calls:
+            return FeatureError(
+                f"{wanted.text!r} was not reached: {path!r} was never called in this forward.",
+                repair="ask for a module that this input goes through.",
+                reason="calls of `.forward(...)`, in scripted code and in other threads are not read.",
+            )
+        if wanted.tensors or wanted.call <= calls:
+            return FeatureError(
+                f"{wanted.text!r} matches no tensor of this forward.", repair=f"ask for all that is there: {path!r}."
+            )
+        return FeatureError(
+            f"{wanted.text!r} was not reached: {path!r} was called {calls} {'time' if calls == 1 else 'times'}.",
+            repair=f"ask for {path!r} or a number up to {calls}.",
+        )
+
+
+def _find_values(wanted: Wanted, call: int, value: Any) -> list[tuple[str, Any]]:
+    """The values that are wanted of what a slot holds, each with its name."""
+    path, slot = wanted.entry.path, wanted.slot
+    if not wanted.tensors and not wanted.keys:
+        return [(wanted.name, value)]
+    tensors = {Site(path, (slot, *keys), call): tensor for keys, tensor in flatten(value, ())}
+    if wanted.tensors:
+        matches = translate_glob(f":{wanted.tensors}")
+        return [(str(site), tensor) for site, tensor in tensors.items() if matches(f":{site.first_call.label}")]
+    site = Site(path, (slot, *wanted.keys), call)
+    if site not in tensors and wanted.is_optional:
+        return []
+    if site not in tensors:
+        there = ", ".join(map(str, tensors)) or "no tensor"
+        raise FeatureError(f"{wanted.text!r} is no tensor of this call.", repair=f"there are: {there}.")
+    return [(wanted.name, tensors[site])]
+
+
+def _unwrap(model: Any) -> nn.Module:
+    """The model that is called.
+
+    Raises:
+        FeatureError: it is none, or has replicas.
+    """
+    if not isinstance(model, nn.Module):
+        raise FeatureError(f"{model!r} is no torch.nn.Module.", repair="pass the model itself.")
+    if any(isinstance(module, nn.DataParallel) for module in model.modules()):
+        raise FeatureError(
+            "nn.DataParallel runs copies of the model in threads.",
+            repair="extract from what it wraps: `model.module`.",
+            reason="each copy would see a part of the batch.",
+        )
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model

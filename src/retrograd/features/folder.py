@@ -1,0 +1,160 @@
+"""A folder of features on disk.
+
+    manifest.json             what was asked, of which model and loader; at the end how many samples there are
+    batch-00000012.safetensors  the features of batch 12 and those after it, one tensor a site, samples first
+
+A file is written under another name, forced to the disk and renamed, so whatever has its name is whole. Its own header
+says which batches it holds: nothing else need agree with it after a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from retrograd.errors import FeatureError
+from retrograd.runs.files import read_json, write_whole
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+LOCK = ".lock"
+
+_NOTE = "retrograd"
+_SHARD = re.compile(r"batch-(\d{8,})\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of features.
+
+    Attributes:
+        path: where it is.
+        first_batch, batches: which batches it holds.
+        samples: how many samples these have.
+        shapes, dtypes: by site; the first dimension is that of the samples.
+    """
+
+    path: Path
+    first_batch: int
+    batches: int
+    samples: int
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, torch.dtype]
+
+    def read(self, site: str, start: int, stop: int) -> Tensor:
+        """Rows of one site, read from the disk.
+
+        Raises:
+            FeatureError: the file cannot be read.
+        """
+        try:
+            with safetensors.safe_open(self.path, "pt") as file:
+                rows: Tensor = file.get_slice(site)[start:stop]
+                return rows
+        except (safetensors.SafetensorError, OSError, RuntimeError) as error:
+            raise _damaged(self.path, error) from error
+
+
+def write_shard(folder: Path, first_batch: int, batches: list[dict[str, Tensor]]) -> None:
+    """Write the features of consecutive batches; the same first batch has the same file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    features = {site: torch.cat([batch[site] for batch in batches]) for site in batches[0]}
+    samples = len(next(iter(features.values())))
+    note = {"first_batch": first_batch, "batches": len(batches), "samples": samples}
+    data = safetensors.torch.save(features, {_NOTE: json.dumps(note)})
+    _write_durably(folder / f"batch-{first_batch:08d}.safetensors", data)
+
+
+def list_shards(folder: Path) -> list[Shard]:
+    """The files of a folder, in the order of their batches.
+
+    Raises:
+        FeatureError: one cannot be read, or batches between two are missing.
+    """
+    shards = [_read_header(path) for path in sorted(folder.iterdir()) if _SHARD.fullmatch(path.name)]
+    shards.sort(key=lambda shard: shard.first_batch)
+    expected = 0
+    for shard in shards:
+        if shard.first_batch != expected:
+            raise FeatureError(
+                f"In {str(folder)!r} the batches from {expected} to {shard.first_batch - 1} are missing.",
+                repair="remove the files of later batches too and extract again, which goes on from there.",
+            )
+        expected += shard.batches
+    return shards
+
+
+def write_manifest(folder: Path, content: dict[str, Any]) -> None:
+    """Write the manifest.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    text = json.dumps({"format": FORMAT, **content}, indent=2, ensure_ascii=False)
+    _write_durably(folder / MANIFEST, text.encode())
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Read the manifest; None where there is none.
+
+    Raises:
+        FeatureError: it cannot be read, or was written by a later version.
+    """
+    path = folder / MANIFEST
+    try:
+        content = read_json(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+    if content.get("format") != FORMAT:
+        raise FeatureError(
+            f"{str(path)!r} has the format {content.get('format')!r}, and this version reads {FORMAT}.",
+            repair="install the version of retrograd that wrote it.",
+        )
+    return content
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with write_whole(path) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_header(path: Path) -> Shard:
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            note = json.loads((file.metadata() or {})[_NOTE])
+            sites = sorted(file.keys())
+            slices = {site: file.get_slice(site) for site in sites}
+            return Shard(
+                path,
+                int(note["first_batch"]),
+                int(note["batches"]),
+                int(note["samples"]),
+                {site: tuple(slices[site].get_shape()) for site in sites},
+                {site: slices[site][:0].dtype for site in sites},
+            )
+    except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> FeatureError:
+    return FeatureError(
+        f"{str(path)!r} cannot be read: {error}.",
+        repair="remove it, and the files of later batches, and extract again, which goes on from there.",
+    )
