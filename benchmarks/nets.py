@@ -1,4 +1,4 @@
-"""The three nets that are trained: big tensors, middling ones, and almost nothing but calls."""
+"""The nets that are trained: big tensors, middling ones, almost nothing but calls, and convolutions."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ class Net:
         parameters = list(self.model.parameters())
         self._all = torch.optim.SGD(parameters, lr=1e-3)
         self._last = torch.optim.SGD(parameters[-1:], lr=1e-3)
+
+    def to(self, device: torch.device, memory_format: torch.memory_format) -> None:
+        """Move all of it to a device."""
+        self.model.to(device, memory_format=memory_format)
+        self.inputs = self.inputs.to(device)
+        if self.inputs.dim() == 4:
+            self.inputs = self.inputs.to(memory_format=memory_format)
 
     def step(self) -> None:
         """Forward and backward. One small parameter is updated, so that a recorder sees a step and nothing else."""
@@ -118,7 +125,9 @@ def make_gpt2() -> Net:
     tokens = torch.randint(VOCABULARY, (4, 129))
     targets = tokens[:, 1:].reshape(-1)
     model = GPT2(layers=6, width=384, heads=6, length=128)
-    return Net(model, tokens[:, :-1], lambda logits: F.cross_entropy(logits.view(-1, VOCABULARY), targets))
+    return Net(
+        model, tokens[:, :-1], lambda logits: F.cross_entropy(logits.view(-1, VOCABULARY), targets.to(logits.device))
+    )
 
 
 def make_mlp(width: int, batch: int, layers: int = 50) -> Net:
@@ -153,3 +162,70 @@ TRACED: dict[str, Callable[[], Net]] = {
     "chain of 2,000": lambda: Net(Chain(), torch.ones(4), Tensor.sum),
 }
 """What tracing is measured on."""
+
+
+class Bottleneck(nn.Module):
+    """A block of ResNet-50 and its larger kin, with the stride in the 3 x 3 convolution (v1.5).
+
+    He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, 2016, table 1 and figure 5.
+    """
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = width * self.expansion
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.relu(self.bn2(self.conv2(x)))
+        x = self.bn3(self.conv3(x))
+        x += shortcut
+        return self.relu(x)
+
+
+class ResNet(nn.Module):
+    """A ResNet of bottlenecks, with the modules and names of torchvision's."""
+
+    def __init__(self, depths: tuple[int, int, int, int], classes: int = 1000) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        inputs = 64
+        for number, depth in enumerate(depths):
+            width = 64 * 2**number
+            blocks = []
+            for index in range(depth):
+                blocks.append(Bottleneck(inputs, width, 2 if number and not index else 1))
+                inputs = width * Bottleneck.expansion
+            self.add_module(f"layer{number + 1}", nn.Sequential(*blocks))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(inputs, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(self.avgpool(x).flatten(1))
+
+
+RESNETS = {50: (3, 4, 6, 3), 152: (3, 8, 36, 3)}
+
+
+def make_resnet(depth: int = 50, batch: int = 4, pixels: int = 96) -> Net:
+    """ResNet-50 on small images, unless told otherwise."""
+    images = torch.randn(batch, 3, pixels, pixels)
+    labels = torch.randint(1000, (batch,))
+    return Net(ResNet(RESNETS[depth]), images, lambda logits: F.cross_entropy(logits, labels.to(logits.device)))

@@ -272,8 +272,11 @@ class SavedTensorError(RetrogradError):
     slug = "saved-tensor"
 
 
-class OverwrittenError(SavedTensorError):
-    """A saved tensor was changed in place before the backward pass needed it."""
+class OverwrittenError(SavedTensorError, RuntimeError):
+    """A saved tensor was changed in place before the backward pass needed it.
+
+    A ``RuntimeError`` too, as what autograd raises when nothing keeps saved tensors elsewhere.
+    """
 
     slug = "saved-overwritten"
 

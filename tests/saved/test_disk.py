@@ -1,0 +1,350 @@
+"""Saved tensors on a disk: out of memory, in order, and gone afterwards."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from retrograd.errors import RetrogradWarning
+from retrograd.saved import spill_file
+from retrograd.saved.disk import Disk
+from retrograd.saved.keeping import keep_saved
+from retrograd.saved.policy import Saved
+from retrograd.saved.read_buffers import BLOCK
+from retrograd.saved.spill_file import Extent, FreeSpace, SpillFile, open_spill_file
+
+WIDTH, BATCH, LAYERS = 512, 256, 12
+LAYER_BYTES = WIDTH * BATCH * 4
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(*(part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
+
+
+def as_saved(values: torch.Tensor) -> Saved:
+    return Saved(values, values.shape, "", 0)
+
+
+def gradients(model: nn.Module, policy: Disk | None) -> list[torch.Tensor]:
+    torch.manual_seed(2)
+    x = torch.randn(BATCH, WIDTH)
+    model.zero_grad()
+    if policy is None:
+        model(x).sum().backward()
+    else:
+        with keep_saved(model, policy):
+            model(x).sum().backward()
+    return [p.grad.clone() for p in model.parameters()]  # type: ignore[union-attr]
+
+
+# ---- out of memory --------------------------------------------------------------------------------------------
+
+
+def resident_bytes() -> int:
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def cached_bytes(descriptor: int) -> int:
+    """How much of a file is in the page cache, by ``mincore``."""
+    length = os.fstat(descriptor).st_size
+    with mmap.mmap(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
+        pages = (ctypes.c_ubyte * (-(-length // mmap.PAGESIZE)))()
+        anchor = ctypes.c_char.from_buffer(mapped)
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mincore(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(length), pages) == 0
+        del anchor
+    return sum(page & 1 for page in pages) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and asks mincore")
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_nine_tenths_of_what_is_saved_are_neither_in_memory_nor_in_the_page_cache(
+    is_direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_direct:
+        monkeypatch.setattr(SpillFile, "_go_direct", lambda self, path: False)
+    model, policy = make_model(), Disk(tmp_path)
+    with keep_saved(model, policy) as handle:
+        model(torch.randn(BATCH, WIDTH)).sum().backward()  # whatever is allocated once is
+        before = resident_bytes()
+        loss = model(torch.randn(BATCH, WIDTH)).sum()
+        policy.flush()
+        saved = handle.accounts[policy].saved_bytes // 2
+        assert saved >= LAYERS * LAYER_BYTES
+        file = open_spill_file(tmp_path)
+        assert resident_bytes() - before + cached_bytes(file._descriptor) <= 0.1 * saved
+        loss.backward()
+        assert cached_bytes(file._descriptor) <= 0.1 * saved
+
+
+def test_space_is_used_again(tmp_path: Path) -> None:
+    model, policy = make_model(), Disk(tmp_path)
+    sizes = []
+    with keep_saved(model, policy):
+        for _ in range(4):
+            loss = model(torch.randn(BATCH, WIDTH)).sum()
+            policy.flush()
+            sizes.append(os.fstat(open_spill_file(tmp_path)._descriptor).st_size)
+            loss.backward()
+            del loss
+    assert sizes[-1] == sizes[0] <= (LAYERS + 2) * (LAYER_BYTES + BLOCK)
+
+
+def test_a_forward_that_is_faster_than_the_disk_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits to be written is bounded."""
+    policy, most = Disk(tmp_path, max_waiting=3 * LAYER_BYTES), 0
+    write = SpillFile.write
+
+    def slow(self: SpillFile, values: torch.Tensor, extent: Extent) -> None:
+        threading.Event().wait(0.02)
+        write(self, values, extent)
+
+    monkeypatch.setattr(SpillFile, "write", slow)
+    policy.open()
+    kept = []
+    for _ in range(12):
+        kept.append(policy.pack(as_saved(torch.randn(LAYER_BYTES // 4))))
+        most = max(most, sum(packed.values is not None for packed in kept))  # type: ignore[union-attr]
+    policy.close()
+    assert 2 <= most <= 4
+
+
+def test_reading_ahead_follows_the_order_of_the_last_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is known, nothing but the first is read by the thread that computes."""
+    policy = Disk(tmp_path)
+    readers: list[str] = []
+    read = SpillFile.read
+
+    def note(self: SpillFile, *args: Any) -> None:
+        readers.append(threading.current_thread().name)
+        read(self, *args)
+
+    monkeypatch.setattr(SpillFile, "read", note)
+    order = [3, 0, 7, 1, 6, 2, 5, 4]
+    policy.open()
+    for attempt in range(2):
+        packed = [policy.pack(as_saved(torch.full((40_000,), float(n)))) for n in range(8)]
+        policy.flush()
+        readers.clear()
+        for number in order:
+            assert packed[number].restore()[0] == number  # type: ignore[union-attr]
+            for one in packed:
+                if one.is_read is not None:  # type: ignore[union-attr]
+                    with one.is_read:  # type: ignore[union-attr]
+                        pass
+        if attempt:
+            assert readers.count("retrograd-disk-reader") == 7
+            assert len(readers) == 8
+    del packed
+    policy.close()
+
+
+# ---- faults ---------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_leaves_the_rest_in_memory_with_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: SpillFile, values: torch.Tensor, extent: Extent) -> None:
+        raise OSError(28, "No space left on device")
+
+    model = make_model()
+    expected = gradients(model, None)
+    monkeypatch.setattr(SpillFile, "write", full)
+    policy = Disk(tmp_path)
+    with pytest.warns(RetrogradWarning, match="No space left") as caught:
+        found = gradients(model, policy)
+    assert len(caught) == 1
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.slow
+def test_a_real_limit_of_the_file_size(tmp_path: Path) -> None:
+    """The kernel refuses the write, in the middle of a pass."""
+    script = f"""
+    import resource, warnings, torch
+    from retrograd.saved.disk import Disk
+    from tests.saved.test_disk import LAYER_BYTES, gradients, make_model
+    torch.set_num_threads(1)
+    model = make_model()
+    expected = gradients(model, None)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 * LAYER_BYTES + 1000, resource.RLIM_INFINITY))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            found = gradients(model, Disk({str(tmp_path)!r}))
+            assert all(torch.equal(a, b) for a, b in zip(found, expected))
+            assert len(caught) == 1, [str(w.message) for w in caught]
+            assert "cannot be written to" in str(caught.pop().message)
+    """
+    run_python(script)
+
+
+@pytest.mark.parametrize("what", ["missing", "a file"])
+def test_a_missing_folder_leaves_all_in_memory_with_one_warning(what: str, tmp_path: Path) -> None:
+    folder = tmp_path / "no" / "where" if what == "missing" else tmp_path / "file"
+    if what == "a file":
+        folder.write_text("")
+    model = make_model()
+    expected = gradients(model, None)
+    with pytest.warns(RetrogradWarning, match="stay in memory") as caught:
+        found = gradients(model, Disk(folder))
+    assert len(caught) == 1
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_what_cannot_be_read_back_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, policy = make_model(), Disk(tmp_path)
+    with keep_saved(model, policy):
+        loss = model(torch.randn(BATCH, WIDTH)).sum()
+        policy.flush()
+        monkeypatch.setattr(os, "preadv", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        with pytest.raises(OSError, match="Input/output error"):
+            loss.backward()
+
+
+# ---- nothing is left ------------------------------------------------------------------------------------------
+
+
+def test_no_file_is_ever_seen_and_none_is_left(tmp_path: Path) -> None:
+    model, policy = make_model(), Disk(tmp_path)
+    gc.collect()
+    descriptors = open_files()
+    with keep_saved(model, policy):
+        loss = model(torch.randn(BATCH, WIDTH)).sum()
+        assert not list(tmp_path.iterdir())
+    assert open_files() == descriptors + 1  # a graph still needs it
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("retrograd")]
+    loss.backward()
+    del loss
+    gc.collect()
+    assert open_files() == descriptors
+
+
+def test_two_policies_share_the_file_of_a_folder(tmp_path: Path) -> None:
+    model = make_model()
+    descriptors = open_files()
+    with keep_saved(model, {"0": Disk(tmp_path), "*": Disk(tmp_path)}):
+        loss = model(torch.randn(BATCH, WIDTH)).sum()
+        assert open_files() == descriptors + 1
+        loss.backward()
+
+
+@pytest.mark.slow
+def test_nothing_is_left_after_kill_9(tmp_path: Path) -> None:
+    script = f"""
+    import os, signal, torch
+    from retrograd.saved.disk import Disk
+    from retrograd.saved.keeping import keep_saved
+    from tests.saved.test_disk import BATCH, WIDTH, make_model
+    model, policy = make_model(), Disk({str(tmp_path)!r})
+    with keep_saved(model, policy):
+        loss = model(torch.randn(BATCH, WIDTH)).sum()
+        policy.flush()
+        assert os.fstat(policy._spill.file._descriptor).st_size > 1_000_000
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    run_python(script, expected=-signal.SIGKILL)
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_open_files_keep_their_names_the_next_start_removes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    SpillFile(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr(Path, "unlink", unlink)
+    SpillFile(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_forked_child_does_no_harm_and_can_train(tmp_path: Path) -> None:
+    """Workers of a data loader are forked in the middle of a run."""
+    model, policy = make_model(), Disk(tmp_path)
+    expected = gradients(model, None)
+    with keep_saved(model, policy):
+        torch.manual_seed(2)
+        loss = model(torch.randn(BATCH, WIDTH)).sum()
+        policy.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # this process has threads: that is the point
+            child = os.fork()
+        if not child:
+            try:
+                found = gradients(model, policy)
+                is_right = all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+                os._exit(0 if is_right else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        model.zero_grad()
+        loss.backward()
+    assert all(torch.equal(p.grad, b) for p, b in zip(model.parameters(), expected, strict=True))
+
+
+# ---- free space -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9), st.integers(0, 30)), max_size=60))
+def test_extents_never_overlap_and_all_space_comes_back(steps: list[tuple[bool, int, int]]) -> None:
+    space, held = FreeSpace(), []
+    for takes, length, which in steps:
+        if takes or not held:
+            extent = space.take(length)
+            assert extent.length == length
+            for other in held:
+                assert extent.offset + length <= other.offset or other.offset + other.length <= extent.offset
+            held.append(extent)
+        else:
+            space.give(held.pop(which % len(held)))
+        assert space.end == max((e.offset + e.length for e in held), default=0)
+    assert sum(size for _, size in space._free) == space.end - sum(extent.length for extent in held)
+
+
+def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert spill_file.default_folder() == tmp_path
+    monkeypatch.delenv("TMPDIR")
+    assert spill_file.default_folder() in (Path("/var/tmp"), Path("/tmp"))
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def run_python(script: str, expected: int = 0) -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == expected, done.stderr
