@@ -22,7 +22,9 @@ same with the model in eval mode; ``no_grad`` and ``inference`` ran with grad mo
 
 PHASES: tuple[Phase, ...] = ("train", "forward", "eval", "no_grad", "inference", "failed")
 
-EventKind = Literal["loss", "update", "skipped", "scale", "fault", "dropped", "overwritten", "rewrite", "trigger", "note"]
+EventKind = Literal[
+    "loss", "update", "skipped", "scale", "fault", "dropped", "overwritten", "rewrite", "trigger", "note"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def _replace_hooks() -> Callable[[], None]:
 
         def __init__(self, frame: Callable[[], Any], group: Any) -> None:
             super().__init__(frame, group)
-            pack = self.pack_hook
+            pack: Any = vars(self)["pack_hook"]
 
             def pack_and_tell(tensor: Tensor) -> Any:
                 _tell(frame(), group, tensor)

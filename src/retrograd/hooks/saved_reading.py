@@ -135,7 +135,7 @@ def _items_of(value: Any) -> Iterable[tuple[Any, Any]]:
 
 def _parts_of(tensor: Tensor) -> Iterator[Tensor]:
     if is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        names, _ = tensor.__tensor_flatten__()
         for name in names:
             yield from _parts_of(getattr(tensor, name))
     elif tensor.layout is torch.sparse_coo:

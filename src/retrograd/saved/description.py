@@ -67,7 +67,7 @@ class Describer:
             dtype=str(tensor.dtype).removeprefix("torch."),
             device=str(tensor.device),
             strides=tuple(tensor.stride()) if is_plain else None,
-            offset=tensor.storage_offset() if is_plain else 0,
+            offset=int(tensor.storage_offset()) if is_plain else 0,
             asked=tensor.numel() * tensor.element_size() if is_plain else sum(count for _, count in pieces),
             pieces=tuple((self._storages.number(storage), count) for storage, count in pieces),
             kind=kind,

@@ -188,7 +188,9 @@ def _describe_making(tensor: TensorFacts | None, line: Line | None, clock: Opera
     if tensor is None:
         return {}
     maker = tensor.maker
-    remake = choose_remake(tensor.kind, maker and maker.node, line.operation if line is not None else "")
+    remake = choose_remake(
+        tensor.kind, None if maker is None else maker.node, line.operation if line is not None else ""
+    )
     return {
         "maker": maker and maker.node,
         "maker_number": maker and maker.number,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from retrograd.hooks.saved_reading import key_of, storages_of
 
@@ -51,7 +52,7 @@ class PermanentMemory:
         return found.kind if is_whole else f"{found.kind} view", found.name
 
     def _add(self, kind: str, name: str, tensor: Tensor) -> None:
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if is_lazy(tensor):
             return
         for storage, _ in storages_of(tensor):
             self._known.setdefault(key_of(storage), Permanent(kind, name, _layout_of(tensor)))
@@ -60,4 +61,4 @@ class PermanentMemory:
 def _layout_of(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int] | None:
     if tensor.layout is not torch.strided or tensor.is_nested:
         return None
-    return tensor.shape, tensor.stride(), tensor.storage_offset()
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
