@@ -21,10 +21,14 @@ check: .venv/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: .venv/installed-dev ## measure what recording costs
+bench: .venv/installed-dev ## measure what it costs
 	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/tracing.py
+	$(BIN)/python benchmarks/rewriting.py
+	$(BIN)/python benchmarks/features.py
+	$(BIN)/python benchmarks/inventory.py
+	$(BIN)/python benchmarks/saved_tensors.py
 
 clean: ## remove the environment, what was built and the caches; recorded runs stay
 	rm -rf .venv build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -68,10 +68,10 @@ EVENT_COLUMNS: tuple[Column, ...] = (
     Column("micro", pa.int32(), "as in the statistics"),
     Column("backward", pa.int16(), "as in the statistics"),
     Column("phase", _TEXT, "as in the statistics"),
-    Column("kind", _TEXT, "loss, update, skipped, scale, fault, dropped, overwritten, trigger or note"),
+    Column("kind", _TEXT, "loss, update, skipped, scale, fault, dropped, overwritten, rewrite, trigger or note"),
     Column("name", _TEXT, "what it is about: a site, an optimizer, …"),
-    Column("value", pa.float64(), "its number; NaN where there is none"),
-    Column("text", pa.string(), "its words"),
+    Column("value", pa.float64(), "its number; NaN where there is none; for rewrite, ‖after − before‖ / ‖before‖"),
+    Column("text", pa.string(), "its words; for rewrite, the rule"),
     Column("time", pa.float64(), "seconds since the epoch"),
 )
 """A row is something that happened once."""

@@ -75,9 +75,9 @@ def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Mod
             )
         if any(isinstance(module, nn.DataParallel) for module in model.modules()):
             raise AttachError(
-                "nn.DataParallel cannot be recorded.",
-                repair="use DistributedDataParallel, or record the model on one device.",
-                reason="its replicas are made anew in every step and run in threads that would share their rows.",
+                "nn.DataParallel can be neither recorded nor rewritten.",
+                repair="use DistributedDataParallel, or run the model on one device.",
+                reason="its replicas are made anew in every step and run in threads that would share what is kept of each site.",
             )
         if any(sign in name for sign in ":#/"):
             raise AttachError(f"{name!r} cannot name a model.", repair="use letters, digits, dots and underscores.")

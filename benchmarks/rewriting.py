@@ -1,0 +1,223 @@
+"""What rewriting costs: CPU time of a step against that of the same rule written as a bare hook.
+
+    python benchmarks/rewriting.py --rounds 15 --markdown
+
+A rule acts on the gradient of every module's output. By hand it is a ``register_hook`` on the output, set by a forward
+hook, and that is what stands between any two contenders here; ``interleaved.py`` says how it is measured. Then: what a
+rule holds that keeps the last gradients of every site, against those gradients themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import retrograd as rg
+from contenders import Attached, Contender, Group, bare
+from interleaved import Measure, measure_group, print_table, show
+from nets import NETS, Net
+
+SITES = "*:output.grad"
+MAX_NORM = 1e-3
+DECAY = 0.9
+LAST = 8
+
+Hook = Callable[[Tensor], Tensor | None]
+
+
+# ---- the hooks that a person would write ----
+
+
+def halve(gradient: Tensor) -> Tensor:
+    return gradient * 0.5
+
+
+def clip(gradient: Tensor) -> Tensor:
+    """As ``torch.nn.utils.clip_grad_norm_`` clips."""
+    norm = torch.linalg.vector_norm(gradient)
+    return gradient * torch.clamp(MAX_NORM / (norm + 1e-6), max=1.0)
+
+
+def make_damping() -> Hook:
+    """Never more than the running norm of the gradients before, into which nothing enters that is not finite."""
+    kept: dict[str, Tensor] = {}
+
+    def damp(gradient: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(gradient)
+        usual = kept.get("norm", norm)
+        kept["norm"] = torch.where(torch.isfinite(norm), DECAY * usual + (1 - DECAY) * norm, usual)
+        return gradient * torch.clamp(usual / norm, max=1.0)
+
+    return damp
+
+
+def make_history() -> Hook:
+    """Keeps the last gradients and changes none."""
+    return deque(maxlen=LAST).append
+
+
+# ---- the same as rules ----
+
+
+def halve_by_rule(gradient: Tensor, state: Any) -> Tensor:
+    return halve(gradient)
+
+
+def clip_by_rule(gradient: Tensor, state: Any) -> Tensor:
+    return clip(gradient)
+
+
+def damp_by_rule(gradient: Tensor, state: Any) -> Tensor:
+    """With the state as a dict, operation by operation what the hook does."""
+    norm = torch.linalg.vector_norm(gradient)
+    usual = state.get("norm", norm)
+    state.put("norm", torch.where(torch.isfinite(norm), DECAY * usual + (1 - DECAY) * norm, usual))
+    return gradient * torch.clamp(usual / norm, max=1.0)
+
+
+def damp_by_average(gradient: Tensor, state: Any) -> Tensor:
+    """With the average that a state has, whose weights are those of Adam's."""
+    norm, average = torch.linalg.vector_norm(gradient), state.ema("norm", DECAY)
+    usual = norm if average.is_new else average.value
+    average.add(norm)
+    return gradient * torch.clamp(usual / norm, max=1.0)
+
+
+def keep_last(gradient: Tensor, state: Any) -> None:
+    state.last("gradient", LAST).add(gradient)
+
+
+# ---- contenders ----
+
+
+def by_hand(make_hook: Callable[[], Hook]) -> Contender:
+    """A hook on the output of each module, set by a forward hook of the module; each has a hook of its own."""
+
+    def set_hook(hook: Hook, module: nn.Module, args: Any, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(hook)
+
+    @contextmanager
+    def attach(net: Net) -> Iterator[Attached]:
+        handles = [module.register_forward_hook(partial(set_hook, make_hook())) for module in net.model.modules()]
+        yield Attached(net.step)
+        for handle in handles:
+            handle.remove()
+
+    return attach
+
+
+def rewritten(make_rule: Callable[[], Any]) -> Contender:
+    """The rule on every output's gradient."""
+
+    @contextmanager
+    def attach(net: Net) -> Iterator[Attached]:
+        with rg.rewrite(net.model, {SITES: make_rule()}):
+            yield Attached(net.step)
+
+    return attach
+
+
+def compared(name: str, make_hook: Callable[[], Hook], rules: dict[str, Callable[[], Any]]) -> Group:
+    """The bare step, a hook by hand and rules, between any two of which stands the hook by hand."""
+    hand = by_hand(make_hook)
+    contenders = {"nothing attached": bare, "the hook by hand": hand} | {
+        f"**{kind}**": rewritten(make_rule) for kind, make_rule in rules.items()
+    }
+    return Group({f"{name}: {kind}": contender for kind, contender in contenders.items()}, bare=hand)
+
+
+GROUPS = {
+    "scale": compared(
+        "scale",
+        lambda: halve,
+        {"the same function as a rule": lambda: halve_by_rule, "rg.rules.Scale": lambda: rg.rules.Scale(0.5)},
+    ),
+    "clip": compared(
+        "clip",
+        lambda: clip,
+        {"the same function as a rule": lambda: clip_by_rule, "rg.rules.ClipNorm": lambda: rg.rules.ClipNorm(MAX_NORM)},
+    ),
+    "damp": compared(
+        "damp",
+        make_damping,
+        {"the same function as a rule": lambda: damp_by_rule, "with state.ema": lambda: damp_by_average},
+    ),
+    "history": compared("history", make_history, {"state.last": lambda: keep_last}),
+}
+
+
+# ---- what a history holds ----
+
+
+def live_bytes() -> int:
+    """Bytes of all distinct storages of the tensors that are alive."""
+    gc.collect()
+    storages = [thing.untyped_storage() for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def measure_history(net: Net) -> tuple[int, int]:
+    """What keeping the last gradients adds to the bytes that are alive, and the bytes of those gradients."""
+    seen: list[Tensor] = []
+    with by_hand(lambda: seen.append)(net) as (step, _):
+        step()
+    gradients = {gradient.data_ptr(): gradient.nbytes for gradient in seen}
+    seen.clear()
+    net.step()
+    before = live_bytes()
+    with rg.rewrite(net.model, {SITES: keep_last}) as rewriting:
+        for _ in range(LAST + 3):
+            net.step()
+        held = live_bytes() - before
+        del rewriting
+    return held, LAST * sum(gradients.values())
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--quick", action="store_true", help="a first look: three short rounds of the smallest net")
+    parser.add_argument("--markdown", action="store_true", help="print the table of README.md")
+    parser.add_argument("--json", action="store_true", help="print the measures as JSON")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds, arguments.seconds, arguments.nets = 3, 0.3, ["mlp-tiny"]
+    return arguments
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    torch.set_num_threads(1)
+    measures: list[Measure] = [
+        measure
+        for name in arguments.only
+        for net in arguments.nets
+        for measure in measure_group(net, NETS[net], GROUPS[name], arguments.rounds, arguments.seconds)
+    ]
+    if arguments.json:
+        print(json.dumps([asdict(measure) for measure in measures], indent=1))
+        return
+    print_table(measures, arguments.nets, arguments.markdown)
+    for name in arguments.nets:
+        show(f"{name}: bytes of a history")
+        held, gradients = measure_history(NETS[name]())
+        show("")
+        print(f"{name}: the last {LAST} gradients are {gradients:,} bytes; held for them: {held:,}")
+
+
+if __name__ == "__main__":
+    main()
