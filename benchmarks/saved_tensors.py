@@ -38,6 +38,7 @@ from retrograd.saved.disk import Disk
 from retrograd.saved.keep import Keep
 from retrograd.saved.keeping import Policies, keep_saved
 from retrograd.saved.lossless import Lossless
+from retrograd.saved.planned import Planned
 from retrograd.saved.precision import Bfloat16, EightBit
 from retrograd.saved.recompute import Recompute
 
@@ -131,6 +132,9 @@ def spill_path(disk: Disk) -> Path:
     return Path("/proc/self/fd") / str(spill.file._descriptor if spill else -1)
 
 
+PLANNED = {f"**budget {share:.0%}**": Planned(share) for share in (0.5, 0.25, 0.15)}
+"""Each is measured once, and keeps its plan for all rounds."""
+
 CONTENDERS: dict[str, Contender] = {
     "nothing (the noise)": nothing,
     "save_on_cpu": on_cpu,
@@ -145,6 +149,7 @@ CONTENDERS: dict[str, Contender] = {
 }
 if ON_DEVICE:
     CONTENDERS["**cpu**"] = kept(Cpu)
+CONTENDERS |= {name: kept(partial(PLANNED.__getitem__, name)) for name in PLANNED}
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------
@@ -314,6 +319,9 @@ def main() -> None:
     for name, measured in measures.items():
         held = " | ".join(f"{nbytes / 1e6:,.0f}" for nbytes in memory[name])
         print(f"| {name} | {held} | {spread(measured.cpu)} | {spread(measured.wall)} |")
+    for name, policy in PLANNED.items():
+        if name in measures and policy.plan is not None:
+            print(f"\n{name.strip('*')}: {str(policy.plan).splitlines()[0]}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""How many bytes of saved tensors are in memory, counted by other means: by which storages are alive, at every operation."""
+"""How many bytes of saved tensors are in memory, by other means: which storages are alive at every operation."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from retrograd.saved.carriers import DiskCarrier
 from retrograd.saved.keeper import Keeper
+from retrograd.saved.lossless import Lossless
+from retrograd.saved.policy import Packed, Saved
+from retrograd.saved.spilling import Spilled
 
 
 class Token:
@@ -27,6 +32,8 @@ class Counter(TorchDispatchMode):
     """Counts storages that are alive and for which a saved tensor still waits: each once, before every operation.
 
     Attributes:
+        small: lossless copies.
+        read: storages that were read from the disk before they were asked for.
         peak: the most that was seen.
     """
 
@@ -34,29 +41,36 @@ class Counter(TorchDispatchMode):
         super().__init__()
         self.tokens: weakref.WeakSet[Token] = weakref.WeakSet()
         self.is_counted = is_counted
+        self.small: weakref.WeakSet[Packed] = weakref.WeakSet()
+        self.read: list[weakref.ref[torch.UntypedStorage]] = []
         self.peak = 0
 
     def count(self) -> None:
         alive = {}
-        for token in self.tokens:
-            for reference in token.storages:
-                storage = reference()
-                if storage is not None:
-                    alive[storage._cdata] = storage.nbytes()
-        self.peak = max(self.peak, sum(alive.values()))
+        references = [reference for token in self.tokens for reference in token.storages]
+        for reference in (*references, *self.read):
+            storage = reference()
+            if storage is not None:
+                alive[storage._cdata] = storage.nbytes()
+        small = sum(tensor.nbytes for packed in self.small for tensor in tensors_of(packed))
+        self.peak = max(self.peak, sum(alive.values()) + small)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count()
         return func(*args, **(kwargs or {}))
 
 
+def tensors_of(packed: Packed) -> list[Tensor]:
+    """What it holds."""
+    values = [getattr(packed, name) for name in type(packed).__slots__]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
 @contextmanager
-def count_residency(
-    patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bool]
-) -> Iterator[Counter]:
-    """Count while a block runs, around the hooks of policies that were put in charge within it."""
+def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bool]) -> Iterator[Counter]:
+    """Count while a block runs. What is read ahead is there at once, as if the disk took no time."""
     counter = Counter(is_counted)
-    plain_pack, plain_unpack = Keeper.pack, Keeper.unpack
+    plain_pack, plain_unpack, plain_squeeze = Keeper.pack, Keeper.unpack, Lossless.pack
 
     def pack(keeper: Keeper, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage()
@@ -76,7 +90,22 @@ def count_residency(
         counter.count()
         return tensor
 
+    def read(carrier: DiskCarrier, spilled: Spilled) -> Future[Tensor]:
+        future: Future[Tensor] = Future()
+        values = spilled.read()
+        counter.read.append(weakref.ref(values.untyped_storage()))
+        future.set_result(values)
+        return future
+
+    def squeeze(policy: Lossless, saved: Saved) -> Packed | None:
+        small = plain_squeeze(policy, saved)
+        if small is not None:
+            counter.small.add(small)
+        return small
+
     with patch.context() as scope:
+        scope.setattr(Lossless, "pack", squeeze)
+        scope.setattr(DiskCarrier, "read", read)
         scope.setattr(Keeper, "pack", pack)
         scope.setattr(Keeper, "unpack", unpack)
         with counter:

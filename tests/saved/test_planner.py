@@ -120,7 +120,7 @@ def test_a_plan_explains_itself() -> None:
         (0.5, 0.5), (1.0, 1.0),
     ],
 )  # fmt: skip
-def test_budgets_are_read(given_budget: int | float | str, expected: float) -> None:
+def test_budgets_are_read(given_budget: float | str, expected: float) -> None:
     found = read_budget(given_budget)
     assert found == expected
     assert type(found) is type(expected)

@@ -26,7 +26,7 @@ _OUTSIDE = -1
 
 
 class BackwardListener(Protocol):
-    """Told of each outermost backward pass, in the thread that asked for it. Must not raise."""
+    """Told of each outermost backward pass, in the thread that asked for it. What it raises ends that pass."""
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """A pass starts from these tensors."""

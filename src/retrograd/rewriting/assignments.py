@@ -108,8 +108,11 @@ def list_rules(given: object) -> list[Rule]:
 
     Raises:
         RuleError: for something that is no rule.
+        RewriteError: for an empty list.
     """
     several: Sequence[Any] = given if isinstance(given, (list, tuple)) else [given]
+    if not several:
+        raise RewriteError("An empty list holds no rule.", repair="give at least one, or leave the site out.")
     return [as_rule(each) for each in several]
 
 

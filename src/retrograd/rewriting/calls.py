@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from retrograd.hooks.checkpoints import part_computed_again, part_running
+from retrograd.hooks.checkpoints import part_computed_again, parts_running
 from retrograd.hooks.engine import current_graph_task, grad_enabled
 from retrograd.rewriting.clock import Clock
 
@@ -40,8 +41,15 @@ class _Part:
         self.positions: dict[int, int] = {}
 
 
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.serial = -1
+        self.count = 0
+        self.only: Call | None = None
+
+
 class Calls:
-    """Counts the calls of one module.
+    """Counts the calls of one module, for each thread by itself.
 
     Args:
         clock: says when they are counted anew.
@@ -49,8 +57,7 @@ class Calls:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._serial = -1
-        self._count = 0
+        self._here = _Here()
         self._only: Call | None = None
         self._parts: WeakKeyDictionary[Any, _Part] = WeakKeyDictionary()
 
@@ -60,28 +67,37 @@ class Calls:
 
     def count_on(self) -> int:
         """The number of a call that was not there before, where nobody asks for it again."""
-        if self._serial != self._clock.serial:
-            self._serial = self._clock.serial
-            self._count = 0
-        self._count += 1
-        self._only = None
-        return self._count
+        here = self._here
+        serial = self._clock.serial
+        if here.serial != serial:
+            here.serial = serial
+            here.count = 0
+        here.count += 1
+        here.only = self._only = None
+        return here.count
 
     def note(self, number: int) -> Call:
         """Remember the call of this number, for the case that a checkpointed part computes it again."""
         call = Call(number)
-        self._only = call if number == 1 else None
-        part = part_running()
-        if part is not None:
-            self._parts.setdefault(part, _Part()).calls.append(call)
+        self._here.only = self._only = call if number == 1 else None
+        self._enter(call)
         return call
 
     def find_again(self) -> Call | None:
         """The call that is computed again; None where it cannot be told from others."""
-        part = self._parts.get(part_computed_again())
+        token = part_computed_again()
+        part = self._parts.get(token) if token is not None else None
         if part is None:
-            return self._only
+            return self._here.only if self._here.count else self._only  # a device's own thread has made no calls
         task = current_graph_task()
         position = part.positions.get(task, 0)
         part.positions[task] = position + 1
-        return part.calls[position] if position < len(part.calls) else None
+        if position >= len(part.calls):
+            return None
+        self._enter(part.calls[position])
+        return part.calls[position]
+
+    def _enter(self, call: Call) -> None:
+        """The call will be found again by all the parts that it is made in."""
+        for part in parts_running():
+            self._parts.setdefault(part, _Part()).calls.append(call)

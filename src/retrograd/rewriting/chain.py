@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from retrograd.errors import RuleError
 from retrograd.hooks import interventions
+from retrograd.hooks.checkpoints import EnoughComputed
 from retrograd.hooks.interventions import tell_intervention
 from retrograd.rewriting.clock import Clock
 from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
 from retrograd.sites.site import Site
 
 Snapshot = Mapping[str, Any]
@@ -87,11 +87,6 @@ class Chain:
         """Whether a rule has remembered anything of the site so far."""
         return any(state.snapshot() for _, state in self._steps)
 
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether the rules remember a tensor that lies in the same memory."""
-        memory = tensor.untyped_storage().data_ptr()
-        return any(each.untyped_storage().data_ptr() == memory for _, state in self._steps for each in _tensors(state))
-
     def remember(self) -> list[Snapshot]:
         """What the rules remember of the site by now, for :meth:`change_again`."""
         with self._lock:
@@ -110,6 +105,8 @@ class Chain:
             version = -1 if value.is_inference() else value._version  # those of inference mode count no versions
             try:
                 changed = rule(value, state)
+            except EnoughComputed:
+                raise
             except Exception as error:
                 raise self._explain(rule, error) from error
             finally:
@@ -148,11 +145,6 @@ class Chain:
             repair="return a tensor of the same shape, dtype and device.",
             reason="what follows was computed for that shape, dtype and device.",
         )
-
-
-def _tensors(state: SiteState) -> Iterator[Tensor]:
-    for kept in state.snapshot().values():
-        yield from (each for each in (kept if isinstance(kept, tuple) else (kept,)) if isinstance(each, Tensor))
 
 
 def _describe(tensor: Tensor) -> str:

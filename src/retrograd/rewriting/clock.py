@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,10 +20,16 @@ from retrograd.hooks.nested import flatten
 
 
 class _Here(threading.local):
+    """Each thread that trains has forwards, passes and losses of its own."""
+
     def __init__(self) -> None:
         self.guard = DeepGraphGuard()
+        self.scales = LossScales()
         self.scale: torch.Tensor | None = None
         self.in_backward = False
+        self.depth = 0
+        self.serial = 0
+        self.ends = -1
 
 
 class Clock:
@@ -31,20 +37,22 @@ class Clock:
 
     Attributes:
         step: updates that the leading optimizer has made, those that loss scaling skipped among them.
-        serial: grows when the calls of modules are counted anew: with the first forward after a backward pass or an
-            update, and with each one in eval mode or without grad.
+        pass_number: of the outermost backward pass that began last.
+        when_skipped: called with an optimizer whose update loss scaling has skipped.
     """
 
     def __init__(self) -> None:
+        self.when_skipped: Callable[[Optimizer], None] = lambda optimizer: None
         self.step = 0
-        self.serial = 0
-        self._stale = True
+        self.pass_number = 0
         self._here = _Here()
+        self._ends = 0
+        self._serials = itertools.count(1)
         self._leader = Leader()
         self._numbers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._next = itertools.count()
-        self._scales = LossScales()
         self._last_scale: torch.Tensor | None = None
+        self._is_scaling = False
 
     @property
     def guard(self) -> DeepGraphGuard:
@@ -52,12 +60,26 @@ class Clock:
         return self._here.guard
 
     @property
+    def serial(self) -> int:
+        """Another number whenever the calls of modules are counted anew.
+
+        That is with the first forward after a backward pass or an update, and with each one in eval mode or without
+        grad; for each thread by itself.
+        """
+        return self._here.serial
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether this thread is in no call of a model; then a part of one may be called by itself."""
+        return self._here.depth == 0
+
+    @property
     def scale(self) -> torch.Tensor | None:
         """What the gradients of the running pass are multiplied by; None for nothing.
 
         A device's own thread knows of no pass that it has asked for; there it is that of the pass that began last.
         """
-        if self._last_scale is None:
+        if not self._is_scaling:
             return None
         here = self._here
         return here.scale if here.in_backward else self._last_scale
@@ -68,18 +90,23 @@ class Clock:
         """A model is called."""
         if current_graph_task() != -1:
             return
-        guard = self._here.guard
-        if guard.count > FREE_DEPTH and not _continues_a_graph((args, kwargs)):
-            guard.part()
-        if self._stale or not (module.training and grad_enabled()):
-            self._stale = False
-            self.serial += 1
+        here = self._here
+        here.depth += 1
+        if here.guard.count > FREE_DEPTH and not _continues_a_graph((args, kwargs)):
+            here.guard.part()
+        if here.ends != self._ends or not (module.training and grad_enabled()):
+            here.ends = self._ends
+            here.serial = next(self._serials)
 
     def after_call(self, module: nn.Module, output: Any) -> None:
         """That call has ended."""
-        if current_graph_task() == -1:
-            self._here.guard.pause()
-            self._stale |= output is None  # raised, most likely: its calls are not to be counted on from
+        if current_graph_task() != -1:
+            return
+        here = self._here
+        here.depth = max(0, here.depth - 1)
+        here.guard.pause()
+        if output is None:  # raised, most likely: its calls are not to be counted on from
+            here.ends = -1
 
     # ---- backward ----
 
@@ -87,7 +114,8 @@ class Clock:
         """A pass starts from these tensors."""
         here = self._here
         here.in_backward = True
-        here.scale = self._last_scale = self._scales.find(roots)
+        here.scale = self._last_scale = here.scales.find(roots)
+        self.pass_number += 1
 
     def backward_ends(self, failed: bool) -> None:
         """That pass has ended."""
@@ -95,13 +123,14 @@ class Clock:
         here.in_backward = False
         here.scale = None
         here.guard.restart()
-        self._stale = True
+        self._ends += 1
 
     # ---- updates ----
 
     def loss_scaled(self, losses: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
         """These losses were multiplied."""
-        self._scales.add(losses, scale)
+        self._is_scaling = True
+        self._here.scales.add(losses, scale)
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """An optimizer is about to update."""
@@ -109,15 +138,20 @@ class Clock:
 
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
         """It has updated."""
-        self.update_skipped(optimizer)
+        self._end_update(optimizer)
 
     def update_skipped(self, optimizer: Optimizer) -> None:
-        """It has updated, or was to."""
+        """It was to update, and loss scaling has left the parameters alone."""
+        self._end_update(optimizer)
+        self.when_skipped(optimizer)
+
+    def _end_update(self, optimizer: Optimizer) -> None:
         if self._leader.ends_step(self._number(optimizer)):
             self.step += 1
-            self._stale = True
-            self._scales.forget()
+            self._ends += 1
+            self._here.scales.forget()
             self._last_scale = None
+            self._here.depth = 0  # of a forward that was left by KeyboardInterrupt nobody has told the end
 
     def _number(self, optimizer: Optimizer) -> int:
         number = self._numbers.get(optimizer)

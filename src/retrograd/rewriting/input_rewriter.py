@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.arguments import argument_names
+from retrograd.hooks.calls import count_calls
 from retrograd.hooks.candidates import parameter_site
 from retrograd.hooks.engine import current_graph_task, next_sequence_number
 from retrograd.hooks.input_gradient import change_input_gradient
@@ -24,11 +25,12 @@ _INPUT: Keys = ("input",)
 class _Use:
     """An argument that was branched off for the module, so that its gradient through the module can be changed."""
 
-    __slots__ = ("edge", "number", "place", "tensor", "version")
+    __slots__ = ("edge", "node", "number", "place", "tensor", "version")
 
     def __init__(self, place: Place, tensor: Tensor, edge: GradientEdge, number: int) -> None:
         self.place = place
         self.tensor = tensor
+        self.node = tensor.grad_fn
         self.edge = edge
         self.number = number
         self.version = tensor._version
@@ -37,12 +39,14 @@ class _Use:
 class _Running:
     """A call that has begun and not ended."""
 
-    __slots__ = ("again", "call", "uses")
+    __slots__ = ("again", "call", "covered", "uses")
 
     def __init__(self, call: Call | None, *, again: bool) -> None:
         self.call = call
         self.again = again
         self.uses: list[_Use] = []
+        self.covered: dict[str, Any] = {}
+        """Name of each parameter that something else stands for during the call → what stood for it before, if any."""
 
     @property
     def has_gradient(self) -> bool:
@@ -62,19 +66,16 @@ class InputRewriter:
         host: the rewriting.
         module: the module.
         path: its path.
-        has_arguments: whether there may be rules for its arguments.
-        parameters: names of its parameters whose values have rules.
+        parameters: names of its parameters, if it is their values that have rules, and not its arguments.
     """
 
-    def __init__(
-        self, host: Host, module: nn.Module, path: str, *, has_arguments: bool, parameters: Sequence[str]
-    ) -> None:
+    def __init__(self, host: Host, module: nn.Module, path: str, parameters: Sequence[str]) -> None:
         self._host = host
+        self._module = module
         self._path = path
         self._places = Places(host, module, path)
         self._calls = Calls(host.clock)
         self._names, self._rest = argument_names(module)
-        self._has_arguments = has_arguments
         self._parameters = tuple(parameters)
         self._here = _Here()
 
@@ -82,25 +83,45 @@ class InputRewriter:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The forward pre-hook."""
+        self._end_interrupted(module)
+        if not self._host.is_active:
+            return args, kwargs
+        if self._host.clock.is_outside:
+            self._host.part_begins(module, args, kwargs)
         again = current_graph_task() != -1
         running = _Running(self._calls.find_again() if again else self._calls.begin(), again=again)
         self._here.running.append(running)
-        if not self._host.is_active:
-            return args, kwargs
         for name in self._parameters:
             self._put_parameter(module, name, running)
-        return self._change_arguments(module, args, kwargs, running) if self._has_arguments else (args, kwargs)
+        return (args, kwargs) if self._parameters else self._change_arguments(module, args, kwargs, running)
 
     def end_call(self, module: nn.Module, output: Any) -> None:
         """The forward hook, called with None for a call that raised."""
         if not self._here.running:  # a hook before ours has raised
             return
         running = self._here.running.pop()
-        for name in self._parameters:
-            vars(module).pop(name, None)
-        for use in running.uses if output is not None else ():
+        _uncover(module, running)
+        if output is None or not running.uses:
+            return
+        outputs = [tensor for _, tensor in flatten(output, ()) if tensor.requires_grad]
+        for use in running.uses:
             if use.tensor._version != use.version:
-                self._watch_overwritten(use, output)
+                self._watch_overwritten(use, outputs)
+            elif any(each._base is use.tensor._base for each in outputs):  # who gets it may write into it
+                self._host.watch_view(use.place.name, use.tensor)
+
+    def remove(self) -> None:
+        """The rules act no more, maybe in the middle of a call."""
+        for running in reversed(self._here.running):
+            _uncover(self._module, running)
+
+    def _end_interrupted(self, module: nn.Module) -> None:
+        """A call that was left by KeyboardInterrupt runs no hook at its end."""
+        running = self._here.running
+        if running:
+            around = max(0, count_calls(module) - 1)  # none are seen from compiled code
+            while len(running) > around:
+                _uncover(module, running.pop())
 
     def _change_arguments(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], running: _Running
@@ -134,16 +155,17 @@ class InputRewriter:
         if not tensor.requires_grad or not place.acts_on_gradient:
             return tensor
         edge, number = get_gradient_edge(tensor), next_sequence_number()
-        branched = place.watch(tensor, training, branches=True)
+        branched = place.watch(tensor, training, branches=True, is_private=True)
         if branched is not tensor:
             running.uses.append(_Use(place, branched, edge, number))
         return branched
 
-    def _watch_overwritten(self, use: _Use, output: Any) -> None:
+    def _watch_overwritten(self, use: _Use, outputs: list[Tensor]) -> None:
         """A module that writes into its argument has taken the node of ours out of the way."""
-        outputs = [tensor for _, tensor in flatten(output, ()) if tensor.requires_grad]
-        hook = use.place.hook_for(use.tensor)
-        if not change_input_gradient(use.edge, outputs, use.number, hook):
+        place, guard = use.place, self._host.clock.guard
+        if place.needs_value or not change_input_gradient(
+            use.edge, outputs, use.number, place.change_gradient, guard, use.node
+        ):
             raise CannotRewriteError(
                 f"{use.place.name} is written into by its module, so that its gradient cannot be changed there.",
                 repair="let the module work out of place (inplace=False), or set the rule on its output's gradient.",
@@ -154,9 +176,27 @@ class InputRewriter:
         place = self._places.find(
             parameter_site(self._path, name).keys, running.call.number if running.call is not None else 1
         )
+        if place is None:
+            return
+        if name not in module._parameters:
+            raise CannotRewriteError(
+                f"{place.name} is no parameter any more, so that its value cannot be rewritten.",
+                repair="set the rules after parametrizing or pruning the module.",
+            )
         parameter = module._parameters[name]
-        if place is None or parameter is None:
+        if parameter is None:
             return
         changed = place.change_value(parameter, running.call, module.training, again=running.again)
         if changed is not parameter:
-            vars(module)[name] = changed  # found before the parameter of that name, which stays where it is
+            attributes = vars(module)
+            running.covered[name] = attributes.get(name)
+            attributes[name] = changed  # found before the parameter of that name, which stays where it is
+
+
+def _uncover(module: nn.Module, running: _Running) -> None:
+    """What stands for parameters during a call stands for them no more."""
+    while running.covered:
+        name, earlier = running.covered.popitem()
+        vars(module).pop(name, None)
+        if earlier is not None:
+            vars(module)[name] = earlier

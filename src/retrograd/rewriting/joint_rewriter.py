@@ -8,12 +8,11 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks import interventions
-from retrograd.hooks.engine import current_graph_task, uncompiled
 from retrograd.hooks.interventions import tell_intervention
 from retrograd.hooks.many import scale_all, total_norm
 from retrograd.hooks.optimizer import UpdateTap
-from retrograd.hooks.tensor import change_gradient, leave_gradient
 from retrograd.rewriting.clock import Clock
+from retrograd.rewriting.passes import Passes
 from retrograd.rules.norm_rule import NormRule
 from retrograd.rules.pass_rule import PassRule
 from retrograd.rules.rule import Rule
@@ -44,24 +43,27 @@ class JointRewriter:
         self._clock = clock
         self._rank = rank
         self._steps: list[tuple[Rule, SiteState]] = [(rule, rule.state_at(str(SITE))) for rule in rules]
-        self._passes: dict[int, dict[int, Tensor]] = {}
+        self._passes = Passes(clock)
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self._set_found_inf = False
         self._tap = UpdateTap(optimizer, self._before_update, self._after_update)
-        self._collectors: list[tuple[Tensor, _Collector]] = []
-        if any(isinstance(rule, PassRule) for rule in rules):
-            for parameter in self._parameters():
-                if parameter.requires_grad:
-                    collector = _Collector(self._passes, id(parameter), clock)
-                    change_gradient(parameter, collector)
-                    self._collectors.append((parameter, collector))
+        clock.when_skipped = self._forget_passes
+        self._collects = any(isinstance(rule, PassRule) for rule in rules)
+
+    def attach(self) -> None:
+        """A backward pass begins: what it brings to each parameter is kept, where a rule asks for it."""
+        if self._collects:
+            self._passes.watch(self._parameters())
 
     def remove(self) -> None:
         """Take the hooks back."""
         self._tap.remove()
-        while self._collectors:
-            leave_gradient(*self._collectors.pop())
-        self._passes.clear()
+        self._passes.remove()
+        self._after_update()
+
+    def _forget_passes(self, optimizer: Optimizer) -> None:
+        if optimizer is self._optimizer:
+            self._passes.take(())
 
     def _parameters(self) -> list[Tensor]:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
@@ -72,6 +74,7 @@ class JointRewriter:
                 "The optimizer was given a closure, which computes the gradients after the rules should have acted.",
                 repair="call backward before `optimizer.step()`.",
             )
+        self._after_update()  # of an update that raised, nobody has told the end
         for rule, state in self._steps:
             state.step, state.rank = self._clock.step, self._rank
             if isinstance(rule, PassRule):
@@ -81,8 +84,7 @@ class JointRewriter:
 
     def _combine(self, rule: PassRule, state: SiteState) -> None:
         parameters = self._parameters()
-        passes = [[found.get(id(each)) for each in parameters] for found in self._passes.values()]
-        self._passes.clear()
+        passes = self._passes.take(parameters)
         if not passes:
             return
         scale = getattr(self._optimizer, "grad_scale", None)
@@ -132,38 +134,16 @@ class JointRewriter:
             del self._optimizer.found_inf  # type: ignore[attr-defined]
 
 
-class _Collector:
-    """The hook of a parameter: keeps what each pass brings, without its loss scale."""
-
-    __slots__ = ("_clock", "_number", "_passes")
-
-    __torch_unserializable__ = True
-
-    def __init__(self, passes: dict[int, dict[int, Tensor]], number: int, clock: Clock) -> None:
-        self._passes = passes
-        self._number = number
-        self._clock = clock
-
-    @uncompiled
-    def __call__(self, gradient: Tensor | None) -> None:
-        if gradient is None:
-            return
-        scale = self._clock.scale
-        kept = gradient.detach().clone() if scale is None else gradient.detach() / scale.to(gradient.device)
-        found = self._passes.setdefault(current_graph_task(), {})
-        found[self._number] = found[self._number] + kept if self._number in found else kept
-
-
 def _check(optimizer: Optimizer, rule: Rule) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise CannotRewriteError(
             "The gradients of LBFGS cannot be rewritten together.",
-            repair="set the rule on the parameters: rg.rewrite(model, {'*.grad': …}).",
+            repair="set the rule on the parameters: rg.rewrite(model, {'*:weight.grad': …}).",
             reason="it computes them several times within one update.",
         )
     if not isinstance(rule, NormRule | PassRule):
         raise CannotRewriteError(
             f"{rule.name} does not act on all gradients together.",
-            repair=f"set it on the parameters: rg.rewrite(model, {{'*.grad': {rule.name}}}).",
+            repair=f"set it on the parameters: rg.rewrite(model, {{'*:weight.grad': {rule.name}}}).",
             reason="only a rule of the norm, or one that combines several passes, treats them as one vector.",
         )

@@ -32,29 +32,32 @@ class OutputRewriter:
         self._clock = host.clock
         self._places = Places(host, module, path)
         self._calls = Calls(host.clock)
-        self._plain: list[Place | None] = []
+        self._plain: dict[int, Place | None] = {}
 
     def rewrite_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """The forward hook: what is returned instead."""
         if not self._host.is_active:
             return output
+        if self._clock.is_outside:
+            self._host.part_begins(module, args, kwargs)
         calls = self._calls
         if type(output) is not Tensor or not grad_enabled() or current_graph_task() != -1:
             return self._rewrite(module, args, kwargs, output)
         number = calls.count_on()
-        place = self._plain[number - 1] if number <= len(self._plain) else self._find_plain(number)
+        place = self._plain[number] if number in self._plain else self._find_plain(number)
         if place is None:
             return output
+        new = output
         if place.acts_on_value:
-            output = place.change_value(output, calls.note(number), module.training, again=False)
-        elif kwargs or any([output is each for each in args]):  # noqa: C419  # a generator costs more
-            return place.watch(output, module.training, branches=_is_among(output, args, kwargs))
-        return place.watch(output, module.training)
+            new = place.change_value(output, calls.note(number), module.training, again=False)
+        if kwargs or any([new is each or type(each) is not Tensor for each in args]):  # noqa: C419  # the quicker
+            return place.watch(new, module.training, branches=_is_among(new, args, kwargs))
+        return place.watch(new, module.training)
 
     def _find_plain(self, number: int) -> Place | None:
         place = self._places.find(_OUTPUT, number)
-        if number == len(self._plain) + 1 and number <= Places.MOST:
-            self._plain.append(place)
+        if number <= Places.MOST:
+            self._plain[number] = place
         return place
 
     def _rewrite(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.tensor import change_gradient, leave_gradient
+from retrograd.hooks.tensor import change_gradient, leave_gradient, shares_memory
 from retrograd.rewriting.chain import Chain
 from retrograd.rewriting.place import Host
 
@@ -17,6 +17,7 @@ class ParameterRewriter:
     Args:
         host: the rewriting.
         module: the module that has the parameter.
+        name: what the module calls it.
         parameter: the parameter.
         chain: the rules.
 
@@ -24,28 +25,34 @@ class ParameterRewriter:
         CannotRewriteError: for a parameter whose hooks torch does not call.
     """
 
-    __slots__ = ("_chain", "_host", "_is_attached", "_module", "_parameter")
+    __slots__ = ("_chain", "_host", "_is_attached", "_module", "_name", "_parameter")
 
-    def __init__(self, host: Host, module: nn.Module, parameter: Tensor, chain: Chain) -> None:
-        if type(parameter.data).__name__ == "DTensor":
-            raise CannotRewriteError(
-                f"The gradient of {chain.name} cannot be rewritten: the parameter is sharded.",
-                repair="set the rule on the gradient of the module's output, or on the optimizer.",
-                reason="torch calls no hook of a sharded parameter.",
-            )
+    def __init__(self, host: Host, module: nn.Module, name: str, parameter: Tensor, chain: Chain) -> None:
         self._host = host
         self._module = module
+        self._name = name
         self._parameter = parameter
         self._chain = chain
         self._is_attached = False
         self.attach()
 
-    def attach(self) -> bool:
-        """Set the hook, unless the parameter is frozen; returns whether it is set."""
-        if not self._is_attached and self._parameter.requires_grad:
-            change_gradient(self._parameter, self.change)
-            self._is_attached = True
-        return self._is_attached
+    def attach(self) -> None:
+        """Set the hook, once the parameter trains; on another one, if that has taken its place in the module."""
+        own = dict(self._module._parameters.items())  # a scripted module has no dict, but something like it
+        parameter = own.get(self._name)
+        if parameter is not None and parameter is not self._parameter:
+            self.remove()
+            self._parameter = parameter
+        if self._is_attached or not self._parameter.requires_grad:
+            return
+        if type(self._parameter.data).__name__ == "DTensor":
+            raise CannotRewriteError(
+                f"The gradient of {self._chain.name} cannot be rewritten: the parameter is sharded.",
+                repair="set the rule on the gradient of the module's output.",
+                reason="torch calls no hook of a sharded parameter.",
+            )
+        change_gradient(self._parameter, self.change)
+        self._is_attached = True
 
     @uncompiled
     def change(self, gradient: Tensor | None) -> Tensor | None:
@@ -57,7 +64,7 @@ class ParameterRewriter:
         if scale is not None:
             return chain.change_scaled(gradient, scale, 1, training, activation)
         changed = chain.change(gradient, 1, training, activation)
-        if chain.holds(changed):  # it may become ``.grad``, to which the next pass is added
+        if shares_memory(changed):  # it may become ``.grad``, which is written into
             return changed.clone()
         return None if changed is gradient else changed
 
@@ -66,3 +73,4 @@ class ParameterRewriter:
     def remove(self) -> None:
         """Take the hook back."""
         leave_gradient(self._parameter, self.change)
+        self._is_attached = False

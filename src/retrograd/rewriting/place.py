@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -10,7 +10,7 @@ from retrograd.errors import CannotRewriteError
 from retrograd.hooks.branches import branch
 from retrograd.hooks.deep_graphs import FREE_DEPTH
 from retrograd.hooks.engine import grad_enabled, uncompiled
-from retrograd.hooks.tensor import ChangeGradient, change_gradient
+from retrograd.hooks.tensor import change_gradient
 from retrograd.rewriting.calls import Call
 from retrograd.rewriting.chain import Chain
 from retrograd.rewriting.clock import Clock
@@ -31,6 +31,9 @@ class Host(Protocol):
     def make_chain(self, rules: list[Rule], module: nn.Module | None, site: Site) -> Chain:
         """These rules at a site."""
 
+    def part_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Told that a part of a model is called by itself."""
+
     def watch_view(self, site: str, tensor: Tensor) -> None:
         """Told of a tensor whose gradient would be lost if it were written into."""
 
@@ -47,6 +50,7 @@ class Place:
 
     __slots__ = (
         "_call", "_clock", "_gradient", "_host", "_training", "_value", "acts_on_gradient", "acts_on_value", "name",
+        "needs_value",
     )  # fmt: skip
 
     def __init__(self, host: Host, value: Chain | None, gradient: Chain | None, call: int) -> None:
@@ -58,6 +62,7 @@ class Place:
         self._training = True
         self.acts_on_value = value is not None
         self.acts_on_gradient = gradient is not None
+        self.needs_value = gradient is not None and gradient.needs_value
         self.name = gradient.name if gradient is not None else value.name if value is not None else ""
 
     def change_value(self, tensor: Tensor, call: Call | None, training: bool, *, again: bool) -> Tensor:
@@ -89,34 +94,32 @@ class Place:
             )
         return chain.change_again(tensor, self._call, training, call.remembered.get(chain, ()) if call else ())
 
-    def watch(self, tensor: Tensor, training: bool, *, branches: bool = False) -> Tensor:
+    def watch(self, tensor: Tensor, training: bool, *, branches: bool = False, is_private: bool = False) -> Tensor:
         """Let the rules act on the gradient of a tensor; returns the tensor to go on with.
 
         Args:
             tensor: the tensor.
             training: whether the module is in training mode.
             branches: it has other uses, whose gradients are to be left alone.
+            is_private: the caller looks after writes into it.
         """
         if self._gradient is None or not tensor.requires_grad or not grad_enabled():
             return tensor
         self._training = training
         node = tensor.grad_fn
+        guard = self._clock.guard
         if branches or node is None:
+            if node is not None:
+                guard.saw(node)
             tensor = branch(tensor)
             node = tensor.grad_fn
-        if tensor._is_view():
+        if not is_private and tensor._is_view():
             self._host.watch_view(self.name, tensor)
-        change_gradient(tensor, self.hook_for(tensor))
-        guard = self._clock.guard
+        change_gradient(tensor, _Paired(self, tensor) if self.needs_value else self.change_gradient)
         guard.count += 1
         if guard.count > FREE_DEPTH:
             guard.string(node)
         return tensor
-
-    def hook_for(self, tensor: Tensor) -> ChangeGradient:
-        """The hook for the gradient of a tensor."""
-        assert self._gradient is not None
-        return _Paired(self, tensor) if self._gradient.needs_value else self.change_gradient
 
     @uncompiled
     def change_gradient(self, gradient: Tensor | None, activation: Tensor | None = None) -> Tensor | None:
@@ -165,7 +168,7 @@ class Places:
         path: its path.
     """
 
-    MOST = 100
+    MOST = 1000
     """Calls that have places of their own; those of later ones are made anew each time."""
 
     def __init__(self, host: Host, module: nn.Module | None, path: str) -> None:

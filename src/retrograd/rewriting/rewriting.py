@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,8 +15,10 @@ from torch.optim.optimizer import Optimizer
 from retrograd.errors import CannotRewriteError, RetrogradWarning, RewriteError
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, parameter_site, walk_modules
-from retrograd.hooks.module import CallTap, InputTap, OutputTap
+from retrograd.hooks.module import CallTap, InputTap, OutputTap, is_compiled
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
+from retrograd.hooks.rewriters import announce_rewriter, withdraw_rewriter
+from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
 from retrograd.hooks.watched import leave_watched_tensors, rewrite_watched_tensors
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
 from retrograd.rewriting.chain import Chain
@@ -46,11 +48,12 @@ class Rewriting:
         self._views = WrittenViews()
         self._roots: list[CallTap] = []
         self._taps: list[InputTap | OutputTap] = []
+        self._inputs: list[InputRewriter] = []
         self._parameters: list[ParameterRewriter] = []
-        self._frozen: list[ParameterRewriter] = []
         self._watched: WatchedRewriter | None = None
         self._joint: JointRewriter | None = None
         self._was_run = False
+        self._undo: list[Callable[[], None]] = []
         self.clock = Clock()
         self.is_active = True
 
@@ -63,26 +66,35 @@ class Rewriting:
         """Let no rule act any more, also on graphs that are alive. Calling it twice is harmless."""
         if not self.is_active:
             return
+        self._detach()
+        self._warn_of_unreached(stacklevel=3)
+
+    def _warn_of_unreached(self, stacklevel: int) -> None:
+        unreached = self._assignments.unreached() if self._assignments is not None and self._was_run else []
+        if unreached:
+            warnings.warn(
+                f"No rule has acted at {', '.join(unreached)}: these sites were never reached. Code that was compiled "
+                "before the rules were set does not reach them: call torch.compiler.reset() first.",
+                RetrogradWarning,
+                stacklevel=stacklevel,
+            )
+
+    def _detach(self) -> None:
         self.is_active = False
-        unlisten_to_backward(self)
-        unlisten_to_optimizers(self.clock)
+        while self._undo:
+            self._undo.pop()()
         for root in self._roots:
             root.remove()
         for tap in self._taps:
             tap.remove()
+        for inputs in self._inputs:
+            inputs.remove()
         for parameter in self._parameters:
             parameter.remove()
         if self._watched is not None:
             leave_watched_tensors(self._watched)
         if self._joint is not None:
             self._joint.remove()
-        unreached = self._assignments.unreached() if self._assignments is not None and self._was_run else []
-        if unreached:
-            warnings.warn(
-                f"No rule has acted at {', '.join(unreached)}: these sites were never reached.",
-                RetrogradWarning,
-                stacklevel=2,
-            )
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold for the rules to go on with the same decisions."""
@@ -94,6 +106,8 @@ class Rewriting:
         Raises:
             RewriteError: if it was given by other rules.
         """
+        if not isinstance(saved, Mapping) or saved.keys() != {"step", "rules"}:
+            raise RewriteError("This is no state of rules.", repair="give what `state_dict()` of a rewriting returned.")
         names, ours = [name for name, _ in saved["rules"]], [rule.name for rule in self._rules]
         if names != ours:
             raise RewriteError(
@@ -123,7 +137,7 @@ class Rewriting:
             self._attach_to_watched()
             self._listen()
         except BaseException:
-            self.remove()
+            self._detach()
             raise
 
     def attach_to_optimizer(self, optimizer: Optimizer) -> None:
@@ -132,8 +146,16 @@ class Rewriting:
         self._listen()
 
     def _listen(self) -> None:
+        hide_from_scripting()
         listen_to_backward(self)
         listen_to_optimizers(self.clock)
+        announce_rewriter(self)
+        self._undo += [
+            show_to_scripting,
+            lambda: withdraw_rewriter(self),
+            lambda: unlisten_to_backward(self),
+            lambda: unlisten_to_optimizers(self.clock),
+        ]
 
     def _attach_to_calls(self, entry: NamedModule, compiled: tuple[str, ...]) -> None:
         assert self._assignments is not None
@@ -146,12 +168,17 @@ class Rewriting:
         if not parameters and not slots & {"input", "output"}:
             return
         _check_module(entry, compiled, parameters)
-        if parameters or "input" in slots:
-            has_arguments = "input" in slots
-            inputs = InputRewriter(self, entry.module, entry.path, has_arguments=has_arguments, parameters=parameters)
-            self._taps.append(InputTap(entry.tapped, inputs))
+        if parameters:
+            self._attach_to_inputs(entry, entry.module, parameters)  # a wrapper may compute it again without itself
+        if "input" in slots:
+            self._attach_to_inputs(entry, entry.tapped, ())
         if "output" in slots:
             self._taps.append(OutputTap(entry.tapped, OutputRewriter(self, entry.module, entry.path)))
+
+    def _attach_to_inputs(self, entry: NamedModule, tapped: nn.Module, parameters: Sequence[str]) -> None:
+        inputs = InputRewriter(self, entry.module, entry.path, parameters)
+        self._inputs.append(inputs)
+        self._taps.append(InputTap(tapped, inputs))
 
     def _attach_to_gradients(self, entry: NamedModule, seen: set[int]) -> None:
         for name, parameter in entry.parameters:
@@ -160,10 +187,8 @@ class Rewriting:
             if not rules or id(parameter) in seen:  # a parameter with two names has one gradient
                 continue
             seen.add(id(parameter))
-            rewriter = ParameterRewriter(self, entry.module, parameter, self.make_chain(rules, entry.module, site))
-            self._parameters.append(rewriter)
-            if not rewriter.attach():
-                self._frozen.append(rewriter)
+            chain = self.make_chain(rules, entry.module, site)
+            self._parameters.append(ParameterRewriter(self, entry.module, name, parameter, chain))
 
     def _attach_to_watched(self) -> None:
         assert self._assignments is not None
@@ -181,6 +206,14 @@ class Rewriting:
         """These rules at a site."""
         return Chain(rules, module, site, self.clock, self._rank)
 
+    def try_rules(self, module: nn.Module, site: Site, gradient: Tensor) -> Tensor:
+        """What the rules for a site would make of a gradient; they learn nothing by it."""
+        rules = self.find_rules(Candidate(site, module))
+        if not rules or not self.is_active:
+            return gradient
+        chain = self.make_chain(rules, module, site.first_call)
+        return chain.change_again(gradient, site.call, module.training, chain.remember())
+
     def watch_view(self, site: str, tensor: Tensor) -> None:
         """Told of a tensor whose gradient would be lost if it were written into."""
         self._views.watch(self.clock.serial, site, tensor)
@@ -191,13 +224,21 @@ class Rewriting:
         """One of the models is called."""
         self._was_run = True
         self.clock.before_forward(module, args, kwargs)
-        if self._frozen:
-            self._frozen = [each for each in self._frozen if not each.attach()]
+
+    def part_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A part of one is called by itself."""
+        self.forward_begins(module, args, kwargs)
+        self.clock.after_call(module, args)  # nobody tells of the end
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """A backward pass starts from these tensors."""
-        self._views.check()
+        self._was_run = True
         self.clock.backward_begins(roots)
+        for parameter in self._parameters:
+            parameter.attach()  # it may have begun to train, or another may be in its place
+        if self._joint is not None:
+            self._joint.attach()
+        self._views.check(forgets=self.clock.is_outside)
 
     def backward_ends(self, failed: bool) -> None:
         """That pass has ended."""
@@ -209,7 +250,11 @@ class Rewriting:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.remove()
+        if not self.is_active:
+            return
+        self._detach()
+        if kind is None:  # else what was not reached yet is no news
+            self._warn_of_unreached(stacklevel=3)
 
     def __repr__(self) -> str:
         state = "" if self.is_active else ", removed"
@@ -270,8 +315,10 @@ class _Root:
 
 
 def _as_optimizer(target: object) -> Optimizer | None:
-    inner = getattr(target, "optimizer", None)  # the wrappers of trainers
-    return next((each for each in (target, inner) if isinstance(each, Optimizer)), None)
+    if isinstance(target, nn.Module):
+        return None
+    inner = getattr(target, "optimizer", None)  # the wrappers of trainers, some of which are optimizers themselves
+    return next((each for each in (inner, target) if isinstance(each, Optimizer)), None)
 
 
 def _check_module(entry: NamedModule, compiled: tuple[str, ...], parameters: list[str]) -> None:
@@ -279,6 +326,12 @@ def _check_module(entry: NamedModule, compiled: tuple[str, ...], parameters: lis
     if entry.module._compiled_call_impl is not None or (inside and entry.path != ROOT):
         raise CannotRewriteError(
             f"{entry.path} has been compiled, so that no rule can act there.",
+            repair="set the rules first, and compile the model then.",
+            reason="compiled code does not ask for hooks that were set after it was compiled.",
+        )
+    if parameters and (is_compiled(entry.tapped) or isinstance(entry.module, torch.jit.ScriptModule)):
+        raise CannotRewriteError(
+            f"{entry.path} has been compiled, so that the values of its parameters cannot be rewritten.",
             repair="set the rules first, and compile the model then.",
             reason="compiled code does not ask for hooks that were set after it was compiled.",
         )

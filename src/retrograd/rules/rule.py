@@ -29,8 +29,12 @@ class Rule:
 
     needs_value: ClassVar[bool] = False
 
-    def __init__(self) -> None:
-        self._states: dict[str, SiteState] = {}
+    _states: dict[str, SiteState]
+
+    def __new__(cls, *_args: Any, **_options: Any) -> Self:
+        rule = super().__new__(cls)
+        rule._states = {}  # here, so that an __init__ which forgets to call ours does no harm
+        return rule
 
     def __call__(self, value: Tensor, state: SiteState) -> Tensor | None:
         """Return what takes the place of ``value``; None for no change.
@@ -94,7 +98,7 @@ class PlainRule(Rule):
         return self._change(value, state)
 
     def __repr__(self) -> str:
-        return str(getattr(self._change, "__qualname__", repr(self._change)))
+        return str(getattr(self._change, "__qualname__", type(self._change).__qualname__))  # without an address
 
 
 def as_rule(given: Rule | Change) -> Rule:

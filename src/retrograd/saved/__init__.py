@@ -6,6 +6,8 @@ from retrograd.saved.gradient_error import GradientError as GradientError
 from retrograd.saved.gradient_error import measure_gradient_error as measure_gradient_error
 from retrograd.saved.keep import Keep as Keep
 from retrograd.saved.lossless import Lossless as Lossless
+from retrograd.saved.plan import Plan as Plan
+from retrograd.saved.planned import Planned as Planned
 from retrograd.saved.policy import Packed as Packed
 from retrograd.saved.policy import Policy as Policy
 from retrograd.saved.policy import Saved as Saved

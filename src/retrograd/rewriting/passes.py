@@ -1,0 +1,88 @@
+"""What each backward pass of a step brings to the parameters of an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.tensor import after_accumulation, change_gradient, leave_gradient
+from retrograd.rewriting.clock import Clock
+
+
+class Passes:
+    """Keeps the gradients of passes apart that torch adds up.
+
+    Args:
+        clock: says which pass runs, and what its gradients are multiplied by.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._found: dict[int, dict[int, Tensor]] = {}
+        self._collectors: dict[int, _Collector] = {}
+
+    def watch(self, parameters: Iterable[Tensor]) -> None:
+        """From now on what comes to these is kept, too."""
+        for parameter in parameters:
+            if parameter.requires_grad and id(parameter) not in self._collectors:
+                self._collectors[id(parameter)] = _Collector(parameter, self._found, self._clock)
+
+    def take(self, parameters: Sequence[Tensor]) -> list[list[Tensor | None]]:
+        """For each pass the gradients of these parameters, without loss scale. Nothing is kept then."""
+        passes = [[found.get(id(each)) for each in parameters] for found in self._found.values() if found]
+        self._found.clear()
+        return passes
+
+    def remove(self) -> None:
+        """Take the hooks back, and forget everything."""
+        while self._collectors:
+            self._collectors.popitem()[1].remove()
+        self._found.clear()
+
+
+class _Collector:
+    """Two hooks of one parameter: what arrives counts once it has been added to ``.grad``.
+
+    What ``torch.autograd.grad`` asks for is not, and where there is no ``.grad`` before it, all that came until then
+    has been thrown away with it.
+    """
+
+    __slots__ = ("_arrived", "_clock", "_found", "_parameter", "_undo")
+
+    __torch_unserializable__ = True
+
+    def __init__(self, parameter: Tensor, found: dict[int, dict[int, Tensor]], clock: Clock) -> None:
+        self._parameter = parameter
+        self._found = found
+        self._clock = clock
+        self._arrived: Tensor | None = None
+        change_gradient(parameter, self)
+        self._undo = after_accumulation(parameter, self.add)
+
+    @uncompiled
+    def __call__(self, gradient: Tensor | None) -> None:
+        if gradient is None:
+            return
+        scale = self._clock.scale
+        self._arrived = gradient.detach().clone() if scale is None else gradient.detach() / scale.to(gradient.device)
+        if self._parameter.grad is None:
+            for found in self._found.values():
+                found.pop(id(self._parameter), None)
+
+    @uncompiled
+    def add(self, parameter: Tensor) -> None:
+        """The gradient has been added to ``.grad``."""
+        arrived, self._arrived = self._arrived, None
+        if arrived is not None:
+            found = self._found.setdefault(self._clock.pass_number, {})
+            earlier = found.get(id(parameter))
+            found[id(parameter)] = arrived if earlier is None else earlier + arrived
+
+    add.__torch_unserializable__ = True  # type: ignore[attr-defined]
+
+    def remove(self) -> None:
+        """Take the hooks back."""
+        leave_gradient(self._parameter, self)
+        self._undo()
