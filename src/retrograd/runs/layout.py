@@ -41,10 +41,7 @@ PLACES: tuple[Place, ...] = (
     Place(MANIFEST, "what was run: versions, command, git commit, seed, model, sites; written by rank 0"),
     Place(f"rank00000/{RANK_FILE}", "how this process fares: status, first and last step, what was lost"),
     Place(f"rank00000/{STATISTICS}/part-00000000-00000000.parquet", "rows of statistics"),
-    Place(
-        f"rank00000/{EVENTS}/part-00000000-00000000.parquet",
-        "losses, optimizer updates, what rules have changed, faults",
-    ),
+    Place(f"rank00000/{EVENTS}/part-00000000-00000000.parquet", "losses, updates, what rules have changed, faults"),
     Place(f"rank00000/{TENSORS}/shard-00000000.safetensors", "tensors that were asked for, several a file"),
     Place(f"rank00000/{RING}", "the last events of backward passes; `ring.names` and `ring.modules` give the words"),
     Place("rank00000/hang-1.txt", "what a pass was at that did not move"),
