@@ -9,10 +9,8 @@ of the half-way block, behind which the forward may end; the last is the output 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -20,8 +18,9 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from contenders import Attached, Contender, Group
-from interleaved import measure_group, print_table
+from interleaved import measure_group
 from nets import GPT2, RESNETS, Net, ResNet, make_gpt2, make_resnet
+from options import make_parser, print_measures
 
 NETS: dict[str, Callable[[], Net]] = {"resnet": make_resnet, "gpt2": make_gpt2}
 
@@ -98,29 +97,20 @@ CONTENDERS: dict[str, Contender] = {
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
-    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
+    parser = make_parser(__doc__, NETS)
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    parser.add_argument("--markdown", action="store_true", help="print the table of README.md")
-    parser.add_argument("--json", action="store_true", help="print the measures as JSON")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
-    torch.set_num_threads(1)
     group = Group({name: CONTENDERS[name] for name in arguments.only}, bare_forward)
     measures = [
         measure
         for net in arguments.nets
         for measure in measure_group(net, NETS[net], group, arguments.rounds, arguments.seconds)
     ]
-    if arguments.json:
-        print(json.dumps([asdict(measure) for measure in measures], indent=1))
-    else:
-        print_table(measures, arguments.nets, arguments.markdown)
+    print_measures(measures, arguments)
 
 
 if __name__ == "__main__":

@@ -8,19 +8,17 @@ the table together is counted.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import retrograd as rg
 from contenders import Attached, Contender, Group
-from interleaved import measure_group, print_table
+from interleaved import measure_group
 from nets import TRACED, Net, make_resnet
+from options import make_parser, print_measures
 
 NETS: dict[str, Callable[[], Net]] = {"ResNet-50, 96 px": make_resnet, **TRACED}
 
@@ -65,23 +63,14 @@ CONTENDERS: dict[str, Contender] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
-    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
-    parser.add_argument("--markdown", action="store_true", help="print the table of README.md")
-    parser.add_argument("--json", action="store_true", help="print the measures as JSON")
+    parser = make_parser(__doc__, NETS)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     measures = [
         measure
         for net in arguments.nets
         for measure in measure_group(net, NETS[net], Group(CONTENDERS), arguments.rounds, arguments.seconds)
     ]
-    if arguments.json:
-        print(json.dumps([asdict(measure) for measure in measures], indent=1))
-    else:
-        print_table(measures, arguments.nets, arguments.markdown)
+    print_measures(measures, arguments)
 
 
 if __name__ == "__main__":

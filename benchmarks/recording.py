@@ -9,41 +9,29 @@ of each measurement. README.md says how to read the table.
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
-
-import torch
 
 from contenders import GROUPS
-from interleaved import measure_group, print_table
+from interleaved import measure_group
 from nets import NETS
+from options import make_parser, print_measures
 from peers import peer_groups
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
-    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
+    parser = make_parser(__doc__, NETS)
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave other libraries out")
-    parser.add_argument("--markdown", action="store_true", help="print the table of the README")
-    parser.add_argument("--json", action="store_true", help="print the measures as JSON")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
-    torch.set_num_threads(1)
     measures = [
         measure
         for group in GROUPS + (peer_groups() if arguments.peers else [])
         for net in arguments.nets
         for measure in measure_group(net, NETS[net], group, arguments.rounds, arguments.seconds)
     ]
-    if arguments.json:
-        print(json.dumps([asdict(measure) for measure in measures], indent=1))
-    else:
-        print_table(measures, arguments.nets, arguments.markdown)
+    print_measures(measures, arguments)
 
 
 if __name__ == "__main__":

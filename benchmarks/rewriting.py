@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -24,8 +22,9 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from contenders import Attached, Contender, Group, bare
-from interleaved import Measure, measure_group, print_table, show
+from interleaved import Measure, measure_group, show
 from nets import NETS, Net
+from options import make_parser, print_measures
 
 SITES = "*:output.grad"
 MAX_NORM = 1e-3
@@ -185,14 +184,9 @@ def measure_history(net: Net) -> tuple[int, int]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
-    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
+    parser = make_parser(__doc__, NETS)
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--quick", action="store_true", help="a first look: three short rounds of the smallest net")
-    parser.add_argument("--markdown", action="store_true", help="print the table of README.md")
-    parser.add_argument("--json", action="store_true", help="print the measures as JSON")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rounds, arguments.seconds, arguments.nets = 3, 0.3, ["mlp-tiny"]
@@ -201,17 +195,15 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    torch.set_num_threads(1)
     measures: list[Measure] = [
         measure
         for name in arguments.only
         for net in arguments.nets
         for measure in measure_group(net, NETS[net], GROUPS[name], arguments.rounds, arguments.seconds)
     ]
+    print_measures(measures, arguments)
     if arguments.json:
-        print(json.dumps([asdict(measure) for measure in measures], indent=1))
         return
-    print_table(measures, arguments.nets, arguments.markdown)
     for name in arguments.nets:
         show(f"{name}: bytes of a history")
         held, gradients = measure_history(NETS[name]())
