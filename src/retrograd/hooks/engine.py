@@ -31,15 +31,6 @@ next_sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defi
 """The number that the next node made in this thread will have."""
 
 
-_COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
-
-
-def is_backward_compiled() -> bool:
-    """Whether a backward pass that begins now is compiled as one graph, hooks and all."""
-    module = sys.modules.get(_COMPILED_AUTOGRAD)  # not loaded by us: that takes more than a second
-    return bool(getattr(module, "compiled_autograd_enabled", False))
-
-
 def has_function_modes() -> bool:
     """Whether every use of torch in this thread passes through a function mode first."""
     return torch._C._len_torch_function_stack() > 0
@@ -68,6 +59,16 @@ def _leave(function: F, strategy: eval_frame._FrameExecStrategy) -> F:
     assert isinstance(function, FunctionType)
     eval_frame.set_code_exec_strategy(function.__code__, strategy)
     return function
+
+
+_COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
+
+
+@uncompiled
+def is_backward_compiled() -> bool:
+    """Whether a backward pass that begins now is compiled as one graph, hooks and all."""
+    module = sys.modules.get(_COMPILED_AUTOGRAD)  # not loaded by us: that takes more than a second
+    return bool(getattr(module, "compiled_autograd_enabled", False))
 
 
 @uncompiled
