@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 MANY_PROCESSES = ("loader_workers.py", "spawned.py")  # their children load the main script themselves
+ABORTED = "terminate called without an active exception"
 LINE = re.compile(r"^(retrograd: .*)\n", re.MULTILINE)
 WARNING = re.compile(r"^.* RetrogradWarning: .*\n  .*\n", re.MULTILINE)
 
@@ -94,10 +96,19 @@ class Stage:
 
 
 def run(words: list[str], folder: Path, environment: dict[str, str] = ENVIRONMENT) -> tuple[int, str, str]:
-    """Exit code, output and errors of a command."""
-    done = subprocess.run(
-        words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    """Exit code, output and errors of a command.
+
+    One process in some fifty of torchrun's that has ended its process group is aborted while Python ends, with or
+    without us: the command is run again.
+    """
+    for _ in range(3):
+        done = subprocess.run(
+            words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if ABORTED not in done.stderr:
+            break
+        shutil.rmtree(folder)
+        folder.mkdir()
     return done.returncode, done.stdout, done.stderr
 
 

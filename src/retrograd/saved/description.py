@@ -58,8 +58,7 @@ class Describer:
     def describe(self, tensor: Tensor, node: Any = None, slot: str = "") -> TensorFacts:
         """Note what a tensor is; one that this node keeps under this name may be what its operation has returned."""
         pieces = list(storages_of(tensor))
-        keys = [key_of(storage) for storage, _ in pieces]
-        kind, name, maker = self._classify(tensor, keys, node, slot)
+        kind, name, maker = self._classify(tensor, pieces, node, slot)
         shape = shape_of(tensor)
         is_plain = tensor.layout is torch.strided and shape is not None
         return TensorFacts(
@@ -69,20 +68,24 @@ class Describer:
             strides=tuple(tensor.stride()) if is_plain else None,
             offset=int(tensor.storage_offset()) if is_plain else 0,
             asked=tensor.numel() * tensor.element_size() if is_plain else sum(count for _, count in pieces),
-            pieces=tuple((self._storages.number(storage), count) for storage, count in pieces),
+            storages=tuple([self._storages.number(storage) for storage, _ in pieces]),
+            storage_bytes=tuple([count for _, count in pieces]),
             kind=kind,
             name=name,
             version=None if tensor.is_inference() else tensor._version,
             maker=maker,
         )
 
-    def _classify(self, tensor: Tensor, keys: list[int], node: Any, slot: str) -> tuple[str, str, Maker | None]:
-        for key in keys:
-            if key in self._arguments and self._permanent.find(key) is None:
-                return "input", "", None
+    def _classify(
+        self, tensor: Tensor, pieces: list[tuple[torch.UntypedStorage, int]], node: Any, slot: str
+    ) -> tuple[str, str, Maker | None]:
+        for storage, _ in pieces:
+            key = key_of(storage)
             found = self._permanent.describe(key, tensor)
             if found is not None:
                 return *found, None
+            if key in self._arguments:
+                return "input", "", None
         maker = _behind_views(tensor.grad_fn)
         if maker is None:
             return "intermediate", "", self._maker(node) if node is not None and is_output(slot) else None

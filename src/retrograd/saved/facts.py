@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Held = Literal["saved", "attribute", "hooks", "checkpoint", "argument"]
 """Who holds a tensor: torch for the node; the node of a Python Function as an attribute; somebody's saved-tensor hooks,
 in what they have packed it into; a checkpoint that has run its function again; a checkpoint as an argument of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Maker:
+class Maker(NamedTuple):
     """The operation that made a tensor.
 
     Attributes:
@@ -25,16 +24,15 @@ class Maker:
     sources: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TensorFacts:
-    """A tensor, and the memory that it keeps.
+class TensorFacts(NamedTuple):
+    """A tensor, and the memory that it keeps. Its fields but the last are columns of the table.
 
     Attributes:
         shape: sizes; None for nested tensors.
         strides: in elements; None where there is no such thing.
         offset: where in its memory it begins, in elements.
         asked: bytes of its elements, each counted once for each place in the shape.
-        pieces: number and bytes of each piece of memory.
+        storages, storage_bytes: number and bytes of each piece of memory.
         kind: ``parameter``, ``parameter view``, ``buffer``, ``buffer view``, ``cast``, ``input`` or ``intermediate``.
         name: name of that parameter or buffer.
         version: how often its memory had been written to.
@@ -47,7 +45,8 @@ class TensorFacts:
     strides: tuple[int, ...] | None
     offset: int
     asked: int
-    pieces: tuple[tuple[int, int], ...]
+    storages: tuple[int, ...]
+    storage_bytes: tuple[int, ...]
     kind: str
     name: str
     version: int | None

@@ -12,7 +12,6 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -116,7 +115,7 @@ class SavedWatch:
         with torch.no_grad():
             described = describer.describe(tensor)
         if described.maker is None and described.kind == "intermediate" and is_output(slot.slot):
-            described = replace(described, maker=Maker(facts.name, facts.number))
+            described = described._replace(maker=Maker(facts.name, facts.number))
         slot.tensor, slot.packed = described, _now()
 
     def _follow(self, run: EngineRun) -> _Pass:
