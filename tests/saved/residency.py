@@ -17,6 +17,7 @@ from retrograd.saved.carriers import DiskCarrier
 from retrograd.saved.keeper import Keeper
 from retrograd.saved.lossless import Lossless
 from retrograd.saved.policy import Packed, Saved
+from retrograd.saved.rerun import Rerun
 from retrograd.saved.spilling import Spilled
 
 
@@ -33,7 +34,7 @@ class Counter(TorchDispatchMode):
 
     Attributes:
         small: lossless copies.
-        read: storages that were read from the disk before they were asked for.
+        read: storages that were read from the disk, or made again, before they were asked for.
         peak: the most that was seen.
     """
 
@@ -70,7 +71,7 @@ def tensors_of(packed: Packed) -> list[Tensor]:
 def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bool]) -> Iterator[Counter]:
     """Count while a block runs. What is read ahead is there at once, as if the disk took no time."""
     counter = Counter(is_counted)
-    plain_pack, plain_unpack, plain_squeeze = Keeper.pack, Keeper.unpack, Lossless.pack
+    plain_pack, plain_unpack, plain_squeeze, plain_run = Keeper.pack, Keeper.unpack, Lossless.pack, Rerun.run
 
     def pack(keeper: Keeper, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage()
@@ -97,6 +98,11 @@ def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bo
         future.set_result(values)
         return future
 
+    def run(rerun: Rerun) -> tuple[torch.UntypedStorage, int]:
+        storage, beside = plain_run(rerun)
+        counter.read.append(weakref.ref(storage))
+        return storage, beside
+
     def squeeze(policy: Lossless, saved: Saved) -> Packed | None:
         small = plain_squeeze(policy, saved)
         if small is not None:
@@ -105,6 +111,7 @@ def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bo
 
     with patch.context() as scope:
         scope.setattr(Lossless, "pack", squeeze)
+        scope.setattr(Rerun, "run", run)
         scope.setattr(DiskCarrier, "read", read)
         scope.setattr(Keeper, "pack", pack)
         scope.setattr(Keeper, "unpack", unpack)

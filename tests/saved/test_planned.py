@@ -160,13 +160,13 @@ def test_another_batch_size_gets_a_plan_and_the_first_is_used_again(tmp_path: Pa
     seen: list[object] = []
 
     def steps() -> None:
-        for size in (64, 64, 40, 40, 64, 40):
+        for size in (64, 64, 40, 40, 40, 64, 40):  # the second of a new size is measured with its operations
             model(torch.randn(size, 32)).square().sum().backward()
             seen.append(policy.plan)
 
     found = gradients(model, steps, policy)
-    assert seen[0] is seen[1] is seen[4] is not seen[2]
-    assert seen[2] is seen[3] is seen[5]
+    assert seen[0] is seen[1] is seen[5] is not seen[3]
+    assert seen[3] is seen[4] is seen[6]
     assert len(policy.plans) == 2
     plan = policy.plans[0]
     assert plan is not None
@@ -271,7 +271,7 @@ def test_passes_of_all_kinds(kind: str, tmp_path: Path) -> None:
     assert same(gradients(model, lambda: KINDS[kind](model), policy), expected)
     plans = policy.plans
     assert plans or kind == "checkpoints"  # torch's own hooks take all
-    assert share == 1.0 or any("offload" in plan.choices for plan in plans)
+    assert share == 1.0 or any(set(plan.choices) != {"keep"} for plan in plans)
     assert all(plan.predicted_peak <= plan.budget for plan in plans)
     assert policy._ledger.total() == 0
 

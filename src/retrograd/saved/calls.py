@@ -15,6 +15,7 @@ from weakref import WeakSet
 from torch import nn
 
 from retrograd.hooks.call_frames import hooked_call, running_frames
+from retrograd.hooks.operation_tap import OperationTap
 from retrograd.hooks.recomputation import Recomputation
 from retrograd.hooks.saved import belongs_to_checkpoint, push_pair, remove_pair
 from retrograd.saved.keeper import Keeper
@@ -34,6 +35,7 @@ class Call:
         keeper: in charge of what it saves.
         is_set: it has set the pair of hooks itself, and takes it off.
         recomputation: it will be made again in the backward pass.
+        tap: shows the policy what is carried out in it.
     """
 
     frame: int
@@ -41,13 +43,22 @@ class Call:
     keeper: Keeper
     is_set: bool = False
     recomputation: Recomputation | None = None
+    tap: OperationTap | None = None
 
     def end(self) -> None:
-        """Take off what was set."""
+        """It is over."""
         if self.recomputation is not None:
             self.recomputation.end()
+        self.take_off()
+
+    def take_off(self) -> None:
+        """Take off what was set."""
+        if self.tap is not None:
+            self.tap.take_off()
+            self.tap = None
         if self.is_set:
             remove_pair(self.keeper.pack)
+            self.is_set = False
 
 
 class Calls(threading.local):
@@ -83,6 +94,7 @@ class Calls(threading.local):
                 call.recomputation = Recomputation(module, args, kwargs)
             else:
                 call.is_set = push_pair(keeper.pack, keeper.unpack)
+                call.tap = keeper.watch_operations() if call.is_set else None
         self.running.append(call)
 
     def end(self) -> None:
@@ -113,9 +125,7 @@ class Calls(threading.local):
         """Take off the pairs that are still set in this thread: it is in the middle of a call, or a call was left."""
         self.settle()
         for call in reversed(self.running):
-            if call.is_set:
-                remove_pair(call.keeper.pack)
-                call.is_set = False
+            call.take_off()
 
     def _is_known(self, frame: int) -> bool:
         return any(call.frame == frame for call in self.running)

@@ -10,7 +10,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from retrograd.hooks.saved import is_plain, view_storage
+from retrograd.hooks.operation_tap import OperationTap, hide_tap
+from retrograd.hooks.saved import is_plain, version_of, view_storage
 from retrograd.hooks.writes import program_line
 from retrograd.saved.entry import Entry, Held, View
 from retrograd.saved.overwriting import Place
@@ -58,8 +59,35 @@ class Keeper:
         self._count = 0
         self._has_unpacked = False
 
+    def watch_operations(self) -> OperationTap | None:
+        """Have the policy see what this thread carries out from now on, if it wants to; returns what ends it."""
+        carry_out = self.policy.watch_operations(self.residents.include)
+        if carry_out is None:
+            return None
+        tap = OperationTap(carry_out)
+        tap.put_on()
+        return tap
+
     def pack(self, tensor: Tensor) -> Held | View:
         """What autograd is to hold for a tensor."""
+        tap = hide_tap()
+        try:
+            return self._pack(tensor)
+        finally:
+            if tap is not None:
+                tap.put_on()
+
+    def unpack(self, packed: Held | View) -> Tensor:
+        """The tensor again."""
+        self._has_unpacked = True
+        tap = hide_tap()
+        try:
+            return packed.unpack()
+        finally:
+            if tap is not None:
+                tap.put_on()
+
+    def _pack(self, tensor: Tensor) -> Held | View:
         place = self._find_place()
         if place.log is not None:
             place = replace(place, line=program_line())
@@ -75,11 +103,6 @@ class Keeper:
         entry = self._entry(tensor, storage, start, end, place)
         return Held(tensor, place) if entry is None else View(tensor, entry, start)
 
-    def unpack(self, packed: Held | View) -> Tensor:
-        """The tensor again."""
-        self._has_unpacked = True
-        return packed.unpack()
-
     def _entry(self, tensor: Tensor, storage: torch.UntypedStorage, start: int, end: int, place: Place) -> Entry | None:
         key = (id(storage), tensor.dtype, start, end)
         known = self._entries.get(key)
@@ -88,7 +111,7 @@ class Keeper:
         if self._has_unpacked:  # a backward pass lies between: what is saved now belongs to another forward
             self._count, self._has_unpacked = 0, False
         values = view_storage(storage, tensor, start, (end - start,), (1,))
-        saved = Saved(values, tensor.shape, place.path, self._count)
+        saved = Saved(values, tensor.shape, place.path, self._count, version_of(tensor))
         self._count += 1
         account = self.account
         began = time.perf_counter()

@@ -164,10 +164,13 @@ class _ThreadPair:
         self._calls = calls
         self._thread = threading.get_ident()
         self._is_set = calls.is_covered = push_pair(keeper.pack, keeper.unpack)
+        self._tap = keeper.watch_operations() if self._is_set else None
 
     def remove(self) -> None:
         """Take the pair away; in another thread it stays, and leaves tensors where they are."""
         if self._is_set and threading.get_ident() == self._thread:
+            if self._tap is not None:
+                self._tap.take_off()
             remove_pair(self._keeper.pack)
             self._calls.is_covered = False
 

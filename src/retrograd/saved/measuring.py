@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
@@ -53,6 +53,23 @@ class Squeezed:
     expand_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Remade:
+    """What it takes to make a stretch again, as it was tried: the bits were the same.
+
+    Attributes:
+        operations: what was run, in words.
+        sources: stretches that these were given.
+        seconds: how long they took.
+        nbytes: memory that they needed besides.
+    """
+
+    operations: str
+    sources: tuple[int, ...]
+    seconds: float
+    nbytes: int
+
+
 @dataclass(slots=True)
 class Pending:
     """A stretch that the program itself holds. ``values`` is not held here: the memory may go."""
@@ -81,6 +98,7 @@ class Log:
         left: stretch → position from which the program did not hold it.
         pending: those that it holds still.
         squeezed: what lossless copies would take.
+        remade: what making them again would take.
         background: bytes of earlier passes when it began.
     """
 
@@ -93,6 +111,7 @@ class Log:
     left: dict[int, int] = field(default_factory=dict)
     pending: list[Pending] = field(default_factory=list)
     squeezed: dict[int, Squeezed] = field(default_factory=dict)
+    remade: dict[int, Remade] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
@@ -135,6 +154,9 @@ class Log:
                 self.left[number] = stretch.left
             if stretch.small_bytes is not None:
                 self.squeezed[number] = Squeezed(stretch.small_bytes, stretch.squeeze_seconds, stretch.expand_seconds)
+            if stretch.rerun:
+                again = Remade(stretch.rerun, stretch.sources, stretch.rerun_seconds, stretch.rerun_bytes)
+                self.remade.setdefault(number, again)
 
     def make_recording(self) -> Recording:
         """The pass as plain data."""
@@ -148,19 +170,31 @@ class Log:
         stretches = []
         for number, (nbytes, _, path) in enumerate(self.keys):
             freed = at.get(("free", number), len(events))
-            squeezed = self.squeezed.get(number)
-            stretches.append(
-                Stretch(
-                    nbytes,
-                    path,
-                    self.kinds[number],
-                    at["pack", number],
-                    min(self.left.get(number, freed), freed),
-                    at.get(("ask", number)),
-                    freed,
-                    *(() if squeezed is None else (squeezed.nbytes, squeezed.squeeze_seconds, squeezed.expand_seconds)),
-                )
+            stretch = Stretch(
+                nbytes,
+                path,
+                self.kinds[number],
+                at["pack", number],
+                min(self.left.get(number, freed), freed),
+                at.get(("ask", number)),
+                freed,
             )
+            if (squeezed := self.squeezed.get(number)) is not None:
+                stretch = replace(
+                    stretch,
+                    small_bytes=squeezed.nbytes,
+                    squeeze_seconds=squeezed.squeeze_seconds,
+                    expand_seconds=squeezed.expand_seconds,
+                )
+            if (remade := self.remade.get(number)) is not None:
+                stretch = replace(
+                    stretch,
+                    rerun=remade.operations,
+                    sources=remade.sources,
+                    rerun_seconds=remade.seconds,
+                    rerun_bytes=remade.nbytes,
+                )
+            stretches.append(stretch)
         return Recording(tuple(stretches), tuple(events), tuple(seconds), self.background)
 
 
@@ -169,18 +203,20 @@ def measure_link(carrier: Carrier, device: torch.device) -> Link:
     first = torch.arange(_SAMPLE_BYTES // 8, device=device).view(torch.uint8)  # no zeros, and no random numbers
     samples = [first.clone() for _ in range(_SAMPLES)]
     carrier.finish()
-    began = take_time(samples[0])
+    began, at_first = take_time(samples[0]), time.process_time()
     loads = [carrier.carry_out(Saved(values, values.shape, "", 0)) for values in samples]
     for load in loads:
         if load is not None:
             load.leave()
     carrier.finish()
-    between = take_time(samples[0])
+    between, at_half = take_time(samples[0]), time.process_time()
     for load in loads:
         if load is not None:
             load.want()
             load.take()
-    ended = take_time(samples[0])
+    ended, at_last = take_time(samples[0]), time.process_time()
     nbytes = _SAMPLE_BYTES * _SAMPLES
     out, back = seconds_between(began, between), seconds_between(between, ended)
-    return Link(nbytes / max(out, 1e-6), nbytes / max(back, 1e-6), _LATENCY)
+    is_beside = device.type != "cpu"
+    work_out, work_back = (0.0, 0.0) if is_beside else (at_half - at_first, at_last - at_half)
+    return Link(nbytes / max(out, 1e-6), nbytes / max(back, 1e-6), _LATENCY, work_out / nbytes, work_back / nbytes)

@@ -11,17 +11,22 @@ from dataclasses import dataclass, field
 
 import torch
 
+from retrograd.hooks.operation_tap import CarryOut
 from retrograd.hooks.saved import is_in_backward
 from retrograd.saved.carriers import Carrier, DiskCarrier, HostCarrier, Load
 from retrograd.saved.ledger import Ledger
 from retrograd.saved.lossless import Lossless
 from retrograd.saved.measuring import Key, Log, Squeezed, measure_link, take_time
+from retrograd.saved.origins import Origin
 from retrograd.saved.plan import Plan, make_plan
 from retrograd.saved.planned_item import Item
 from retrograd.saved.planner import keep_all, window_of
-from retrograd.saved.policy import Packed, Policy, Saved
+from retrograd.saved.policy import Packed, Policy, Saved, Stays
+from retrograd.saved.rerun import Rerun, find_rerun
 from retrograd.saved.simulation import Choice, Link
 from retrograd.saved.sizes import Budget, read_budget
+from retrograd.saved.tape import Tape
+from retrograd.saved.trial import Trial
 
 _KNOWN = 16
 """Plans that are remembered: one for each sequence of sizes, such as that of a last, smaller batch."""
@@ -58,10 +63,12 @@ class Episode:
         known: the plan that it follows; None if it is like none that is known.
         is_alike: whether it may still be found to be like a known one.
         items: what was packed.
+        is_taped: whether the operations of the forward are seen.
     """
 
-    def __init__(self, background: int) -> None:
+    def __init__(self, background: int, is_taped: bool) -> None:
         self.log = Log(background)
+        self.is_taped = is_taped
         self.known: Known | None = None
         self.is_alike = True
         self.items: list[weakref.ref[Item]] = []
@@ -92,6 +99,7 @@ class Planned(Policy):
         budget: bytes, such as ``"8GB"``, or a share such as ``0.5`` of what the first measured pass would hold.
         folder: where the file of what leaves the CPU is; as for :class:`~retrograd.saved.disk.Disk`.
         min_bytes: smaller stretches stay, and are not counted.
+        rerun: whether stretches may be made again, by running the operations that made them once more.
 
     Attributes:
         plans: those that are known, the one used last at the end.
@@ -101,11 +109,17 @@ class Planned(Policy):
     """
 
     def __init__(
-        self, budget: Budget, *, folder: str | os.PathLike[str] | None = None, min_bytes: int = _LEAST_BYTES
+        self,
+        budget: Budget,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        min_bytes: int = _LEAST_BYTES,
+        rerun: bool = True,
     ) -> None:
         self.budget = budget
         self.folder = folder
         self.min_bytes = min_bytes
+        self.rerun = rerun
         given = read_budget(budget)
         self._bytes = given if isinstance(given, int) else None
         self._share = given if isinstance(given, float) else None
@@ -113,6 +127,10 @@ class Planned(Policy):
         self._lock = threading.RLock()
         self._ledger = Ledger()
         self._lossless = Lossless(min_bytes=0)
+        self._tape = Tape(min_bytes)
+        self._is_taped = False
+        self._is_tape_new = False
+        self._is_tape_missed = False
         self._episode: Episode | None = None
         self._leaving: deque[tuple[weakref.ref[Item], int]] = deque()
         self._leaving_bytes = 0
@@ -158,12 +176,27 @@ class Planned(Policy):
             number = log.add(saved)
             self._recognise(episode, number)
             log.look_after()
-            item = self._carry_out(episode, number, saved)
+            origin = self._tape.find(values.untyped_storage(), saved.version) if episode.is_taped else None
+            item = self._carry_out(episode, number, saved, origin)
+            if origin is not None and saved.nbytes == values.untyped_storage().nbytes():
+                origin.packed = weakref.ref(item)
             if episode.known is None:
                 log.watch(number, item, values)
             episode.items.append(weakref.ref(item))
             log.note("pack", number, began, take_time(values))
             return item
+
+    def watch_operations(self, stays: Stays) -> CarryOut | None:
+        """The operations of a forward are seen where a plan is to be made, or has some of them run again."""
+        with self._lock:
+            self._is_taped = self.rerun and self._needs_tape()
+            if not self._is_taped:
+                return None
+            if self._episode is None or self._is_over(self._episode):
+                self._tape.clear()
+                self._is_tape_new = True
+            self._tape.stays = stays
+            return self._tape.carry_out
 
     def open(self) -> None:
         """One more uses it."""
@@ -172,7 +205,10 @@ class Planned(Policy):
     def close(self) -> None:
         """One less does; with the last one threads end. Plans stay."""
         self._users -= 1
-        if not self._users and self._carrier is not None:
+        if self._users:
+            return
+        self._tape.clear()
+        if self._carrier is not None:
             carrier, self._carrier = self._carrier, None
             carrier.close()
 
@@ -181,17 +217,31 @@ class Planned(Policy):
     def _begin(self) -> Episode:
         """The pass that a stretch belongs to which is packed now."""
         episode = self._episode
-        if episode is not None and (episode.log.is_over or (episode.log.asked and not is_in_backward())):
+        if episode is not None and self._is_over(episode):
             self._finish()
             episode = None
         if episode is None:
-            episode = self._episode = Episode(self._ledger.total())
+            if not self._is_tape_new:  # a forward that did not begin with a call
+                self._tape.clear()
+            self._is_tape_new = False
+            episode = self._episode = Episode(self._ledger.total(), self._is_taped)
             for reference, _ in self._leaving:
                 if (item := reference()) is not None:
                     item.leave()
             self._leaving.clear()
             self._leaving_bytes = 0
         return episode
+
+    def _is_over(self, episode: Episode) -> bool:
+        """Whether what is packed now belongs to another pass."""
+        return episode.log.is_over or (bool(episode.log.asked) and not is_in_backward())
+
+    def _needs_tape(self) -> bool:
+        """Whether operations are to be seen: to make a plan, or to follow one."""
+        if not self._known or self._is_tape_missed:
+            return True
+        last = next(reversed(self._known.values()))
+        return "rerun" in last.plan.choices
 
     def _finish(self) -> None:
         """A pass has ended: plan for the next one like it."""
@@ -203,7 +253,10 @@ class Planned(Policy):
             if not log.asked <= planned:  # the pass it was made from was cut short
                 del self._known[tuple(known.keys)]
         elif known is None and log.asked:
-            self._make_plan(log)
+            is_measured_again = self.rerun and not episode.is_taped and not self._is_tape_missed
+            self._is_tape_missed = is_measured_again
+            if not is_measured_again:
+                self._make_plan(log)
 
     def _make_plan(self, log: Log) -> None:
         recording = log.make_recording()
@@ -245,22 +298,37 @@ class Planned(Policy):
 
     # ---- stretches ---------------------------------------------------------------------------------------------
 
-    def _carry_out(self, episode: Episode, number: int, saved: Saved) -> Item:
+    def _carry_out(self, episode: Episode, number: int, saved: Saved, origin: Origin | None) -> Item:
         """Do what was chosen; what cannot be done elsewhere is kept."""
         values = saved.values
         choice = self._choose(episode, number, saved)
         load: Load | None = None
         small: Packed | None = None
+        rerun: Rerun | None = None
+        if choice == "rerun":
+            rerun = self._find_rerun(saved, origin, is_held=True)
+            choice = "offload" if rerun is None else choice
         if choice == "offload":
             load = self._reach().carry_out(saved)
+            if episode.known is None:  # a thread that copies holds what it copies, as the program does
+                self._reach().finish()
         elif choice == "lossless":
             small = self._lossless.pack(saved)
         elif episode.known is None and self._probed < _PROBED_PASSES:
             self._probe(episode.log, number, saved)
-        item = Item(values, number, episode.log, self._ledger, episode.follow, load, small)
+        item = Item(values, number, episode.log, self._ledger, episode.follow, load, small, rerun)
         if load is not None:
             self._let_leave(item, saved.nbytes)
+        if episode.known is None and self._probed <= _PROBED_PASSES:
+            trial = self._find_rerun(saved, origin, is_held=False)
+            item.trial = None if trial is None else Trial(trial)
         return item
+
+    def _find_rerun(self, saved: Saved, origin: Origin | None, *, is_held: bool) -> Rerun | None:
+        """How a stretch could be made again, if it is the whole of a storage."""
+        if origin is None or saved.nbytes != saved.values.untyped_storage().nbytes():
+            return None
+        return find_rerun(origin, is_held=is_held)
 
     def _choose(self, episode: Episode, number: int, saved: Saved) -> Choice:
         """By the plan; but nothing is kept for which there is no room now."""

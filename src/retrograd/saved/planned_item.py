@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
+from retrograd.hooks.saved import view_storage
 from retrograd.saved.carriers import Load
 from retrograd.saved.ledger import Ledger
-from retrograd.saved.measuring import Log, take_time
+from retrograd.saved.measuring import Log, Mark, take_time
 from retrograd.saved.policy import Packed
+from retrograd.saved.rerun import Rerun
 
 Follow = Callable[[int], None]
 
 
 class Item(Packed):
-    """A stretch of memory that is kept, on its way, elsewhere, or there in fewer bytes.
+    """A stretch of memory that is kept, on its way, elsewhere, there in fewer bytes, or to be made again.
 
     Args:
         values: the memory.
@@ -25,12 +29,20 @@ class Item(Packed):
         follow: called with the number when the stretch is first asked for.
         load: where it is taken.
         small: what holds it in fewer bytes.
+        rerun: how it is made again.
 
     Attributes:
+        number: of the stretch in its pass.
+        nbytes: of the memory.
+        log: of the pass.
         values: the memory, as long as it is held here.
+        trial: given it and the memory when it is first asked for.
     """
 
-    __slots__ = ("_charge", "_follow", "_ledger", "_like", "_load", "_log", "_nbytes", "_number", "_small", "values")
+    __slots__ = (
+        "_brought_back", "_charge", "_follow", "_ledger", "_like", "_load", "_rerun", "_small", "log", "nbytes",
+        "number", "trial", "values",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -41,28 +53,33 @@ class Item(Packed):
         follow: Follow,
         load: Load | None = None,
         small: Packed | None = None,
+        rerun: Rerun | None = None,
     ) -> None:
         super().__init__(values.nbytes if load is None else 0)
-        self._nbytes = values.nbytes
+        self.nbytes = values.nbytes
         self._like = values[:0].clone() if values.is_cuda else values.new_empty(0)
-        self._number = number
-        self._log = log
+        self.number = number
+        self.log = log
         self._ledger = ledger
         self._follow = follow
         self._load = load
         self._small = small
+        self._rerun = rerun
+        self.trial: Callable[[Item, Tensor], None] | None = None
+        self._brought_back: tuple[weakref.ref[torch.UntypedStorage], int] | None = None
         self._charge = 0
-        self.values: Tensor | None = None if small is not None else values
-        if small is not None:
-            self.resident_bytes = small.resident_bytes
-        self._hold(self._nbytes if small is None else small.resident_bytes)
+        is_here = small is None and rerun is None
+        self.values: Tensor | None = values if is_here else None
+        if not is_here:
+            self.resident_bytes = 0 if small is None else small.resident_bytes
+        self._hold(self.nbytes if is_here else self.resident_bytes)
 
     def leave(self) -> None:
         """The memory is freed as soon as nobody else holds it."""
         if self._load is not None and self.values is not None:
             self._load.leave()
             self.values = None
-            self._hold(-self._nbytes)
+            self._hold(-self.nbytes)
 
     def fetch(self) -> None:
         """Begin to bring it back."""
@@ -74,44 +91,74 @@ class Item(Packed):
         """The values; nobody else has them."""
         began = take_time(self._like)
         is_first = self._begin_asking()
-        values = self.values
-        if values is None:
-            values = self._load.take() if self._load is not None else self._small_values()
-            self._hold_again()
+        values = self.lend(is_kept=False)
         if is_first:
-            self._log.note("ask", self._number, began, take_time(self._like))
+            self._end_asking(began, values)
         return values
 
     def notice(self) -> None:
         """The memory is there."""
+        began = take_time(self._like)
         if self._begin_asking():
-            now = take_time(self._like)
-            self._log.note("ask", self._number, now, now)
+            self._end_asking(began, self.values)
+
+    def lend(self, *, is_kept: bool) -> Tensor:
+        """The values, for another stretch to be made of; from now on they may be kept."""
+        values = self._bring_back() if self.values is None else self.values
+        if is_kept:
+            self.values = values
+        return values
 
     @property
     def _was_asked(self) -> bool:
-        return self._number in self._log.asked
+        return self.number in self.log.asked
 
     def _begin_asking(self) -> bool:
         if self._was_asked:
             return False
-        self._log.look_after()
-        self._log.asked.add(self._number)
+        self.log.look_after()
+        self.log.asked.add(self.number)
         if self._load is not None:
             self._load.want()
-        self._follow(self._number)
+        self._follow(self.number)
         return True
 
-    def _small_values(self) -> Tensor:
-        assert self._small is not None, "what is not here is elsewhere"
-        return self._small.restore()
+    def _end_asking(self, began: Mark, values: Tensor | None) -> None:
+        trial, self.trial = self.trial, None
+        if trial is not None and values is not None:
+            trial(self, values)
+        self.log.note("ask", self.number, began, take_time(self._like))
+
+    def _bring_back(self) -> Tensor:
+        values = self._find_again()
+        if values is None:
+            if self._load is not None:
+                values = self._load.take()
+            elif self._rerun is not None:
+                values = self._view(self._rerun.run()[0], 0)
+            else:
+                assert self._small is not None, "what is not here is elsewhere"
+                values = self._small.restore()
+            self._hold_again()
+            self._brought_back = weakref.ref(values.untyped_storage()), int(values.storage_offset())
+        return values
+
+    def _find_again(self) -> Tensor | None:
+        """What was brought back before, if it is there still."""
+        if self._brought_back is None:
+            return None
+        storage, offset = self._brought_back[0](), self._brought_back[1]
+        return None if storage is None else self._view(storage, offset)
+
+    def _view(self, storage: torch.UntypedStorage, offset: int) -> Tensor:
+        return view_storage(storage, self._like, offset, (self.nbytes // self._like.itemsize,), (1,))
 
     def _hold(self, nbytes: int) -> None:
         self._charge += nbytes
         self._ledger.add(nbytes)
 
     def _hold_again(self) -> None:
-        least = self._nbytes if self._small is None else self._nbytes + self._small.resident_bytes
+        least = self.nbytes if self._small is None else self.nbytes + self._small.resident_bytes
         if self._charge < least:
             self._hold(least - self._charge)
 
@@ -120,5 +167,5 @@ class Item(Packed):
             return
         self._ledger.add(-self._charge)
         now = take_time(self._like)
-        self._log.note("free", self._number, now, now)
-        self._log.freed.append(self._number)
+        self.log.note("free", self.number, now, now)
+        self.log.freed.append(self.number)

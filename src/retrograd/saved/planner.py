@@ -63,7 +63,7 @@ def evaluate(recording: Recording, choices: Sequence[Choice], link: Link, budget
     held = count_residency(recording, decisions, departures)
     if held.max(initial=recording.background) > budget:
         return None
-    decisions = with_fetches(decisions, schedule_fetches(recording, departures, held, link, budget))
+    decisions = with_fetches(decisions, schedule_fetches(recording, decisions, departures, held, link, budget))
     peak = int(count_residency(recording, decisions, departures).max(initial=recording.background))
     return Solution(decisions, peak, predict_seconds(recording, decisions, departures, link))
 
@@ -102,7 +102,7 @@ def find_smallest(recording: Recording, link: Link) -> int:
     step = max(1, high // _PRECISION)
     while high - low > step:
         middle = (low + high) // 2
-        orders = _orders(recording, link)
+        orders = _steady_orders(recording)
         if any(_move_few(recording, order, link, middle) is not None for order in orders):
             high = middle
         else:
@@ -115,13 +115,24 @@ Move = tuple[int, Choice]
 
 def _orders(recording: Recording, link: Link) -> Iterator[list[Move]]:
     """Orders in which to move stretches, each with where it goes."""
-    moves = [move for number, stretch in enumerate(recording.stretches) for move in _moves(number, stretch)]
+    moves = _all_moves(recording)
     prices = {move: _price(recording.stretches[move[0]], move[1], link) for move in moves}
-    offloads = [move for move in moves if move[1] == "offload"]
-    yield _first_of_each(sorted(moves, key=lambda move: prices[move]))
-    yield sorted(offloads, key=lambda move: prices[move])
-    yield sorted(offloads, key=lambda move: -recording.stretches[move[0]].nbytes)
-    yield _first_of_each(sorted(moves, key=lambda move: (move[1] == "offload", prices[move])))
+    by_price = sorted(moves, key=lambda move: prices[move])
+    yield _first_of_each(by_price)
+    yield [move for move in by_price if move[1] == "offload"]
+    yield _first_of_each(sorted(by_price, key=lambda move: move[1] == "offload"))
+    yield from _steady_orders(recording)
+
+
+def _steady_orders(recording: Recording) -> Iterator[list[Move]]:
+    """Those that depend on no clock, so that the smallest budget found for a pass is found again for the next one."""
+    by_size = sorted(_all_moves(recording), key=lambda move: -recording.stretches[move[0]].nbytes)
+    for first in ("offload", "rerun", "lossless"):
+        yield _first_of_each(sorted(by_size, key=lambda move: move[1] != first))
+
+
+def _all_moves(recording: Recording) -> list[Move]:
+    return [move for number, stretch in enumerate(recording.stretches) for move in _moves(number, stretch)]
 
 
 def _moves(number: int, stretch: Stretch) -> Iterator[Move]:
@@ -131,6 +142,8 @@ def _moves(number: int, stretch: Stretch) -> Iterator[Move]:
     yield number, "offload"
     if stretch.small_bytes is not None and stretch.small_bytes < stretch.nbytes:
         yield number, "lossless"
+    if stretch.rerun:
+        yield number, "rerun"
 
 
 def _price(stretch: Stretch, choice: Choice, link: Link) -> float:
@@ -139,8 +152,10 @@ def _price(stretch: Stretch, choice: Choice, link: Link) -> float:
     if choice == "lossless":
         assert stretch.small_bytes is not None
         seconds, freed = stretch.squeeze_seconds + stretch.expand_seconds, stretch.nbytes - stretch.small_bytes
+    elif choice == "rerun":
+        seconds, freed = stretch.rerun_seconds, stretch.nbytes
     else:
-        seconds = 2 * link.latency + stretch.nbytes * (1 / link.out + 1 / link.back)
+        seconds = link.price(stretch.nbytes)
         freed = stretch.nbytes
     return seconds / max(1, freed * positions)
 

@@ -8,11 +8,17 @@ overwritten, and what stays anyway (parameters, small tensors) are no concern of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Size, Tensor
 
 from retrograd.errors import SavedPolicyError
+from retrograd.hooks.operation_tap import CarryOut
+
+Stays = Callable[[Tensor, torch.UntypedStorage], bool]
+"""Whether a tensor lies in memory that stays anyway."""
 
 DEFAULT_MIN_BYTES = 64 * 1024
 """Below this a stretch of memory is left alone. In a ResNet-50 at 96 px a third of the saved tensors is smaller, and
@@ -33,12 +39,14 @@ class Saved:
         path: the module whose forward saves it; an empty text outside of modules.
         number: how many stretches were packed before it in this forward pass. A model that does the same in each step
             gives the same number to the same activation.
+        version: how often the memory has been written to, as the tensors of the program count.
     """
 
     values: Tensor
     shape: Size
     path: str
     number: int
+    version: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -94,6 +102,17 @@ class Policy:
         program nor what is returned refers to ``saved.values``.
         """
         raise NotImplementedError
+
+    def watch_operations(self, stays: Stays) -> CarryOut | None:
+        """Asked when a thread comes into what the policy is in charge of: what is to see its operations, if anything.
+
+        Args:
+            stays: whether a tensor lies in memory that stays anyway.
+
+        Returns:
+            A function that is given each operation below autograd with its arguments, and carries it out.
+        """
+        return None
 
     def open(self) -> None:
         """Something begins to use this policy. Called once for every :func:`keep_saved`."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.saved.simulation import Decisions, Link, Recording
+from retrograd.saved.simulation import Decisions, Link, Recording, find_spans
 
 _HASTE = 2.0
 """Copies back begin so many times their own duration before they have to, since links and clocks are not steady."""
@@ -16,6 +16,7 @@ _HASTE = 2.0
 
 def schedule_fetches(
     recording: Recording,
+    decisions: Decisions,
     departures: Mapping[int, int],
     held: npt.NDArray[np.int64],
     link: Link,
@@ -25,6 +26,7 @@ def schedule_fetches(
 
     Args:
         recording: the pass.
+        decisions: what becomes of its stretches.
         departures: what leaves, and when.
         held: bytes at each position if everything is brought back when it is asked for.
         link: its speed.
@@ -35,11 +37,13 @@ def schedule_fetches(
     """
     held = held.copy()
     times = np.cumsum(recording.seconds)
-    triggers = sorted(stretch.asked for stretch in recording.stretches if stretch.asked is not None)
-    asked = [(stretch.asked, number) for number, stretch in enumerate(recording.stretches) if number in departures]
+    triggers_at = {stretch.asked for stretch in recording.stretches if stretch.asked is not None}
+    triggers = sorted(triggers_at)
+    spans = find_spans(recording, decisions.choices)
+    asked = [(at, number) for number in departures if (at := spans.needed[number]) in triggers_at]
     fetches: dict[int, int] = {}
     busy_from = float("inf")
-    for needed, number in sorted(((at, number) for at, number in asked if at is not None), reverse=True):
+    for needed, number in sorted(asked, reverse=True):
         nbytes = recording.stretches[number].nbytes
         busy_from = min(busy_from, float(times[needed])) - _HASTE * nbytes / link.back
         ideal = bisect_right(triggers, int(np.searchsorted(times, busy_from, side="right")) - 1) - 1

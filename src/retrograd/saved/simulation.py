@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Choice = Literal["keep", "offload", "lossless"]
+Choice = Literal["keep", "offload", "lossless", "rerun"]
 EventKind = Literal["pack", "ask", "free"]
 Event = tuple[EventKind, int]
 """What happens, and the number of the stretch to which it does."""
@@ -34,6 +34,10 @@ class Stretch:
         small_bytes: what a lossless copy takes; None where there is none.
         squeeze_seconds: how long it takes to make one.
         expand_seconds: how long it takes to read one.
+        rerun: the operations that make it again, in words; empty where none do.
+        sources: stretches, packed before it, that these are given.
+        rerun_seconds: how long they take.
+        rerun_bytes: memory that they need besides.
     """
 
     nbytes: int
@@ -46,6 +50,10 @@ class Stretch:
     small_bytes: int | None = None
     squeeze_seconds: float = 0.0
     expand_seconds: float = 0.0
+    rerun: str = ""
+    sources: tuple[int, ...] = ()
+    rerun_seconds: float = 0.0
+    rerun_bytes: int = 0
 
     @property
     def needed(self) -> int:
@@ -78,11 +86,20 @@ class Link:
         out: bytes a second away from the device.
         back: bytes a second to the device.
         latency: seconds that the program spends on each stretch.
+        work_out: seconds for each byte that leaves that its copying takes from the program: on a CPU, other threads
+            do it, for which the program has one core less.
+        work_back: the same for each byte that comes back.
     """
 
     out: float
     back: float
     latency: float = 0.0
+    work_out: float = 0.0
+    work_back: float = 0.0
+
+    def price(self, nbytes: int) -> float:
+        """Seconds for a stretch that leaves and comes back, if nothing ran beside it."""
+        return 2 * self.latency + nbytes * (1 / self.out + 1 / self.back + self.work_out + self.work_back)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +118,31 @@ class Decisions:
     fetches: Mapping[int, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """When stretches have to be there.
+
+    Attributes:
+        needed: position up to which each may be away: it is asked for, or another is made of it.
+        freed: position at which it goes: autograd lets go of it, and of all that are made of it.
+    """
+
+    needed: Sequence[int]
+    freed: Sequence[int]
+
+
+def find_spans(recording: Recording, choices: Sequence[Choice]) -> Spans:
+    """What is made again needs what it is made of."""
+    needed = [stretch.needed for stretch in recording.stretches]
+    freed = [stretch.freed for stretch in recording.stretches]
+    for number in reversed(range(len(choices))):
+        if choices[number] == "rerun":
+            for source in recording.stretches[number].sources:
+                needed[source] = min(needed[source], needed[number])
+                freed[source] = max(freed[source], freed[number])
+    return Spans(needed, freed)
+
+
 def find_departures(recording: Recording, decisions: Decisions) -> dict[int, int]:
     """When stretches that are taken elsewhere are gone.
 
@@ -111,7 +153,7 @@ def find_departures(recording: Recording, decisions: Decisions) -> dict[int, int
     gone: dict[int, int] = {}
     leaving: deque[int] = deque()
     total = 0
-    stretches = recording.stretches
+    stretches, spans = recording.stretches, find_spans(recording, decisions.choices)
     for number, choice in enumerate(decisions.choices):
         stretch = stretches[number]
         if choice != "offload":
@@ -122,41 +164,53 @@ def find_departures(recording: Recording, decisions: Decisions) -> dict[int, int
             first = leaving.popleft()
             total -= stretches[first].nbytes
             position = max(stretches[first].left, stretch.packed + 1)
-            if position < stretches[first].needed:
+            if position < spans.needed[first]:
                 gone[first] = position
     return gone
 
 
 def count_residency(recording: Recording, decisions: Decisions, departures: Mapping[int, int]) -> npt.NDArray[np.int64]:
     """Bytes in memory at each position, with those of earlier passes."""
+    spans = find_spans(recording, decisions.choices)
     positions = len(recording.events)
     change = np.zeros(positions + 1, dtype=np.int64)
+    beside = np.zeros(positions, dtype=np.int64)
     for number, stretch in enumerate(recording.stretches):
         nbytes, choice = stretch.nbytes, decisions.choices[number]
+        needed, freed = spans.needed[number], spans.freed[number]
         change[stretch.packed] += nbytes
-        change[stretch.freed] -= nbytes
+        change[freed] -= nbytes
+        away = max(stretch.left, stretch.packed + 1)
         if choice == "lossless" and stretch.small_bytes is not None:
             change[stretch.packed] += stretch.small_bytes
-            change[stretch.freed] -= stretch.small_bytes
-            away = max(stretch.left, stretch.packed + 1)
+            change[freed] -= stretch.small_bytes
+        elif choice == "rerun":
+            if away < needed:
+                beside[needed] = max(beside[needed], stretch.rerun_bytes)
         else:
-            away = departures.get(number, stretch.needed)
-        back = decisions.fetches.get(number, stretch.needed)
+            away = departures.get(number, needed)
+        back = decisions.fetches.get(number, needed)
         if away < back:
             change[away] -= nbytes
             change[back] += nbytes
-    return np.cumsum(change[:-1]) + recording.background
+    held: npt.NDArray[np.int64] = np.cumsum(change[:-1]) + beside + recording.background
+    return held
 
 
 def predict_seconds(recording: Recording, decisions: Decisions, departures: Mapping[int, int], link: Link) -> float:
     """How long the pass takes. Copies cost nothing as long as something is computed beside them."""
     clock = _Clock(recording.stretches, decisions, departures, link)
+    wanted: dict[int, list[int]] = {}
+    for number, position in enumerate(find_spans(recording, decisions.choices).needed):
+        wanted.setdefault(position, []).append(number)
     for position, (kind, number) in enumerate(recording.events):
         clock.now += recording.seconds[position]
         if kind == "pack":
             clock.pack(number)
         elif kind == "ask" and position == recording.stretches[number].asked:
-            clock.ask(number, position)
+            clock.fetch(position)
+            for each in wanted.get(position, ()):  # sources first: they were packed before
+                clock.bring(each, position)
     return clock.now
 
 
@@ -188,7 +242,7 @@ class _Clock:
             self.now += stretch.squeeze_seconds
         if choice != "offload":
             return
-        self.now += self._link.latency
+        self.now += self._link.latency + stretch.nbytes * self._link.work_out
         self._out_free = max(self.now, self._out_free) + stretch.nbytes / self._link.out
         self._written[number] = self._out_free
         self._leaving.append(number)
@@ -198,18 +252,23 @@ class _Clock:
             self._leaving_bytes -= self._stretches[first].nbytes
             self.now = max(self.now, self._written[first])
 
-    def ask(self, number: int, position: int) -> None:
-        """A stretch is asked for; others begin to come back."""
-        stretch = self._stretches[number]
-        if self._decisions.choices[number] == "lossless" and stretch.left < position:
-            self.now += stretch.expand_seconds
-        is_away = number in self._departures
-        if is_away and number not in self._decisions.fetches:
-            self._fetch(number)
+    def fetch(self, position: int) -> None:
+        """Others begin to come back."""
         for wanted in self._wanted_at.get(position, ()):
             self._fetch(wanted)
-        if is_away:
-            self.now = max(self.now, self._arrived[number]) + self._link.latency
+
+    def bring(self, number: int, position: int) -> None:
+        """A stretch has to be there."""
+        stretch, choice = self._stretches[number], self._decisions.choices[number]
+        if choice == "lossless" and stretch.left < position:
+            self.now += stretch.expand_seconds
+        elif choice == "rerun" and stretch.left < position:
+            self.now += stretch.rerun_seconds
+        elif number in self._departures:
+            if number not in self._arrived:
+                self._fetch(number)
+            self.now = max(self.now, self._arrived[number])
+            self.now += self._link.latency + stretch.nbytes * self._link.work_back
 
     def _fetch(self, number: int) -> None:
         start = max(self.now, self._back_free, self._written[number])

@@ -1,0 +1,98 @@
+"""Every operation that a thread carries out below autograd and autocast, while it trains.
+
+What is seen changes nothing: torch.compile goes on compiling, versions are counted, and tensors that torch reads with
+another sign, or as zeros, without having written them so, are read as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from retrograd.hooks.dispatch import is_operation
+from retrograd.hooks.engine import uncompiled
+
+CarryOut = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+_AS_EVER = tuple(getattr(torch._C.DispatchKey, name) for name in ("Conjugate", "Negative", "ZeroTensor"))
+_COUNT_WRITES = torch._C.DispatchKey.ADInplaceOrView
+
+
+class OperationTap(TorchDispatchMode):
+    """Hands every operation of the thread that it is put on to ``carry_out``, which carries it out.
+
+    Args:
+        carry_out: given an operation with its arguments; returns its result.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Whether torch.compile does as if it were not there; else it would compile nothing."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch wraps the method below, which loads the compiler when it is first called: seconds."""
+        return False
+
+    def __init__(self, carry_out: CarryOut) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._carry_out = carry_out
+        self._writes_lists: dict[Any, bool] = {}
+
+    @uncompiled
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        writes_list = self._writes_lists.get(func)
+        if writes_list is None:
+            writes_list = self._writes_lists[func] = _writes_list(func)
+        with ExitStack() as stack:
+            for key in _AS_EVER:
+                stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
+            if writes_list:  # these leave it to the operations that they are made of
+                stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(_COUNT_WRITES, False))
+            return self._carry_out(func, args, kwargs or {})
+
+    def put_on(self) -> None:
+        """Listen in this thread.
+
+        Entering a mode as one does sets flags of the whole process, which threads that end in another order leave set.
+        """
+        torch._C._push_on_torch_dispatch_stack(self)
+
+    def take_off(self) -> None:
+        """Listen no more; modes that were entered since stay."""
+        above = []
+        while torch._C._len_torch_dispatch_stack():
+            mode = torch._C._pop_torch_dispatch_stack(None)
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            torch._C._push_on_torch_dispatch_stack(mode)
+
+
+def hide_tap() -> OperationTap | None:
+    """Take off the tap that is on top in this thread, for a moment: what is done is not the program's."""
+    top = torch._C._len_torch_dispatch_stack() - 1
+    tap = torch._C._get_dispatch_stack_at(top) if top >= 0 else None
+    if not isinstance(tap, OperationTap):
+        return None
+    torch._C._pop_torch_dispatch_stack(None)
+    return tap
+
+
+def _writes_list(operation: Any) -> bool:
+    if not is_operation(operation):
+        return False
+    return any(
+        argument.alias_info is not None and argument.alias_info.is_write and "List" in str(argument.type)
+        for argument in operation._schema.arguments
+    )

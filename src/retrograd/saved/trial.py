@@ -1,0 +1,43 @@
+"""Whether a stretch of memory can be made again: it is, in a pass that is measured, and compared bit by bit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from retrograd.hooks.saved import view_storage
+from retrograd.saved.measuring import Remade, seconds_between, take_time
+from retrograd.saved.planned_item import Item
+from retrograd.saved.rerun import Rerun
+
+
+class Trial:
+    """What is done with an item when it is first asked for. It takes memory for what is made, and for what is away.
+
+    Args:
+        rerun: how it might be made again.
+    """
+
+    def __init__(self, rerun: Rerun) -> None:
+        self._rerun = rerun
+
+    def __call__(self, item: Item, values: Tensor) -> None:
+        """Try, and note what it takes."""
+        rerun = self._rerun
+        sources = [source for source in rerun.sources if isinstance(source, Item) and source.log is item.log]
+        if len(sources) < len(rerun.sources) or not rerun.is_possible:
+            return
+        try:
+            away = [
+                source.lend(is_kept=False) for source in sources
+            ]  # before the clock is read, and held until it is read again
+            began = take_time(values)
+            storage, beside = rerun.run()
+            ended = take_time(values)
+        except torch.OutOfMemoryError:  # nothing was lost by trying
+            return
+        del away
+        made = view_storage(storage, values, 0, tuple(values.shape), (1,))
+        if torch.equal(made.view(torch.uint8), values.view(torch.uint8)):
+            numbers = tuple(source.number for source in sources)
+            item.log.remade[item.number] = Remade(str(rerun), numbers, seconds_between(began, ended), beside)
