@@ -11,7 +11,7 @@ from retrograd.saved.simulation import Choice, Link, Recording
 from retrograd.saved.sizes import show_bytes
 
 _CURVE_POINTS = 6
-_CURVE_TRIALS = 20
+_CURVE_TRIALS = 200
 _ROWS = 20
 
 

@@ -21,8 +21,8 @@ from retrograd.saved.simulation import (
     predict_seconds,
 )
 
-_TRIALS = 160
-"""Simulations spent on improving a plan: each takes some milliseconds for a ResNet-152."""
+_TRIALS = 1000
+"""Simulations spent on improving a plan: a second or two for a ResNet-152."""
 _WINDOW_SHARE = 8
 _PRECISION = 256
 """The smallest budget is found up to such a part of what is held if everything is kept."""
@@ -119,16 +119,64 @@ def _orders(recording: Recording, link: Link) -> Iterator[list[Move]]:
     prices = {move: _price(recording.stretches[move[0]], move[1], link) for move in moves}
     by_price = sorted(moves, key=lambda move: prices[move])
     yield _first_of_each(by_price)
+    lasting = sorted(moves, key=lambda move: prices[move] / max(1, _freed(recording.stretches[move[0]])))
+    yield _first_of_each(lasting)
     yield [move for move in by_price if move[1] == "offload"]
-    yield _first_of_each(sorted(by_price, key=lambda move: move[1] == "offload"))
+    elsewhere_last = sorted(by_price, key=lambda move: move[1] == "offload")
+    yield _first_of_each(elsewhere_last)
+    dearness = sorted(_dearness(stretch) for stretch in recording.stretches)
+    for least in (0.0, dearness[len(dearness) // 2]):
+        yield _first_of_each([*_hidden_offloads(recording, link, least), *elsewhere_last])
     yield from _steady_orders(recording)
+
+
+def _hidden_offloads(recording: Recording, link: Link, least: float) -> list[Move]:
+    """What can leave while the forward runs, so that it costs nothing: whatever is packed while the link is free.
+
+    Args:
+        recording: the pass.
+        link: its speed.
+        least: seconds a byte below which a stretch is made again instead.
+    """
+    can_leave = {move[0] for move in _all_moves(recording) if move[1] == "offload"}
+    hidden: list[Move] = []
+    now = free_at = 0.0
+    for (kind, number), seconds in zip(recording.events, recording.seconds, strict=True):
+        now += seconds
+        stretch = recording.stretches[number]
+        if kind == "pack" and number in can_leave and free_at <= now and _dearness(stretch) >= least:
+            free_at = now + stretch.nbytes / link.out
+            hidden.append((number, "offload"))
+    return hidden
+
+
+def _dearness(stretch: Stretch) -> float:
+    """Seconds a byte that making it again takes."""
+    return stretch.rerun_seconds / stretch.nbytes if stretch.rerun else float("inf")
 
 
 def _steady_orders(recording: Recording) -> Iterator[list[Move]]:
     """Those that depend on no clock, so that the smallest budget found for a pass is found again for the next one."""
-    by_size = sorted(_all_moves(recording), key=lambda move: -recording.stretches[move[0]].nbytes)
+    moves = _all_moves(recording)
+    by_size = sorted(moves, key=lambda move: -recording.stretches[move[0]].nbytes)
     for first in ("offload", "rerun", "lossless"):
         yield _first_of_each(sorted(by_size, key=lambda move: move[1] != first))
+    by_rest = sorted(moves, key=lambda move: _rest(recording.stretches[move[0]], move[1]))
+    yield _first_of_each(by_rest)
+    yield _first_of_each(sorted(by_rest, key=lambda move: -_freed(recording.stretches[move[0]])))
+
+
+def _rest(stretch: Stretch, choice: Choice) -> float:
+    """What remains in memory, as a share; what is elsewhere is there for a while before and after."""
+    if choice == "lossless":
+        assert stretch.small_bytes is not None
+        return stretch.small_bytes / stretch.nbytes
+    return 0.5 if choice == "offload" else 0.75
+
+
+def _freed(stretch: Stretch) -> int:
+    """Bytes and positions that can be freed."""
+    return stretch.nbytes * (stretch.needed - max(stretch.left, stretch.packed + 1))
 
 
 def _all_moves(recording: Recording) -> list[Move]:
@@ -147,8 +195,7 @@ def _moves(number: int, stretch: Stretch) -> Iterator[Move]:
 
 
 def _price(stretch: Stretch, choice: Choice, link: Link) -> float:
-    """Seconds for each byte and position that is freed, if nothing ran beside it."""
-    positions = stretch.needed - max(stretch.left, stretch.packed + 1)
+    """Seconds for each byte that is freed, if nothing ran beside it."""
     if choice == "lossless":
         assert stretch.small_bytes is not None
         seconds, freed = stretch.squeeze_seconds + stretch.expand_seconds, stretch.nbytes - stretch.small_bytes
@@ -157,7 +204,7 @@ def _price(stretch: Stretch, choice: Choice, link: Link) -> float:
     else:
         seconds = link.price(stretch.nbytes)
         freed = stretch.nbytes
-    return seconds / max(1, freed * positions)
+    return seconds / max(1, freed)
 
 
 def _first_of_each(moves: list[Move]) -> list[Move]:
@@ -165,8 +212,15 @@ def _first_of_each(moves: list[Move]) -> list[Move]:
     return [move for move in moves if not (move[0] in seen or seen.add(move[0]))]  # type: ignore[func-returns-value]
 
 
+def _with_pushes(recording: Recording, order: list[Move]) -> list[Move]:
+    """What cannot leave itself, as the last resort: what left before it leaves for good when it follows."""
+    moved = {number for number, _ in order}
+    return order + [(number, "offload") for number in range(len(recording.stretches)) if number not in moved]
+
+
 def _move_few(recording: Recording, order: list[Move], link: Link, budget: int) -> Solution | None:
     """Move as few as suffice, in this order."""
+    order = _with_pushes(recording, order)
 
     def solve(count: int) -> Solution | None:
         choices: list[Choice] = ["keep"] * len(recording.stretches)
