@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrograd.saved.planner import evaluate, keep_all, window_of
+from retrograd.saved.prediction import predict_seconds
 from retrograd.saved.simulation import (
     Choice,
     Decisions,
@@ -17,7 +20,6 @@ from retrograd.saved.simulation import (
     Stretch,
     count_residency,
     find_departures,
-    predict_seconds,
 )
 
 LINK = Link(100.0, 50.0)
@@ -67,6 +69,55 @@ def test_a_lossless_copy_is_there_all_the_time() -> None:
     recording = chain([4, 8], small_bytes=1)
     held = count_residency(recording, Decisions(("lossless", "keep"), 0), {})
     assert held.tolist() == [5, 9, 9, 1, 5, 0]
+
+
+def again(recording: Recording, *sources: tuple[int, ...], seconds: float = 0.25, beside: int = 0) -> Recording:
+    """The same pass, where each stretch with sources can be made of these."""
+    stretches = (
+        replace(stretch, rerun="relu", sources=given, rerun_seconds=seconds, rerun_bytes=beside) if given else stretch
+        for stretch, given in zip(recording.stretches, sources, strict=True)
+    )
+    return replace(recording, stretches=tuple(stretches))
+
+
+def test_what_is_made_again_is_away_in_between_and_takes_what_it_needs_beside() -> None:
+    recording = again(chain([3, 5, 7]), (), (0,), (), beside=2)
+    decisions = Decisions(("keep", "rerun", "keep"), 0)
+    assert count_residency(recording, decisions, {}).tolist() == [3, 8, 10, 10, 3, 10, 3, 3, 0]
+    assert predict_seconds(recording, decisions, {}, LINK) == pytest.approx(9.25)
+
+
+def test_what_others_are_made_of_is_made_before_them_and_stays() -> None:
+    """The third is asked for before the second, of which it is made, and that of the first."""
+    events: tuple[Event, ...] = (
+        ("pack", 0), ("pack", 1), ("pack", 2), ("ask", 0),
+        ("ask", 2), ("free", 2), ("ask", 1), ("free", 1), ("free", 0),
+    )  # fmt: skip
+    stretches = (
+        Stretch(3, "", "", 0, 1, 3, 8), Stretch(5, "", "", 1, 2, 6, 7), Stretch(7, "", "", 2, 3, 4, 5),
+    )  # fmt: skip
+    recording = again(Recording(stretches, events, (1.0,) * 9), (), (0,), (1,))
+    decisions = Decisions(("keep", "rerun", "rerun"), 0)
+    assert count_residency(recording, decisions, {}).tolist() == [3, 8, 10, 3, 15, 8, 8, 3, 0]
+    assert predict_seconds(recording, decisions, {}, LINK) == pytest.approx(9.5)
+
+
+def test_what_others_are_made_of_comes_back_from_elsewhere_before_them() -> None:
+    recording = again(chain([3, 5, 7, 1]), (), (0,), (), ())
+    decisions = Decisions(("offload", "rerun", "offload", "keep"), 0)
+    gone = find_departures(recording, decisions)
+    assert gone == {0: 3}
+    # at 8 the second is made of the first, which would be asked for at 10 only
+    assert count_residency(recording, decisions, gone).tolist() == [3, 8, 10, 8, 8, 7, 7, 0, 8, 3, 3, 0]
+
+
+def test_what_others_are_made_of_goes_after_them() -> None:
+    """The first is freed before the second, which may be asked for once more."""
+    events: tuple[Event, ...] = (("pack", 0), ("pack", 1), ("ask", 1), ("ask", 0), ("free", 0), ("free", 1))
+    stretches = Stretch(4, "", "", 0, 1, 3, 4), Stretch(6, "", "", 1, 2, 2, 5)
+    recording = again(Recording(stretches, events, (1.0,) * 6), (), (0,))
+    assert count_residency(recording, Decisions(("keep",) * 2, 0), {}).tolist() == [4, 10, 10, 10, 6, 0]
+    assert count_residency(recording, Decisions(("keep", "rerun"), 0), {}).tolist() == [4, 10, 10, 10, 10, 0]
 
 
 def test_what_the_program_holds_does_not_leave() -> None:

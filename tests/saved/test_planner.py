@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -17,12 +18,15 @@ from tests.saved.test_plan_simulation import LINK, chain
 
 FACTOR = 1.25
 """How much slower than the fastest of all plans one may be that was found."""
-OPTIONS: list[Choice] = ["keep", "offload", "lossless"]
+OPTIONS: list[Choice] = ["keep", "offload", "lossless", "rerun"]
 
 
 @st.composite
 def recordings(draw: st.DrawFn) -> Recording:
-    """Passes whose backward asks in any order, with stretches that the program holds for a while."""
+    """Passes whose backward asks in any order, with stretches that the program holds for a while.
+
+    Some can be made again of others that are there still when they are asked for.
+    """
     count = draw(st.integers(1, 5))
     order = draw(st.permutations(range(count)))
     events: list[Event] = [("pack", number) for number in range(count)]
@@ -36,6 +40,15 @@ def recordings(draw: st.DrawFn) -> Recording:
         left = draw(st.integers(number + 1, asked + 1))
         speeds = draw(st.floats(0, 2)), draw(st.floats(0, 2))
         stretches.append(Stretch(nbytes, "", "", number, left, asked, asked + 1, small, *speeds))
+    for number, stretch in enumerate(stretches):
+        there = [other for other in range(number) if order.index(other) > order.index(number)]
+        if draw(st.booleans()) and (there or not number):
+            sources = draw(st.lists(st.sampled_from(there), unique=True)) if there else []
+            price = draw(st.floats(0, 2))
+            beside = draw(st.integers(0, 30))
+            stretches[number] = replace(
+                stretch, rerun="relu", sources=tuple(sources), rerun_seconds=price, rerun_bytes=beside
+            )
     seconds = draw(st.lists(st.floats(0.1, 3), min_size=len(events), max_size=len(events)))
     return Recording(tuple(stretches), tuple(events), tuple(seconds))
 
@@ -45,7 +58,10 @@ def search_all(recording: Recording, link: Link, budget: int) -> Solution | None
     found = []
     for choices in product(OPTIONS, repeat=len(recording.stretches)):
         pairs = zip(choices, recording.stretches, strict=True)
-        if any(choice == "lossless" and stretch.small_bytes is None for choice, stretch in pairs):
+        if any(
+            (choice == "lossless" and stretch.small_bytes is None) or (choice == "rerun" and not stretch.rerun)
+            for choice, stretch in pairs
+        ):
             continue
         solution = evaluate(recording, choices, link, budget)
         if solution is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from retrograd.errors import BudgetError
@@ -13,6 +13,7 @@ from retrograd.saved.sizes import show_bytes
 _CURVE_POINTS = 6
 _CURVE_TRIALS = 200
 _ROWS = 20
+_KINDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Plan:
         ]
         if self.recording.background:
             lines.append(f"Of the budget, earlier passes still held {show_bytes(self.recording.background)}.")
+        lines += self._reruns()
         lines += ["", *self._table(), "", "   budget   predicted time"]
         for budget, seconds in self.curve():
             mark = "  <- this one" if budget == self.budget else ""
@@ -92,6 +94,17 @@ class Plan:
 
     def __str__(self) -> str:
         return self.explain()
+
+    def _reruns(self) -> list[str]:
+        chosen = [
+            stretch for stretch, choice in zip(self.recording.stretches, self.choices, strict=True) if choice == "rerun"
+        ]
+        if not chosen:
+            return []
+        counts = Counter(stretch.rerun for stretch in chosen).most_common()
+        shown = "; ".join(f"{count} × {operations}" for operations, count in counts[:_KINDS])
+        more = f"; and {len(counts) - _KINDS} more kinds" if len(counts) > _KINDS else ""
+        return [f"Run again, in {_milliseconds(sum(stretch.rerun_seconds for stretch in chosen))}: {shown}{more}."]
 
     def _table(self) -> list[str]:
         sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])

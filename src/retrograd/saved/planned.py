@@ -7,13 +7,13 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
 
 import torch
 
 from retrograd.hooks.operation_tap import CarryOut
 from retrograd.hooks.saved import is_in_backward
 from retrograd.saved.carriers import Carrier, DiskCarrier, HostCarrier, Load
+from retrograd.saved.episode import Episode, Known
 from retrograd.saved.ledger import Ledger
 from retrograd.saved.lossless import Lossless
 from retrograd.saved.measuring import Key, Log, Squeezed, measure_link, take_time
@@ -33,53 +33,6 @@ _KNOWN = 16
 _PROBED_PASSES = 32
 """Passes in which lossless copies are tried. A program of which no two passes are alike is not held up for ever."""
 _LEAST_BYTES = 16 * 1024
-
-
-@dataclass(slots=True)
-class Known:
-    """A plan, and how to tell that a pass is like the one it was made for.
-
-    Attributes:
-        keys: of the stretches of that pass.
-        plan: for it.
-        triggers: stretch → those to bring back when it is first asked for.
-    """
-
-    keys: list[Key]
-    plan: Plan
-    triggers: dict[int, list[int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        events = self.plan.recording.events
-        for number, position in self.plan.solution.decisions.fetches.items():
-            self.triggers.setdefault(events[position][1], []).append(number)
-
-
-class Episode:
-    """A pass that is under way.
-
-    Attributes:
-        log: notes of it.
-        known: the plan that it follows; None if it is like none that is known.
-        is_alike: whether it may still be found to be like a known one.
-        items: what was packed.
-        is_taped: whether the operations of the forward are seen.
-    """
-
-    def __init__(self, background: int, is_taped: bool) -> None:
-        self.log = Log(background)
-        self.is_taped = is_taped
-        self.known: Known | None = None
-        self.is_alike = True
-        self.items: list[weakref.ref[Item]] = []
-
-    def follow(self, number: int) -> None:
-        """A stretch is asked for: bring back what the plan wants to be on its way now."""
-        known = self.known
-        for wanted in () if known is None else known.triggers.get(number, ()):
-            item = self.items[wanted]() if wanted < len(self.items) else None
-            if item is not None:
-                item.fetch()
 
 
 class Planned(Policy):

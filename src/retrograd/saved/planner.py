@@ -6,20 +6,13 @@ poor guess costs time and never the budget.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from retrograd.saved.orders import Move, list_moves, list_orders, list_steady_orders, with_pushes
+from retrograd.saved.prediction import predict_seconds
 from retrograd.saved.prefetching import schedule_fetches, with_fetches
-from retrograd.saved.simulation import (
-    Choice,
-    Decisions,
-    Link,
-    Recording,
-    Stretch,
-    count_residency,
-    find_departures,
-    predict_seconds,
-)
+from retrograd.saved.simulation import Choice, Decisions, Link, Recording, count_residency, find_departures
 
 _TRIALS = 1000
 """Simulations spent on improving a plan: a second or two for a ResNet-152."""
@@ -71,8 +64,8 @@ def evaluate(recording: Recording, choices: Sequence[Choice], link: Link, budget
 def find_plan(recording: Recording, link: Link, budget: int, trials: int = _TRIALS) -> Solution | None:
     """The fastest plan found that holds no more than the budget at any position.
 
-    Stretches are moved in the order of time spent per byte and position freed, as few as suffice; then single choices
-    are taken back or changed as long as that saves time.
+    Stretches are moved in several orders, in each as few as suffice; then, in the fastest of these plans, single
+    choices are taken back or changed as long as that saves time.
 
     Args:
         recording: the pass.
@@ -87,7 +80,9 @@ def find_plan(recording: Recording, link: Link, budget: int, trials: int = _TRIA
     if everything.peak <= budget:
         return everything
     starts = [
-        found for order in _orders(recording, link) if (found := _move_few(recording, order, link, budget)) is not None
+        found
+        for order in list_orders(recording, link)
+        if (found := _move_few(recording, order, link, budget)) is not None
     ]
     if not starts:
         return None
@@ -102,7 +97,7 @@ def find_smallest(recording: Recording, link: Link) -> int:
     step = max(1, high // _PRECISION)
     while high - low > step:
         middle = (low + high) // 2
-        orders = _steady_orders(recording)
+        orders = list_steady_orders(recording)
         if any(_move_few(recording, order, link, middle) is not None for order in orders):
             high = middle
         else:
@@ -110,117 +105,9 @@ def find_smallest(recording: Recording, link: Link) -> int:
     return high
 
 
-Move = tuple[int, Choice]
-
-
-def _orders(recording: Recording, link: Link) -> Iterator[list[Move]]:
-    """Orders in which to move stretches, each with where it goes."""
-    moves = _all_moves(recording)
-    prices = {move: _price(recording.stretches[move[0]], move[1], link) for move in moves}
-    by_price = sorted(moves, key=lambda move: prices[move])
-    yield _first_of_each(by_price)
-    lasting = sorted(moves, key=lambda move: prices[move] / max(1, _freed(recording.stretches[move[0]])))
-    yield _first_of_each(lasting)
-    yield [move for move in by_price if move[1] == "offload"]
-    elsewhere_last = sorted(by_price, key=lambda move: move[1] == "offload")
-    yield _first_of_each(elsewhere_last)
-    dearness = sorted(_dearness(stretch) for stretch in recording.stretches)
-    for least in (0.0, dearness[len(dearness) // 2]):
-        yield _first_of_each([*_hidden_offloads(recording, link, least), *elsewhere_last])
-    yield from _steady_orders(recording)
-
-
-def _hidden_offloads(recording: Recording, link: Link, least: float) -> list[Move]:
-    """What can leave while the forward runs, so that it costs nothing: whatever is packed while the link is free.
-
-    Args:
-        recording: the pass.
-        link: its speed.
-        least: seconds a byte below which a stretch is made again instead.
-    """
-    can_leave = {move[0] for move in _all_moves(recording) if move[1] == "offload"}
-    hidden: list[Move] = []
-    now = free_at = 0.0
-    for (kind, number), seconds in zip(recording.events, recording.seconds, strict=True):
-        now += seconds
-        stretch = recording.stretches[number]
-        if kind == "pack" and number in can_leave and free_at <= now and _dearness(stretch) >= least:
-            free_at = now + stretch.nbytes / link.out
-            hidden.append((number, "offload"))
-    return hidden
-
-
-def _dearness(stretch: Stretch) -> float:
-    """Seconds a byte that making it again takes."""
-    return stretch.rerun_seconds / stretch.nbytes if stretch.rerun else float("inf")
-
-
-def _steady_orders(recording: Recording) -> Iterator[list[Move]]:
-    """Those that depend on no clock, so that the smallest budget found for a pass is found again for the next one."""
-    moves = _all_moves(recording)
-    by_size = sorted(moves, key=lambda move: -recording.stretches[move[0]].nbytes)
-    for first in ("offload", "rerun", "lossless"):
-        yield _first_of_each(sorted(by_size, key=lambda move: move[1] != first))
-    by_rest = sorted(moves, key=lambda move: _rest(recording.stretches[move[0]], move[1]))
-    yield _first_of_each(by_rest)
-    yield _first_of_each(sorted(by_rest, key=lambda move: -_freed(recording.stretches[move[0]])))
-
-
-def _rest(stretch: Stretch, choice: Choice) -> float:
-    """What remains in memory, as a share; what is elsewhere is there for a while before and after."""
-    if choice == "lossless":
-        assert stretch.small_bytes is not None
-        return stretch.small_bytes / stretch.nbytes
-    return 0.5 if choice == "offload" else 0.75
-
-
-def _freed(stretch: Stretch) -> int:
-    """Bytes and positions that can be freed."""
-    return stretch.nbytes * (stretch.needed - max(stretch.left, stretch.packed + 1))
-
-
-def _all_moves(recording: Recording) -> list[Move]:
-    return [move for number, stretch in enumerate(recording.stretches) for move in _moves(number, stretch)]
-
-
-def _moves(number: int, stretch: Stretch) -> Iterator[Move]:
-    """What could be done with a stretch that would free memory."""
-    if max(stretch.left, stretch.packed + 1) >= stretch.needed:
-        return
-    yield number, "offload"
-    if stretch.small_bytes is not None and stretch.small_bytes < stretch.nbytes:
-        yield number, "lossless"
-    if stretch.rerun:
-        yield number, "rerun"
-
-
-def _price(stretch: Stretch, choice: Choice, link: Link) -> float:
-    """Seconds for each byte that is freed, if nothing ran beside it."""
-    if choice == "lossless":
-        assert stretch.small_bytes is not None
-        seconds, freed = stretch.squeeze_seconds + stretch.expand_seconds, stretch.nbytes - stretch.small_bytes
-    elif choice == "rerun":
-        seconds, freed = stretch.rerun_seconds, stretch.nbytes
-    else:
-        seconds = link.price(stretch.nbytes)
-        freed = stretch.nbytes
-    return seconds / max(1, freed)
-
-
-def _first_of_each(moves: list[Move]) -> list[Move]:
-    seen: set[int] = set()
-    return [move for move in moves if not (move[0] in seen or seen.add(move[0]))]  # type: ignore[func-returns-value]
-
-
-def _with_pushes(recording: Recording, order: list[Move]) -> list[Move]:
-    """What cannot leave itself, as the last resort: what left before it leaves for good when it follows."""
-    moved = {number for number, _ in order}
-    return order + [(number, "offload") for number in range(len(recording.stretches)) if number not in moved]
-
-
 def _move_few(recording: Recording, order: list[Move], link: Link, budget: int) -> Solution | None:
     """Move as few as suffice, in this order."""
-    order = _with_pushes(recording, order)
+    order = with_pushes(recording, order)
 
     def solve(count: int) -> Solution | None:
         choices: list[Choice] = ["keep"] * len(recording.stretches)
@@ -244,7 +131,8 @@ def _improve(recording: Recording, best: Solution, link: Link, budget: int, tria
     """Change one choice at a time while that saves time, the largest stretches first."""
     numbers = sorted(range(len(recording.stretches)), key=lambda number: -recording.stretches[number].nbytes)
     options: dict[int, list[Choice]] = {
-        number: ["keep", *(choice for _, choice in _moves(number, recording.stretches[number]))] for number in numbers
+        number: ["keep", *(choice for _, choice in list_moves(number, recording.stretches[number]))]
+        for number in numbers
     }
     has_changed = True
     while has_changed and trials > 0:

@@ -1,4 +1,4 @@
-"""What a plan would hold at each position of a recorded pass, and how long the pass would take. Nothing is run here.
+"""What a plan would hold at each position of a recorded pass. Nothing is run here.
 
 Positions count events: a stretch of memory is packed, asked for, or freed by autograd.
 """
@@ -195,82 +195,3 @@ def count_residency(recording: Recording, decisions: Decisions, departures: Mapp
             change[back] += nbytes
     held: npt.NDArray[np.int64] = np.cumsum(change[:-1]) + beside + recording.background
     return held
-
-
-def predict_seconds(recording: Recording, decisions: Decisions, departures: Mapping[int, int], link: Link) -> float:
-    """How long the pass takes. Copies cost nothing as long as something is computed beside them."""
-    clock = _Clock(recording.stretches, decisions, departures, link)
-    wanted: dict[int, list[int]] = {}
-    for number, position in enumerate(find_spans(recording, decisions.choices).needed):
-        wanted.setdefault(position, []).append(number)
-    for position, (kind, number) in enumerate(recording.events):
-        clock.now += recording.seconds[position]
-        if kind == "pack":
-            clock.pack(number)
-        elif kind == "ask" and position == recording.stretches[number].asked:
-            clock.fetch(position)
-            for each in wanted.get(position, ()):  # sources first: they were packed before
-                clock.bring(each, position)
-    return clock.now
-
-
-class _Clock:
-    """Time while a pass is gone through; each direction of the link is busy by itself."""
-
-    def __init__(
-        self, stretches: Sequence[Stretch], decisions: Decisions, departures: Mapping[int, int], link: Link
-    ) -> None:
-        self.now = 0.0
-        self._stretches = stretches
-        self._decisions = decisions
-        self._departures = departures
-        self._link = link
-        self._out_free = 0.0
-        self._back_free = 0.0
-        self._written: dict[int, float] = {}
-        self._arrived: dict[int, float] = {}
-        self._leaving: deque[int] = deque()
-        self._leaving_bytes = 0
-        self._wanted_at: dict[int, list[int]] = {}
-        for number, position in decisions.fetches.items():
-            self._wanted_at.setdefault(position, []).append(number)
-
-    def pack(self, number: int) -> None:
-        """A stretch is packed; what is beyond the window is waited for."""
-        stretch, choice = self._stretches[number], self._decisions.choices[number]
-        if choice == "lossless":
-            self.now += stretch.squeeze_seconds
-        if choice != "offload":
-            return
-        self.now += self._link.latency + stretch.nbytes * self._link.work_out
-        self._out_free = max(self.now, self._out_free) + stretch.nbytes / self._link.out
-        self._written[number] = self._out_free
-        self._leaving.append(number)
-        self._leaving_bytes += stretch.nbytes
-        while self._leaving_bytes > max(self._decisions.window, stretch.nbytes):
-            first = self._leaving.popleft()
-            self._leaving_bytes -= self._stretches[first].nbytes
-            self.now = max(self.now, self._written[first])
-
-    def fetch(self, position: int) -> None:
-        """Others begin to come back."""
-        for wanted in self._wanted_at.get(position, ()):
-            self._fetch(wanted)
-
-    def bring(self, number: int, position: int) -> None:
-        """A stretch has to be there."""
-        stretch, choice = self._stretches[number], self._decisions.choices[number]
-        if choice == "lossless" and stretch.left < position:
-            self.now += stretch.expand_seconds
-        elif choice == "rerun" and stretch.left < position:
-            self.now += stretch.rerun_seconds
-        elif number in self._departures:
-            if number not in self._arrived:
-                self._fetch(number)
-            self.now = max(self.now, self._arrived[number])
-            self.now += self._link.latency + stretch.nbytes * self._link.work_back
-
-    def _fetch(self, number: int) -> None:
-        start = max(self.now, self._back_free, self._written[number])
-        self._back_free = start + self._stretches[number].nbytes / self._link.back
-        self._arrived[number] = self._back_free
