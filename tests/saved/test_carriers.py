@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from retrograd.saved.carriers import DiskCarrier, HostCarrier
-from retrograd.saved.measuring import measure_link
+from retrograd.saved.link_speed import measure_link
 from retrograd.saved.policy import Saved
 from tests.saved.test_offloading import LateEngine
 

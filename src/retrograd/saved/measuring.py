@@ -1,4 +1,4 @@
-"""What a planner has to know: what happened to saved tensors in a pass, and how fast memory leaves and comes back."""
+"""What a planner has to know of a pass: what happened to saved tensors in it, and when."""
 
 from __future__ import annotations
 
@@ -11,18 +11,12 @@ import torch
 from torch import Tensor
 
 from retrograd.hooks.storage_uses import is_held_elsewhere
-from retrograd.saved.carriers import Carrier
 from retrograd.saved.policy import Packed, Saved
-from retrograd.saved.simulation import Event, EventKind, Link, Recording, Stretch
+from retrograd.saved.simulation import Event, EventKind, Recording, Stretch
 
 Mark = float | torch.cuda.Event
 Key = tuple[int, str, str]
 """Bytes, dtype and module of a stretch: what tells two passes apart."""
-
-_SAMPLE_BYTES = 4 << 20
-_SAMPLES = 4
-_LATENCY = 50e-6
-"""Seconds that the program spends on one stretch that is moved."""
 
 
 def take_time(values: Tensor) -> Mark:
@@ -196,27 +190,3 @@ class Log:
                 )
             stretches.append(stretch)
         return Recording(tuple(stretches), tuple(events), tuple(seconds), self.background)
-
-
-def measure_link(carrier: Carrier, device: torch.device) -> Link:
-    """The speed of a carrier in both directions, from a few MB there and back."""
-    first = torch.arange(_SAMPLE_BYTES // 8, device=device).view(torch.uint8)  # no zeros, and no random numbers
-    samples = [first.clone() for _ in range(_SAMPLES)]
-    carrier.finish()
-    began, at_first = take_time(samples[0]), time.process_time()
-    loads = [carrier.carry_out(Saved(values, values.shape, "", 0)) for values in samples]
-    for load in loads:
-        if load is not None:
-            load.leave()
-    carrier.finish()
-    between, at_half = take_time(samples[0]), time.process_time()
-    for load in loads:
-        if load is not None:
-            load.want()
-            load.take()
-    ended, at_last = take_time(samples[0]), time.process_time()
-    nbytes = _SAMPLE_BYTES * _SAMPLES
-    out, back = seconds_between(began, between), seconds_between(between, ended)
-    is_beside = device.type != "cpu"
-    work_out, work_back = (0.0, 0.0) if is_beside else (at_half - at_first, at_last - at_half)
-    return Link(nbytes / max(out, 1e-6), nbytes / max(back, 1e-6), _LATENCY, work_out / nbytes, work_back / nbytes)

@@ -15,8 +15,9 @@ from retrograd.hooks.saved import is_in_backward
 from retrograd.saved.carriers import Carrier, DiskCarrier, HostCarrier, Load
 from retrograd.saved.episode import Episode, Known
 from retrograd.saved.ledger import Ledger
+from retrograd.saved.link_speed import measure_link
 from retrograd.saved.lossless import Lossless
-from retrograd.saved.measuring import Key, Log, Squeezed, measure_link, take_time
+from retrograd.saved.measuring import Key, Log, Squeezed, take_time
 from retrograd.saved.origins import Origin
 from retrograd.saved.plan import Plan, make_plan
 from retrograd.saved.planned_item import Item
@@ -40,13 +41,15 @@ class Planned(Policy):
 
     The first pass is measured: all that is saved, when it is asked for and freed, what is computed between, and how
     fast a disk (for the CPU) or the host (for a CUDA device) takes memory away and brings it back. Then a plan chooses
-    for each stretch of memory whether it stays, waits elsewhere, or waits in fewer bytes. A pass with other sizes gets
-    a plan of its own, and the earlier one is used again when its sizes return.
+    for each stretch of memory whether it stays, waits elsewhere, waits in fewer bytes, or is made again by the
+    operations that made it, as it was when that was tried in the measured pass. A pass with other sizes gets a plan of
+    its own, and the earlier one is used again when its sizes return.
 
     What counts, at every position of forward and backward: each stretch that autograd holds, from when it is saved to
     when autograd lets go, while it is in memory, be it for autograd, for the program or on its way. Parameters,
     buffers, gradients, workspaces and stretches below ``min_bytes`` do not count, so that the peak of the allocator
-    is higher by these. In the measured pass memory is taken away as soon as the budget is near.
+    is higher by these. In the measured pass memory is taken away as soon as the budget is near, but more is needed to
+    try whether a stretch can be made again.
 
     Args:
         budget: bytes, such as ``"8GB"``, or a share such as ``0.5`` of what the first measured pass would hold.

@@ -1,0 +1,50 @@
+"""How fast memory leaves and comes back."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from retrograd.saved.carriers import Carrier
+from retrograd.saved.measuring import seconds_between, take_time
+from retrograd.saved.policy import Saved
+from retrograd.saved.simulation import Link
+
+_SAMPLE_BYTES = 4 << 20
+_SAMPLES = 4
+_LATENCY = 50e-6
+"""Seconds that the program spends on one stretch that is moved."""
+
+
+def measure_link(carrier: Carrier, device: torch.device) -> Link:
+    """The speed of a carrier in both directions, from a few MB there and back: the second time.
+
+    The first time files grow, and memory is pinned.
+    """
+    first = torch.arange(_SAMPLE_BYTES // 8, device=device).view(torch.uint8)  # no zeros, and no random numbers
+    samples = [first.clone() for _ in range(_SAMPLES)]
+    carrier.finish()
+    _go_there_and_back(carrier, samples)
+    return _go_there_and_back(carrier, samples)
+
+
+def _go_there_and_back(carrier: Carrier, samples: list[Tensor]) -> Link:
+    began, at_first = take_time(samples[0]), time.process_time()
+    loads = [carrier.carry_out(Saved(values, values.shape, "", 0)) for values in samples]
+    for load in loads:
+        if load is not None:
+            load.leave()
+    carrier.finish()
+    between, at_half = take_time(samples[0]), time.process_time()
+    for load in loads:
+        if load is not None:
+            load.want()
+            load.take()
+    ended, at_last = take_time(samples[0]), time.process_time()
+    nbytes = sum(sample.nbytes for sample in samples)
+    out, back = max(seconds_between(began, between), 1e-6), max(seconds_between(between, ended), 1e-6)
+    is_beside = samples[0].device.type != "cpu"  # others make the copies
+    work_out, work_back = (0.0, 0.0) if is_beside else (at_half - at_first, at_last - at_half)
+    return Link(nbytes / out, nbytes / back, _LATENCY, work_out / nbytes, work_back / nbytes)
