@@ -1,9 +1,10 @@
 """What an inventory of saved tensors costs: CPU time of forward and backward against that of the bare step.
 
-    python benchmarks/inventory.py --rounds 15 --markdown
+    python benchmarks/inventory.py --markdown
 
 ``interleaved.py`` says how it is measured. Each step has an inventory of its own, and the time that it takes to put
-the table together is counted.
+the table together is counted. Then inventories of two large nets on the ``meta`` device, which needs no memory, are
+held against what saved-tensor hooks count.
 """
 
 from __future__ import annotations
@@ -16,11 +17,22 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import retrograd as rg
 from contenders import Attached, Contender, Group
-from interleaved import measure_group
-from nets import TRACED, Net, make_resnet
+from interleaved import measure_group, show
+from nets import Net, make_cells, make_gpt2, make_gpt2_medium, make_resnet
 from options import make_parser, print_measures
 
-NETS: dict[str, Callable[[], Net]] = {"ResNet-50, 96 px": make_resnet, **TRACED}
+NETS: dict[str, Callable[[], Net]] = {
+    "ResNet-50, 96 px": make_resnet,
+    "gpt2": make_gpt2,
+    "LSTM cell": make_cells,
+}
+LARGE: dict[str, Callable[[], Net]] = {
+    "ResNet-152, 256 images of 224 px": lambda: make_resnet(152, 256, 224),
+    "GPT-2 medium, 32 sequences of 1024": make_gpt2_medium,
+}
+
+
+# ---- time -----------------------------------------------------------------------------------------------------
 
 
 def inventory(*, timed: bool) -> Contender:
@@ -62,8 +74,45 @@ CONTENDERS: dict[str, Contender] = {
 }
 
 
+# ---- bytes ----------------------------------------------------------------------------------------------------
+
+
+def count_by_hooks(net: Net) -> tuple[int, int]:
+    """Bytes of the memory, and of all tensors, that hooks see being saved; without parameters and buffers."""
+    permanent = {tensor.untyped_storage()._cdata for tensor in (*net.model.parameters(), *net.model.buffers())}
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)  # so that no other memory gets its identity
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        net.loss(net.model(net.inputs))
+    saved = [tensor for tensor in saved if tensor.untyped_storage()._cdata not in permanent]
+    distinct = {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in saved)}
+    return sum(distinct.values()), sum(tensor.numel() * tensor.element_size() for tensor in saved)
+
+
+def print_bytes(markdown: bool) -> None:
+    """Two counts of the bytes that large nets keep, of each the inventory's and that by hooks."""
+    print("| | kept, GB | by hooks | copies of them, GB | by hooks |\n|---|---:|---:|---:|---:|" if markdown else "")
+    for name, make in LARGE.items():
+        show(name)
+        with torch.device("meta"):
+            net = make()
+            found = rg.take_inventory(net.model, net.inputs, net.loss)
+            distinct, asked = count_by_hooks(net)
+        show("")
+        counts = [f"{count / 1e9:.2f}" for count in (found.resident, distinct, found.asked, asked)]
+        if markdown:
+            print("|", name, *(f"| {count}" for count in counts), "|")
+        else:
+            print(f"{name}: {counts[0]} GB kept, by hooks {counts[1]}; copies {counts[2]} GB, by hooks {counts[3]}")
+
+
 def main() -> None:
     parser = make_parser(__doc__, NETS)
+    parser.set_defaults(rounds=5, seconds=0.5)
     arguments = parser.parse_args()
     measures = [
         measure
@@ -71,6 +120,8 @@ def main() -> None:
         for measure in measure_group(net, NETS[net], Group(CONTENDERS), arguments.rounds, arguments.seconds)
     ]
     print_measures(measures, arguments)
+    if not arguments.json:
+        print_bytes(arguments.markdown)
 
 
 if __name__ == "__main__":

@@ -101,16 +101,16 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """GPT-2's modules and names with random weights: 78 modules are called in a step."""
+    """GPT-2's modules and names with random weights: with 6 layers 78 modules are called in a step."""
 
-    def __init__(self, layers: int, width: int, heads: int, length: int) -> None:
+    def __init__(self, layers: int, width: int, heads: int, length: int, vocabulary: int) -> None:
         super().__init__()
-        self.wte = nn.Embedding(VOCABULARY, width)
+        self.wte = nn.Embedding(vocabulary, width)
         self.wpe = nn.Embedding(length, width)
         self.drop = nn.Dropout(0.0)
         self.h = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.ln_f = nn.LayerNorm(width)
-        self.lm_head = nn.Linear(width, VOCABULARY, bias=False)
+        self.lm_head = nn.Linear(width, vocabulary, bias=False)
         self.register_buffer("positions", torch.arange(length))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -120,14 +120,21 @@ class GPT2(nn.Module):
         return self.lm_head(self.ln_f(x))
 
 
-def make_gpt2() -> Net:
-    """6 layers, width 384, sequences of 128, batch 4."""
-    tokens = torch.randint(VOCABULARY, (4, 129))
+def make_gpt2(
+    layers: int = 6, width: int = 384, heads: int = 6, length: int = 128, batch: int = 4, vocabulary: int = VOCABULARY
+) -> Net:
+    """6 layers, width 384, sequences of 128, batch 4, unless told otherwise."""
+    tokens = torch.randint(vocabulary, (batch, length + 1))
     targets = tokens[:, 1:].reshape(-1)
-    model = GPT2(layers=6, width=384, heads=6, length=128)
+    model = GPT2(layers, width, heads, length, vocabulary)
     return Net(
-        model, tokens[:, :-1], lambda logits: F.cross_entropy(logits.view(-1, VOCABULARY), targets.to(logits.device))
+        model, tokens[:, :-1], lambda logits: F.cross_entropy(logits.view(-1, vocabulary), targets.to(logits.device))
     )
+
+
+def make_gpt2_medium(batch: int = 32) -> Net:
+    """24 layers, width 1024, sequences of 1024, 50257 words. The output layer has weights of its own."""
+    return make_gpt2(layers=24, width=1024, heads=16, length=1024, batch=batch, vocabulary=50257)
 
 
 def make_mlp(width: int, batch: int, layers: int = 50) -> Net:
@@ -141,6 +148,25 @@ NETS: dict[str, Callable[[], Net]] = {
     "mlp": lambda: make_mlp(width=256, batch=64),
     "mlp-tiny": lambda: make_mlp(width=32, batch=8),
 }
+
+
+class Cells(nn.Module):
+    """An LSTM cell, run step by step: operations of a few microseconds, in modules."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(width, width)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        hidden = state = torch.zeros_like(sequence[0])
+        for each in sequence:
+            hidden, state = self.cell(each, (hidden, state))
+        return hidden
+
+
+def make_cells() -> Net:
+    """Width 64, sequences of 50, batch 8: 700 tensors of 2 KB are saved."""
+    return Net(Cells(64), torch.randn(50, 8, 64), lambda hidden: hidden.square().mean())
 
 
 class Chain(nn.Module):

@@ -12,14 +12,20 @@ import torch
 from interleaved import Measure, print_table
 
 
-def make_parser(text: str, nets: Collection[str]) -> argparse.ArgumentParser:
+def make_plain_parser(text: str, nets: Collection[str]) -> argparse.ArgumentParser:
     """A parser for a benchmark that says this of itself and measures these nets. One thread is used from here on."""
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
     parser.add_argument("--nets", nargs="+", choices=nets, default=list(nets))
-    parser.add_argument("--markdown", action="store_true", help="print the table of README.md")
+    parser.add_argument("--markdown", action="store_true", help="print the table of the documentation")
+    return parser
+
+
+def make_parser(text: str, nets: Collection[str]) -> argparse.ArgumentParser:
+    """The same for one that measures for so many seconds, and prints by :func:`print_measures`."""
+    parser = make_plain_parser(text, nets)
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
     parser.add_argument("--json", action="store_true", help="print the measures as JSON")
     return parser
 

@@ -1,22 +1,31 @@
 """Where saved tensors wait, by memory and by time: plain autograd, what torch and its documentation offer, and ours.
 
-    python benchmarks/saved_tensors.py --rounds 9 --markdown
+    python benchmarks/saved_tensors.py --markdown
 
-Runs on the CPU, and on a CUDA device where there is one, with a net that fits it; it says which machine it saw. In each
-round every contender makes a few steps, and bare steps are measured between any two of them: a ratio is that of a
-contender's time a step to the mean of its two neighbours'. ../docs/saved_tensors.md says how to read the table.
+Runs on the CPU, and on a CUDA device where there is one; it says which machine it saw. In each round every contender
+makes a few steps, and bare steps are measured between any two of them: a ratio is that of a contender's time a step to
+the mean of its two neighbours'. ../docs/saved_tensors.md says how to read the table.
+
+There are bars for three nets on a device. Budgets are chosen such that the peak of the allocator can meet them, and it
+is said whether it does, and at which price:
+
+    python benchmarks/saved_tensors.py --nets resnet152
+    python benchmarks/saved_tensors.py --nets resnet152 --mixed --channels-last
+    python benchmarks/saved_tensors.py --nets gpt2-medium --mixed
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
+import importlib
+import importlib.util
 import os
 import platform
 import statistics
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -32,7 +41,9 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from interleaved import show
-from nets import Block, Bottleneck, Net, make_gpt2, make_resnet
+from nets import Block, Bottleneck, Net, make_gpt2, make_gpt2_medium, make_resnet
+from options import make_plain_parser
+from retrograd.errors import RetrogradError
 from retrograd.saved.cpu import Cpu
 from retrograd.saved.disk import Disk
 from retrograd.saved.keep import Keep
@@ -41,6 +52,7 @@ from retrograd.saved.lossless import Lossless
 from retrograd.saved.planned import Planned
 from retrograd.saved.precision import Bfloat16, EightBit
 from retrograd.saved.recompute import Recompute
+from retrograd.saved.sizes import show_bytes
 
 BLOCKS = (Bottleneck, Block)
 ON_DEVICE = torch.cuda.is_available()
@@ -50,7 +62,30 @@ NETS: dict[str, Callable[[], Net]] = {
     "resnet50": make_resnet,
     "resnet152": lambda: make_resnet(152, 256, 224),
     "gpt2": make_gpt2,
+    "gpt2-medium": make_gpt2_medium,
 }
+
+
+class Bar(NamedTuple):
+    """What a budget on a device should reach: so small a peak at no more than this ratio of step times.
+
+    A peak is bytes of the allocator; a share is of the saved tensors, and all else comes on top.
+    """
+
+    peak: float
+    ratio: float
+
+    def limit(self, counted: int, beside: int) -> int:
+        """Bytes of the allocator, where so many are saved tensors and so many are not."""
+        return round(self.peak) if self.peak > 1 else beside + round(self.peak * counted)
+
+
+BARS: dict[tuple[str, bool, bool], tuple[Bar, ...]] = {
+    ("resnet152", False, False): (Bar(24e9, 1.08), Bar(15e9, 1.12), Bar(8e9, 1.40)),
+    ("resnet152", True, True): (Bar(13e9, 1.08), Bar(9.5e9, 1.12), Bar(5e9, 1.40)),
+    ("gpt2-medium", True, False): (Bar(1 / 2, 1.10), Bar(1 / 5, 1.22)),
+}
+"""Net, whether under autocast, whether in channels_last. Float32 products are computed as TF32 on a device."""
 
 
 class Attached(NamedTuple):
@@ -80,9 +115,18 @@ def checkpointed_blocks(net: Net) -> Iterator[Attached]:
     blocks = [module for module in net.model.modules() if isinstance(module, BLOCKS)]
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
-    yield Attached()
-    for block in blocks:
-        del block.forward
+    try:
+        yield Attached()
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def torchtune_offloader(net: Net) -> AbstractContextManager[Attached]:
+    """As its recipes do: one for all steps, entered for each forward."""
+    training = importlib.import_module("torchtune.training")
+    offloader = training.OffloadActivations(use_pin_memory=True, use_streams=True)
+    return nullcontext(Attached(lambda: offloader))
 
 
 class SelfDeletingFile:
@@ -132,8 +176,16 @@ def spill_path(disk: Disk) -> Path:
     return Path("/proc/self/fd") / str(spill.file._descriptor if spill else -1)
 
 
-PLANNED = {f"**budget {share:.0%}**": Planned(share) for share in (0.5, 0.25, 0.15)}
-"""Each is measured once, and keeps its plan for all rounds."""
+def budgeted(policy: Planned) -> Contender:
+    """The loss saves too, so it is for everything. The policy is the same in all rounds, and so is its plan."""
+
+    @contextmanager
+    def attach(net: Net) -> Iterator[Attached]:
+        with keep_saved(None, policy):
+            yield Attached()
+
+    return attach
+
 
 CONTENDERS: dict[str, Contender] = {
     "nothing (the noise)": nothing,
@@ -149,7 +201,11 @@ CONTENDERS: dict[str, Contender] = {
 }
 if ON_DEVICE:
     CONTENDERS["**cpu**"] = kept(Cpu)
-CONTENDERS |= {name: kept(partial(PLANNED.__getitem__, name)) for name in PLANNED}
+    if importlib.util.find_spec("torchtune") is not None:
+        CONTENDERS["torchtune's offloader"] = torchtune_offloader
+
+SHARES = (0.5, 0.25, 0.15)
+"""Budgets where there is no bar."""
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------
@@ -194,7 +250,10 @@ def peak_bytes() -> int:
 
 
 class Memory(NamedTuple):
-    """Bytes beyond those before the step: after the forward, with the page cache, and at the peak of the step."""
+    """Bytes after the forward, with the page cache, beyond those before the step; and at the peak of the step.
+
+    On a device the peak is that of the allocator, weights included; on the CPU it is beyond what was there before.
+    """
 
     after_forward: int
     peak: int
@@ -212,7 +271,41 @@ def measure_memory(contender: Contender, net: Net, mixed: bool) -> Memory:
         attached.settle()
         after_forward = held_bytes() - before + attached.cached()
         loss.backward()
-        return Memory(after_forward, peak_bytes() - before)
+        return Memory(after_forward, peak_bytes() - (0 if ON_DEVICE else before))
+
+
+class Task(NamedTuple):
+    """A bar, and the budget of saved tensors that can meet it.
+
+    Attributes:
+        limit: bytes of the allocator.
+        ratio: of step times.
+        policy: None where nothing is left for saved tensors.
+    """
+
+    limit: int
+    ratio: float
+    policy: Planned | None
+
+
+def make_tasks(bars: tuple[Bar, ...], net: Net, mixed: bool) -> dict[str, Task]:
+    """A budget for each bar: its limit, less what is at the peak of a step and is no saved tensor.
+
+    That is the peak of a bare step without the most that it keeps, and the gradients: they are there when the pass
+    ends, where a bare step holds little else, but one under a budget may still hold all of it.
+    """
+    everything = Planned(1.0)
+    measure_memory(budgeted(everything), net, mixed)
+    counted = everything.plan.kept_peak if everything.plan is not None else 0
+    gradients = sum(parameter.nbytes for parameter in net.model.parameters() if parameter.requires_grad)
+    beside = measure_memory(nothing, net, mixed).peak - counted + gradients
+    print(f"{show_bytes(counted)} are saved at the peak of a bare step; {show_bytes(beside)} are left for all else.\n")
+    tasks = {}
+    for bar in bars:
+        limit = bar.limit(counted, beside)
+        policy = Planned(limit - beside) if limit > beside else None
+        tasks[f"**budget, at most {show_bytes(limit)}**"] = Task(limit, bar.ratio, policy)
+    return tasks
 
 
 # ---- time -----------------------------------------------------------------------------------------------------
@@ -295,33 +388,76 @@ def machine() -> str:
     return f"{platform.system()} {platform.machine()}, {device}, torch {torch.__version__}"
 
 
+def print_rows(rows: list[list[str]], markdown: bool) -> None:
+    """A table; the first row is its head."""
+    if markdown:
+        rows = [rows[0], ["---", *["---:"] * (len(rows[0]) - 1)], *rows[1:]]
+        print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+        return
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        texts = (f"{text:>{width}}" for text, width in zip(others, widths[1:], strict=True))
+        print(f"{first.replace('*', ''):{widths[0]}}  {'  '.join(texts)}")
+
+
+def print_tasks(tasks: dict[str, Task], memory: dict[str, Memory], measures: dict[str, Measures]) -> None:
+    """Whether the bars hold."""
+    for name, task in tasks.items():
+        bar = f"\nAt most {show_bytes(task.limit)} at {task.ratio:.2f} times"
+        if task.policy is None:
+            print(f"{bar}: that is less than what is there beside saved tensors.")
+        elif name in measures:
+            peak, ratio = memory[name].peak, statistics.median(measures[name].wall)
+            holds = peak <= task.limit and ratio <= task.ratio
+            print(f"{bar}: {show_bytes(peak)} at {ratio:.3f} times, so it {'holds' if holds else 'does not hold'}.")
+
+
+def benchmark(name: str, arguments: Namespace) -> None:
+    """Measure the contenders on one net, and print what was found."""
+    mixed, only = arguments.mixed, arguments.only
+    torch.manual_seed(0)
+    net = NETS[name]()
+    net.to(DEVICE, torch.channels_last if arguments.channels_last else torch.preserve_format)
+    print(f"{machine()}; {name}{', mixed' * mixed}{', channels_last' * arguments.channels_last}")
+    bars = BARS.get((name, mixed, arguments.channels_last), ()) if ON_DEVICE else ()
+    tasks = make_tasks(bars, net, mixed) if bars and only in "budget" else {}
+    policies = {name: task.policy for name, task in tasks.items() if task.policy is not None}
+    if not bars:
+        policies = {f"**budget {share:.0%}**": Planned(share) for share in SHARES}
+    contenders = CONTENDERS | {name: budgeted(policy) for name, policy in policies.items()}
+    memory: dict[str, Memory] = {}
+    for contender in (name for name in contenders if only in name):
+        show(f"memory: {contender}")
+        try:
+            memory[contender] = measure_memory(contenders[contender], net, mixed)
+        except (RetrogradError, ImportError, OSError, RuntimeError) as error:  # no plan, a full disk or device
+            print(f"{contender.strip('*')} is left out: {str(error).splitlines()[0]}")
+    measures = measure_times({name: contenders[name] for name in memory}, net, arguments.rounds, arguments.steps, mixed)
+    peak = "peak of the allocator, MB" if ON_DEVICE else "peak, MB"
+    rows = [["", "held after the forward, MB", peak, "CPU time", "wall time"]]
+    for contender, measured in measures.items():
+        held = [f"{nbytes / 1e6:,.0f}" for nbytes in memory[contender]]
+        rows.append([contender, *held, spread(measured.cpu), spread(measured.wall)])
+    print_rows(rows, arguments.markdown)
+    for contender, policy in policies.items():
+        if contender in measures and policy.plan is not None:
+            print(f"\n{contender.strip('*')}: {str(policy.plan).splitlines()[0]}")
+    print_tasks(tasks, memory, measures)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = make_plain_parser(__doc__, NETS)
+    parser.set_defaults(nets=["resnet152" if ON_DEVICE else "resnet50"])
     parser.add_argument("--steps", type=int, default=3, help="steps of a contender in a round")
-    parser.add_argument("--net", choices=NETS, default="resnet152" if ON_DEVICE else "resnet50")
     parser.add_argument("--mixed", action="store_true", help="bfloat16 autocast")
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--only", default="", help="contenders whose name contains this text")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    net = NETS[arguments.net]()
-    net.to(DEVICE, torch.channels_last if arguments.channels_last else torch.preserve_format)
-    contenders = {name: one for name, one in CONTENDERS.items() if arguments.only in name}
-    print(f"{machine()}; {arguments.net}{', mixed' * arguments.mixed}{', channels_last' * arguments.channels_last}")
-    memory = {}
-    for name, contender in contenders.items():
-        show(f"memory: {name}")
-        memory[name] = measure_memory(contender, net, arguments.mixed)
-    measures = measure_times(contenders, net, arguments.rounds, arguments.steps, arguments.mixed)
-    print("| | held after the forward, MB | peak, MB | CPU time | wall time |\n|---|---:|---:|---:|---:|")
-    for name, measured in measures.items():
-        held = " | ".join(f"{nbytes / 1e6:,.0f}" for nbytes in memory[name])
-        print(f"| {name} | {held} | {spread(measured.cpu)} | {spread(measured.wall)} |")
-    for name, policy in PLANNED.items():
-        if name in measures and policy.plan is not None:
-            print(f"\n{name.strip('*')}: {str(policy.plan).splitlines()[0]}")
+    if ON_DEVICE:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+    for name in arguments.nets:
+        benchmark(name, arguments)
 
 
 if __name__ == "__main__":

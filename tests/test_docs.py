@@ -16,7 +16,7 @@ import pytest
 from retrograd import errors
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(page for folder in (".", "docs", "benchmarks") for page in (ROOT / folder).glob("*.md"))
+PAGES = sorted(page for folder in (".", "docs", "benchmarks", "examples") for page in (ROOT / folder).glob("*.md"))
 
 NOT_RUN: dict[str, int] = {}
 """Page → how many of its blocks are marked ``no-run``; a page that is missing has none."""

@@ -91,6 +91,16 @@ def test_nothing_stays_when_the_step_is_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_last_step_of_a_forked_child(tmp_path: Path) -> None:
+    """Only the second child makes four steps, and ends as children of multiprocessing do: without ``atexit``."""
+    code, _, errors = take(tmp_path, "--step", "3", str(SCRIPTS / "forked.py"))
+    assert code == 0, errors
+    (file,) = (tmp_path / "out").glob("rank*/inventory.parquet")
+    assert Inventory.load(file).passes == 1
+    assert errors[-1] == "retrograd: taken 1 process; see it in a browser: out/rank*/inventory.html"
+
+
+@pytest.mark.slow
 def test_a_script_that_fails_in_that_step(tmp_path: Path) -> None:
     code, _, errors = take(tmp_path, str(SCRIPTS / "fails_in_backward.py"), "raise")
     bare = run([sys.executable, str(SCRIPTS / "fails_in_backward.py"), "raise"], tmp_path)

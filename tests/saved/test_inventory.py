@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import SavedTensorError
@@ -508,6 +509,17 @@ def test_writes_into_views_are_told_of() -> None:
 
 
 # ---- kinds of tensors -----------------------------------------------------------------------------------------
+
+
+def test_a_tensor_with_the_same_memory_twice() -> None:
+    part = torch.randn(4, 8)
+    weight = TwoTensor(torch.randn(4, 8), torch.randn(4, 8)).requires_grad_()
+    with take_inventory() as inventory:
+        (weight * TwoTensor(part, part)).sum().backward()
+    (row,) = rows_of(inventory)
+    assert (row["resident"], row["sharers"]) == (part.nbytes, 0)
+    (storage,) = inventory.storages
+    assert len(storage.savers) == 1
 
 
 def test_complex_sparse_nested_and_meta_tensors() -> None:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
-import multiprocessing.util
 import os
 import sys
-import threading
-import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from torch import Tensor, nn
+from torch import nn
 
-from retrograd.errors import RetrogradError, RetrogradWarning
+from retrograd.errors import RetrogradError
 from retrograd.graph.origins import Origins, record_origins
 from retrograd.hangs.watch import HangWatch, watch_hangs
-from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.hooks.every_call import EveryCallTap
-from retrograd.launch.closing import say, say_end
+from retrograd.launch.closing import say
 from retrograd.launch.late_ring import LateRing
+from retrograd.launch.pass_session import PassSession
 from retrograd.launch.trace_request import TraceRequest, read_trace_request
 from retrograd.runs.layout import UNFINISHED, rank_name
 from retrograd.runs.ranks import RankClaim, ask_rank
@@ -37,15 +33,10 @@ BUNDLES = "bundles"
 
 def start_tracing_session() -> None:
     """Trace this process as ``retrograd trace`` was asked to."""
-    warnings.simplefilter("default", RetrogradWarning)  # also under -W error: ours must not raise in the script
-    session = TracingSession(read_trace_request(os.environ))
-    atexit.register(session.close)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=session.start_over)
-    session.start()
+    TracingSession(read_trace_request(os.environ)).follow_process()
 
 
-class TracingSession:
+class TracingSession(PassSession):
     """Traces the backward passes that were asked for, writes them down, and says at the end what there is to see.
 
     The folder is made when the first pass begins: only then is the rank known, and many processes train nothing. From
@@ -53,54 +44,29 @@ class TracingSession:
     """
 
     def __init__(self, request: TraceRequest) -> None:
+        super().__init__("the tracer", f"--steps begins at number {request.first}")
         self._request = request
-        self._lock = threading.RLock()
 
-    def start(self) -> None:
-        """Follow every pass of the process."""
-        self._ended = 0
-        self._claim: RankClaim | None = None
+    def _start(self) -> None:
         self._tracing: Tracing | None = None
         self._trace: Trace | None = None
         self._origins: Origins | None = None
         self._next_call: EveryCallTap | None = None
-        self._obstacle = ""
-        self._closed = False
         self._ring = LateRing(self._open_folder, self._give_up)
-        listen_to_backward(self)
         if self._request.first == 0:
             self._begin_trace()
-
-    def start_over(self) -> None:
-        """Trace a forked child for itself: what its parent has seen is the parent's."""
-        self._lock = threading.RLock()
-        self._stop()
-        self.start()
-
-    def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
-        """An outermost pass is about to run."""
-
-    def backward_ends(self, failed: bool) -> None:
-        """It has ended, and the tracer knows it."""
-        try:
-            with self._lock:
-                self._count(failed)
-        except Exception as error:  # a fault of ours must not stop the script
-            self._give_up(error)
 
     def _count(self, failed: bool) -> None:
         number, request = self._ended, self._request
         self._ended += 1
         if request.last is not None and self._ended >= request.last:
-            self._end_trace()
+            self._end()
         if self._ended == request.first:
             self._begin_trace()
         if failed and not request.first <= number < (request.last or sys.maxsize):
             say(f"backward pass {number} raised, and was not traced; see it with --steps {number}:{number + 1}")
 
     def _open_folder(self) -> HangWatch:
-        if multiprocessing.parent_process() is not None:  # a child of multiprocessing ends without atexit
-            multiprocessing.util.Finalize(None, self.close, exitpriority=0)
         self._claim = RankClaim(Path(self._request.path), join=True)
         return watch_hangs(self._request.path)
 
@@ -120,7 +86,7 @@ class TracingSession:
         )
         self._trace = self._tracing.__enter__()
 
-    def _end_trace(self) -> None:
+    def _end(self) -> None:
         """End the trace and write it down; once, but again if Ctrl-C has stopped that."""
         if self._tracing is None or self._trace is None:
             return
@@ -153,57 +119,24 @@ class TracingSession:
         if origins is not None:
             origins.__exit__(None, None, None)
 
-    def _give_up(self, error: Exception) -> None:
-        """Trace nothing more; said at once, since it may be long until the end."""
-        self._stop()
-        if not self._obstacle:
-            self._obstacle = error.problem if isinstance(error, RetrogradError) else f"the tracer failed: {error!r}"
-            say(self._obstacle)
-
     def _stop(self) -> None:
-        unlisten_to_backward(self)
+        super()._stop()
         self._ring.close()
         tracing, self._tracing = self._tracing, None
         if tracing is not None:
             tracing.__exit__(None, None, None)
         self._leave_origins()
 
-    def close(self) -> None:
-        """End the trace, show it and say so, once."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            with self._lock:
-                self._end_trace()
-            self._stop()
-        except Exception as error:  # the program has ended, and a traceback would be taken for its own
-            self._give_up(error)
-        if self._claim is not None:
-            self._claim.release()
+    def _tell_done(self) -> str:
         count = sum(not run.depth for run in self._trace.passes) if self._trace is not None else 0
-        if count:
-            self._print_table()
-        say_end(self._tell_obstacle(), f"{count} backward {'pass' if count == 1 else 'passes'}" if count else "")
+        return f"{count} backward {'pass' if count == 1 else 'passes'}" if count else ""
 
-    def _print_table(self) -> None:
-        if self._trace is None or self._trace.rank or sys.__stderr__ is None:
-            return
-        if self._claim is None or self._claim.is_extra:
-            return
+    def _show(self, file: TextIO) -> None:
         request = self._request
         by: By = request.by  # type: ignore[assignment]
         sort: Measure = request.sort  # type: ignore[assignment]
         try:
-            print_trace(self._trace, by=by, sort=sort, nodes=request.nodes, file=sys.__stderr__)
+            if self._trace is not None:
+                print_trace(self._trace, by=by, sort=sort, nodes=request.nodes, file=file)
         except RetrogradError as error:
             say(str(error))
-        except (OSError, ValueError):
-            pass  # nobody listens, or the script has closed it
-
-    def _tell_obstacle(self) -> str:
-        if self._obstacle:
-            return self._obstacle
-        if self._ended:
-            return f"{self._ended} backward passes ran, and --steps begins at number {self._request.first}"
-        return "no backward pass was seen"

@@ -115,7 +115,7 @@ class Describer:
             behind = (_behind_views(following) for following, _ in edges_of(node))
             numbers = (number_of(each) for each in behind if each is not None)
             sources = tuple(dict.fromkeys(number for number in numbers if number < LEAF_NUMBER))
-            known = self._makers[key] = Maker(name_of(node), number_of(node), sources)
+            known = self._makers[key] = Maker(name_of(node), key[1], sources)
         return known
 
 

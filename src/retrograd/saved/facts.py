@@ -80,7 +80,7 @@ class NodeFacts:
         number: its sequence number.
         seen: when it was found, by ``time.perf_counter_ns``: it was made before.
         thread: number of the thread that found it.
-        runs: begin and end of each run.
+        runs: when it began to run, each time.
         released: index of the run that freed what it kept; None if none has.
     """
 
@@ -89,5 +89,5 @@ class NodeFacts:
     seen: int
     thread: int
     slots: list[SlotFacts]
-    runs: list[tuple[int, int]] = field(default_factory=list)
+    runs: list[int] = field(default_factory=list)
     released: int | None = None

@@ -126,7 +126,7 @@ def list_storages(table: pa.Table, positions: int) -> tuple[HeldStorage, ...]:
     for row in table.to_pylist():
         if row["kind"] in PERMANENT or row["packed"] is None:
             continue
-        for number, count in zip(row["storages"], row["storage_bytes"], strict=True):
+        for number, count in dict(zip(row["storages"], row["storage_bytes"], strict=True)).items():
             rows[number].append(row)
             sizes[number] = max(sizes.get(number, 0), count)
     found = [_describe(number, sizes[number], sharing) for number, sharing in rows.items()]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,15 @@ _NOWHERE = Origin()
 
 Row = dict[str, Any]
 
+Columns = dict[str, list[Any]]
+"""Filled side by side: as many dicts as there are rows would wake the garbage collector."""
+
+_ATTRIBUTED = ("entry", "resident", "first_saver", "sharers")
+"""Columns that are known when all rows are."""
+
+_UNKNOWN: Row = {"kind": "unknown", "name": "", "asked": 0, "storages": (), "storage_bytes": ()}
+"""A tensor that was never there."""
+
 
 def make_table(watch: SavedWatch, origins: Origins, clock: OperationClock | None, thread: int) -> pa.Table:
     """The table of an inventory.
@@ -34,21 +44,24 @@ def make_table(watch: SavedWatch, origins: Origins, clock: OperationClock | None
     times = _Times(watch, list(_tell_times(origins, clock, thread)))
     order = _Order(watch.nodes, times)
     ends = _find_ends_of_checkpoints(watch.nodes, order)
-    rows: list[Row] = []
+    columns: Columns = {name: [] for name in SCHEMA.names}
+    filled = [(name, column.append) for name, column in columns.items() if name not in _ATTRIBUTED]
     for node in sorted(watch.nodes, key=order.made):
         origin = origins.find(node.number) or _NOWHERE
+        shared = _describe_node(node, origin) | _describe_runs(node, order, watch.begin)
         for slot in node.slots:
-            rows.append(
-                {
-                    "entry": len(rows),
-                    **_describe_place(node, slot, origin),
-                    **_describe_tensor(slot.tensor),
-                    **_describe_life(node, slot, order, ends, watch.begin),
-                    **_describe_making(slot.tensor, origin.line, clock),
-                }
-            )
-    _attribute_memory(rows)
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+            row = {
+                **shared,
+                "slot": slot.slot,
+                "held": slot.held,
+                **(_UNKNOWN if slot.tensor is None else slot.tensor._asdict()),
+                **_describe_life(node, slot, order, ends, watch.begin),
+                **_describe_making(slot.tensor, origin.line, clock),
+            }
+            for name, append in filled:
+                append(row.get(name))
+    _attribute_memory(columns)
+    return pa.Table.from_pydict(columns, schema=SCHEMA)
 
 
 def _tell_times(origins: Origins, clock: OperationClock | None, thread: int) -> Iterator[tuple[int, int, int]]:
@@ -81,24 +94,28 @@ class _Times:
         return min(self._times[node.thread][place], node.seen) if place < len(numbers) else node.seen
 
 
+_MADE = -1
+"""Beside the numbers of runs: it is made."""
+
+
 class _Order:
     """Positions of events: a node that keeps something is made, or it runs."""
 
-    def __init__(self, nodes: Iterable[NodeFacts], times: _Times) -> None:
-        self._times = times
+    def __init__(self, nodes: Sequence[NodeFacts], times: _Times) -> None:
         events: list[tuple[int, int, int, int]] = []
         for place, node in enumerate(nodes):
-            events.append((times.made(node), 0, node.number, place))
-            events += [(begin, 1, run, place) for run, (begin, _) in enumerate(node.runs)]
+            events.append((times.made(node), _MADE, node.number, place))
+            events += [(begin, run, node.number, place) for run, begin in enumerate(node.runs)]
         events.sort()
-        places = {event: position for position, event in enumerate(events)}
         self._made: dict[int, int] = {}
-        self._runs: dict[int, list[int]] = {}
-        for place, node in enumerate(nodes):
-            self._made[id(node)] = places[times.made(node), 0, node.number, place]
-            self._runs[id(node)] = [places[begin, 1, run, place] for run, (begin, _) in enumerate(node.runs)]
+        self._runs = {id(node): [0] * len(node.runs) for node in nodes}
+        for position, (_, run, _, place) in enumerate(events):
+            key = id(nodes[place])
+            if run == _MADE:
+                self._made[key] = position
+            else:
+                self._runs[key][run] = position
         self._times_of_events = [event[0] for event in events]
-        self.count = len(events)
 
     def made(self, node: NodeFacts) -> int:
         """The position at which it was made."""
@@ -131,15 +148,13 @@ def _find_ends_of_checkpoints(nodes: Iterable[NodeFacts], order: _Order) -> dict
     return ends
 
 
-def _describe_place(node: NodeFacts, slot: SlotFacts, origin: Origin) -> Row:
+def _describe_node(node: NodeFacts, origin: Origin) -> Row:
     line = origin.line
     return {
         "module": origin.module,
         "call": origin.call,
         "node": node.name,
         "number": node.number,
-        "slot": slot.slot,
-        "held": slot.held,
         "file": line and line.file,
         "line": line and line.line,
         "function": line and line.function,
@@ -147,27 +162,13 @@ def _describe_place(node: NodeFacts, slot: SlotFacts, origin: Origin) -> Row:
     }
 
 
-def _describe_tensor(tensor: TensorFacts | None) -> Row:
-    if tensor is None:
-        return {"kind": "unknown", "name": "", "asked": 0, "storages": [], "storage_bytes": []}
-    return {
-        "kind": tensor.kind,
-        "name": tensor.name,
-        "shape": tensor.shape,
-        "dtype": tensor.dtype,
-        "device": tensor.device,
-        "strides": tensor.strides,
-        "offset": tensor.offset,
-        "version": tensor.version,
-        "asked": tensor.asked,
-        "storages": [number for number, _ in tensor.pieces],
-        "storage_bytes": [count for _, count in tensor.pieces],
-    }
+def _describe_runs(node: NodeFacts, order: _Order, begin: int) -> Row:
+    runs = order.runs(node)
+    return {"unpacked": runs, "unpacked_s": [order.seconds(run, begin) for run in runs]}
 
 
 def _describe_life(node: NodeFacts, slot: SlotFacts, order: _Order, ends: dict[int, int | None], begin: int) -> Row:
-    made, runs = order.made(node), order.runs(node)
-    packed: int | None = made
+    packed: int | None = order.made(node)
     if slot.held == "checkpoint":
         packed = None if slot.packed is None else order.at(slot.packed)
     released = order.released(node)
@@ -178,8 +179,6 @@ def _describe_life(node: NodeFacts, slot: SlotFacts, order: _Order, ends: dict[i
     return {
         "packed": packed,
         "packed_s": None if packed is None else order.seconds(packed, begin),
-        "unpacked": runs,
-        "unpacked_s": [order.seconds(run, begin) for run in runs],
         "released": released,
     }
 
@@ -201,24 +200,22 @@ def _describe_making(tensor: TensorFacts | None, line: Line | None, clock: Opera
     }
 
 
-def _attribute_memory(rows: list[Row]) -> None:
+def _attribute_memory(columns: Columns) -> None:
     """Give each piece of memory to the row that saved it first."""
+    packed, pieces, sizes = columns["packed"], columns["storages"], columns["storage_bytes"]
+    entries = range(len(packed))
     first: dict[int, int] = {}
-    counts: Counter[int] = Counter()
-    for row in sorted(rows, key=_by_packing):
-        new = [number for number in row["storages"] if number not in first]
-        first.update((number, row["entry"]) for number in new)
-        counts.update(row["storages"])
-        sizes = dict(zip(row["storages"], row["storage_bytes"], strict=True))
-        row["resident"] = 0 if row["kind"] in PERMANENT else sum(sizes[number] for number in new)
-    for row in rows:
-        number = next(iter(row["storages"]), None)
-        row["first_saver"] = row["entry"] if number is None else first[number]
-        row["sharers"] = 0 if number is None else counts[number] - 1
-
-
-def _by_packing(row: Row) -> tuple[float, int]:
-    return (float("inf") if row["packed"] is None else row["packed"], row["entry"])
+    savers: Counter[int] = Counter()
+    resident = [0] * len(packed)
+    for entry in sorted(entries, key=lambda entry: inf if packed[entry] is None else packed[entry]):
+        for number, size in dict(zip(pieces[entry], sizes[entry], strict=True)).items():
+            if first.setdefault(number, entry) == entry and columns["kind"][entry] not in PERMANENT:
+                resident[entry] += size
+            savers[number] += 1
+    columns["entry"] += entries
+    columns["resident"] += resident
+    columns["first_saver"] += [first[pieces[entry][0]] if pieces[entry] else entry for entry in entries]
+    columns["sharers"] += [savers[pieces[entry][0]] - 1 if pieces[entry] else 0 for entry in entries]
 
 
 def _never_falling(numbers: list[int]) -> list[int]:

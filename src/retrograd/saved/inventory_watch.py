@@ -133,12 +133,15 @@ class SavedWatch:
 
     def _read(self, nodes: list[Any]) -> None:
         permanent = PermanentMemory(self._models())
+        inner: list[Any] = []
         for node in nodes:
             leaf = variable_of(node)
-            if leaf is not None and (isinstance(leaf, nn.Parameter) or not self.arguments.has(leaf)):
+            if leaf is None:
+                inner.append(node)
+            elif isinstance(leaf, nn.Parameter) or not self.arguments.has(leaf):
                 permanent.add_leaf(leaf)
         describer = Describer(self._storages, permanent, self.arguments)
-        for node in nodes:
+        for node in inner:
             key = id(node), number_of(node)
             known = self._known.get(key)
             if known is not None and known.released is None:
@@ -178,19 +181,19 @@ class SavedWatch:
     def _finish(self, watched: _Pass, *, failed: bool) -> None:
         self._note_time()
         end = _now()
-        runs = watched.end(end)
+        runs = watched.end()
         self.clock += watched.clock
-        for key, (begin, until) in runs.items():
+        for key, begin in runs.items():
             facts = self._known.get(key)
             if facts is not None:
-                facts.runs.append((begin, until))
+                facts.runs.append(begin)
         if not watched.keeps_graph or failed:
             for node in watched.nodes:
                 self._note_release(node, runs, end, is_sure=not failed)
         guard_nodes(watched.reach.nodes, watched.reach.links)
         watched.let_go()
 
-    def _note_release(self, node: Any, runs: dict[Key, tuple[int, int]], end: int, *, is_sure: bool) -> None:
+    def _note_release(self, node: Any, runs: dict[Key, int], end: int, *, is_sure: bool) -> None:
         """The engine frees what a node kept when it has run; a node without a gradient it frees unseen."""
         key = id(node), number_of(node)
         facts = self._known.get(key)
@@ -198,7 +201,7 @@ class SavedWatch:
             return
         if (key in runs and is_sure) or is_released(node):
             if key not in runs:
-                facts.runs.append((end, end))
+                facts.runs.append(end)
             facts.released = len(facts.runs) - 1
 
     def _note_time(self) -> None:
@@ -239,16 +242,13 @@ class _Pass:
             self._taps.end(self._tap)
             raise
 
-    def end(self, now: int) -> dict[Key, tuple[int, int]]:
-        """Take the hooks away; returns begin and end of each node's run, which is where the next one begins."""
+    def end(self) -> dict[Key, int]:
+        """Take the hooks away; returns when each node began to run."""
         if self._tap is not None:
             self._taps.end(self._tap)
         marks = [mark for mark in self._marks if mark[3] is not None]
         self.clock = [(thread, number, when) for thread, number, when, _ in marks]
-        ends = [*(when for _, _, when, _ in marks[1:]), now]
-        return {
-            (id(node), number_of(node)): (begin, until) for (_, _, begin, node), until in zip(marks, ends, strict=True)
-        }
+        return {(id(node), number_of(node)): begin for _, _, begin, node in marks}
 
     def let_go(self) -> None:
         """Hold nothing any more."""
