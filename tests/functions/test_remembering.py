@@ -253,8 +253,9 @@ def test_a_loaded_memory_comes_to_the_device_of_the_parameters() -> None:
     assert elsewhere.history["grad_output"][0].device.type == "meta"
 
 
+@pytest.mark.parametrize("way", ["plain", "nested", "without grad"])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_under_checkpointing_each_call_is_remembered_once(reentrant: bool) -> None:
+def test_under_checkpointing_each_call_is_remembered_once(reentrant: bool, way: str) -> None:
     class Both(MyLinear):
         def forward(self, ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             self.remember("x", x)
@@ -271,14 +272,19 @@ def test_under_checkpointing_each_call_is_remembered_once(reentrant: bool) -> No
         for factor in (1.0, 2.0):
 
             def part(x: Tensor, factor: float = factor) -> Tensor:
-                return both(factor * x, weight).sin()  # noqa: B023
+                with torch.set_grad_enabled(torch.is_grad_enabled() and way != "without grad"):
+                    inner = both(factor * x, weight)  # noqa: B023
+                return (inner * x.sum()).sin()
 
-            output = checkpoint(part, x, use_reentrant=reentrant) if keep else part(x)
+            def around(x: Tensor, part: Any = part) -> Any:
+                return checkpoint(part, x, use_reentrant=reentrant) if way == "nested" else part(x)
+
+            output = checkpoint(around, x, use_reentrant=reentrant) if keep else part(x)
             output.sum().backward()
         gradients.append((x.grad, weight.grad))
         assert [torch.equal(kept, factor * x) for factor, kept in zip((1, 2), both.history["x"], strict=True)]
-        assert len(both.history["grad_output"]) == 2
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+        assert len(both.history["grad_output"]) == (0 if way == "without grad" else 2)
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(*gradients, strict=True))  # type: ignore[arg-type]
 
 
 def test_a_function_that_is_called_in_a_backward_pass_remembers() -> None:
@@ -353,3 +359,46 @@ def test_replicas_of_data_parallel_share_the_memory() -> None:
     replica = layer.linear._replicate_for_data_parallel()
     replica(*tensors()).sum().backward()
     assert len(layer.linear.history["grad_output"]) == 1
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_forward_that_is_computed_again_finds_the_memory_of_then(reentrant: bool, nested: bool) -> None:
+    """Calls and passes that came since have changed it, and what the part computes again must be what it was."""
+
+    class Scales(Function):
+        def forward(self, ctx: Any, x: Tensor) -> Tensor:
+            factor = 1 + self.memory.get("calls", 0) + 10 * len(self.history["x"]) + self.memory.get("passes", 0)
+            self.memory.put("calls", self.memory.get("calls", 0) + 1)
+            self.remember("x", x)
+            ctx.factor = factor * (1 + len(self.history["x"]))
+            return x * ctx.factor
+
+        def backward(self, ctx: Any, grad_output: Tensor) -> Tensor:
+            self.memory.put("passes", self.memory.get("passes", 0) + 0.5)
+            return grad_output * ctx.factor
+
+    def run(checkpointed: bool) -> tuple[list[Tensor], dict[str, Any]]:
+        scales = Scales()
+        x = torch.linspace(0.1, 0.4, 4).requires_grad_()
+
+        def part(x: Tensor) -> Tensor:
+            return torch.sin(scales(torch.sin(scales(x))))
+
+        def around(x: Tensor) -> Any:
+            return checkpoint(part, x, use_reentrant=reentrant) if nested else part(x)
+
+        found = []
+        for _ in range(2):
+            outs = [checkpoint(around, x, use_reentrant=reentrant) if checkpointed else part(x) for _ in range(3)]
+            for out in outs:
+                out.sum().backward(retain_graph=True)
+                out.sum().backward()
+            found += [*outs, x.grad.clone()]  # type: ignore[union-attr]
+        return found, scales.memory.state_dict()
+
+    (found, kept), (expected, state) = run(True), run(False)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert kept.keys() == state.keys()
+    assert (kept["calls"], kept["passes"]) == (state["calls"], state["passes"]) == (12, 12)
+    assert all(torch.equal(one, other) for one, other in zip(kept["x/last"], state["x/last"], strict=True))

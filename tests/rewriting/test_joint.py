@@ -290,22 +290,81 @@ def test_lbfgs_is_refused(kind: Any) -> None:
         rewrite(kind(make_net().parameters()), ClipNorm(1.0))
 
 
-def test_closures_are_refused_when_they_come() -> None:
+def by_closure(optimizer: Optimizer, net: nn.Module, by_name: bool) -> None:
+    torch.manual_seed(3)
+    for step in range(6):
+
+        def closure(step: int = step) -> Tensor:
+            optimizer.zero_grad()
+            loss = net(torch.randn(5, 3)).square().mean() * 10 ** (step % 3)
+            loss.backward()
+            return loss
+
+        loss = optimizer.step(closure=closure) if by_name else optimizer.step(closure)  # type: ignore[call-arg,func-returns-value]
+        assert isinstance(loss, Tensor)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize("kind", [SGD, Adam, lambda p, lr: AdamW(p, lr=lr, fused=True)])
+def test_a_closure_computes_the_gradients(kind: Any, by_name: bool) -> None:
+    """As Lightning has it: the rules act behind the closure as they do before an update without one."""
+    net, plain = make_net(), make_net()
+    optimizer, other = kind(net.parameters(), lr=0.1), kind(plain.parameters(), lr=0.1)
+    skip, expected = SkipLarge(4.0), SkipLarge(4.0)
+    with rewrite(optimizer, [ClipNorm(5.0), skip]):
+        by_closure(optimizer, net, by_name)
+    with rewrite(other, [ClipNorm(5.0), expected]):
+        steps(plain, other, 6, factor=lambda step: 10 ** (step % 3))
+    assert_same(weights(net), weights(plain))
+    assert torch.equal(
+        skip.state_at("optimizer:gradients").get("norm"), expected.state_at("optimizer:gradients").get("norm")
+    )
+    assert not weights(net)["0.weight"].equal(make_net()[0].weight)
+
+
+def test_an_optimizer_that_asks_twice_is_refused() -> None:
+    class Twice(SGD):
+        def step(self, closure: Any = None) -> None:
+            closure()
+            closure()
+            super().step()
+
+    net = make_net()
+    optimizer = Twice(net.parameters(), lr=0.1)
+    with rewrite(optimizer, ClipNorm(1.0)), pytest.raises(CannotRewriteError, match="several times"):
+        optimizer.step(lambda: net(torch.ones(1, 3)).sum().backward())
+
+
+def test_a_first_argument_that_is_no_closure() -> None:
+    class Damped(SGD):
+        def step(self, damping: Any, closure: Any = None) -> Any:  # type: ignore[override]
+            assert damping == 0.5
+            return super().step(closure)
+
+    net, plain = make_net(), make_net()
+    optimizer, other = Damped(net.parameters(), lr=0.1), SGD(plain.parameters(), lr=0.1)
+    with rewrite(optimizer, ClipNorm(0.05)), rewrite(other, ClipNorm(0.05)):
+        for model in (net, plain):
+            model(torch.ones(1, 3)).sum().backward()
+        optimizer.step(0.5)
+        other.step()
+    assert_same(weights(net), weights(plain))
+
+
+def test_a_closure_that_raises_leaves_nothing() -> None:
     net = make_net()
     optimizer = SGD(net.parameters(), lr=0.1)
 
-    def closure() -> Tensor:
-        loss = net(torch.randn(5, 3)).sum()
-        loss.backward()
-        return loss
+    def closure() -> float:
+        raise OSError("no data")
 
-    with rewrite(optimizer, ClipNorm(1.0)):
-        with pytest.raises(CannotRewriteError, match="closure"):
+    with rewrite(optimizer, SkipLarge(0.0)):
+        with pytest.raises(OSError, match="no data"):
             optimizer.step(closure)
-        with pytest.raises(CannotRewriteError, match="closure"):
-            optimizer.step(closure=closure)  # type: ignore[call-arg]
-        closure()
-        optimizer.step()
+        before = weights(net)
+        by_closure(optimizer, net, by_name=False)
+        assert_same(weights(net), before)
+        assert all(each.grad is not None for each in net.parameters())
 
 
 @pytest.mark.parametrize("rules", [halve, [ClipNorm(1.0), halve], {"0:weight.grad": ClipNorm(1.0)}, [], 3])

@@ -297,3 +297,16 @@ def test_gradients_asked_for_by_name() -> None:
         found = torch.autograd.grad(net(x).sum(), list(net.parameters()))
     for name, one, other in zip(dict(net.named_parameters()), found, plain, strict=True):
         assert torch.equal(one, other * 0.5 if name.endswith("weight") else other)
+
+
+def test_two_rewritings_of_one_value() -> None:
+    """The one set later has what the other has made of it, and the parameter has the gradient through both."""
+    net, x = make_net(), torch.randn(5, 3)
+    with rewrite(net, {"0:weight": add_one}), rewrite(net, {"0:weight": halve}):
+        net(x).square().sum().backward()
+    found = gradients(net)
+    net.zero_grad()
+    h = nn.functional.linear(x, (net[0].weight + 1) * 0.5, net[0].bias)
+    net[1:](h).square().sum().backward()
+    assert_same(found, gradients(net))
+    assert "weight" not in vars(net[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from retrograd.rewriting.rewriting import rewrite
 from retrograd.rules.rule import Rule
 from retrograd.rules.site_state import SiteState
-from tests.rewriting.models import assert_same, gradients, halve, make_net, weights
+from tests.rewriting.models import add_one, assert_same, gradients, halve, make_net, weights
 
 
 def in_threads(*functions: Callable[[], Any]) -> None:
@@ -139,3 +140,37 @@ def test_forwards_here_and_backward_there() -> None:
     expected = gradients(net)
     expected["0.weight"] *= 0.5
     assert_same(found, expected)
+
+
+def test_values_of_parameters_in_threads() -> None:
+    """What stands for a parameter is seen by all threads, so they call the module one after the other."""
+    net, steps = Loop(), 40
+    inputs = [torch.full((2, 3), float(index)) for index in range(3)]
+
+    def by_call(value: Tensor, state: SiteState) -> Tensor:
+        return value * state.call
+
+    def expect(x: Tensor) -> Tensor:
+        for call in (1, 2, 3):
+            x = torch.tanh(nn.functional.linear(x, net.cell.weight * call + 1, net.cell.bias))
+        return x.detach()
+
+    found: list[list[Tensor]] = [[] for _ in inputs]
+
+    def run(index: int) -> None:
+        for _ in range(steps):
+            out = net(inputs[index])
+            out.sum().backward()
+            found[index].append(out.detach())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with rewrite(net, {"cell:weight": by_call}), rewrite(net, {"cell:weight": add_one}):
+            in_threads(*(lambda index=index: run(index) for index in range(len(inputs))))
+    finally:
+        sys.setswitchinterval(interval)
+    for x, outs in zip(inputs, found, strict=True):
+        expected = expect(x)
+        assert all(torch.equal(out, expected) for out in outs)
+    assert "weight" not in vars(net.cell)

@@ -29,6 +29,7 @@ from retrograd.features.pooling import Pool, describe_pool
 from retrograd.features.progress import ProgressReport
 from retrograd.features.shard_writer import ShardWriter, explain_unwritable
 from retrograd.features.stored import StoredFeatures, open_features
+from retrograd.hooks.processes import describe_process
 from retrograd.runs.files import remove_unfinished
 from retrograd.runs.lock import Lock
 
@@ -67,7 +68,7 @@ def extract_dataset(
         loader: yields batches: tensors, tuples or lists whose first element is the model's input, or dicts of the
             model's keyword arguments.
         sites: as in :func:`extract`; each must be one tensor with the samples first.
-        folder: made if it is not there.
+        folder: made if it is not there. Of several processes each needs one of its own.
         pool: what is stored of a feature. ``"mean"`` and ``"max"`` keep batch and channels and reduce all other
             dimensions: [N, tokens, channels] and [N, channels, *places] become [N, channels]. A function gets the
             feature of a batch and returns what is stored. None stores all of it.
@@ -103,6 +104,7 @@ def extract_dataset(
         "training": model.training,
         "batches": count_batches(loader),
         "batch_size": getattr(loader, "batch_size", None),
+        "process": describe_process(),
     }
     lock = _lock_folder(folder)
     try:

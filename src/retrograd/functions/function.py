@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from retrograd.errors import FunctionError
 from retrograd.functions.arguments import Arguments
 from retrograd.functions.call import Call
-from retrograd.functions.remembering import Remembering, is_computed_again, remembering_nothing
+from retrograd.functions.recalling import note_memory, recalling
+from retrograd.functions.remembering import Remembering
 from retrograd.functions.torch_function import MAKERS, make_torch_function
+from retrograd.hooks.checkpoints import part_computed_again
 from retrograd.hooks.engine import current_graph_task, uncompiled
 
 _TORCH_SETTINGS = ("generate_vmap_rule", "clear_saved_tensors_on_access")
@@ -154,12 +156,14 @@ def _make_called(cls: type[Function]) -> type[Function]:
 
     @uncompiled
     def forward(self: Function, *args: Any, **kwargs: Any) -> Any:
-        again = current_graph_task() != -1 and is_computed_again()  # torch.compile breaks its graph at this question
+        inside = current_graph_task() != -1  # torch.compile breaks its graph at this question
+        part = part_computed_again() if inside else None
         values, names, positions = arguments.bind(args, kwargs, self, self._held)
         call = Call(self, names, arguments.shapes_of(names, values), positions)
-        if again:
-            with remembering_nothing():
+        if part is not None:
+            with recalling(self, self._memory, part):
                 return apply(*values, call)
+        note_memory(self, self._memory)
         return apply(*values, call)
 
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.errors import FunctionError
-from retrograd.hooks.checkpoints import part_computed_again
-from retrograd.hooks.engine import grad_enabled, is_tracing, is_transformed
+from retrograd.functions.recalling import recalled_memory
+from retrograd.hooks.engine import is_tracing, is_transformed
 from retrograd.memory.memory import Memory
 
 _KIND = "/last"
@@ -27,7 +27,7 @@ _lock = threading.RLock()
 
 
 class _Here(threading.local):
-    computes_again = False
+    remembers_nothing = False
 
 
 _here = _Here()
@@ -62,13 +62,18 @@ class Remembering(nn.Module):
             it at the same time need a lock of their own around it; ``remember`` has one.
     """
 
-    memory: Memory
+    _memory: Memory
 
     def __new__(cls, *_args: Any, **_options: Any) -> Self:
         made = super().__new__(cls)
         nn.Module.__init__(made)  # so that an __init__ which forgets to call it does no harm
-        made.memory = Memory()
+        made._memory = Memory()
         return made
+
+    @property
+    def memory(self) -> Memory:
+        """What is remembered; in a forward that is computed again, what was remembered when it first ran."""
+        return recalled_memory(self) or self._memory
 
     def remember(self, name: str, value: Tensor, last: int = 8) -> None:
         """Put a copy of a tensor by, detached. ``self.history[name]`` has it.
@@ -90,7 +95,7 @@ class Remembering(nn.Module):
                 f"{type(self).__name__} is to remember {value!r} as {name!r}, which is no tensor.",
                 repair="keep numbers by `self.memory.put(name, value)`.",
             )
-        if _here.computes_again or is_tracing():
+        if _here.remembers_nothing or is_tracing():
             return
         if is_transformed(value):
             raise FunctionError(
@@ -158,16 +163,11 @@ class Remembering(nn.Module):
             self.memory.restore({name: moved(kept) for name, kept in self.memory.snapshot().items()})
 
 
-def is_computed_again() -> bool:
-    """Whether a forward that a backward pass runs is that of a checkpointed part, computed once more."""
-    return grad_enabled() and part_computed_again() is not None
-
-
 @contextmanager
 def remembering_nothing() -> Iterator[None]:
     """In this thread, for as long as the block runs."""
-    before, _here.computes_again = _here.computes_again, True
+    before, _here.remembers_nothing = _here.remembers_nothing, True
     try:
         yield
     finally:
-        _here.computes_again = before
+        _here.remembers_nothing = before

@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 
 from retrograd.hooks.engine import grad_enabled
@@ -22,6 +23,7 @@ _SAVES = "_checkpoint_hook.__init__.<locals>.pack_hook"
 _LOADS = "_checkpoint_hook.__init__.<locals>.unpack_hook"
 _FORWARD: CodeType = CheckpointFunction.forward.__code__
 _BACKWARD: CodeType = CheckpointFunction.backward.__code__
+_RUN: CodeType = _engine_run_backward.__code__
 
 
 def parts_running() -> list[Any]:
@@ -65,9 +67,13 @@ def _top_hooks() -> tuple[Any, Any] | None:
 
 
 def part_computed_again() -> Any:
-    """What stands for the part that a backward pass computes again now; None outside of one."""
+    """What stands for the part that a backward pass computes again now; None outside of one.
+
+    The reentrant kind runs a pass of its own over what it has computed again. What a node or a hook of that pass runs
+    is no part of it any more.
+    """
     frame: FrameType | None = sys._getframe()
-    while frame is not None:
+    while frame is not None and frame.f_code is not _RUN:
         if frame.f_code is _BACKWARD:
             return frame.f_locals["ctx"]
         if frame.f_code.co_qualname == _LOADS:

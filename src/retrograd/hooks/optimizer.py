@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -85,11 +86,12 @@ class UpdateTap:
 
     Args:
         optimizer: the optimizer.
-        before: called before each update; told whether it was given a closure, which computes the gradients later.
+        before: called when the gradients of an update are there: before it, or behind each call of its closure, which
+            computes them. Told how many times that has been so in this update, from 1.
         after: called after each update.
     """
 
-    def __init__(self, optimizer: Optimizer, before: Callable[[bool], None], after: Callable[[], None]) -> None:
+    def __init__(self, optimizer: Optimizer, before: Callable[[int], None], after: Callable[[], None]) -> None:
         self._handles = (
             optimizer.register_step_pre_hook(_Before(before)),
             optimizer.register_step_post_hook(_After(after)),
@@ -102,14 +104,40 @@ class UpdateTap:
 
 
 class _Before:
-    def __init__(self, tell: Callable[[bool], None]) -> None:
+    def __init__(self, tell: Callable[[int], None]) -> None:
         self._tell = tell
 
     @uncompiled
-    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if count_steps(optimizer) <= 1:
-            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-            self._tell(closure is not None)
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if count_steps(optimizer) > 1:
+            return None
+        if kwargs.get("closure") is not None:
+            return args, {**kwargs, "closure": _Closure(kwargs["closure"], self._tell)}
+        if len(args) > 1 and args[1] is not None and _takes_closure_first(optimizer):
+            return (args[0], _Closure(args[1], self._tell), *args[2:]), kwargs
+        self._tell(1)
+        return None
+
+
+def _takes_closure_first(optimizer: Optimizer) -> bool:
+    """Whether the first argument of ``step`` is a closure, as it is of all optimizers of torch."""
+    return next(iter(inspect.signature(optimizer.step).parameters), "") == "closure"
+
+
+class _Closure:
+    """Stands for the closure of one update."""
+
+    def __init__(self, closure: Callable[..., Any], tell: Callable[[int], None]) -> None:
+        self._closure = closure
+        self._tell = tell
+        self._times = 0
+
+    @uncompiled_itself
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        loss = self._closure(*args, **kwargs)
+        self._times += 1
+        self._tell(self._times)
+        return loss
 
 
 class _After:

@@ -135,6 +135,7 @@ class ForwardLog:
             here.drop()
         while self._undo:
             self._undo.pop()()
+        self._hooks = None  # they refer to this object
         for log in self._logs.all:
             log.is_silent = True
             log.top = log.undo_compiled = None

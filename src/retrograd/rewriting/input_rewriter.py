@@ -18,6 +18,7 @@ from retrograd.hooks.input_gradient import change_input_gradient
 from retrograd.hooks.nested import Keys, flatten, replace_tensors
 from retrograd.rewriting.calls import Call, Calls
 from retrograd.rewriting.place import Host, Place, Places
+from retrograd.rewriting.stand_ins import stand_ins_of
 
 _INPUT: Keys = ("input",)
 
@@ -39,14 +40,13 @@ class _Use:
 class _Running:
     """A call that has begun and not ended."""
 
-    __slots__ = ("again", "call", "covered", "uses")
+    __slots__ = ("again", "call", "has_stand_ins", "uses")
 
     def __init__(self, call: Call | None, *, again: bool) -> None:
         self.call = call
         self.again = again
+        self.has_stand_ins = False
         self.uses: list[_Use] = []
-        self.covered: dict[str, Any] = {}
-        """Name of each parameter that something else stands for during the call → what stood for it before, if any."""
 
     @property
     def has_gradient(self) -> bool:
@@ -77,6 +77,7 @@ class InputRewriter:
         self._calls = Calls(host.clock)
         self._names, self._rest = argument_names(module)
         self._parameters = tuple(parameters)
+        self._stand_ins = stand_ins_of(module)
         self._here = _Here()
 
     def rewrite_input(
@@ -91,6 +92,9 @@ class InputRewriter:
         again = current_graph_task() != -1
         running = _Running(self._calls.find_again() if again else self._calls.begin(), again=again)
         self._here.running.append(running)
+        if self._parameters:
+            self._stand_ins.enter()
+            running.has_stand_ins = True
         for name in self._parameters:
             self._put_parameter(module, name, running)
         return (args, kwargs) if self._parameters else self._change_arguments(module, args, kwargs, running)
@@ -100,7 +104,7 @@ class InputRewriter:
         if not self._here.running:  # a hook before ours has raised
             return
         running = self._here.running.pop()
-        _uncover(module, running)
+        self._uncover(module, running)
         if output is None or not running.uses:
             return
         outputs = [tensor for _, tensor in flatten(output, ()) if tensor.requires_grad]
@@ -113,7 +117,7 @@ class InputRewriter:
     def remove(self) -> None:
         """The rules act no more, maybe in the middle of a call."""
         for running in reversed(self._here.running):
-            _uncover(self._module, running)
+            self._uncover(self._module, running)
 
     def _end_interrupted(self, module: nn.Module) -> None:
         """A call that was left by KeyboardInterrupt runs no hook at its end."""
@@ -121,7 +125,12 @@ class InputRewriter:
         if running:
             around = max(0, count_calls(module) - 1)  # none are seen from compiled code
             while len(running) > around:
-                _uncover(module, running.pop())
+                self._uncover(module, running.pop())
+
+    def _uncover(self, module: nn.Module, running: _Running) -> None:
+        if running.has_stand_ins:
+            running.has_stand_ins = False
+            self._stand_ins.leave(module, running)
 
     def _change_arguments(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], running: _Running
@@ -186,17 +195,9 @@ class InputRewriter:
         parameter = module._parameters[name]
         if parameter is None:
             return
-        changed = place.change_value(parameter, running.call, module.training, again=running.again)
-        if changed is not parameter:
-            attributes = vars(module)
-            running.covered[name] = attributes.get(name)
-            attributes[name] = changed  # found before the parameter of that name, which stays where it is
-
-
-def _uncover(module: nn.Module, running: _Running) -> None:
-    """What stands for parameters during a call stands for them no more."""
-    while running.covered:
-        name, earlier = running.covered.popitem()
-        vars(module).pop(name, None)
-        if earlier is not None:
-            vars(module)[name] = earlier
+        earlier = self._stand_ins.find(module, name)  # of another rewriting, or of a call around this one
+        is_recursive = len(self._here.running) > 1
+        value = parameter if earlier is None or is_recursive else earlier
+        changed = place.change_value(value, running.call, module.training, again=running.again)
+        if changed is not value:
+            self._stand_ins.put(module, name, running, changed)

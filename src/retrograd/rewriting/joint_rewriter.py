@@ -11,6 +11,8 @@ from retrograd.hooks import interventions
 from retrograd.hooks.interventions import tell_intervention
 from retrograd.hooks.many import scale_all, total_norm
 from retrograd.hooks.optimizer import UpdateTap
+from retrograd.hooks.processes import own_rank
+from retrograd.hooks.sharding import is_flattened, is_sharded
 from retrograd.rewriting.clock import Clock
 from retrograd.rewriting.passes import Passes
 from retrograd.rules.norm_rule import NormRule
@@ -30,18 +32,16 @@ class JointRewriter:
         optimizer: the optimizer.
         rules: rules of a norm, and rules that combine several passes.
         clock: the time.
-        rank: of this process.
 
     Raises:
         CannotRewriteError: for another kind of rule, or an optimizer that computes its gradients by itself.
     """
 
-    def __init__(self, optimizer: Optimizer, rules: list[Rule], clock: Clock, rank: int) -> None:
+    def __init__(self, optimizer: Optimizer, rules: list[Rule], clock: Clock) -> None:
         for rule in rules:
             _check(optimizer, rule)
         self._optimizer = optimizer
         self._clock = clock
-        self._rank = rank
         self._steps: list[tuple[Rule, SiteState]] = [(rule, rule.state_at(str(SITE))) for rule in rules]
         self._passes = Passes(clock)
         self._withheld: list[tuple[Tensor, Tensor]] = []
@@ -55,6 +55,11 @@ class JointRewriter:
         if self._collects:
             self._passes.watch(self._parameters())
 
+    def pass_ends(self) -> None:
+        """That pass has ended."""
+        if self._collects:
+            self._passes.settle()
+
     def remove(self) -> None:
         """Take the hooks back."""
         self._tap.remove()
@@ -66,17 +71,18 @@ class JointRewriter:
             self._passes.take(())
 
     def _parameters(self) -> list[Tensor]:
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        return _parameters_of(self._optimizer)
 
-    def _before_update(self, has_closure: bool) -> None:
-        if has_closure:
+    def _before_update(self, times: int) -> None:
+        if times > 1:
             raise CannotRewriteError(
-                "The optimizer was given a closure, which computes the gradients after the rules should have acted.",
-                repair="call backward before `optimizer.step()`.",
+                "The optimizer computes its gradients several times within one update.",
+                repair="set the rule on the parameters: rg.rewrite(model, {'*:weight.grad': …}).",
+                reason="what the rules remember would count each of them as an update.",
             )
         self._after_update()  # of an update that raised, nobody has told the end
         for rule, state in self._steps:
-            state.step, state.rank = self._clock.step, self._rank
+            state.step, state.rank = self._clock.step, own_rank()
             if isinstance(rule, PassRule):
                 self._combine(rule, state)
             elif isinstance(rule, NormRule):
@@ -134,12 +140,28 @@ class JointRewriter:
             del self._optimizer.found_inf  # type: ignore[attr-defined]
 
 
+def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _check(optimizer: Optimizer, rule: Rule) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise CannotRewriteError(
             "The gradients of LBFGS cannot be rewritten together.",
             repair="set the rule on the parameters: rg.rewrite(model, {'*:weight.grad': …}).",
             reason="it computes them several times within one update.",
+        )
+    if any(map(is_flattened, _parameters_of(optimizer))):
+        raise CannotRewriteError(
+            "The gradients of FullyShardedDataParallel cannot be rewritten together.",
+            repair="shard the model by torch.distributed.fsdp.fully_shard.",
+            reason="each process has a part of them and would decide by that alone.",
+        )
+    if isinstance(rule, PassRule) and any(map(is_sharded, _parameters_of(optimizer))):
+        raise CannotRewriteError(
+            f"{rule.name} cannot combine the passes of sharded parameters.",
+            repair="replicate the model (DistributedDataParallel), or add up the losses and use a rule of the norm.",
+            reason="torch calls no hook that tells what one pass brings to them.",
         )
     if not isinstance(rule, NormRule | PassRule):
         raise CannotRewriteError(

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.sharding import is_flattened, is_sharded
 from retrograd.hooks.tensor import change_gradient, leave_gradient, shares_memory
 from retrograd.rewriting.chain import Chain
 from retrograd.rewriting.place import Host
@@ -45,7 +46,7 @@ class ParameterRewriter:
             self._parameter = parameter
         if self._is_attached or not self._parameter.requires_grad:
             return
-        if type(self._parameter.data).__name__ == "DTensor":
+        if is_sharded(self._parameter) or is_flattened(self._parameter):
             raise CannotRewriteError(
                 f"The gradient of {self._chain.name} cannot be rewritten: the parameter is sharded.",
                 repair="set the rule on the gradient of the module's output.",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.processes import has_other_processes
 from retrograd.hooks.tensor import after_accumulation, change_gradient, leave_gradient
 from retrograd.rewriting.clock import Clock
 
@@ -29,6 +30,12 @@ class Passes:
             if parameter.requires_grad and id(parameter) not in self._collectors:
                 self._collectors[id(parameter)] = _Collector(parameter, self._found, self._clock)
 
+    def settle(self) -> None:
+        """The pass has ended, and whoever averages gradients over processes has done so."""
+        if has_other_processes():
+            for collector in self._collectors.values():
+                collector.settle()
+
     def take(self, parameters: Sequence[Tensor]) -> list[list[Tensor | None]]:
         """For each pass the gradients of these parameters, without loss scale. Nothing is kept then."""
         passes = [[found.get(id(each)) for each in parameters] for found in self._found.values() if found]
@@ -47,9 +54,12 @@ class _Collector:
 
     What ``torch.autograd.grad`` asks for is not, and where there is no ``.grad`` before it, all that came until then
     has been thrown away with it.
+
+    In one of several processes something else is added: DDP averages over all of them what is in ``.grad``, right after
+    the hooks. What a pass has brought is then what ``.grad`` has grown by in it.
     """
 
-    __slots__ = ("_arrived", "_clock", "_found", "_parameter", "_undo")
+    __slots__ = ("_arrived", "_before", "_clock", "_found", "_is_added", "_number", "_parameter", "_undo")
 
     __torch_unserializable__ = True
 
@@ -58,6 +68,9 @@ class _Collector:
         self._found = found
         self._clock = clock
         self._arrived: Tensor | None = None
+        self._before: Tensor | None = None
+        self._is_added = False
+        self._number = -1
         change_gradient(parameter, self)
         self._undo = after_accumulation(parameter, self.add)
 
@@ -65,6 +78,8 @@ class _Collector:
     def __call__(self, gradient: Tensor | None) -> None:
         if gradient is None:
             return
+        if self._number != self._clock.pass_number:
+            self._begin()
         scale = self._clock.scale
         self._arrived = gradient.detach().clone() if scale is None else gradient.detach() / scale.to(gradient.device)
         if self._parameter.grad is None:
@@ -76,11 +91,30 @@ class _Collector:
         """The gradient has been added to ``.grad``."""
         arrived, self._arrived = self._arrived, None
         if arrived is not None:
-            found = self._found.setdefault(self._clock.pass_number, {})
+            found = self._found.setdefault(self._number, {})
             earlier = found.get(id(parameter))
             found[id(parameter)] = arrived if earlier is None else earlier + arrived
+            self._is_added = True
 
     add.__torch_unserializable__ = True  # type: ignore[attr-defined]
+
+    def _begin(self) -> None:
+        held = self._parameter.grad
+        self._number = self._clock.pass_number
+        self._before = held.detach().clone() if held is not None and has_other_processes() else None
+        self._is_added = False
+
+    def settle(self) -> None:
+        """The pass has ended: take what ``.grad`` has grown by for what has arrived."""
+        before, self._before = self._before, None
+        held = self._parameter.grad
+        if self._is_added and held is not None:
+            brought = held.detach().clone() if before is None else held.detach() - before
+            scale = self._clock.scale
+            self._found[self._number][id(self._parameter)] = (
+                brought if scale is None else brought / scale.to(brought.device)
+            )
+        self._is_added = False
 
     def remove(self) -> None:
         """Take the hooks back."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -17,6 +16,7 @@ from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, parameter_site, walk_modules
 from retrograd.hooks.module import CallTap, InputTap, OutputTap, is_compiled
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
+from retrograd.hooks.processes import own_rank
 from retrograd.hooks.rewriters import announce_rewriter, withdraw_rewriter
 from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
 from retrograd.hooks.watched import leave_watched_tensors, rewrite_watched_tensors
@@ -44,7 +44,6 @@ class Rewriting:
     def __init__(self, assignments: Assignments | None, rules: list[Rule]) -> None:
         self._assignments = assignments
         self._rules = rules
-        self._rank = _find_rank()
         self._views = WrittenViews()
         self._roots: list[CallTap] = []
         self._taps: list[InputTap | OutputTap] = []
@@ -142,7 +141,7 @@ class Rewriting:
 
     def attach_to_optimizer(self, optimizer: Optimizer) -> None:
         """Let the rules act on its gradients together."""
-        self._joint = JointRewriter(optimizer, self._rules, self.clock, self._rank)
+        self._joint = JointRewriter(optimizer, self._rules, self.clock)
         self._listen()
 
     def _listen(self) -> None:
@@ -204,7 +203,7 @@ class Rewriting:
 
     def make_chain(self, rules: list[Rule], module: nn.Module | None, site: Site) -> Chain:
         """These rules at a site."""
-        return Chain(rules, module, site, self.clock, self._rank)
+        return Chain(rules, module, site, self.clock, own_rank())
 
     def try_rules(self, module: nn.Module, site: Site, gradient: Tensor) -> Tensor:
         """What the rules for a site would make of a gradient; they learn nothing by it."""
@@ -242,6 +241,8 @@ class Rewriting:
 
     def backward_ends(self, failed: bool) -> None:
         """That pass has ended."""
+        if self._joint is not None:
+            self._joint.pass_ends()
         self.clock.backward_ends(failed)
 
     def __enter__(self) -> Self:
@@ -341,9 +342,3 @@ def _check_module(entry: NamedModule, compiled: tuple[str, ...], parameters: lis
             repair="set a rule on the module's output, or on the gradient of its parameters.",
             reason=f"{type(entry.module).__name__} holds them in a list of its own.",
         )
-
-
-def _find_rank() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    return int(os.environ.get("RANK", "0"))

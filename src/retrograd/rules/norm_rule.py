@@ -11,7 +11,7 @@ from torch import Tensor
 from retrograd.errors import RuleError
 from retrograd.rules.rule import Rule
 from retrograd.rules.site_state import SiteState
-from retrograd.rules.sparse import is_sparse, on_values
+from retrograd.rules.sparse import is_packed, is_sparse, on_values
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -53,7 +53,7 @@ class NormRule(Rule):
         """Multiply; for a rule that skips, 0 makes zeros even of NaN."""
         factor = factor.to(value.device)
         if self.skips:
-            return on_values(value, lambda values: torch.where(factor > 0, values, 0))
+            return on_values(value, lambda values: values.masked_fill(~(factor > 0), 0))
         return on_values(value, lambda values: (values * factor).to(values.dtype))
 
 
@@ -67,6 +67,8 @@ def measure_norm(value: Tensor) -> Tensor:
         raise RuleError(f"A tensor of {value.dtype} has no norm.", repair="rewrite sites of floating-point tensors.")
     if is_sparse(value):
         value = value.coalesce().values()
+    elif is_packed(value):
+        value = value.values()
     elif value.layout is not torch.strided:
         raise RuleError(f"The norm of a tensor laid out as {value.layout} is not known.", repair="make it dense.")
     if value.dtype == torch.complex32:

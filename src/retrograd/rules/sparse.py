@@ -1,4 +1,4 @@
-"""Rules on sparse gradients, as nn.Embedding(sparse=True) gives them."""
+"""Rules on sparse gradients, as nn.Embedding(sparse=True) gives them, and on jagged tensors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from torch import Tensor
 def is_sparse(value: Tensor) -> bool:
     """Whether a tensor is sparse in COO layout."""
     return value.layout is torch.sparse_coo
+
+
+def is_packed(value: Tensor) -> bool:
+    """Whether a tensor is nested in jagged layout, and its values are its elements alone, without gaps."""
+    return value.layout is torch.jagged and value.is_contiguous() and value.lengths() is None  # type: ignore[attr-defined]
 
 
 def on_values(value: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
