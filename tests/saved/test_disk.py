@@ -12,6 +12,8 @@ import sys
 import textwrap
 import threading
 import warnings
+import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,12 @@ from torch import nn
 from retrograd.errors import RetrogradWarning
 from retrograd.saved import spill_file
 from retrograd.saved.disk import Disk
+from retrograd.saved.free_space import Extent, FreeSpace
 from retrograd.saved.keeping import keep_saved
 from retrograd.saved.policy import Saved
-from retrograd.saved.read_buffers import BLOCK
-from retrograd.saved.spill_file import Extent, FreeSpace, SpillFile, open_spill_file
+from retrograd.saved.read_buffers import BLOCK, ReadBuffers
+from retrograd.saved.spill_file import CHUNK, SpillFile, open_spill_file, whole_blocks
+from retrograd.saved.spilling import Spilled
 
 WIDTH, BATCH, LAYERS = 512, 256, 12
 LAYER_BYTES = WIDTH * BATCH * 4
@@ -112,9 +116,9 @@ def test_a_forward_that_is_faster_than_the_disk_waits(tmp_path: Path, monkeypatc
     policy, most = Disk(tmp_path, max_waiting=3 * LAYER_BYTES), 0
     write = SpillFile.write
 
-    def slow(self: SpillFile, values: torch.Tensor, extent: Extent) -> None:
+    def slow(self: SpillFile, parts: Iterable[torch.Tensor], extent: Extent) -> None:
         threading.Event().wait(0.02)
-        write(self, values, extent)
+        write(self, parts, extent)
 
     monkeypatch.setattr(SpillFile, "write", slow)
     policy.open()
@@ -156,13 +160,125 @@ def test_reading_ahead_follows_the_order_of_the_last_pass(tmp_path: Path, monkey
     policy.close()
 
 
+# ---- many at once ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_what_is_written_at_once_is_read_at_once(
+    is_direct: bool, is_short: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the kernel moves less than it is asked to."""
+    if not is_direct:
+        monkeypatch.setattr(SpillFile, "_go_direct", lambda self, path: False)
+    if is_short:
+        pwrite, preadv = os.pwrite, os.preadv
+        monkeypatch.setattr(os, "pwrite", lambda fd, memory, at: pwrite(fd, memory[: 3 * BLOCK], at))
+        monkeypatch.setattr(os, "preadv", lambda fd, memories, at: preadv(fd, [memories[0][: 3 * BLOCK]], at))
+    sizes = [1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 2 * BLOCK, 5, 2 * CHUNK + 17, 100]
+    parts = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes]
+    file, buffers = SpillFile(tmp_path), ReadBuffers()
+    buffers.nbytes = CHUNK
+    before = file.take(3 * BLOCK)
+    room = file.take(sum(whole_blocks(size) for size in sizes))
+    file.write(iter(parts), room)
+    raws = [buffers.take(whole_blocks(size)) for size in sizes]
+    file.read(room.offset, raws)
+    assert all(torch.equal(raw[: len(part)], part) for raw, part in zip(raws, parts, strict=True))
+    assert before.offset + before.length <= room.offset
+
+
+def test_stretches_are_written_and_read_many_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread is woken, and the kernel is called, for megabytes and not for each stretch."""
+    calls = {"write": 0, "read": 0}
+    for name in calls:
+        real = getattr(SpillFile, name)
+
+        def count(self: SpillFile, *args: Any, name: str = name, real: Any = real) -> None:
+            calls[name] += 1
+            real(self, *args)
+
+        monkeypatch.setattr(SpillFile, name, count)
+    policy = Disk(tmp_path)
+    policy.open()
+    values = [torch.randn(BLOCK // 4 * (4 + number % 5)) for number in range(600)]  # 14 MB, in 3½ batches
+    packed = [policy.pack(as_saved(one.clone())) for one in values]
+    policy.flush()
+    assert calls["write"] == -(-sum(one.nbytes for one in values) // CHUNK)
+    for one, expected in zip(reversed(packed), reversed(values), strict=True):
+        assert torch.equal(one.restore(), expected)  # type: ignore[union-attr]
+    assert calls["read"] < 60
+    del one, packed
+    policy.close()
+
+
+def test_what_is_asked_for_before_its_batch_is_full_is_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(SpillFile, "write", lambda self, parts, extent: written.append(extent.length))
+    policy = Disk(tmp_path)
+    policy.open()
+    values = torch.randn(40_000)
+    packed = policy.pack(as_saved(values))
+    assert packed is not None
+    assert packed.restore().data_ptr() == values.data_ptr()
+    policy.flush()
+    policy.close()
+    assert not written
+
+
+def test_the_last_batch_leaves_when_the_policy_is_closed(tmp_path: Path) -> None:
+    policy, values = Disk(tmp_path), torch.randn(40_000)
+    policy.open()
+    packed = policy.pack(as_saved(values.clone()))
+    policy.close()
+    assert isinstance(packed, Spilled)
+    assert packed.values is None
+    assert torch.equal(packed.restore(), values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9), st.integers(0, 30)), max_size=60))
+def test_memory_to_read_into_is_shared_out_and_never_twice(steps: list[tuple[bool, int, int]]) -> None:
+    buffers, held = ReadBuffers(), list[tuple[int, torch.Tensor]]()
+    buffers.nbytes = 20 * BLOCK
+    for number, (takes, blocks, which) in enumerate(steps):
+        if takes or not held:
+            held.append((number, buffers.take(blocks * BLOCK).fill_(number)))
+            assert len(held[-1][1]) == blocks * BLOCK
+            assert held[-1][1].data_ptr() % BLOCK == 0
+        else:
+            held.pop(which % len(held))
+        assert all(torch.all(part == mark) for mark, part in held)
+
+
+def test_memory_to_read_into_is_gone_when_nothing_in_it_is_used() -> None:
+    gc.disable()
+    try:
+        buffers = ReadBuffers()
+        buffers.nbytes = 64 * BLOCK
+        first, second = buffers.take(BLOCK), buffers.take(BLOCK)
+        assert buffers._memory is not None
+        view = first.view(torch.float32)[3:]
+        address = first.data_ptr()
+        del first, second
+        assert buffers._memory() is not None
+        again = buffers.take(BLOCK)
+        assert again.data_ptr() not in range(address, address + BLOCK)
+        del view, again
+        assert buffers._memory() is None
+    finally:
+        gc.enable()
+
+
 # ---- faults ---------------------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_leaves_the_rest_in_memory_with_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: SpillFile, values: torch.Tensor, extent: Extent) -> None:
+    def full(self: SpillFile, parts: Iterable[torch.Tensor], extent: Extent) -> None:
         raise OSError(28, "No space left on device")
 
     model = make_model()
@@ -173,6 +289,31 @@ def test_a_full_disk_leaves_the_rest_in_memory_with_one_warning(
         found = gradients(model, policy)
     assert len(caught) == 1
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_write_that_failed_holds_nothing_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error keeps the frames that it went through, and these what was to be written."""
+
+    def full(self: SpillFile, parts: Iterable[torch.Tensor], extent: Extent) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SpillFile, "write", full)
+    policy = Disk(tmp_path)
+    policy.open()
+    gc.disable()
+    try:
+        values = torch.randn(40_000)
+        storage = weakref.ref(values.untyped_storage())
+        packed = policy.pack(as_saved(values))
+        policy.flush()
+        assert policy._spill is not None
+        assert policy._spill.failure is not None
+        del values, packed
+        assert storage() is None
+    finally:
+        gc.enable()
+    with pytest.warns(RetrogradWarning, match="No space left"):
+        policy.close()
 
 
 @pytest.mark.slow
