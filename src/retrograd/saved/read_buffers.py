@@ -1,8 +1,4 @@
-"""Memory to read into: in large pages, and used again as long as there is a pass.
-
-The kernel needs longer to hand out new pages than to read them from a fast disk. And it gives the disk a piece for each
-page: where pages are large there are fewer pieces, fewer requests, and fewer interrupts when they are done.
-"""
+"""Memory to read into, used again: the kernel needs longer to hand out new pages than to read them from a fast disk."""
 
 from __future__ import annotations
 
@@ -16,15 +12,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrograd.saved.free_space import Extent, FreeSpace
-
 BLOCK = 4096
 """Direct I/O moves whole blocks, from and to addresses that are multiples of one."""
 _LARGE_PAGE = 2 << 20
 
 
-def make_memory(nbytes: int) -> Any:
-    """So many bytes, as an array, that begin at a multiple of a large page; in large pages if the kernel has some."""
+def aligned(length: int) -> Tensor:
+    """So many bytes of memory that begin at a multiple of a block."""
+    raw = torch.empty(length + BLOCK, dtype=torch.uint8)
+    start = -raw.data_ptr() % BLOCK
+    return raw[start : start + length]
+
+
+def large_pages(nbytes: int) -> Any:
+    """So many bytes, as an array, in large pages where the kernel has some.
+
+    The disk is given a piece for each page: with fewer pieces there are fewer requests and interrupts.
+    """
     padded = nbytes + _LARGE_PAGE  # nothing is there before it is used
     if hasattr(mmap, "MAP_PRIVATE"):
         region = mmap.mmap(-1, padded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -38,43 +42,34 @@ def make_memory(nbytes: int) -> Any:
     return memory[start : start + nbytes]
 
 
-def aligned(nbytes: int) -> Tensor:
-    """So many bytes that begin at a block."""
-    raw = torch.empty(nbytes + BLOCK, dtype=torch.uint8)
-    start = -raw.data_ptr() % BLOCK
-    return raw[start : start + nbytes]
-
-
 class ReadBuffers:
-    """Parts of one stretch of memory, which is there as long as one of them is in use.
+    """Stretches of memory that begin at a block. One is free again when the last tensor in it is deleted.
 
     Attributes:
-        nbytes: of the memory that is made next. What finds no room in it is given memory of its own.
+        limit: how many bytes are held for later, at most.
     """
 
     def __init__(self) -> None:
-        self.nbytes = 0
-        self._memory: weakref.ref[Any] | None = None
-        self._space = FreeSpace()
-        self._returned: deque[Extent] = deque()  # filled when tensors are deleted, whatever runs then: no lock
+        self.limit = 0
+        self._free: dict[int, list[Tensor]] = {}
+        self._free_bytes = 0
+        self._returned: deque[Tensor] = deque()  # filled when tensors are deleted, whatever runs then: no lock
 
     def take(self, nbytes: int) -> Tensor:
-        """So many bytes that begin at a block; only ever called by one thread at a time."""
-        memory = None if self._memory is None else self._memory()
-        if memory is None and nbytes <= self.nbytes:
-            memory = make_memory(self.nbytes)
-            self._memory, self._space, self._returned = weakref.ref(memory), FreeSpace(), deque()
+        """So many bytes; only ever called by one thread at a time."""
         while self._returned:
-            self._space.give(self._returned.popleft())
-        room = self._space.take(nbytes)
-        if memory is None or room.offset + nbytes > len(memory):
-            self._space.give(room)
-            return aligned(nbytes)
-        part = memory[room.offset : room.offset + nbytes]  # lives as long as a storage that is made of it
-        weakref.finalize(part, _give_back, self._returned, room, memory).atexit = False
-        return torch.from_numpy(part)
+            self._keep(self._returned.popleft())
+        free = self._free.get(nbytes)
+        memory = free.pop() if free else None
+        if memory is None:
+            memory = aligned(nbytes)
+        else:
+            self._free_bytes -= nbytes
+        lease = memory.numpy()  # lives as long as a storage that is made of it
+        weakref.finalize(lease, self._returned.append, memory).atexit = False
+        return torch.from_numpy(lease)
 
-
-def _give_back(returned: deque[Extent], room: Extent, memory: Any) -> None:
-    """A part is free again; what holds this call's arguments until now holds the memory."""
-    returned.append(room)
+    def _keep(self, memory: Tensor) -> None:
+        if self._free_bytes + len(memory) <= self.limit:
+            self._free_bytes += len(memory)
+            self._free.setdefault(len(memory), []).append(memory)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from retrograd.saved.free_space import Extent, FreeSpace
-from retrograd.saved.read_buffers import BLOCK, make_memory
+from retrograd.saved.read_buffers import BLOCK, large_pages
 
 CHUNK = 4 << 20
 """So much is written at once: in pieces of a quarter of it the disk takes half as much processor time again."""
@@ -133,7 +133,7 @@ class SpillFile:
         """This thread's own blocks to copy into: direct I/O cannot read where tensors lie."""
         buffer: Any = getattr(self._local, "buffer", None)
         if buffer is None:
-            buffer = self._local.buffer = make_memory(CHUNK)
+            buffer = self._local.buffer = large_pages(CHUNK)
         return buffer
 
     def _write_all(self, memory: memoryview, offset: int) -> None:

@@ -20,7 +20,7 @@ from retrograd.saved.read_buffers import ReadBuffers
 from retrograd.saved.spill_file import CHUNK, SpillFile, open_spill_file, whole_blocks
 
 _WINDOW = 0.08
-"""What is read ahead, as a share of what the pass has packed; it is all that is in memory twice."""
+"""What is read ahead, as a share of what the pass has packed: a half is read while the other one is used."""
 _MOST_AHEAD = 256 << 20
 """So many bytes are read ahead, however much the pass has packed: more would not come any faster."""
 _LEAST_AHEAD = 2
@@ -34,7 +34,7 @@ class Spilled(Packed):
         values: the memory, until it has been written; for good if it could not be.
         extent: where it is in the file.
         loaded: what has been read ahead.
-        is_read: a lock that is held until reading ahead has ended; None before it was begun.
+        is_read: a lock that is held until it has been read ahead, with others; None before that was begun.
         is_wanted: it was asked for, so that it need not be written any more.
     """
 
@@ -61,9 +61,9 @@ class Spilled(Packed):
         self.notice()
         if values is not None:
             return values.values
-        spill = self._spill
-        if self.is_read is not None and not spill.is_foreign:
-            with self.is_read:
+        is_read = self.is_read
+        if is_read is not None and not self._spill.is_foreign:
+            with is_read:
                 pass
         loaded, self.loaded, self.is_read = self.loaded, None, None
         return (self.read() if loaded is None else loaded).to(self._device, non_blocking=False)
@@ -114,7 +114,7 @@ class Spill:
         self._done = 0
         self._batch: list[weakref.ref[Spilled]] = []
         self._batched = 0  # bytes of the batch
-        self._adding = threading.Lock()
+        self._handing = threading.Lock()  # something over to a thread, so that nothing comes after the end
         self._buffers = ReadBuffers()
         self._taking = threading.Lock()
         self._has_room = threading.Condition()
@@ -135,7 +135,7 @@ class Spill:
     def add(self, values: Tensor) -> Spilled:
         """Take over a stretch of memory; waits while too much is to be written."""
         spilled = Spilled(values, self)
-        with self._adding:
+        with self._handing:
             self._added += spilled.nbytes
             self._batch.append(weakref.ref(spilled))
             self._batched += spilled.nbytes
@@ -149,7 +149,7 @@ class Spill:
         if not self._threads or self.is_foreign:
             return
         window = min(int(_WINDOW * position.of.nbytes), _MOST_AHEAD)
-        self._buffers.nbytes = 2 * window
+        self._buffers.limit = window // 2
         ahead, missing = 0, list[Spilled]()
         for count, spilled in enumerate(self.order.upcoming(position)):
             if count >= _LEAST_AHEAD and ahead >= (window if missing else window // 2):
@@ -157,12 +157,15 @@ class Spill:
             if spilled.values is None and spilled.is_read is None:
                 missing.append(spilled)
             ahead += spilled.nbytes
-        if missing:
-            is_read = threading.Lock()
-            is_read.acquire()
-            for spilled in missing:
-                spilled.is_read = is_read
-            self._to_read.put(([weakref.ref(spilled) for spilled in missing], is_read))
+        if not missing:
+            return
+        is_read = threading.Lock()
+        is_read.acquire()
+        with self._handing:
+            if self._threads:
+                for spilled in missing:
+                    spilled.is_read = is_read
+                self._to_read.put(([weakref.ref(spilled) for spilled in missing], is_read))
 
     def take_buffer(self, nbytes: int) -> Tensor:
         """Memory to read into."""
@@ -178,7 +181,7 @@ class Spill:
     def _wait_until(self, waiting: int) -> None:
         """Wait until no more than so many bytes are still to be written."""
         if self._added - self._done > waiting and not self.is_foreign:
-            with self._adding:
+            with self._handing:
                 self._send_batch()
             with self._has_room:
                 self._has_room.wait_for(lambda: self._added - self._done <= waiting or self.failure is not None)
@@ -191,13 +194,14 @@ class Spill:
 
     def stop(self) -> None:
         """End the threads, when what waits is written."""
-        threads, self._threads = self._threads, []
         if self.is_foreign:
+            self._threads = []
             return
-        with self._adding:
+        with self._handing:
             self._send_batch()
-        self._to_write.put(None)
-        self._to_read.put(None)
+            self._to_write.put(None)
+            self._to_read.put(None)
+            threads, self._threads = self._threads, []
         for thread in threads:
             thread.join()
 
