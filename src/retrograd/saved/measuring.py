@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from dataclasses import dataclass, field, replace
@@ -30,12 +31,12 @@ def take_time(values: Tensor) -> Mark:
 
 def seconds_between(first: Mark, second: Mark) -> float:
     """Time between two marks; a device is waited for."""
-    if isinstance(first, float) and isinstance(second, float):
+    if isinstance(first, float) and isinstance(second, float) and not math.isnan(first + second):
         return max(0.0, second - first)
     if isinstance(first, torch.cuda.Event) and isinstance(second, torch.cuda.Event):
         second.synchronize()
         return max(0.0, float(first.elapsed_time(second)) / 1000)
-    return 0.0  # one was noted on the host, where a plan was followed at first
+    return 0.0  # there is one mark alone, where a plan was followed at first
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,11 @@ class Log:
         squeezed: what lossless copies would take.
         remade: what making them again would take.
         background: bytes of earlier passes when it began.
+        is_timed: whether the clock is read.
     """
 
     background: int = 0
+    is_timed: bool = True
     keys: list[Key] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     events: list[tuple[EventKind, int, Mark, Mark]] = field(default_factory=list)
@@ -118,6 +121,10 @@ class Log:
         self.keys.append((saved.nbytes, dtype, saved.path))
         self.kinds.append(f"{dtype}{list(saved.shape)}")
         return len(self.keys) - 1
+
+    def now(self, values: Tensor) -> Mark:
+        """A mark, as the device of these values sees it; none where the time is of no use."""
+        return take_time(values) if self.is_timed else math.nan
 
     def note(self, kind: EventKind, number: int, began: Mark, ended: Mark) -> None:
         """Something happened."""

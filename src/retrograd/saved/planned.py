@@ -17,7 +17,7 @@ from retrograd.saved.episode import Episode, Known
 from retrograd.saved.ledger import Ledger
 from retrograd.saved.link_speed import measure_link
 from retrograd.saved.lossless import Lossless
-from retrograd.saved.measuring import Key, Log, Squeezed, take_time
+from retrograd.saved.measuring import Key, Log, Squeezed
 from retrograd.saved.origins import Origin
 from retrograd.saved.plan import Plan, make_plan
 from retrograd.saved.planned_item import Item
@@ -126,11 +126,12 @@ class Planned(Policy):
                 self._device = values.device
             if values.device.type != self._device.type:
                 return None
-            began = take_time(values)
             episode = self._begin()
             log = episode.log
+            began = log.now(values)
             number = log.add(saved)
             self._recognise(episode, number)
+            log.is_timed = episode.known is None
             log.look_after()
             origin = self._tape.find(values.untyped_storage(), saved.version) if episode.is_taped else None
             item = self._carry_out(episode, number, saved, origin)
@@ -139,7 +140,7 @@ class Planned(Policy):
             if episode.known is None:
                 log.watch(number, item, values)
             episode.items.append(weakref.ref(item))
-            log.note("pack", number, began, take_time(values))
+            log.note("pack", number, began, log.now(values))
             return item
 
     def watch_operations(self, stays: Stays) -> CarryOut | None:
@@ -196,8 +197,7 @@ class Planned(Policy):
         """Whether operations are to be seen: to make a plan, or to follow one."""
         if not self._known or self._is_tape_missed:
             return True
-        last = next(reversed(self._known.values()))
-        return "rerun" in last.plan.choices
+        return any("rerun" in known.plan.choices for known in self._known.values())
 
     def _finish(self) -> None:
         """A pass has ended: plan for the next one like it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from retrograd.hooks.saved import view_storage
 from retrograd.saved.carriers import Load
 from retrograd.saved.ledger import Ledger
-from retrograd.saved.measuring import Log, Mark, take_time
+from retrograd.saved.measuring import Log, Mark
 from retrograd.saved.policy import Packed
 from retrograd.saved.rerun import Rerun
 
@@ -89,7 +89,7 @@ class Item(Packed):
 
     def restore(self) -> Tensor:
         """The values; nobody else has them."""
-        began = take_time(self._like)
+        began = self.log.now(self._like)
         is_first = self._begin_asking()
         values = self.lend(is_kept=False)
         if is_first:
@@ -98,7 +98,7 @@ class Item(Packed):
 
     def notice(self) -> None:
         """The memory is there."""
-        began = take_time(self._like)
+        began = self.log.now(self._like)
         if self._begin_asking():
             self._end_asking(began, self.values)
 
@@ -127,7 +127,7 @@ class Item(Packed):
         trial, self.trial = self.trial, None
         if trial is not None and values is not None:
             trial(self, values)
-        self.log.note("ask", self.number, began, take_time(self._like))
+        self.log.note("ask", self.number, began, self.log.now(self._like))
 
     def _bring_back(self) -> Tensor:
         values = self._find_again()
@@ -166,6 +166,6 @@ class Item(Packed):
         if not hasattr(self, "_charge"):
             return
         self._ledger.add(-self._charge)
-        now = take_time(self._like)
+        now = self.log.now(self._like)
         self.log.note("free", self.number, now, now)
         self.log.freed.append(self.number)
