@@ -36,7 +36,8 @@ def has_function_modes() -> bool:
     return torch._C._len_torch_function_stack() > 0
 
 
-_TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "FUNCTIONAL", "PROXY"))
+_mode_of_kind = torch._C._get_dispatch_mode
+_FAKE, _FUNCTIONAL, _PROXY = (getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "FUNCTIONAL", "PROXY"))
 _AS_EVER = eval_frame._FrameAction.DEFAULT
 _SKIP = eval_frame._FrameAction.SKIP
 
@@ -74,7 +75,7 @@ def is_backward_compiled() -> bool:
 @uncompiled
 def is_tracing() -> bool:
     """Whether what runs now only makes a graph (ahead-of-time autograd, export): its tensors have no values."""
-    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING)
+    return not (_mode_of_kind(_FAKE) is _mode_of_kind(_FUNCTIONAL) is _mode_of_kind(_PROXY) is None)
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:

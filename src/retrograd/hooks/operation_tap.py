@@ -7,10 +7,10 @@ another sign, or as zeros, without having written them so, are read as ever.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.hooks.dispatch import is_operation
@@ -19,7 +19,9 @@ from retrograd.hooks.engine import uncompiled
 CarryOut = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _AS_EVER = tuple(getattr(torch._C.DispatchKey, name) for name in ("Conjugate", "Negative", "ZeroTensor"))
-_COUNT_WRITES = torch._C.DispatchKey.ADInplaceOrView
+_COUNTING = (*_AS_EVER, torch._C.DispatchKey.ADInplaceOrView)
+_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
 class OperationTap(TorchDispatchMode):
@@ -44,21 +46,24 @@ class OperationTap(TorchDispatchMode):
     def __init__(self, carry_out: CarryOut) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._carry_out = carry_out
-        self._writes_lists: dict[Any, bool] = {}
+        self._keys: dict[Any, tuple[Any, ...]] = {}
 
     @uncompiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        writes_list = self._writes_lists.get(func)
-        if writes_list is None:
-            writes_list = self._writes_lists[func] = _writes_list(func)
-        with ExitStack() as stack:
-            for key in _AS_EVER:
-                stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
-            if writes_list:  # these leave it to the operations that they are made of
-                stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(_COUNT_WRITES, False))
+        keys = self._keys.get(func)
+        if keys is None:  # what writes into lists leaves counting to the operations that it is made of
+            keys = self._keys[func] = _COUNTING if _writes_list(func) else _AS_EVER
+        if not _is_excluded(keys[0]):  # called by torch's Python code, with everything as ever
             return self._carry_out(func, args, kwargs or {})
+        for key in keys:  # the dispatcher has excluded them for as long as this runs
+            _exclude(key, False)
+        try:
+            return self._carry_out(func, args, kwargs or {})
+        finally:
+            for key in keys:
+                _exclude(key, True)
 
     def put_on(self) -> None:
         """Listen in this thread.
@@ -87,6 +92,18 @@ def hide_tap() -> OperationTap | None:
         return None
     torch._C._pop_torch_dispatch_stack(None)
     return tap
+
+
+def without_graph(tensor: Tensor) -> Tensor:
+    """A tensor, to be held. Modes beneath the tap, which are the program's, do not see it."""
+    with torch._C._DisableTorchDispatch():
+        return tensor.detach()
+
+
+def copy_values(tensor: Tensor) -> Tensor:
+    """A copy that has no graph. Modes beneath the tap, which are the program's, do not see it."""
+    with torch._C._DisableTorchDispatch():
+        return tensor.detach().clone()
 
 
 def _writes_list(operation: Any) -> bool:

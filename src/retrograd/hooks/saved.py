@@ -62,7 +62,7 @@ def is_plain(tensor: Tensor) -> bool:
     return (
         type(tensor) in _PLAIN
         and tensor.layout is torch.strided
-        and tensor.device.type != "meta"
+        and not tensor.is_meta
         and not tensor.is_quantized
         and not is_transformed(tensor)
         and not tensor._is_zerotensor()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from retrograd.errors import SavedPolicyError
-from retrograd.hooks.saved import base_of, set_bits, version_of, view_storage, witness_version
+from retrograd.hooks.saved import base_of, set_bits, version_of, view_storage
 from retrograd.saved.overwriting import Place, refuse_overwritten
 from retrograd.saved.policy import Packed, Saved
 
@@ -44,6 +44,7 @@ class Entry:
     Args:
         saved: the stretch.
         tensor: the tensor by which it was saved first.
+        witness: counts writes with it.
         start: which element of its storage is its first.
         packed: what the policy made of it.
         place: where it was saved first.
@@ -54,13 +55,13 @@ class Entry:
         "_wanted", "place", "storage", "version", "witness",
     )  # fmt: skip
 
-    def __init__(self, saved: Saved, tensor: Tensor, start: int, packed: Packed, place: Place) -> None:
+    def __init__(self, saved: Saved, tensor: Tensor, witness: Tensor, start: int, packed: Packed, place: Place) -> None:
         values = saved.values
         storage = values.untyped_storage()
         self.place = place
         self.storage = id(storage)
-        self.witness = witness_version(tensor)
-        self.version = version_of(tensor)
+        self.witness = witness
+        self.version = saved.version
         self._root = weakref.ref(_root_of(tensor))
         self._packed = packed
         self._numel = values.numel()

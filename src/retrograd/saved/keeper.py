@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from retrograd.hooks.operation_tap import OperationTap, hide_tap
-from retrograd.hooks.saved import is_plain, version_of, view_storage
+from retrograd.hooks.saved import is_plain, version_of, view_storage, witness_version
 from retrograd.hooks.writes import program_line
 from retrograd.saved.entry import Entry, Held, View
 from retrograd.saved.overwriting import Place
@@ -111,7 +111,8 @@ class Keeper:
         if self._has_unpacked:  # a backward pass lies between: what is saved now belongs to another forward
             self._count, self._has_unpacked = 0, False
         values = view_storage(storage, tensor, start, (end - start,), (1,))
-        saved = Saved(values, tensor.shape, place.path, self._count, version_of(tensor))
+        witness = witness_version(tensor)
+        saved = Saved(values, tensor.shape, place.path, self._count, version_of(tensor), witness)
         self._count += 1
         account = self.account
         began = time.perf_counter()
@@ -123,7 +124,7 @@ class Keeper:
         account.stretches += 1
         account.saved_bytes += saved.nbytes
         account.resident_bytes += packed.resident_bytes
-        entry = self._entries[key] = Entry(saved, tensor, start, packed, place)
+        entry = self._entries[key] = Entry(saved, tensor, witness, start, packed, place)
         return entry
 
 

@@ -273,6 +273,7 @@ class Planned(Policy):
         elif episode.known is None and self._probed < _PROBED_PASSES:
             self._probe(episode.log, number, saved)
         item = Item(values, number, episode.log, self._ledger, episode.follow, load, small, rerun)
+        item.witness, item.version = saved.witness, saved.version
         if load is not None:
             self._let_leave(item, saved.nbytes)
         if episode.known is None and self._probed <= _PROBED_PASSES:

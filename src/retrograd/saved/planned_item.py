@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from retrograd.hooks.saved import view_storage
+from retrograd.hooks.saved import version_of, view_storage
 from retrograd.saved.carriers import Load
 from retrograd.saved.ledger import Ledger
 from retrograd.saved.measuring import Log, Mark
@@ -37,11 +37,13 @@ class Item(Packed):
         log: of the pass.
         values: the memory, as long as it is held here.
         trial: given it and the memory when it is first asked for.
+        witness: counts writes with the program's tensors that have the memory; None where nobody else has it.
+        version: how often it had been written to.
     """
 
     __slots__ = (
         "_brought_back", "_charge", "_follow", "_ledger", "_like", "_load", "_rerun", "_small", "log", "nbytes",
-        "number", "trial", "values",
+        "number", "trial", "values", "version", "witness",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +68,8 @@ class Item(Packed):
         self._small = small
         self._rerun = rerun
         self.trial: Callable[[Item, Tensor], None] | None = None
+        self.witness: Tensor | None = None
+        self.version = 0
         self._brought_back: tuple[weakref.ref[torch.UntypedStorage], int] | None = None
         self._charge = 0
         is_here = small is None and rerun is None
@@ -101,6 +105,11 @@ class Item(Packed):
         began = self.log.now(self._like)
         if self._begin_asking():
             self._end_asking(began, self.values)
+
+    @property
+    def is_as_it_was(self) -> bool:
+        """Whether the program has not written to the memory since; if it has, what is elsewhere may be changed too."""
+        return self.witness is None or version_of(self.witness) == self.version
 
     def lend(self, *, is_kept: bool) -> Tensor:
         """The values, for another stretch to be made of; from now on they may be kept."""

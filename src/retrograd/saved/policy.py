@@ -40,6 +40,7 @@ class Saved:
         number: how many stretches were packed before it in this forward pass. A model that does the same in each step
             gives the same number to the same activation.
         version: how often the memory has been written to, as the tensors of the program count.
+        witness: a tensor without memory that counts on with them; None where nobody else has the memory.
     """
 
     values: Tensor
@@ -47,6 +48,7 @@ class Saved:
     path: str
     number: int
     version: int = 0
+    witness: Tensor | None = None
 
     @property
     def nbytes(self) -> int:

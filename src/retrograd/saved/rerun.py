@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,11 +13,15 @@ from retrograd.errors import OverwrittenError
 from retrograd.hooks.dispatch import below_autograd
 from retrograd.hooks.saved import view_storage
 from retrograd.saved.origins import Direct, Lender, Operation, Origin, Part
-from retrograd.saved.random_state import read_random_state, write_random_state
+from retrograd.saved.random_state import draw_again
 
 _MOST_OPERATIONS = 64
 """More are not run again for one stretch of memory."""
-_BLANK = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+_BLANK = frozenset({
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted",
+    "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full",
+})  # fmt: skip
+"""Memory that is there to be filled. If no operation does it, numpy may: in the measured pass perhaps with zeros."""
 
 
 class Rerun:
@@ -50,7 +53,8 @@ class Rerun:
     def is_possible(self) -> bool:
         """Whether the same operations would be given the same again."""
         direct = (given for operation in self.operations for given in operation.given() if isinstance(given, Direct))
-        return None not in self.sources and all(given.is_as_it_was() for given in direct)
+        has_sources = all(source is not None and source.is_as_it_was for source in self.sources)
+        return has_sources and all(given.is_as_it_was() for given in direct)
 
     def run(self) -> tuple[torch.UntypedStorage, int]:
         """Make it.
@@ -67,7 +71,7 @@ class Rerun:
                 repair="write into parameters and buffers after the backward pass, or give Planned(rerun=False).",
                 reason="a budget was kept by dropping a saved tensor that was to be computed again.",
             )
-        with below_autograd():
+        with below_autograd(), torch.enable_grad():  # some operations ask; only those of a graph were noted
             run = _Run({key: source() for key, source in self._sources.items()}, bool(self._held))
             storage = run.make(self._origin)
         return storage, run.made_bytes - storage.nbytes()
@@ -139,7 +143,8 @@ class _Run:
             storages = [tensor.untyped_storage() for tensor in outputs if isinstance(tensor, Tensor)]
             self.made_bytes += sum({storage._cdata: storage.nbytes() for storage in storages}.values())
             made = outputs[origin.output]
-            assert isinstance(made, Tensor)
+            if not isinstance(made, Tensor):
+                raise RuntimeError(f"{operation.function} has not made a tensor again that it made before")
             return made.untyped_storage()
         own = self._own(origin.before)
         self._carry_out(operation, {id(origin.before): own})
@@ -166,7 +171,10 @@ class _Run:
     def _carry_out(self, operation: Operation, written: Mapping[int, Tensor]) -> Any:
         args = [self._fill(value, written) for value in operation.args]
         kwargs = {name: self._fill(value, written) for name, value in operation.kwargs.items()}
-        with _random_state(operation):
+        state, device = operation.random_state, operation.device
+        if state is None or device is None:
+            return operation.function(*args, **kwargs)
+        with draw_again(operation.function, args, kwargs, state, device):
             return operation.function(*args, **kwargs)
 
     def _fill(self, value: Any, written: Mapping[int, Tensor]) -> Any:
@@ -181,18 +189,3 @@ class _Run:
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
     like = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return view_storage(storage, like, 0, (storage.nbytes(),), (1,))
-
-
-@contextmanager
-def _random_state(operation: Operation) -> Iterator[None]:
-    """The generator is as it was then, and afterwards as it is now."""
-    state, device = operation.random_state, operation.device
-    if state is None or device is None:
-        yield
-        return
-    now = read_random_state(device)
-    write_random_state(device, state)
-    try:
-        yield
-    finally:
-        write_random_state(device, now)

@@ -11,23 +11,31 @@ import torch
 from torch import Tensor
 
 from retrograd.hooks.dispatch import is_operation, is_random
-from retrograd.hooks.engine import current_graph_task
-from retrograd.hooks.saved import base_of, is_plain, set_bits, version_of, view_storage
+from retrograd.hooks.engine import current_graph_task, grad_enabled
+from retrograd.hooks.operation_tap import copy_values, without_graph
+from retrograd.hooks.saved import base_of, is_plain, version_of
 from retrograd.saved.origins import Direct, Operation, Origin, Part
 from retrograd.saved.policy import Stays
 from retrograd.saved.random_state import can_be_read, read_random_state
 
 _UNREPEATABLE = frozenset({
-    "set_", "resize_", "resize_as_", "bincount", "histc", "index_add", "index_add_", "index_put", "index_put_",
-    "_index_put_impl_", "put", "put_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_",
+    "set_", "resize_", "resize_as_", "bincount", "histc", "index_add", "index_add_", "index_copy", "index_copy_",
+    "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put", "index_reduce", "index_reduce_", "put", "put_",
+    "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "segment_reduce",
+    "_cudnn_rnn", "miopen_rnn", "batch_norm_update_stats", "batch_norm_gather_stats",
+    "batch_norm_gather_stats_with_counts",
 })  # fmt: skip
-"""They take memory from elsewhere, or add up in an order that is not the same twice on every device."""
+"""They take memory from elsewhere; or write or add up in an order that is not the same twice on every device; or write
+into a state without saying so."""
+
+_VIEWS = frozenset({"_unsafe_view", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "lift"})
+"""What they return lies in what they are given, though their schema does not say so."""
 
 _RUNNING = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
 """They write into running statistics without saying so. While training they do not read them."""
 
 _OPAQUE = object()
-"""In place of a tensor that is no plain memory."""
+"""In place of a tensor that is no plain memory, or of which torch does not count writes."""
 
 _Random = tuple[Tensor, torch.device]
 """State of a generator, and its device."""
@@ -38,11 +46,13 @@ class Trait:
     """What is known of a kind of operation.
 
     Attributes:
+        is_noted: it makes or fills memory, and would do the same again.
         written: places and names of the arguments that it writes to.
-        is_random: it draws from the generator of the device.
+        is_random: it draws from a generator.
         has_running: it has running statistics, which it must not count again.
     """
 
+    is_noted: bool
     written: tuple[tuple[int, str], ...]
     is_random: bool
     has_running: bool
@@ -62,33 +72,36 @@ class Tape:
         self.stays: Stays = lambda tensor, storage: False
         self._least = least
         self._origins: dict[int, Origin] = {}
-        self._traits: dict[Any, Trait | None] = {}
+        self._traits: dict[Any, Trait] = {}
 
     def clear(self) -> None:
         """Forget all: another pass begins."""
         self._origins.clear()
 
     def carry_out(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry out an operation, and note it."""
-        if function in self._traits:
-            trait = self._traits[function]
-        else:
+        """Carry out an operation, and note it.
+
+        Where no graph is made nothing is noted: compiled code, and kernels inside of custom Functions, write into the
+        memory that operations have made, and nobody tells.
+        """
+        trait = self._traits.get(function)
+        if trait is None:
             trait = self._traits[function] = _find_trait(function)
-        if trait is None or current_graph_task() != -1:  # a backward pass: nothing in it is saved for one
+        if not trait.is_noted or not grad_enabled() or current_graph_task() != -1:
+            if trait.written:
+                self._forget(trait, args, kwargs)
             return function(*args, **kwargs)
+        if trait.written:
+            return self._write(function, trait, args, kwargs)
         random = _look_at_generator(args, kwargs) if trait.is_random else None
         if trait.is_random and random is None:
             return function(*args, **kwargs)
-        if trait.written:
-            return self._write(function, trait, args, kwargs, random)
         result = function(*args, **kwargs)
         operation: Operation | None = None
         for number, tensor in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
-            if isinstance(tensor, Tensor) and is_plain(tensor):
-                storage = tensor.untyped_storage()
-                if storage.nbytes() >= self._least:
-                    operation = operation or self._make_operation(function, trait, args, kwargs, random)
-                    self._note(storage, version_of(tensor), operation, number)
+            if isinstance(tensor, Tensor) and tensor.numel() * tensor.itemsize >= self._least and is_plain(tensor):
+                operation = operation or self._make_operation(function, trait, args, kwargs, random)
+                self._note(tensor.untyped_storage(), version_of(tensor), operation, number)
         return result
 
     def find(self, storage: torch.UntypedStorage, version: int) -> Origin:
@@ -98,16 +111,17 @@ class Tape:
             known = self._note(storage, version, None)
         return known
 
-    def _write(
-        self, function: Any, trait: Trait, args: tuple[Any, ...], kwargs: dict[str, Any], random: _Random | None
-    ) -> Any:
+    def _write(self, function: Any, trait: Trait, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out an operation that writes into what it is given."""
-        given = (args[place] if place < len(args) else kwargs.get(name) for place, name in trait.written)
-        written = [tensor for tensor in given if tensor is not None and is_plain(tensor)]
-        storages = [tensor.untyped_storage() for tensor in written]
-        if not any(storage.nbytes() >= self._least for storage in storages):
+        written = _find_written(trait, args, kwargs)
+        storages = [tensor.untyped_storage() for tensor in written if is_plain(tensor)]
+        if len(storages) < len(written) or not any(storage.nbytes() >= self._least for storage in storages):
+            self._forget(trait, args, kwargs)
             return function(*args, **kwargs)
-        operation = self._make_operation(function, trait, args, kwargs, random)
+        random = _look_at_generator(args, kwargs) if trait.is_random else None
+        operation = None
+        if len({id(storage) for storage in storages}) == 1 and (random is not None or not trait.is_random):
+            operation = self._make_operation(function, trait, args, kwargs, random)
         if operation is not None and any(isinstance(operation.argument(*place), Direct) for place in trait.written):
             operation = None  # memory that stays would be written into once more
         before = [self.find(storage, version_of(tensor)) for tensor, storage in zip(written, storages, strict=True)]
@@ -116,6 +130,14 @@ class Tape:
         for storage, version, earlier in zip(storages, versions, before, strict=True):
             self._note(storage, version, operation).write(earlier)
         return result
+
+    def _forget(self, trait: Trait, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What is about to be written to will not be what it was; torch need not count that."""
+        for tensor in _find_written(trait, args, kwargs):
+            if not is_plain(tensor):  # nobody knows in which memory it lies
+                self._origins.clear()
+                return
+            self._origins.pop(id(tensor.untyped_storage()), None)
 
     def _note(
         self, storage: torch.UntypedStorage, version: int, operation: Operation | None, output: int = 0
@@ -133,7 +155,7 @@ class Tape:
         named = {name: self._describe(value) for name, value in kwargs.items()}
         if trait.has_running and given[5]:  # in training
             given[3] = given[4] = None
-        if any(value is _OPAQUE for value in (*given, *named.values())):
+        if _OPAQUE in given or _OPAQUE in named.values():
             return None
         return Operation(function, tuple(given), named, *(before or ()))
 
@@ -146,58 +168,64 @@ class Tape:
         return value
 
     def _describe_tensor(self, tensor: Tensor) -> Part | Direct | object:
-        if not is_plain(tensor):
+        if not is_plain(tensor) or tensor.is_inference():
             return _OPAQUE
         storage = tensor.untyped_storage()
         is_small = storage.nbytes() < self._least
         if is_small or self.stays(tensor, storage):
             leaf = tensor if tensor.is_leaf else base_of(tensor)
             if leaf is not None and leaf.is_leaf:
-                return _hold(tensor, leaf, storage)
+                return Direct(without_graph(tensor), leaf, version_of(leaf), storage.nbytes())
             if is_small:
-                copy = tensor.clone()  # to hold it would hold its graph
-                return _hold(copy, copy, copy.untyped_storage())
+                copy = copy_values(tensor)  # to hold it would hold its graph
+                return Direct(copy, copy, version_of(copy), copy.untyped_storage().nbytes())
         origin = self.find(storage, version_of(tensor))
         bits = tensor.is_conj(), tensor.is_neg()
         return Part(origin, tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, bits)
 
 
-def _find_trait(function: Any) -> Trait | None:
-    """What is known of a kind of operation; None for those that are not noted."""
-    if not is_operation(function) or function.namespace != "aten" or _name_of(function) in _UNREPEATABLE:
-        return None
-    schema = function._schema
-    if any(value.alias_info is not None and not value.alias_info.is_write for value in schema.returns):
-        return None  # a view: it makes no memory
+def _find_trait(function: Any) -> Trait:
+    """What is known of a kind of operation."""
+    if not is_operation(function):
+        return Trait(False, (), False, False)
+    schema, name = function._schema, function._schema.name.partition("::")[2]
     written = [
         (place, argument)
         for place, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    if any("List" in str(argument.type) for _, argument in written):
-        return None
+    is_view = name in _VIEWS or any(
+        value.alias_info is not None and not value.alias_info.is_write for value in schema.returns
+    )
+    is_noted = (
+        function.namespace == "aten"
+        and name not in _UNREPEATABLE
+        and not is_view
+        and not any("List" in str(argument.type) for _, argument in written)
+    )
     places = tuple((place, argument.name) for place, argument in written)
-    return Trait(places, is_random(function), _name_of(function) in _RUNNING)
+    return Trait(is_noted, places, is_random(function), name in _RUNNING)
 
 
-def _name_of(function: Any) -> str:
-    return str(function._schema.name.partition("::")[2])
+def _find_written(trait: Trait, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an operation writes to."""
+    given = (args[place] if place < len(args) else kwargs.get(name) for place, name in trait.written)
+    return [
+        tensor
+        for value in given
+        for tensor in (value if isinstance(value, (list, tuple)) else (value,))
+        if isinstance(tensor, Tensor)
+    ]
 
 
 def _look_at_generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Random | None:
     """The state of the generator that an operation is about to draw from; None where it cannot be asked for."""
-    if kwargs.get("generator") is not None:
-        return None
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Generator):
+            return (value.get_state(), value.device) if can_be_read(value.device) else None
     device = next((value.device for value in args if isinstance(value, Tensor)), kwargs.get("device"))
     device = torch.device("cpu") if device is None else torch.device(device)
     return (read_random_state(device), device) if can_be_read(device) else None
-
-
-def _hold(tensor: Tensor, leaf: Tensor, storage: torch.UntypedStorage) -> Direct:
-    if tensor is not leaf:
-        view = view_storage(storage, tensor, int(tensor.storage_offset()), tensor.size(), tensor.stride())
-        tensor = set_bits(view, is_conjugate=tensor.is_conj(), is_negative=tensor.is_neg())
-    return Direct(tensor, leaf, version_of(leaf), storage.nbytes())
 
 
 def _drop(origins: dict[int, Origin], key: int, storage: weakref.ref[torch.UntypedStorage]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from retrograd.hooks.dispatch import below_autograd
 from retrograd.hooks.saved import view_storage
 from retrograd.saved.measuring import Remade, seconds_between, take_time
 from retrograd.saved.planned_item import Item
@@ -28,16 +29,23 @@ class Trial:
         if len(sources) < len(rerun.sources) or not rerun.is_possible:
             return
         try:
-            away = [
-                source.lend(is_kept=False) for source in sources
-            ]  # before the clock is read, and held until it is read again
-            began = take_time(values)
-            storage, beside = rerun.run()
-            ended = take_time(values)
-        except torch.OutOfMemoryError:  # nothing was lost by trying
+            with below_autograd():
+                # what is away is there before the clock is read, and held until it is read again
+                away = [source.lend(is_kept=False) for source in sources]
+                began = take_time(values)
+                storage, beside = rerun.run()
+                ended = take_time(values)
+                is_same = _have_same_bits(storage, values)
+        except RuntimeError:  # no memory for it, or an operation that does not run by itself: it is not made again
             return
         del away
-        made = view_storage(storage, values, 0, tuple(values.shape), (1,))
-        if torch.equal(made.view(torch.uint8), values.view(torch.uint8)):
+        if is_same:
             numbers = tuple(source.number for source in sources)
             item.log.remade[item.number] = Remade(str(rerun), numbers, seconds_between(began, ended), beside)
+
+
+def _have_same_bits(storage: torch.UntypedStorage, values: Tensor) -> bool:
+    if storage.nbytes() != values.nbytes:
+        return False
+    made = view_storage(storage, values, 0, tuple(values.shape), (1,))
+    return torch.equal(made.view(torch.uint8), values.view(torch.uint8))
