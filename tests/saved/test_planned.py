@@ -15,9 +15,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import BudgetError, SavedPolicyError
+from retrograd.saved import planned as planned_module
 from retrograd.saved.disk import Disk
 from retrograd.saved.keeping import SavedHandle, keep_saved
+from retrograd.saved.measuring import Log
 from retrograd.saved.planned import Planned
+from retrograd.saved.planned_item import Item
+from retrograd.saved.policy import Saved
+from retrograd.saved.trial import Trial
 from tests.recording.nets import ZOO, build, train
 from tests.saved.known_nets import ResNet
 from tests.saved.residency import count_residency
@@ -172,6 +177,33 @@ def test_another_batch_size_gets_a_plan_and_the_first_is_used_again(tmp_path: Pa
     assert plan is not None
     assert set(plan.choices) != {"keep"}
     assert same(found, gradients(model, steps, planned(tmp_path)))
+
+
+def test_a_program_without_like_passes_is_not_held_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a stretch takes is tried in so many passes alone, be it made again or in fewer bytes."""
+    model, policy = make_layers(), planned(tmp_path, 2**40)
+    tried: list[str] = []
+    plain_trial, plain_probe = Trial.__call__, Planned._probe
+
+    def attempt(trial: Trial, item: Item, values: Tensor) -> None:
+        tried.append("trial")
+        plain_trial(trial, item, values)
+
+    def probe(policy: Planned, log: Log, number: int, saved: Saved) -> None:
+        tried.append("probe")
+        plain_probe(policy, log, number, saved)
+
+    monkeypatch.setattr(Trial, "__call__", attempt)
+    monkeypatch.setattr(Planned, "_probe", probe)
+    monkeypatch.setattr(planned_module, "_PROBED_PASSES", 3)
+    monkeypatch.setattr(Planned, "_needs_tape", lambda policy: True)
+    seen = []
+    with keep_saved(model, policy):
+        for size in range(10, 16):
+            model(torch.randn(size, 32)).square().sum().backward()
+            seen.append(set(tried))
+            tried.clear()
+    assert seen == [{"trial", "probe"}] * 3 + [set()] * 3
 
 
 def several_forwards(model: nn.Module) -> None:

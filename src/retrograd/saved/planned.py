@@ -32,7 +32,8 @@ from retrograd.saved.trial import Trial
 _KNOWN = 16
 """Plans that are remembered: one for each sequence of sizes, such as that of a last, smaller batch."""
 _PROBED_PASSES = 32
-"""Passes in which lossless copies are tried. A program of which no two passes are alike is not held up for ever."""
+"""Passes in which it is tried what lossless copies take, and what can be made again. A program of which no two passes
+are alike is not held up for ever."""
 _LEAST_BYTES = 16 * 1024
 
 
@@ -209,6 +210,7 @@ class Planned(Policy):
             if not log.asked <= planned:  # the pass it was made from was cut short
                 del self._known[tuple(known.keys)]
         elif known is None and log.asked:
+            self._probed += 1
             is_measured_again = self.rerun and not episode.is_taped and not self._is_tape_missed
             self._is_tape_missed = is_measured_again
             if not is_measured_again:
@@ -258,6 +260,7 @@ class Planned(Policy):
         """Do what was chosen; what cannot be done elsewhere is kept."""
         values = saved.values
         choice = self._choose(episode, number, saved)
+        is_probed = episode.known is None and self._probed < _PROBED_PASSES
         load: Load | None = None
         small: Packed | None = None
         rerun: Rerun | None = None
@@ -270,13 +273,13 @@ class Planned(Policy):
                 self._reach().finish()
         elif choice == "lossless":
             small = self._lossless.pack(saved)
-        elif episode.known is None and self._probed < _PROBED_PASSES:
+        elif is_probed:
             self._probe(episode.log, number, saved)
         item = Item(values, number, episode.log, self._ledger, episode.follow, load, small, rerun)
         item.witness, item.version = saved.witness, saved.version
         if load is not None:
             self._let_leave(item, saved.nbytes)
-        if episode.known is None and self._probed <= _PROBED_PASSES:
+        if is_probed:
             trial = self._find_rerun(saved, origin, is_held=False)
             item.trial = None if trial is None else Trial(trial)
         return item
@@ -308,8 +311,6 @@ class Planned(Policy):
 
     def _probe(self, log: Log, number: int, saved: Saved) -> None:
         """What would a lossless copy take?"""
-        if not number:
-            self._probed += 1
         began = time.perf_counter()
         small = self._lossless.pack(saved)
         squeezed = time.perf_counter()

@@ -95,9 +95,9 @@ def find_smallest(recording: Recording, link: Link) -> int:
     high = keep_all(recording).peak
     low = recording.background
     step = max(1, high // _PRECISION)
+    orders = list(list_steady_orders(recording))
     while high - low > step:
         middle = (low + high) // 2
-        orders = list_steady_orders(recording)
         if any(_move_few(recording, order, link, middle) is not None for order in orders):
             high = middle
         else:
