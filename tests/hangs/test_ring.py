@@ -22,13 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrograd.errors import RunWriteError, TraceError
+from retrograd.hangs.rank_state import RankState
 from retrograd.hangs.ring import LANES, Ring
 from retrograd.hangs.ring_file import (
     HEADER_SIZE,
     MODULES,
     NAMES,
     RING,
-    RankState,
     parse_ring,
     read_ring,
     read_rings,

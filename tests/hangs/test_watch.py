@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import RunWriteError, TraceError
 from retrograd.graph.origins import record_origins
-from retrograd.hangs.ring_file import RankState, RingEvent, ThreadState, read_rings
+from retrograd.hangs.rank_state import RankState, RingEvent, ThreadState
+from retrograd.hangs.ring_file import read_rings
 from retrograd.hangs.watch import Lookout, watch_hangs
 
 HANGING = Path(__file__).with_name("hanging.py")

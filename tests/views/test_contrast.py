@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-CSS = resources.files("retrograd.views.report").joinpath("css/theme.css").read_text()
+CSS = resources.files("retrograd.views.page").joinpath("css/theme.css").read_text()
 
 TEXT = [
     ("ink", "surface"), ("ink", "page"), ("ink", "raised"), ("ink", "well"), ("ink", "bad-soft"),

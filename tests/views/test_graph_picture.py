@@ -6,7 +6,6 @@ import random
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from tests.views.conftest import Visit
 from tests.views.test_contrast import luminance, read_colors
 
 HOSTILE = "</title><script>alert(1)</script>&\"'<img src=x onerror=alert(2)>\x00\ud800"
-SCRIPTS = resources.files("retrograd.views.picture").joinpath("js")
 DRAWN = ("svg", "title", "desc", "style", "defs", "marker", "path", "rect", "circle", "text", "g")
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -543,33 +541,7 @@ def test_hostile_names_do_nothing_in_the_page(opened: Callable[..., Page]) -> No
     expect(page.locator(".match").first).to_be_in_viewport()
 
 
-# ---- what the page is made of ----
-
-
-@pytest.mark.parametrize("path", sorted(SCRIPTS.iterdir(), key=lambda path: path.name), ids=lambda path: path.name)
-def test_scripts_never_make_markup_from_text_and_reach_nothing(path: Any) -> None:
-    text = path.read_text(encoding="utf-8").replace('"http:", ""', "")
-    for dangerous in (
-        "innerHTML",
-        "outerHTML",
-        "insertAdjacent",
-        "document.write",
-        "eval(",
-        "Function(",
-        "fetch(",
-        "http",
-    ):
-        assert dangerous not in text
-
-
-def test_every_script_is_in_the_page_once_and_after_those_it_imports(tmp_path: Path) -> None:
-    text = draw_graph(residual_net(), tmp_path / "graph.html").read_text(encoding="utf-8")
-    places = {}
-    for path in SCRIPTS.iterdir():
-        (places[path.name],) = (match.start() for match in re.finditer(f"const module_{path.stem} = ", text))
-    for path in SCRIPTS.iterdir():
-        for name in re.findall(r'from "\./([\w-]+\.js)"', path.read_text(encoding="utf-8")):
-            assert text.index(f"const module_{name.removesuffix('.js')} = ") < places[path.name]
+# ---- colours ----
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from retrograd.errors import TraceError
+from retrograd.hangs.rank_state import RankState, RingEvent, State, ThreadState
 from retrograd.hangs.ring import Ring
-from retrograd.hangs.ring_file import RING, RankState, RingEvent, State, ThreadState
+from retrograd.hangs.ring_file import RING
 from retrograd.hangs.words import describe_age
 from retrograd.views.hang_report import STUCK, compare_ranks, describe_rank, describe_ranks, print_ranks, watch_run
 

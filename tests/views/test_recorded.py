@@ -24,7 +24,7 @@ def test_sites_are_counted_by_what_they_are_of() -> None:
     history.describe(selection=["a.*", "b"], statistics=[])
     places = group_places(["a:weight.grad", "a:output", "a:output.grad", "a:weight.update", "b:output.grad"])
     terms = dict(describe_recorded(replace(choose_scope(history, None, 1000, 8.0), mantissa_bits=9), places))
-    assert terms["sites"] == "1 activations, 2 gradients of activations, 1 gradients of weights, 1 updates of weights"
+    assert terms["sites"] == "1 activation, 2 gradients of activations, 1 gradient of a weight, 1 update of a weight"
     assert terms["selection"] == "a.*, b"
     assert terms["tensors kept"] == "none"
     assert terms["numbers on this page"] == "3 significant digits"

@@ -23,6 +23,7 @@ from threading import get_ident
 from typing import Any
 
 from retrograd.errors import RunWriteError, TraceError
+from retrograd.hangs.rank_state import RankState
 from retrograd.hangs.ring_file import (
     BACK,
     BEGINS,
@@ -38,7 +39,6 @@ from retrograd.hangs.ring_file import (
     NAMES,
     NODE,
     VERSION,
-    RankState,
     first_line,
     lane_size,
     parse_ring,

@@ -22,8 +22,8 @@ from typing import Any, Self
 
 from retrograd.errors import NoGraphError, TraceError
 from retrograd.graph.origins import Origins
+from retrograd.hangs.rank_state import RankState, RingEvent
 from retrograd.hangs.ring import Ring
-from retrograd.hangs.ring_file import RankState, RingEvent
 from retrograd.hangs.signal_tap import SignalTap
 from retrograd.hangs.words import describe_age, describe_event, describe_stacks, describe_state
 from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator
 
-from retrograd.hangs.ring_file import RankState, RingEvent, ThreadState
+from retrograd.hangs.rank_state import RankState, RingEvent, ThreadState
 
 _SECOND = 1_000_000_000
 

@@ -5,29 +5,23 @@ from __future__ import annotations
 import cmd
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from typing import IO, Any, TextIO
 
 import torch
 
 from retrograd.errors import RetrogradError
+from retrograd.launch.completion import complete_expression, complete_words, list_breakpoints, list_places
 from retrograd.launch.scene import STEP, Orders, Scene
-from retrograd.launch.stop_text import (
-    describe_gradient,
-    describe_line,
-    describe_lines,
-    describe_place,
-    describe_source,
-    describe_value,
-)
+from retrograd.launch.scene_text import describe_gradients, describe_nodes, describe_scene
+from retrograd.launch.stop_text import describe_gradient, describe_place, describe_source, describe_value
 from retrograd.stepping.breakpoints import FORMS, parse_breakpoint
-from retrograd.stepping.stop import Change, Gradients, Stop
+from retrograd.stepping.stop import Change, Stop
 
 _PROMPT = "(retrograd) "
 _AROUND = 5
 """Nodes to list before and after the one where the pass is."""
 
-_LONGEST_LIST = 60
 _HELP = (
     ("where, w", "the node, the module call and source line that made it, its gradients, and the loss"),
     ("up, u [N]", "look at the node that gives incoming gradients to this one; of several, the N-th"),
@@ -110,7 +104,7 @@ class Prompt(cmd.Cmd):
     def run(self) -> None:
         """Say where the pass is, and carry out commands until one lets it go on."""
         self._say()
-        self._say_where(brief=self._scene.why == STEP)
+        self._say_all(describe_scene(self._scene, brief=self._scene.why == STEP))
         if not self._has_source:
             self.do_EOF("")
             return
@@ -127,7 +121,7 @@ class Prompt(cmd.Cmd):
     def do_where(self, text: str) -> None:
         """The node, the module call and the source line that made it, the loss, and where backward() was called."""
         self._select(self._scene.stop.index)
-        self._say_where()
+        self._say_all(describe_scene(self._scene))
 
     do_w = do_where
 
@@ -159,7 +153,7 @@ class Prompt(cmd.Cmd):
         ran = [index for index in scene.ran if index != here]
         done = {*ran, here}
         coming = [index for index in graph.order() if index not in done] if scene.error is None else []
-        self._say_nodes([*ran[-_AROUND:], here, *coming[:_AROUND]])
+        self._say_all(describe_nodes(scene, [*ran[-_AROUND:], here, *coming[:_AROUND]]))
 
     do_l = do_list
 
@@ -171,7 +165,7 @@ class Prompt(cmd.Cmd):
             self._say(f"{point} is a question about gradients, not about nodes; try: nodes blocks.3*")
             return
         point.within(graph)
-        self._say_nodes([node.index for node in graph if point.asks_place(node)])
+        self._say_all(describe_nodes(self._scene, [node.index for node in graph if point.asks_place(node)]))
 
     # ---- what is there
 
@@ -185,8 +179,7 @@ class Prompt(cmd.Cmd):
         if self._selected != stop.index:
             self._say("Gradients are known where the pass is; go back there with: where")
             return
-        self._say_gradients("incoming", stop.incoming)
-        self._say_gradients("outgoing", stop.outgoing or ())
+        self._say_all(describe_gradients(stop))
         for name, value in self._saved().items():
             self._say(f"  saved {name:<12} {describe_value(value, short=True)}")
 
@@ -338,33 +331,18 @@ class Prompt(cmd.Cmd):
 
     def complete_break(self, text: str, line: str, begin: int, end: int) -> list[str]:
         """Forms of breakpoints, and places."""
-        forms = ["non-finite", "norm > ", "norm < ", "kind ", "line "]
-        kinds = sorted({f"kind {node.name}" for node in self._scene.graph})
-        return _complete(text, line, begin, [*forms, *kinds, *self._places()])
+        graph = self._scene.graph
+        return complete_words(text, line, begin, [*list_breakpoints(graph), *list_places(graph)])
 
     complete_b = complete_until = complete_break
 
     def complete_nodes(self, text: str, line: str, begin: int, end: int) -> list[str]:
         """Places."""
-        return _complete(text, line, begin, self._places())
+        return complete_words(text, line, begin, list_places(self._scene.graph))
 
     def complete_p(self, text: str, line: str, begin: int, end: int) -> list[str]:
         """Names that can be evaluated, and their attributes."""
-        typed = re.search(r"[\w.]*$", line[:end])
-        owner, dot, start = (typed[0] if typed else "").rpartition(".")
-        names = self._names()
-        if not dot:
-            return sorted(name for name in names if name.startswith(start))
-        try:
-            found = dir(eval(owner, names))  # noqa: S307 # what the user types at a debugger
-        except Exception:
-            return []
-        skip = len(start) - len(text) if len(text) <= len(start) else -len(owner) - 1
-        return [
-            f"{owner}.{name}" if skip < 0 else name[skip:]
-            for name in found
-            if name.startswith(start) and (start or not name.startswith("_"))
-        ]
+        return complete_expression(text, line[:end], self._names())
 
     complete_set = complete_p
 
@@ -374,42 +352,9 @@ class Prompt(cmd.Cmd):
         self.stdout.write(f"{text}\n")
         self.stdout.flush()
 
-    def _say_where(self, *, brief: bool = False) -> None:
-        scene, stop = self._scene, self._scene.stop
-        node = scene.graph[stop.index]
-        state = {"before": "about to run", "after": "just ran", "past": "raised"}[stop.moment]
-        self._say(f"Backward pass {scene.number} {'raised' if scene.error else 'stopped'}: {scene.why}")
-        count = len(scene.graph)
-        self._say(f"  node {stop.position + 1} of {count}, {state}: {describe_place(node)}")
-        for line in describe_source(node):
-            self._say(f"  {line}")
-        self._say_gradients("incoming", stop.incoming)
-        self._say_gradients("outgoing", stop.outgoing or ())
-        if scene.raised_in is not None:
-            inner, number = scene.raised_in
-            self._say(f"  raised at {describe_line(inner.f_code.co_filename, number, inner.f_code.co_name)}")
-            for text in describe_lines(inner.f_code.co_filename, number):
-                self._say(f"  {text}")
-        if brief:
-            return
-        self._say(f"  loss {', '.join(describe_value(root, short=True) for root in scene.loss)}")
-        if scene.frame is not None:
-            code = scene.frame.f_code
-            self._say(f"  backward() called at {describe_line(code.co_filename, scene.frame.f_lineno, code.co_name)}")
-
-    def _say_gradients(self, name: str, gradients: Gradients) -> None:
-        for slot, gradient in enumerate(gradients):
-            if gradient is not None:
-                self._say(f"  {name}[{slot}] {describe_gradient(gradient)}")
-
-    def _say_nodes(self, indices: Sequence[int]) -> None:
-        scene, ran = self._scene, set(self._scene.ran)
-        for index in indices[:_LONGEST_LIST]:
-            mark = "->" if index == scene.stop.index else "  "
-            state = "ran" if index in ran else ""
-            self._say(f"{mark} {state:<4}{describe_place(scene.graph[index])}")
-        if len(indices) > _LONGEST_LIST:
-            self._say(f"   … and {len(indices) - _LONGEST_LIST} more")
+    def _say_all(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._say(line)
 
     def _move(self, choices: list[tuple[int, str]], text: str, nothing: str) -> None:
         if not choices:
@@ -427,8 +372,7 @@ class Prompt(cmd.Cmd):
         node = self._scene.graph[self._selected]
         if len(choices) == 1:
             self._say(f"{choices[0][1]}: {describe_place(node)}")
-        for line in describe_source(node):
-            self._say(f"  {line}")
+        self._say_all(f"  {line}" for line in describe_source(node))
 
     def _select(self, index: int) -> None:
         self._selected = index
@@ -465,26 +409,10 @@ class Prompt(cmd.Cmd):
         with torch.no_grad():
             return eval(text.strip(), self._names())  # noqa: S307 # what the user types at a debugger
 
-    def _places(self) -> list[str]:
-        return sorted({name for node in self._scene.graph for name in _place_names(node.place, node.module)})
-
 
 def _names_of(usage: str) -> list[str]:
     """As in ``"up, u [N]"`` → ``["up", "u"]``."""
     return re.match(r"\w+(, \w+)*", usage)[0].split(", ")  # type: ignore[index]
-
-
-def _place_names(place: str, module: str | None) -> Iterator[str]:
-    yield place
-    if module is not None:
-        yield module
-
-
-def _complete(text: str, line: str, begin: int, choices: Sequence[str]) -> list[str]:
-    """Those that go on from what was typed behind the command; readline replaces only ``text``, the end of it."""
-    typed = line[: begin + len(text)].partition(" ")[2].lstrip()
-    done = len(typed) - len(text)
-    return [choice[done:] for choice in choices if choice.startswith(typed)]
 
 
 def _is_terminal(stream: IO[str] | None) -> bool:

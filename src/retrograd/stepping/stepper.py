@@ -1,41 +1,32 @@
 """``rg.step_through``: a backward pass that stops where it is told, and waits.
 
 The engine runs in a thread of its own and waits there in a hook, so the thread that steps stays free: it may look,
-compute, and run other passes. Who steps and the engine share a ``_Pass``; the engine's thread does not know the
-stepper, so that a stepper that nobody holds any more can end it.
+compute, and run other passes. That thread does not know the stepper, so that a stepper that nobody holds any more can
+end it.
 """
 
 from __future__ import annotations
 
-import contextvars
-import math
-import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from retrograd.errors import FreedGraphError, StepperError
+from retrograd.errors import StepperError
 from retrograd.graph.graph import Graph
 from retrograd.graph.node import Node
 from retrograd.graph.origins import Origins
 from retrograd.graph.walker import walk
-from retrograd.hooks.engine import current_graph_task
 from retrograd.hooks.numbering import Numbering
-from retrograd.hooks.pause import NodeHooks
-from retrograd.hooks.surroundings import Surroundings
 from retrograd.stepping.breakpoints import Breakpoint, Predicate, parse_breakpoint
-from retrograd.stepping.stop import Change, Gradients, Stop, apply_changes
+from retrograd.stepping.stepped_pass import SteppedPass
+from retrograd.stepping.stop import Change, Gradients, Stop
 
 Where = str | Predicate | Sequence[str | Predicate]
 """Where to stop: a breakpoint's text, a predicate on stops (a breakpoint is one), or several of these."""
-
-_PATIENCE = 0.1
-"""Seconds after which a thread that waits looks whether it was interrupted; not all systems tell it."""
 
 _LAST_PATIENCE = 5.0
 """Seconds that a stepper which nobody holds any more waits for a node to come to its end."""
@@ -88,7 +79,7 @@ def step_through(
     if create_graph:
         others = () if gradient is None else (gradient,) if isinstance(gradient, Tensor) else gradient
         numbering = Numbering([graph.live(index) for index in range(len(graph))], others)
-    return Stepper(_Pass(graph, start, numbering), goal)
+    return Stepper(SteppedPass(graph, start, numbering), goal)
 
 
 class Stepper:
@@ -104,7 +95,7 @@ class Stepper:
         graph: the graph that the pass goes through, as plain data.
     """
 
-    def __init__(self, running: _Pass, goal: Predicate) -> None:
+    def __init__(self, running: SteppedPass, goal: Predicate) -> None:
         self._pass = running
         self._goal = goal
         self._shown = -1
@@ -257,196 +248,6 @@ class Stepper:
             self._give_up.detach()
             self._pass.close()
         return stop
-
-
-class _AbandonedError(BaseException):
-    """Raised in a hook to end a pass. Not an ``Exception``: no custom function shall catch it."""
-
-
-class _Pass:
-    """A run of the engine in a thread of its own, and what passes between that thread and others.
-
-    Args:
-        graph: the nodes that it may run.
-        run_engine: runs it.
-        numbering: of the nodes that the pass makes, if it makes any.
-    """
-
-    def __init__(self, graph: Graph, run_engine: Callable[[], None], numbering: Numbering | None) -> None:
-        self.graph = graph
-        self.state: Literal["running", "paused", "over"] = "running"
-        self.stop: Stop | None = None
-        self.position = -1
-        self.ran: int | None = None
-        self.outgoing: Gradients | None = None
-        self._run_engine: Callable[[], None] | None = run_engine
-        self._goal: Predicate | None = None
-        self._abandoned = False
-        self._error: BaseException | None = None
-        self._task: int | None = None
-        self._numbering = numbering
-        self._begun: dict[int, tuple[weakref.ref[Stop], tuple[Change, ...] | None]] = {}
-        self._surroundings: Surroundings | None = Surroundings()
-        self._condition = threading.Condition()
-        self._gate = threading.Lock()  # the engine has a thread for each device: one stops, and the others with it
-        run = contextvars.copy_context().run
-        self._thread = threading.Thread(target=run, args=(self._run,), name="retrograd-step", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread; the engine runs when somebody says how far."""
-        with self._condition:
-            self.state = "paused"
-            self._thread.start()
-
-    def go_on(self, goal: Predicate | None) -> Stop | None:
-        """Run up to the next place for which ``goal(stop)`` is true, or to the end.
-
-        Returns:
-            That place; None when the pass has ended.
-
-        Raises:
-            Exception: what the pass, or the goal, has raised.
-        """
-        with self._condition:
-            self._goal = goal
-            if self.state == "paused":
-                self.state = "running"
-                self._condition.notify_all()
-            while self.state == "running":
-                self._condition.wait(_PATIENCE)
-            self._goal = None  # it may hold the stepper
-        if self._error is not None:
-            self._raise()
-        return self.stop
-
-    def abandon(self, limit: float | None = None) -> None:
-        """End the pass, and wait until it has ended, or for so many seconds."""
-        with self._condition:
-            self._abandoned = True
-            if self.state == "paused":
-                self.state = "running"
-                self._condition.notify_all()
-        self.close(limit)
-
-    def close(self, limit: float | None = None) -> None:
-        """Wait for the thread, and let go of everything."""
-        deadline = time.monotonic() + (math.inf if limit is None else limit)
-        while self._thread is not threading.current_thread() and self._thread.is_alive():
-            self._thread.join(_PATIENCE)
-            if time.monotonic() > deadline:
-                return
-        self._error = None
-        numbering, self._numbering = self._numbering, None
-        if numbering is not None:
-            numbering.move()
-
-    def before(self, index: int, incoming: Gradients) -> Gradients | None:
-        """A node is about to run, in whatever thread of the engine's."""
-        if not self._is_ours():
-            return None
-        with self._gate:
-            if self._abandoned:
-                raise _AbandonedError
-            self.position += 1
-            stop = Stop(self, index, self.position, incoming)
-            try:
-                if self._is_reached(stop):
-                    self._wait(stop)
-            finally:
-                stop.moment = "past"
-                self.ran = self.outgoing = None  # what went out may become a ``.grad`` without a copy
-            self._begun[index] = weakref.ref(stop), stop.changes
-            return stop.taken
-
-    def after(self, index: int, outgoing: Gradients) -> Gradients | None:
-        """A node has run."""
-        if not self._is_ours():
-            return None
-        seen, changes = self._begun.pop(index)
-        self.ran, self.outgoing = index, apply_changes(changes, outgoing)
-        stop = seen()
-        if stop is not None:
-            stop.outgoing = self.outgoing
-        return self.outgoing if changes is not None else None
-
-    def _run(self) -> None:
-        """What the thread does."""
-        hooks: NodeHooks | None = None
-        try:
-            with self._condition:
-                while self.state == "paused":
-                    self._condition.wait()
-            if not self._abandoned:
-                hooks = NodeHooks([self.graph.live(index) for index in range(len(self.graph))], self)
-                self._run_in_surroundings()
-        except _AbandonedError:
-            pass
-        except BaseException as error:  # raised where somebody waits for it
-            self._error = error
-        finally:
-            if hooks is not None:
-                hooks.remove()
-            self._end()
-
-    def _run_in_surroundings(self) -> None:
-        assert self._surroundings is not None
-        assert self._run_engine is not None
-        self._surroundings.enter()
-        self._run_engine()
-
-    def _end(self) -> None:
-        self._run_engine = self._surroundings = self._goal = None
-        self.ran = self.outgoing = None
-        self._begun.clear()
-        self.graph.detach()
-        with self._condition:
-            self.state = "over"
-            self._condition.notify_all()
-
-    def _is_ours(self) -> bool:
-        """Whether this pass has called.
-
-        Others may go through the same nodes: those of a checkpoint inside of this one, and those of the program while
-        this one waits.
-        """
-        task = current_graph_task()
-        if self._task is None:
-            self._task = task
-        return task == self._task
-
-    def _is_reached(self, stop: Stop) -> bool:
-        goal = self._goal
-        try:
-            return goal is not None and bool(goal(stop))
-        except Exception as error:  # raised where somebody waits
-            self._error = error
-            return True
-
-    def _wait(self, stop: Stop) -> None:
-        with self._condition:
-            self.stop = stop
-            self.state = "paused"
-            self._condition.notify_all()
-            while self.state == "paused":
-                self._condition.wait()
-            self.stop = None
-        if self._abandoned:
-            raise _AbandonedError
-
-    def _raise(self) -> None:
-        error, self._error = self._error, None
-        assert error is not None
-        try:
-            if self.state == "over" and isinstance(error, RuntimeError) and "second time" in str(error):
-                raise FreedGraphError(
-                    "The graph cannot be stepped through: an earlier backward pass has freed it.",
-                    repair="call backward(retain_graph=True) in the pass before, or run the forward again.",
-                ) from error
-            raise error
-        finally:
-            if self.state == "over":
-                self.close()
-            del error  # a frame in its own traceback
 
 
 def _compile(where: Where | None, graph: Graph) -> Predicate:

@@ -11,10 +11,11 @@ from rich.text import Text
 
 from retrograd.errors import GraphError
 from retrograd.graph.node import Line, Node, TensorInfo
+from retrograd.views.counts import count_of
 from retrograd.views.picture.boxes import name_leaf
 from retrograd.views.picture.details import describe_graph
 from retrograd.views.picture.folds import Fold, Outline, make_outline
-from retrograd.views.picture.sizes import count_of, print_amount, print_bytes
+from retrograd.views.picture.sizes import print_amount, print_bytes
 from retrograd.views.terminal import can_print, open_console, print_name
 
 MOST_LINES = 60

@@ -13,7 +13,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from retrograd.hangs.ring_file import RankState, RingEvent, ThreadState, read_rings
+from retrograd.hangs.rank_state import RankState, RingEvent, ThreadState
+from retrograd.hangs.ring_file import read_rings
 from retrograd.hangs.words import describe_age, describe_outside, describe_place, describe_places
 from retrograd.views.terminal import open_console, print_name
 

@@ -1,35 +1,16 @@
-"""``rg.write_inventory``: an inventory as one HTML file: held bytes over forward and backward, and by module.
-
-Like the report's page it has a content security policy that lets nothing run but its own script, and loads nothing.
-"""
+"""``rg.write_inventory``: an inventory as one HTML file: held bytes over forward and backward, and by module."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
 import os
-from importlib import resources
 from pathlib import Path
-from string import Template
 
 from retrograd.errors import SavedTensorError
 from retrograd.saved.inventory import Inventory
 from retrograd.saved.inventory_text import print_size
+from retrograd.views.counts import count_of
 from retrograd.views.inventory_payload import pack_inventory
-from retrograd.views.report.page import escape_json, find_version, wrap_module
-
-_REPORT = resources.files("retrograd.views.report")
-_PICTURE = resources.files("retrograd.views.picture")
-_HERE = resources.files("retrograd.views.inventory_assets")
-_SCRIPTS = (
-    (_REPORT, "dom.js"), (_REPORT, "payload.js"), (_PICTURE, "theme.js"), (_HERE, "format.js"), (_HERE, "store.js"),
-    (_HERE, "tiles.js"), (_HERE, "details.js"), (_HERE, "timeline.js"), (_HERE, "treemap.js"), (_HERE, "modules.js"),
-    (_HERE, "tensors.js"), (_HERE, "main.js"),
-)  # fmt: skip
-"""Those that are imported before those that import them."""
-
-_STYLES = ((_REPORT, "theme.css"), (_HERE, "page.css"))
+from retrograd.views.page.frame import frame_page
 
 
 def write_inventory(
@@ -64,34 +45,20 @@ def write_inventory(
 
 def build_page(inventory: Inventory, title: str) -> str:
     """The page as text. Whatever comes from the inventory is escaped: it can be neither markup nor script."""
-    style = "\n".join(home.joinpath(f"css/{name}").read_text(encoding="utf-8") for home, name in _STYLES)
-    modules = (wrap_module(name, home.joinpath(f"js/{name}").read_text(encoding="utf-8")) for home, name in _SCRIPTS)
-    script = "\n".join(['"use strict";', *modules])
-    policy = (
-        "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
-        f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
-    )
-    facts = {"peak": inventory.peak.position, "notes": list(inventory.notes), "passes": inventory.passes}
-    return Template(_HERE.joinpath("page.html").read_text(encoding="utf-8")).substitute(
-        policy=policy,
-        version=html.escape(find_version()),
-        title=html.escape(title),
-        about=html.escape(_describe(inventory)),
-        style=style,
-        facts=escape_json(facts),
-        inventory=pack_inventory(inventory),
-        script=script,
+    return frame_page(
+        "retrograd.views.inventory_assets",
+        title,
+        {"peak": inventory.peak.position, "notes": list(inventory.notes), "passes": inventory.passes},
+        {"inventory": pack_inventory(inventory)},
+        words={"about": _describe(inventory)},
     )
 
 
 def _describe(inventory: Inventory) -> str:
     if not inventory.passes:
         return "No backward pass was seen."
+    pieces = count_of(len(inventory.storages), "piece of memory is", "pieces of memory are")
     return (
-        f"{len(inventory.storages):,} pieces of memory are kept, {print_size(inventory.resident)}; copies of each "
+        f"{pieces} kept, {print_size(inventory.resident)}; copies of each "
         f"saved tensor would take {print_size(inventory.asked)}. Peak: {print_size(inventory.peak.bytes)}."
     )
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -10,7 +9,7 @@ from retrograd.graph.node import Line
 from retrograd.saved.held import HeldStorage, spans_of
 from retrograd.saved.inventory import Inventory
 from retrograd.saved.inventory_text import print_place
-from retrograd.views.report.packing import pack_bytes
+from retrograd.views.page.embedding import pack_json
 from retrograd.views.trace_events import shorten_line
 
 _COLUMNS = (
@@ -42,7 +41,7 @@ def pack_inventory(inventory: Inventory) -> str:
         "at": [texts.number(names.get(entry, "")) for entry in timeline.entry.tolist()],
         "texts": texts.all,
     }
-    return pack_bytes(json.dumps(written, allow_nan=False, separators=(",", ":")).encode())
+    return pack_json(written)
 
 
 class _Texts:

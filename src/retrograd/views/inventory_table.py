@@ -17,6 +17,7 @@ from retrograd.graph.node import Line
 from retrograd.saved.inventory import Inventory
 from retrograd.saved.inventory_columns import PERMANENT
 from retrograd.saved.inventory_text import print_entry, print_place, print_size
+from retrograd.views.counts import count_of
 from retrograd.views.terminal import open_console, print_name, print_share
 from retrograd.views.trace_events import shorten_line
 
@@ -82,10 +83,10 @@ def _choose(inventory: Inventory, pattern: str | None) -> list[Row]:
 def _describe(inventory: Inventory, chosen: int) -> str:
     if not inventory.passes:
         return "no backward pass was seen"
-    passes = f"{inventory.passes:,} backward {'pass' if inventory.passes == 1 else 'passes'}"
+    passes = count_of(inventory.passes, "backward pass", "backward passes")
     return (
-        f"{passes}: {chosen:,} tensors are kept beside parameters and buffers, {print_size(inventory.resident)}; "
-        f"copies of all would take {print_size(inventory.asked)}"
+        f"{passes}: {count_of(chosen, 'tensor is', 'tensors are')} kept beside parameters and buffers, "
+        f"{print_size(inventory.resident)}; copies of all would take {print_size(inventory.asked)}"
     )
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from retrograd.history.history import History
 from retrograd.runs.reader import Run
+from retrograd.views.counts import count_of
 from retrograd.views.history_of import choose_sites, find_phase, history_of
 from retrograd.views.sparkline import BLOCKS, PLAIN_BLOCKS, draw_sparkline
 from retrograd.views.summary import Order, Summary, sort_summaries, summarize
@@ -52,7 +53,7 @@ def print_table(
     console = open_console(file)
     span = f"steps {steps[0]:,} to {steps[-1]:,}" if len(steps) else "no steps"
     console.print(
-        f"{len(summaries):,} {'place' if len(summaries) == 1 else 'places'}, {span}, {statistic}, phase {phase}",
+        f"{count_of(len(summaries), 'place')}, {span}, {statistic}, phase {phase}",
         style="dim",
     )
     console.print(_make_table(summaries, BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS, console))

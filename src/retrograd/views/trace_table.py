@@ -14,6 +14,7 @@ from rich.text import Text
 
 from retrograd.errors import TraceError
 from retrograd.tracing.trace import NodeEvent, Trace
+from retrograd.views.counts import count_of
 from retrograd.views.terminal import can_print, open_console, print_name, print_share
 from retrograd.views.trace_events import (
     choose_events,
@@ -149,8 +150,8 @@ def _describe(trace: Trace, chosen: int) -> str:
     count, outermost = len(trace.events), sum(not run.depth for run in trace.passes)
     inner = len(trace.passes) - outermost
     parts = [
-        f"{_count(outermost, 'pass', 'passes')}{f' and {inner:,} inside of them' if inner else ''}",
-        _count(count, "node", "nodes"),
+        f"{count_of(outermost, 'pass', 'passes')}{f' and {inner:,} inside of them' if inner else ''}",
+        count_of(count, "node"),
         f"{chosen:,} of them chosen" if chosen < count else "",
         f"{trace.dropped:,} more not kept" if trace.dropped else "",
         f"{_outermost_time(trace) / 1e6:,.1f} ms",
@@ -168,10 +169,6 @@ def _tell_failures(trace: Trace) -> Iterator[str]:
 
 def _outermost_time(trace: Trace) -> int:
     return sum(max(run.end - run.begin, 0) for run in trace.passes if not run.depth)  # one that runs has no end yet
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
 
 
 def _make_table(console: Console, lines: Sequence[_Line], by: By, total: int, has_memory: bool) -> Table:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from retrograd.graph.node import Node, TensorInfo
+from retrograd.views.counts import count_of
 from retrograd.views.picture.contraction import Gradient
 from retrograd.views.picture.folds import Fold, Outline
-from retrograd.views.picture.sizes import count_of, print_amount, print_bytes, print_shape
+from retrograd.views.picture.sizes import print_amount, print_bytes, print_shape
 
 LETTER = 0.602
 TITLE, NOTE, PILL, LABEL = 13.0, 11.0, 10.5, 11.0

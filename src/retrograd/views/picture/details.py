@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from retrograd.graph.node import Node, Saved, TensorInfo
+from retrograd.views.counts import count_of
 from retrograd.views.picture.folds import Fold, Outline
-from retrograd.views.picture.sizes import count_of, print_amount, print_bytes
+from retrograd.views.picture.sizes import print_amount, print_bytes
 
 Details = list[tuple[str, list[str]]]
 """Terms, and what there is to say of each."""

@@ -8,6 +8,7 @@ from importlib import resources
 from xml.sax.saxutils import escape, quoteattr
 
 from retrograd.graph.node import Node
+from retrograd.views.page.frame import SHARED
 from retrograd.views.picture.boxes import LETTER, NOTE_LINE, PILL, PILL_LINE, TITLE_LINE, Box
 from retrograd.views.picture.contraction import Gradient
 from retrograd.views.picture.folds import Fold
@@ -165,7 +166,7 @@ def _tooltip(thing: Thing) -> str:
 def _color_css() -> str:
     """The style sheet with the colours of both themes: readers of SVG files do not all know variables."""
     css = resources.files("retrograd.views.picture").joinpath("css/graph.css").read_text(encoding="utf-8")
-    theme = resources.files("retrograd.views.report").joinpath("css/theme.css").read_text(encoding="utf-8")
+    theme = SHARED.joinpath("css/theme.css").read_text(encoding="utf-8")
     light, dark = ({}, {})  # type: dict[str, str], dict[str, str]
     for match in _THEME.finditer(theme):
         (dark if match["dark"] else light).update(_COLOR.findall(match["rules"]))

@@ -1,33 +1,17 @@
 """The picture as one HTML file in which modules open and close.
 
-It holds what can be seen, laid out in rows; the scripts only place and draw it. Like the report's page it has a content
-security policy that lets nothing run but its own script, and loads nothing.
+It holds what can be seen, laid out in rows; the scripts only place and draw it.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
-from importlib import resources
-from string import Template
-
+from retrograd.views.counts import count_of
+from retrograd.views.page.embedding import pack_json
+from retrograd.views.page.frame import frame_page
 from retrograd.views.picture.details import describe_graph
 from retrograd.views.picture.folds import Outline
 from retrograd.views.picture.payload import list_sheets
 from retrograd.views.picture.scene import list_folds, list_opened, make_scene
-from retrograd.views.picture.sizes import count_of
-from retrograd.views.report.packing import pack_bytes
-from retrograd.views.report.page import escape_json, find_version, wrap_module
-
-_REPORT, _HERE = resources.files("retrograd.views.report"), resources.files("retrograd.views.picture")
-_SHARED = ("dom.js", "payload.js")
-_SCRIPTS = (
-    "theme.js", "scene.js", "place.js", "draw.js", "view.js", "folding.js", "details.js", "search.js", "keyboard.js",
-    "main.js",
-)  # fmt: skip
-"""Those that are imported before those that import them."""
 
 
 def build_page(outline: Outline, depth: int, most: int) -> str:
@@ -42,21 +26,13 @@ def build_page(outline: Outline, depth: int, most: int) -> str:
     scene = make_scene(outline, folds)
     first = set(list_opened(outline.top, depth))
     opened = [number for number, fold in enumerate(folds) if number and fold in first]
-    sheets = json.dumps(list_sheets(scene), allow_nan=False, separators=(",", ":"))
-    facts = {"opened": opened, "notice": _say_what_is_missing(outline, len(folds))}
-    style, script = _join_styles(), _join_scripts()
-    policy = (
-        "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
-        f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
-    )
-    return Template(_HERE.joinpath("page.html").read_text(encoding="utf-8")).substitute(
-        policy=policy,
-        version=html.escape(find_version()),
-        about=html.escape(describe_graph(outline)),
-        style=style,
-        facts=escape_json(facts),
-        sheets=pack_bytes(sheets.encode()),
-        script=script,
+    return frame_page(
+        "retrograd.views.picture",
+        "Backward graph",
+        {"opened": opened, "notice": _say_what_is_missing(outline, len(folds))},
+        {"sheets": pack_json(list_sheets(scene))},
+        styles=("css/page.css", "css/graph.css"),
+        words={"about": describe_graph(outline)},
     )
 
 
@@ -68,18 +44,3 @@ def _say_what_is_missing(outline: Outline, shown: int) -> str:
         f"This graph is too large for one page: {count_of(everything - shown, 'fold')} of {everything:,}, those that "
         "lie deepest, cannot be opened here. Draw a smaller part, or look for nodes with graph.find()."
     )
-
-
-def _join_styles() -> str:
-    sheets = [_REPORT.joinpath("css/theme.css"), _HERE.joinpath("css/page.css"), _HERE.joinpath("css/graph.css")]
-    return "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
-
-
-def _join_scripts() -> str:
-    files = [(name, _REPORT) for name in _SHARED] + [(name, _HERE) for name in _SCRIPTS]
-    modules = (wrap_module(name, home.joinpath(f"js/{name}").read_text(encoding="utf-8")) for name, home in files)
-    return "\n".join(['"use strict";', *modules])
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

@@ -51,11 +51,6 @@ def print_shape(info: TensorInfo | None, usual: str = "") -> str:
     return shape if info.dtype == usual else f"{info.dtype} {shape}" if not info.shape else f"{info.dtype}{shape}"
 
 
-def count_of(count: int, one: str, many: str = "") -> str:
-    """``1 node``, ``2,000 nodes``."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
 def clean(text: str) -> str:
     """Without characters that XML does not have."""
     return _NOT_XML.sub("\ufffd", text)

@@ -10,8 +10,9 @@ import numpy as np
 
 from retrograd.errors import StatisticError
 from retrograd.views.downsample import FloatArray, reduce_columns
+from retrograd.views.page.embedding import pack_bytes
 from retrograd.views.report.measures import ALL_BANDS, Measure, list_measures
-from retrograd.views.report.packing import pack_bytes, pack_floats
+from retrograd.views.report.packing import pack_floats
 from retrograd.views.report.scope import Scope
 
 

@@ -7,12 +7,12 @@ range, NaN and infinities stay those of float32.
 
 from __future__ import annotations
 
-import base64
-import gzip
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from retrograd.views.page.embedding import pack_bytes
 
 MANTISSA_BITS = 23
 """Bits of a float32's mantissa: at this number nothing is rounded away."""
@@ -24,11 +24,6 @@ def pack_floats(values: npt.NDArray[Any], mantissa_bits: int = MANTISSA_BITS) ->
         single = np.ascontiguousarray(values, dtype="<f4").ravel()
     planes = round_mantissa(single, mantissa_bits).view(np.uint8).reshape(-1, 4).T
     return pack_bytes(np.ascontiguousarray(planes).tobytes())
-
-
-def pack_bytes(data: bytes) -> str:
-    """Text of bytes; equal bytes give equal text."""
-    return base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode("ascii")
 
 
 def round_mantissa(values: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.float32]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from retrograd.history.sink import Event
 from retrograd.runs.reader import Rank
+from retrograd.views.counts import count_of
 from retrograd.views.places import Place
 from retrograd.views.report.packing import MANTISSA_BITS, significant_digits
 from retrograd.views.report.scope import Scope
@@ -16,11 +17,11 @@ MOST_LINES = 200
 """Lines of one table that are written; the page says how many more there were."""
 
 _QUANTITIES = {
-    ("activation", "value"): "activations",
-    ("activation", "grad"): "gradients of activations",
-    ("parameter", "value"): "weights",
-    ("parameter", "grad"): "gradients of weights",
-    ("parameter", "update"): "updates of weights",
+    ("activation", "value"): ("activation", "activations"),
+    ("activation", "grad"): ("gradient of an activation", "gradients of activations"),
+    ("parameter", "value"): ("weight", "weights"),
+    ("parameter", "grad"): ("gradient of a weight", "gradients of weights"),
+    ("parameter", "update"): ("update of a weight", "updates of weights"),
 }
 
 _TROUBLES = {
@@ -40,7 +41,7 @@ def describe_recorded(scope: Scope, places: Sequence[Place]) -> list[tuple[str, 
     histogram = manifest.get("histogram")
     recorded = histogram.get("recorded") if isinstance(histogram, Mapping) else histogram
     terms = [
-        ("sites", ", ".join(f"{counts[name]:,} {name}" for name in _QUANTITIES.values() if counts[name])),
+        ("sites", ", ".join(count_of(counts[words], *words) for words in _QUANTITIES.values() if counts[words])),
         ("selection", _join(manifest.get("selection"))),
         ("schedule", _join(manifest.get("schedule"))),
         ("shown here", f"phase “{scope.phase}”, micro-batches and ranks merged"),

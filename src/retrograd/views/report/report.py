@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.runs.reader import Run
 from retrograd.views.history_of import history_of
+from retrograd.views.page.frame import frame_page
 from retrograd.views.places import group_places
-from retrograd.views.report.blocks import Blocks, make_loss_block, make_statistic_blocks
+from retrograd.views.report.blocks import Block, Blocks, make_loss_block, make_statistic_blocks
 from retrograd.views.report.difference import compare_runs
 from retrograd.views.report.exponents import make_exponent_block
 from retrograd.views.report.facts import describe_data, describe_run, name_run
 from retrograd.views.report.nonfinite import find_first_nonfinite
-from retrograd.views.report.page import build_page
 from retrograd.views.report.recorded import describe_recorded, list_troubles
 from retrograd.views.report.scope import choose_scope
 from retrograd.views.report.structure import list_modules
@@ -71,6 +72,18 @@ def write_report(
     target = _choose_path(run, path)
     _write(target, build_page(facts["title"], facts, blocks.listed))
     return target
+
+
+def build_page(title: str, facts: dict[str, Any], blocks: Iterable[Block]) -> str:
+    """The page as text."""
+    return frame_page(
+        "retrograd.views.report",
+        title,
+        facts,
+        {block.name: block.text for block in blocks},
+        styles=("vendor/uPlot.min.css", "css/page.css", "css/map.css", "css/panels.css"),
+        libraries=("vendor/uPlot.iife.min.js",),
+    )
 
 
 def _choose_path(run: Run | History, path: str | os.PathLike[str] | None) -> Path:

@@ -1,7 +1,8 @@
 /** All that is known of the memory that is pointed at, or kept. */
 
+import { formatCount, plural } from "./counts.js";
 import { fill, find, make } from "./dom.js";
-import { formatBytes, formatCount, formatSeconds, plural } from "./format.js";
+import { formatBytes, formatSeconds } from "./format.js";
 import { data, GROUP_WORDS, groupOf, numberOf, onChange, state, textOf, titleOf } from "./store.js";
 
 const MOST_SAVERS = 12;

@@ -1,7 +1,6 @@
-/** Bytes, seconds and counts as people read them. */
+/** Bytes, seconds and shares as people read them. */
 
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
-const whole = new Intl.NumberFormat("en");
 
 /** Three digits, in units of thousands: 45.4 GB. */
 export function formatBytes(count) {
@@ -18,10 +17,6 @@ export function formatSeconds(value) {
   if (value >= 1) return `${Number(value.toPrecision(3))} s`;
   return value >= 1e-3 ? `${Number((value * 1e3).toPrecision(3))} ms` : `${Number((value * 1e6).toPrecision(3))} µs`;
 }
-
-export const formatCount = (value) => whole.format(value);
-
-export const plural = (n, one, many = `${one}s`) => `${formatCount(n)} ${n === 1 ? one : many}`;
 
 /** A share in per cent with two digits. */
 export function formatShare(part, total) {

@@ -3,6 +3,7 @@
 import { showDetails } from "./details.js";
 import { fill, find, make } from "./dom.js";
 import { showModules } from "./modules.js";
+import { openPage } from "./opening.js";
 import { facts } from "./payload.js";
 import { change, loadData } from "./store.js";
 import { showTensors } from "./tensors.js";
@@ -15,7 +16,7 @@ async function start() {
   await loadData();
   find("notes").hidden = !facts.notes.length;
   fill(find("notes"), ...facts.notes.map((note) => make("li", {}, note)));
-  find("main").hidden = !facts.passes;
+  for (const id of ["main", "hint"]) find(id).hidden = !facts.passes;
   showTimeline();
   showTreemap();
   showDetails();
@@ -26,13 +27,4 @@ async function start() {
   });
 }
 
-function fail(error) {
-  find("failure").hidden = false;
-  find("failure").textContent =
-    `This page could not be drawn: ${error.message}. It needs a browser from 2023 or later.`;
-  throw error;
-}
-
-start()
-  .then(() => (document.documentElement.dataset.ready = "yes"))
-  .catch(fail);
+openPage(start);

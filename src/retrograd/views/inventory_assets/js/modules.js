@@ -1,7 +1,8 @@
 /** What each module keeps of what is shown, as a table. */
 
+import { formatCount, plural } from "./counts.js";
 import { fill, find, make } from "./dom.js";
-import { formatBytes, formatCount, formatShare, plural } from "./format.js";
+import { formatBytes, formatShare } from "./format.js";
 import { aliveNow, change, moduleOf, onChange } from "./store.js";
 
 const MOST = 300;

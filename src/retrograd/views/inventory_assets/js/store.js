@@ -1,6 +1,6 @@
 /** What the page is about, and what is looked at now. */
 
-import { facts, readBytes } from "./payload.js";
+import { facts, readJson } from "./payload.js";
 
 export const GROUPS = ["cheap", "dear", "input", "cast", "other"];
 export const GROUP_WORDS = {
@@ -21,7 +21,7 @@ const listeners = [];
 let alive = [];
 
 export async function loadData() {
-  const read = JSON.parse(new TextDecoder().decode(await readBytes("inventory")));
+  const read = await readJson("inventory");
   Object.assign(data, read);
   data.storages = read.storages.map(([bytes, savers, spans], number) => ({ number, bytes, savers, spans }));
   choose();

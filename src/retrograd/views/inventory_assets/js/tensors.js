@@ -1,7 +1,8 @@
 /** The memory that is shown, largest first, as a table that can be filtered. */
 
+import { formatCount } from "./counts.js";
 import { fill, find, make } from "./dom.js";
-import { formatBytes, formatCount, formatSeconds } from "./format.js";
+import { formatBytes, formatSeconds } from "./format.js";
 import { aliveNow, change, data, firstRow, isWithin, moduleOf, numberOf, onChange, state, textOf, titleOf } from "./store.js";
 
 const FIRST = 200;

@@ -1,7 +1,8 @@
 /** Bytes held at each position, the peak, and the position that is chosen. */
 
+import { formatCount } from "./counts.js";
 import { find, sizeCanvas, themeColor } from "./dom.js";
-import { formatBytes, formatCount, formatSeconds } from "./format.js";
+import { formatBytes, formatSeconds } from "./format.js";
 import { facts } from "./payload.js";
 import { change, data, eventAt, onChange, state } from "./store.js";
 

@@ -1,7 +1,8 @@
 /** Modules within modules, and in them the memory that they keep; areas are bytes. */
 
+import { formatCount, plural } from "./counts.js";
 import { fill, find, make, sizeCanvas, themeColor } from "./dom.js";
-import { formatBytes, formatCount, formatShare, plural } from "./format.js";
+import { formatBytes, formatShare } from "./format.js";
 import { aliveNow, change, data, GROUP_WORDS, GROUPS, groupOf, isWithin, moduleOf, onChange, state, textOf, firstRow, titleOf } from "./store.js";
 import { layTiles } from "./tiles.js";
 

@@ -4,6 +4,7 @@ import { loadDetails, look, markKept } from "./details.js";
 import { find } from "./dom.js";
 import { draw, fold, onDrawn, unfold } from "./folding.js";
 import { act, followKeys, setCurrent } from "./keyboard.js";
+import { openPage } from "./opening.js";
 import { facts } from "./payload.js";
 import { loadScene } from "./scene.js";
 import { followSearch, markFound } from "./search.js";
@@ -56,13 +57,4 @@ async function start() {
   listen();
 }
 
-function fail(error) {
-  find("failure").hidden = false;
-  find("failure").textContent =
-    `This page could not be drawn: ${error.message}. It needs a browser from 2023 or later.`;
-  throw error;
-}
-
-start()
-  .then(() => (document.documentElement.dataset.ready = "yes"))
-  .catch(fail);
+openPage(start);

@@ -1,6 +1,6 @@
 /** What the writer put into the page: sheets of things, rows and lines. */
 
-import { readBytes } from "./payload.js";
+import { readJson } from "./payload.js";
 
 /** The inside of each fold that can be opened; the first one is the whole graph. */
 export const sheets = [];
@@ -9,8 +9,7 @@ export const sheets = [];
 export const boxes = [];
 
 export async function loadScene() {
-  const text = new TextDecoder().decode(await readBytes("sheets"));
-  for (const [number, sheet] of JSON.parse(text).entries()) {
+  for (const [number, sheet] of (await readJson("sheets")).entries()) {
     sheets.push(sheet);
     for (const thing of sheet.things) if (thing.name !== undefined) boxes.push({ thing, sheet: number });
   }

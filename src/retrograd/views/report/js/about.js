@@ -1,8 +1,8 @@
 /** Words around the map: which run this is, what was recorded, what was not and why, and the model. */
 
 import { visit } from "./actions.js";
+import { formatCount } from "./counts.js";
 import { fill, find, make } from "./dom.js";
-import { formatCount } from "./format.js";
 import { facts } from "./payload.js";
 
 export function writeAbout() {

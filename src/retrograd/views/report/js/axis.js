@@ -1,8 +1,8 @@
 /** Labels of steps under the map. */
 
+import { formatCount } from "./counts.js";
 import { find, sizeCanvas, themeColor } from "./dom.js";
 import { columnToX, geometry } from "./geometry.js";
-import { formatCount } from "./format.js";
 import { shownColumns, stepTicks } from "./steps.js";
 
 const HEIGHT = 34;

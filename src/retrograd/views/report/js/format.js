@@ -1,6 +1,6 @@
 /** Numbers as people read them. */
 
-const whole = new Intl.NumberFormat("en");
+import { formatCount } from "./counts.js";
 
 /** Three significant digits; far from one in powers of ten: 0.0123, 4.56, 7.89e−5. */
 export function formatNumber(value) {
@@ -13,7 +13,7 @@ export function formatNumber(value) {
 }
 
 function formatPlain(value, size) {
-  return size >= 1000 ? whole.format(Math.round(value)) : String(Number(value.toPrecision(3)));
+  return size >= 1000 ? formatCount(Math.round(value)) : String(Number(value.toPrecision(3)));
 }
 
 /** For axes: as few digits as tell ticks apart. */
@@ -25,10 +25,6 @@ export function formatTick(value) {
   return short.replace("e+", "e").replaceAll("-", "−");
 }
 
-export const formatCount = (value) => whole.format(value);
-
 export const formatShare = (value) => (Number.isNaN(value) ? "–" : `${formatNumber(value * 100)} %`);
 
 export const formatPercent = (value) => `${formatTick(Number((value * 100).toPrecision(6)))} %`;
-
-export const plural = (n, one, many = `${one}s`) => `${formatCount(n)} ${n === 1 ? one : many}`;

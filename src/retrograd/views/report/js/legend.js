@@ -1,8 +1,9 @@
 /** The colour bar, and what a cell and a folded row mean. */
 
 import { gradientOf } from "./colors.js";
+import { plural } from "./counts.js";
 import { fill, find, make } from "./dom.js";
-import { formatNumber, formatShare, plural } from "./format.js";
+import { formatNumber, formatShare } from "./format.js";
 import { bandOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
 import { isMerged, mergeRule, shown } from "./rows.js";

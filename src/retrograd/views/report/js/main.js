@@ -12,9 +12,10 @@ import { STATISTICS, loadLoss, loadStatistic, statisticOf } from "./measures.js"
 import { drawPanels, followPanels, resizePanels, showPins } from "./panels.js";
 import { followPointer } from "./pointer.js";
 import { followKeys } from "./keyboard.js";
+import { openPage } from "./opening.js";
 import { fitColors, listShownRows } from "./rows.js";
 import { QUANTITIES, change, onChange, state } from "./state.js";
-import { followTheme } from "./theme.js";
+import { followTheme, showTheme } from "./theme.js";
 import { buildToolbar, showCounts, showToolbar } from "./toolbar.js";
 import { drawTooltip } from "./tooltip.js";
 
@@ -68,7 +69,8 @@ function listen() {
 async function start() {
   writeAbout();
   Object.assign(state, readHash());
-  followTheme();
+  onChange(["theme"], () => showTheme(state.theme));
+  followTheme(state.theme, (theme) => change({ theme }));
   find("nothing").hidden = QUANTITIES.length > 0;
   find("map").hidden = QUANTITIES.length === 0;
   if (QUANTITIES.length === 0) return;
@@ -89,14 +91,4 @@ async function prepare() {
   for (const { name } of STATISTICS) await loadStatistic(name);
 }
 
-function fail(error) {
-  find("failure").hidden = false;
-  find("failure").textContent =
-    `This page could not be drawn: ${error.message}. It needs a browser from 2023 or later.`;
-  throw error;
-}
-
-start()
-  .then(() => (document.documentElement.dataset.ready = "yes"))
-  .then(prepare)
-  .catch(fail);
+openPage(start, prepare);

@@ -1,9 +1,9 @@
 /** Panels of the rows that are open: a place's value, gradient and update side by side. */
 
 import { closePlace, togglePin } from "./actions.js";
+import { plural } from "./counts.js";
 import { find, make } from "./dom.js";
 import { loadExponents } from "./exponents.js";
-import { plural } from "./format.js";
 import { STATISTICS, badOf, loadStatistic } from "./measures.js";
 import { facts } from "./payload.js";
 import { makeSide } from "./side.js";

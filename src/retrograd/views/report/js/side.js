@@ -1,10 +1,11 @@
 /** One side of a panel: the curves and the histogram of one site. */
 
 import { fitWidth, makeChart, moveCursor, rescale } from "./chart.js";
+import { formatCount } from "./counts.js";
 import { make, sizeCanvas, themeColor } from "./dom.js";
 import { gradientOf } from "./colors.js";
 import { drawExponents, histogramOf, powerOfTwo, sharePalette } from "./exponents.js";
-import { formatNumber, formatShare, formatCount } from "./format.js";
+import { formatNumber, formatShare } from "./format.js";
 import { badOf, lineOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
 import { change, state } from "./state.js";

@@ -1,7 +1,7 @@
 /** The axis of steps. A place on it is a column number; columns hold equally many recorded steps. */
 
+import { formatCount } from "./counts.js";
 import { facts } from "./payload.js";
-import { formatCount } from "./format.js";
 import { state } from "./state.js";
 
 const { first, last } = facts.columns;

@@ -1,10 +1,10 @@
 /** The choices above the map. */
 
 import { foldAll } from "./actions.js";
+import { formatCount, plural } from "./counts.js";
 import { fill, find, make } from "./dom.js";
 import { exportCsv } from "./csv.js";
 import { exportPng } from "./png.js";
-import { formatCount, plural } from "./format.js";
 import { STATISTICS, bandOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
 import { shown } from "./rows.js";

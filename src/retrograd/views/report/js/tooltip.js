@@ -1,7 +1,8 @@
 /** Site, step and value under the cursor: beside the pointer, and as a line for those who cannot see it. */
 
+import { plural } from "./counts.js";
 import { fill, find, make } from "./dom.js";
-import { formatNumber, formatShare, plural } from "./format.js";
+import { formatNumber, formatShare } from "./format.js";
 import { columnToX, geometry } from "./geometry.js";
 import { bandOf, lineOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";

@@ -1,4 +1,4 @@
-/** What the writer put into the page: facts as JSON, numbers as gzip in base64. */
+/** What the writer put into the page: facts as JSON, blocks as gzip in base64. */
 
 export const facts = JSON.parse(document.getElementById("facts-json").textContent);
 
@@ -9,6 +9,9 @@ export async function readBytes(name) {
   const stream = new Blob([decodeBase64(text)]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
+
+/** The value of a block of JSON. */
+export const readJson = async (name) => JSON.parse(new TextDecoder().decode(await readBytes(name)));
 
 /** Numbers of a block, put together again from their byte planes. */
 export async function readFloats(name) {
