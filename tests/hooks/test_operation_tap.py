@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.hooks.operation_tap import OperationTap, copy_values, hide_tap, without_graph
+from retrograd.hooks.operation_tap import OperationTap, copy_values, hide_taps, without_graph
 
 LAZY_KEYS = [getattr(torch._C.DispatchKey, name) for name in ("Conjugate", "Negative", "ZeroTensor", "ADInplaceOrView")]
 
@@ -119,13 +119,15 @@ def test_what_is_put_on_elsewhere_stays() -> None:
     tap = OperationTap(lambda function, args, kwargs: function(*args, **kwargs))
     tap.put_on()
     with Other() as other:
-        assert hide_tap() is None  # it is not on top
+        assert hide_taps() == []  # it is not on top
         tap.take_off()
         assert torch._C._get_dispatch_stack_at(0) is other
         tap.take_off()  # it is not there
         assert torch._C._len_torch_dispatch_stack() == 1
         tap.put_on()
-        assert hide_tap() is tap
+        above = OperationTap(lambda function, args, kwargs: function(*args, **kwargs))
+        above.put_on()
+        assert hide_taps() == [tap, above]
         assert torch._C._len_torch_dispatch_stack() == 1
     assert torch._C._len_torch_dispatch_stack() == 0
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.saved.carriers import DiskCarrier
+from retrograd.saved.carriers import DiskLoad
 from retrograd.saved.keeper import Keeper
 from retrograd.saved.lossless import Lossless
 from retrograd.saved.policy import Packed, Saved
 from retrograd.saved.rerun import Rerun
-from retrograd.saved.spilling import Spilled
 
 
 class Token:
@@ -34,7 +33,8 @@ class Counter(TorchDispatchMode):
 
     Attributes:
         small: lossless copies.
-        read: storages that were read from the disk, or made again, before they were asked for.
+        read: storages that were made again before they were asked for.
+        read_memory: memory that was read from the disk before it was asked for; storages are made of it then.
         peak: the most that was seen.
     """
 
@@ -44,6 +44,7 @@ class Counter(TorchDispatchMode):
         self.is_counted = is_counted
         self.small: weakref.WeakSet[Packed] = weakref.WeakSet()
         self.read: list[weakref.ref[torch.UntypedStorage]] = []
+        self.read_memory: list[weakref.ref[memoryview]] = []
         self.peak = 0
 
     def count(self) -> None:
@@ -52,7 +53,11 @@ class Counter(TorchDispatchMode):
         for reference in (*references, *self.read):
             storage = reference()
             if storage is not None:
-                alive[storage._cdata] = storage.nbytes()
+                alive[storage.data_ptr()] = storage.nbytes()
+        for lease in self.read_memory:
+            memory = lease()
+            if memory is not None:
+                alive[np.frombuffer(memory, dtype=np.uint8).ctypes.data] = len(memory)
         small = sum(tensor.nbytes for packed in self.small for tensor in tensors_of(packed))
         self.peak = max(self.peak, sum(alive.values()) + small)
 
@@ -72,6 +77,7 @@ def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bo
     """Count while a block runs. What is read ahead is there at once, as if the disk took no time."""
     counter = Counter(is_counted)
     plain_pack, plain_unpack, plain_squeeze, plain_run = Keeper.pack, Keeper.unpack, Lossless.pack, Rerun.run
+    plain_fetch = DiskLoad.fetch
 
     def pack(keeper: Keeper, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage()
@@ -91,15 +97,17 @@ def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bo
         counter.count()
         return tensor
 
-    def read(carrier: DiskCarrier, spilled: Spilled) -> Future[Tensor]:
-        future: Future[Tensor] = Future()
-        values = spilled.read()
-        counter.read.append(weakref.ref(values.untyped_storage()))
-        future.set_result(values)
-        return future
+    def fetch(load: DiskLoad) -> None:
+        plain_fetch(load)
+        coming = load._spilled.coming
+        if coming is not None:
+            coming[0].wait()
+            memory = coming[0].memory
+            assert memory is not None
+            counter.read_memory.append(weakref.ref(memory))
 
-    def run(rerun: Rerun) -> tuple[torch.UntypedStorage, int]:
-        storage, beside = plain_run(rerun)
+    def run(rerun: Rerun, **given: Any) -> tuple[torch.UntypedStorage, int]:
+        storage, beside = plain_run(rerun, **given)
         counter.read.append(weakref.ref(storage))
         return storage, beside
 
@@ -112,7 +120,7 @@ def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bo
     with patch.context() as scope:
         scope.setattr(Lossless, "pack", squeeze)
         scope.setattr(Rerun, "run", run)
-        scope.setattr(DiskCarrier, "read", read)
+        scope.setattr(DiskLoad, "fetch", fetch)
         scope.setattr(Keeper, "pack", pack)
         scope.setattr(Keeper, "unpack", unpack)
         with counter:

@@ -18,6 +18,7 @@ from retrograd.errors import BudgetError, SavedPolicyError
 from retrograd.saved import planned as planned_module
 from retrograd.saved.disk import Disk
 from retrograd.saved.keeping import SavedHandle, keep_saved
+from retrograd.saved.listening import Listening
 from retrograd.saved.measuring import Log
 from retrograd.saved.planned import Planned
 from retrograd.saved.planned_item import Item
@@ -196,7 +197,12 @@ def test_a_program_without_like_passes_is_not_held_up_for_ever(tmp_path: Path, m
     monkeypatch.setattr(Trial, "__call__", attempt)
     monkeypatch.setattr(Planned, "_probe", probe)
     monkeypatch.setattr(planned_module, "_PROBED_PASSES", 3)
-    monkeypatch.setattr(Planned, "_needs_tape", lambda policy: True)
+    plain_begin = Listening.begin_forward
+    monkeypatch.setattr(
+        Listening,
+        "begin_forward",
+        lambda listening, stays, *, is_of_use, is_new: plain_begin(listening, stays, is_of_use=True, is_new=is_new),
+    )
     seen = []
     with keep_saved(model, policy):
         for size in range(10, 16):

@@ -100,9 +100,9 @@ def check(
     runs: list[str] = []
     plain_run = Rerun.run
 
-    def run(rerun: Rerun) -> Any:
+    def run(rerun: Rerun, **given: Any) -> Any:
         runs.append(str(rerun))
-        return plain_run(rerun)
+        return plain_run(rerun, **given)
 
     with patch.context() as scope:
         scope.setattr(Rerun, "run", run)
@@ -341,6 +341,45 @@ def test_every_bit_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_in_the_whole_process_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, step, words = CASES[name]
     check(monkeypatch, make, step, words, everywhere=True)
+
+
+def test_memory_that_no_operation_fills_is_never_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half is written by numpy. What lay in that memory before may be the very same bytes."""
+
+    class HalfFilled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            half, whole = torch.empty_like(x), torch.empty_like(x)
+            half[:3].copy_(x[:3]).mul_(2)
+            half.numpy()[3:] = 0
+            whole.copy_(x).mul_(2)
+            return self.b(self.a(x) * half) * whole
+
+    plain_run = Rerun.run
+
+    def run(rerun: Rerun, **given: Any) -> Any:
+        """Where blank memory is always zero."""
+        with monkeypatch.context() as scope:
+            operation = torch.ops.aten.empty_like.default
+            plain_call = type(operation).__call__
+            scope.setattr(
+                type(operation),
+                "__call__",
+                lambda self, *args, **kwargs: (
+                    plain_call(self, *args, **kwargs).zero_()
+                    if self is operation
+                    else plain_call(self, *args, **kwargs)
+                ),
+            )
+            return plain_run(rerun, **given)
+
+    monkeypatch.setattr(Rerun, "run", run)
+    policy = check(monkeypatch, HalfFilled, on(6, 16), {"copy", "mul"})
+    choices = [stretch.rerun for stretch in policy.plans[0].recording.stretches]
+    assert choices.count("copy, mul") == 1  # the whole one
 
 
 # ---- passes ---------------------------------------------------------------------------------------------------
@@ -594,7 +633,7 @@ def test_any_mixture_of_choices(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_what_fails_when_it_is_tried_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(rerun: Rerun) -> Any:
+    def fail(rerun: Rerun, **given: Any) -> Any:
         raise RuntimeError("no kernel")
 
     policy = force_reruns(monkeypatch)

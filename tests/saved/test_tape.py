@@ -6,12 +6,14 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -65,7 +67,9 @@ def words(tape: Tape, tensor: Tensor) -> str | None:
 
 @pytest.fixture
 def tape() -> Tape:
-    return Tape(0)
+    tape = Tape(0)
+    tape.mark(0)
+    return tape
 
 
 @pytest.fixture
@@ -271,6 +275,180 @@ def test_a_long_chain_of_writes_can_be_dropped(tape: Tape, x: Tensor) -> None:
     assert words(tape, y) is None
     tape.clear()
     assert not tape._origins
+
+
+# ---- what is wanted -------------------------------------------------------------------------------------------
+
+
+class Lent:
+    """Lends what was there when it was packed."""
+
+    def __init__(self, tape: Tape, tensor: Tensor) -> None:
+        self.then = whole(tensor.untyped_storage()).clone()
+        self.origin = tape.find(tensor.untyped_storage(), tensor._version)
+        self.origin.packed = weakref.ref(self)
+
+    @property
+    def is_as_it_was(self) -> bool:
+        return True
+
+    def lend(self, *, is_kept: bool) -> Tensor:
+        return self.then
+
+
+def write_by_a_function(x: Tensor, y: Tensor) -> None:
+    """Inside of a custom Function, where no graph is made."""
+    with torch.no_grad():
+        x.mul_(y)
+
+
+def draw_into(x: Tensor, y: Tensor) -> None:
+    x.data.bernoulli_(0.5)
+
+
+MAKING: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda x, y: x * y,
+    lambda x, y: x @ y.t(),
+    lambda x, y: x.t().sin(),
+    lambda x, y: x.sort(1)[0],
+    lambda x, y: torch.nn.functional.dropout(x, 0.5),
+    lambda x, y: torch.rand_like(x),
+    lambda x, y: torch.zeros(4, 4),
+    lambda x, y: torch.cat([x[:2], y[2:]]),
+    lambda x, y: torch._foreach_add([x, y], 1.0)[1],
+    lambda x, y: x.detach(),
+    lambda x, y: x.t(),
+]
+WRITING: list[Callable[[Tensor, Tensor], object]] = [
+    lambda x, y: x.add_(y),
+    lambda x, y: x[1:3].copy_(y[:2]),
+    lambda x, y: x.data.mul_(y),
+    lambda x, y: x.data.fill_(2),
+    lambda x, y: x.t().sigmoid_(),
+    lambda x, y: x.uniform_(),
+    lambda x, y: torch.mul(y, 2, out=x),
+    lambda x, y: torch._foreach_mul_([x], 0.5),
+    lambda x, y: x.index_add_(0, torch.tensor([0, 0]), y[:2]),
+    write_by_a_function,
+    draw_into,
+]
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_wanted_nothing_is_made_again_wrongly(data: st.DataObject) -> None:
+    """A random program; memory is dropped and its addresses are used again, and some of it is packed."""
+    torch.manual_seed(data.draw(st.integers(0, 9)))
+    tape = Tape(0)
+    if data.draw(st.booleans()):
+        tape.mark(0)
+    alive = [torch.rand(4, 4), torch.rand(4, 4)]
+    packed = [Lent(tape, each) for each in alive]
+    wanted = data.draw(st.none() | st.frozensets(st.integers(0, 40)))
+    tape.wanted = wanted
+    places = st.integers(0, 100)
+    with taped(tape):
+        for _ in range(data.draw(st.integers(1, 14))):
+            x, y = (alive[data.draw(places) % len(alive)] for _ in range(2))
+            kind = data.draw(st.sampled_from(["make", "make", "write", "write", "drop", "pack", "change"]))
+            if kind == "make":
+                alive.append(data.draw(st.sampled_from(MAKING))(x, y))
+            elif kind == "write":
+                with suppress(RuntimeError):  # from and into the same memory
+                    data.draw(st.sampled_from(WRITING))(x, y)
+            elif kind == "drop" and len(alive) > 2:
+                alive.pop(data.draw(places) % len(alive))
+            elif kind == "pack":
+                packed.append(Lent(tape, x))
+            elif kind == "change":
+                tape.wanted = data.draw(st.none() | st.just(wanted))
+            del x, y
+    state = torch.get_rng_state()
+    for tensor in alive:
+        rerun = way_to(tape, tensor)
+        if rerun is not None:
+            held = whole(tensor.untyped_storage()).clone()
+            assert torch.equal(whole(rerun.run()[0]), held), str(rerun)
+            assert torch.equal(whole(tensor.untyped_storage()), held)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def program(x: Tensor) -> list[Tensor]:
+    y = (x * 2).relu_()
+    z = y.exp() + torch.rand_like(y)
+    z[:2].mul_(3)
+    return [y, z, torch.nn.functional.dropout(z.t(), 0.5)]
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_what_a_rerun_needs_is_enough(place: int, x: Tensor, tape: Tape) -> None:
+    """Noting the operations of the rerun alone gives the same rerun in the next pass, and nothing else."""
+    memory = Memory(tape, x)
+    with taped(tape):
+        first = program(x)
+    rerun = way_to(tape, first[place])
+    assert rerun is not None
+    tape.clear()
+    tape.mark(0)
+    memory = Memory(tape, x)
+    tape.wanted = frozenset(rerun.numbers)
+    with taped(tape):
+        second = program(x)
+    again = way_to(tape, second[place])
+    assert again is not None
+    assert again.numbers == rerun.numbers
+    assert str(again) == str(rerun)
+    assert torch.equal(whole(again.run()[0]), whole(second[place].untyped_storage()))
+    assert all(words(tape, each) is None for each in second[place + 1 :])
+    del memory
+
+
+def test_a_missing_link_stops_the_chain(x: Tensor, tape: Tape) -> None:
+    """``data`` is an operation too."""
+    tape.wanted = frozenset({0, 3, 4})
+    with taped(tape):
+        y = x * 2
+        y.data.add_(1)
+        y.mul_(3)
+        z = y.exp()
+    assert words(tape, y) is None
+    assert words(tape, z) is None
+    memory = Memory(tape, y)
+    assert words(tape, z) == "exp"
+    del memory
+
+
+def test_a_write_through_two_counters_is_not_made_again(tape: Tape) -> None:
+    """``data`` counts by itself."""
+    x = torch.rand(3, 4)
+    memory = Memory(tape, x)
+    with taped(tape):
+        x.add_(x)
+        x.data.mul_(x)
+    assert way_to(tape, x) is None
+    del memory
+
+
+def test_another_pass_begins_with_all_that_is_wanted(x: Tensor, tape: Tape) -> None:
+    tape.wanted = frozenset()
+    with taped(tape):
+        x.exp()
+    tape.clear()
+    memory = Memory(tape, x)
+    with taped(tape):
+        y = x.exp()
+    rerun = way_to(tape, y)
+    assert rerun is not None
+    assert rerun.numbers == (-1,)
+    tape.mark(0)
+    with taped(tape):
+        y = x.exp()
+    tape.mark(1)
+    with taped(tape):
+        z = x.sin()
+    (first,), (second,) = (rerun.numbers for each in (y, z) if (rerun := way_to(tape, each)) is not None)
+    assert 0 <= first < second
+    del memory
 
 
 # ---- all operations of torch ----------------------------------------------------------------------------------

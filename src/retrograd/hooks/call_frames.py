@@ -6,7 +6,6 @@ A call that was left by ``KeyboardInterrupt`` runs no hook at its end. Its frame
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from types import FrameType
 
 from torch import nn
@@ -22,10 +21,25 @@ def hooked_call() -> int:
     return id(frame) if frame is not None else 0
 
 
-def running_frames() -> Iterator[int]:
-    """Identities of the frames of module calls on this thread's stack, innermost first."""
+def hooked_calls() -> tuple[int, int]:
+    """Identities of the frames of the module call whose hook is running, and of the call around it; 0 for none."""
+    inner = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _CALL:
-            yield id(frame)
+            if inner:
+                return inner, id(frame)
+            inner = id(frame)
         frame = frame.f_back
+    return inner, 0
+
+
+def running_calls() -> set[int]:
+    """Identities of the frames of all module calls on this thread's stack."""
+    found = set()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL:
+            found.add(id(frame))
+        frame = frame.f_back
+    return found

@@ -7,11 +7,12 @@ for a single node that is run once more, never around training.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload, _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from retrograd.hooks.engine import current_graph_task, current_node, is_transformed
@@ -50,28 +51,37 @@ class OperationWatch(TorchDispatchMode):
 @contextmanager
 def plain_torch() -> Iterator[None]:
     """Whatever the caller has switched on, operations are carried out as the engine does it: no modes, no graph."""
-    with ExitStack() as stack:
-        stack.enter_context(_disable_current_modes())
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
+    has_modes = torch._C._len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch()
+    with _disable_current_modes() if has_modes else nullcontext(), torch._C._InferenceMode(False):
+        torch._C._set_grad_enabled(False)  # the guard sets it back with all else
         yield
+
+
+def _without_autocast() -> AbstractContextManager[object]:
+    casting = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    if not casting:
+        return nullcontext()
+    stack = ExitStack()
+    for device in casting:
+        stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
 
 
 @contextmanager
 def below_autograd() -> Iterator[None]:
     """Operations are carried out as if autograd had called them, so that a watched one does the same again."""
-    with ExitStack() as stack:
-        stack.enter_context(plain_torch())
-        stack.enter_context(torch.autocast("cpu", enabled=False))
-        if torch.cuda.is_available():
-            stack.enter_context(torch.autocast("cuda", enabled=False))
-        stack.enter_context(torch._C._AutoDispatchBelowAutograd())
+    with plain_torch(), _without_autocast(), torch._C._AutoDispatchBelowAutograd():
         yield
 
 
 def is_operation(function: Any) -> bool:
     """Whether this is an operation with a schema, not one that takes functions as arguments."""
-    return isinstance(function, torch._ops.OpOverload)
+    return isinstance(function, OpOverload)
+
+
+def entry_of(function: Any) -> Any:
+    """What carries out an operation when it is called, with one Python frame less where torch only passes it on."""
+    return function._op if type(function) is OpOverload else function
 
 
 def find_operation(name: str) -> Any:

@@ -31,6 +31,10 @@ next_sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defi
 """The number that the next node made in this thread will have."""
 
 
+dispatch_modes = torch._C._len_torch_dispatch_stack
+"""How many dispatch modes this thread is in, torch's own included."""
+
+
 def has_function_modes() -> bool:
     """Whether every use of torch in this thread passes through a function mode first."""
     return torch._C._len_torch_function_stack() > 0

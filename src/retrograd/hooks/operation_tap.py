@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.hooks.dispatch import is_operation
-from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.engine import dispatch_modes, uncompiled
 
 CarryOut = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
-_AS_EVER = tuple(getattr(torch._C.DispatchKey, name) for name in ("Conjugate", "Negative", "ZeroTensor"))
+_CONJUGATE = torch._C.DispatchKey.Conjugate
+_AS_EVER = (_CONJUGATE, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor)
 _COUNTING = (*_AS_EVER, torch._C.DispatchKey.ADInplaceOrView)
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
@@ -46,16 +47,17 @@ class OperationTap(TorchDispatchMode):
     def __init__(self, carry_out: CarryOut) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._carry_out = carry_out
-        self._keys: dict[Any, tuple[Any, ...]] = {}
+        self._known: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # by id, since torch hashes operations in Python
 
     @uncompiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        keys = self._keys.get(func)
-        if keys is None:  # what writes into lists leaves counting to the operations that it is made of
-            keys = self._keys[func] = _COUNTING if _writes_list(func) else _AS_EVER
-        if not _is_excluded(keys[0]):  # called by torch's Python code, with everything as ever
+        known = self._known.get(id(func))
+        if known is None:  # what writes into lists leaves counting to the operations that it is made of
+            known = self._known[id(func)] = func, _COUNTING if _writes_list(func) else _AS_EVER
+        keys = known[1]
+        if not _is_excluded(_CONJUGATE):  # called by torch's Python code, with everything as ever
             return self._carry_out(func, args, kwargs or {})
         for key in keys:  # the dispatcher has excluded them for as long as this runs
             _exclude(key, False)
@@ -84,18 +86,26 @@ class OperationTap(TorchDispatchMode):
             torch._C._push_on_torch_dispatch_stack(mode)
 
 
-def hide_tap() -> OperationTap | None:
-    """Take off the tap that is on top in this thread, for a moment: what is done is not the program's."""
-    top = torch._C._len_torch_dispatch_stack() - 1
-    tap = torch._C._get_dispatch_stack_at(top) if top >= 0 else None
-    if not isinstance(tap, OperationTap):
-        return None
-    torch._C._pop_torch_dispatch_stack(None)
-    return tap
+def hide_taps() -> list[OperationTap]:
+    """Take off the taps that are on top in this thread, for a moment: what is done is not the program's.
+
+    Returns:
+        Them, in the order in which they are to be put on again.
+    """
+    hidden: list[OperationTap] = []
+    while (top := dispatch_modes() - 1) >= 0:
+        tap = torch._C._get_dispatch_stack_at(top)
+        if not isinstance(tap, OperationTap):
+            break
+        torch._C._pop_torch_dispatch_stack(None)
+        hidden.insert(0, tap)
+    return hidden
 
 
 def without_graph(tensor: Tensor) -> Tensor:
     """A tensor, to be held. Modes beneath the tap, which are the program's, do not see it."""
+    if not dispatch_modes():
+        return tensor.detach()
     with torch._C._DisableTorchDispatch():
         return tensor.detach()
 

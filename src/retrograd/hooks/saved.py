@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retrograd.hooks.engine import current_graph_task, is_tracing, is_transformed
+from retrograd.hooks.dispatch import plain_torch
+from retrograd.hooks.engine import current_graph_task, dispatch_modes, is_tracing, is_transformed
 
 Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
@@ -20,6 +21,7 @@ _push = torch._C._autograd._push_saved_tensors_default_hooks
 _pop = torch._C._autograd._pop_saved_tensors_default_hooks
 _top = torch._C._autograd._top_saved_tensors_default_hooks
 
+_STRIDED = torch.strided
 _PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer})
 _CHECKPOINTS = frozenset(
     {"_checkpoint_hook.__init__.<locals>.pack_hook", "_recomputation_hook.__init__.<locals>.pack_hook"}
@@ -61,33 +63,41 @@ def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is nothing but a view of memory: no subclass, and not sparse, quantized, fake or batched."""
     return (
         type(tensor) in _PLAIN
-        and tensor.layout is torch.strided
+        and tensor.layout is _STRIDED
         and not tensor.is_meta
         and not tensor.is_quantized
         and not is_transformed(tensor)
         and not tensor._is_zerotensor()
-        and not tensor.is_mkldnn
-        and not is_tracing()
+        and not (dispatch_modes() and is_tracing())
     )
 
 
-_nothing: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+_blanks: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+
+def blank_like(tensor: Tensor) -> Tensor:
+    """A tensor without memory, with the dtype and device of another. It is shared, and not to be written to."""
+    key = (tensor.dtype, tensor.device)
+    blank = _blanks.get(key)
+    if blank is None:
+        with plain_torch():  # whatever the program has switched on at this moment
+            blank = _blanks.setdefault(key, torch.empty(0, dtype=tensor.dtype, device=tensor.device))
+    return blank
 
 
 def witness_version(tensor: Tensor) -> Tensor:
     """A tensor without memory whose ``_version`` is always that of ``tensor``."""
-    key = (tensor.dtype, tensor.device)
-    empty = _nothing.get(key)
-    if empty is None:
-        empty = _nothing.setdefault(key, torch.empty(0, dtype=tensor.dtype, device=tensor.device))
     witness = tensor.detach()
-    witness.data = empty  # what it shares with the tensor from here on is the counter alone
+    witness.data = blank_like(tensor)  # what it shares with the tensor from here on is the counter alone
     return witness
 
 
 def version_of(tensor: Tensor) -> int:
     """How often this memory was written to; always 0 for a tensor that does not count."""
-    return 0 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:  # made in inference mode; to ask first costs more than to read
+        return 0
 
 
 def is_cast_of_parameter(tensor: Tensor) -> bool:
@@ -114,7 +124,7 @@ def view_storage(
     storage: torch.UntypedStorage, like: Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
 ) -> Tensor:
     """A tensor in a storage, with dtype and device of ``like``, that requires no gradient."""
-    return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, offset, size, stride)
+    return blank_like(like).data.set_(storage, offset, size, stride)
 
 
 def set_bits(tensor: Tensor, *, is_conjugate: bool, is_negative: bool) -> Tensor:

@@ -9,60 +9,113 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-_UNIT = 2 << 20
-"""Buffers are multiples of this, in bytes: not of a power of two, which takes a third more."""
-_WASTE = 1.25
-"""A free buffer may be so many times as large as what is asked for."""
+_UNIT = 64 << 10
+"""Buffers begin at multiples of this, in bytes."""
+_LEAST = 16 << 20
+_MOST = 1 << 30
+"""Bytes of the smallest and of the largest piece that is asked for, unless a buffer is larger."""
+_SHARE = 8
+"""A new piece is as large as such a part of all that there are."""
 
 
 class BufferPool:
-    """Buffers that were given back are handed out again, the smallest that fits first.
+    """Buffers are cut out of large pieces of memory, where it is tightest, and put together again when given back.
+
+    Torch rounds pinned memory up to a power of two (``CachingHostAllocatorImpl::allocate``), which is a third more for
+    the tensors of a ResNet; so pieces are powers of two, and buffers are not.
 
     Args:
-        allocate: makes one of so many bytes.
+        allocate: makes a piece of so many bytes.
         limit: how many bytes there may be; None for no limit.
 
     Attributes:
-        nbytes: of all buffers, whether they are in use or free.
+        nbytes: of all pieces, whether they are in use or free.
     """
 
     def __init__(self, allocate: Callable[[int], Tensor], limit: int | None = None) -> None:
         self.nbytes = 0
         self._allocate = allocate
         self._limit = limit
-        self._free: list[tuple[int, int, Tensor]] = []  # size, number, buffer; sorted by the first two
+        self._pieces: dict[int, Tensor] = {}  # by address
+        self._free: list[tuple[int, int, int]] = []  # size, piece, start; sorted
+        self._starts: dict[tuple[int, int], int] = {}  # piece and start of what is free → its end
+        self._ends: dict[tuple[int, int], int] = {}  # piece and end of what is free → its start
         self._returned: deque[Tensor] = deque()
-        self._number = 0
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> Tensor | None:
-        """A buffer of at least so many bytes; None where the limit leaves no room for it."""
+        """A buffer of so many bytes; None where the limit leaves no room for it."""
+        size = _round_up(nbytes)
         with self._lock:
             self._collect()
-            at = bisect_left(self._free, (nbytes, 0))
-            if at < len(self._free) and self._free[at][0] <= max(_WASTE * nbytes, _UNIT):
-                return self._free.pop(at)[2]
-            size = -(-nbytes // _UNIT) * _UNIT
-            while self._limit is not None and self.nbytes + size > self._limit and self._free:
-                self.nbytes -= self._free.pop()[0]
-            if self._limit is not None and self.nbytes + size > self._limit:
-                return None
-            self.nbytes += size
-            return self._allocate(size)
+            at = bisect_left(self._free, (size, 0, 0))
+            if at == len(self._free):
+                if not self._grow(size):
+                    return None
+                at = bisect_left(self._free, (size, 0, 0))
+            length, piece, start = self._free[at]
+            self._use(start, start + length, piece)
+            if length > size:
+                self._release(start + size, start + length, piece)
+            return self._pieces[piece][start : start + nbytes]
 
     def give(self, buffer: Tensor) -> None:
         """A buffer is free again. Takes no lock: it is called when objects are deleted, whatever runs then."""
         self._returned.append(buffer)
 
     def clear(self) -> None:
-        """Forget the free ones."""
+        """Forget the pieces of which nothing is in use."""
         with self._lock:
             self._collect()
-            self.nbytes -= sum(size for size, _, _ in self._free)
-            self._free.clear()
+            for length, piece, start in list(self._free):
+                if length == self._pieces[piece].nbytes:
+                    self._use(start, start + length, piece)
+                    del self._pieces[piece]
+                    self.nbytes -= length
+
+    def _grow(self, size: int) -> bool:
+        """One more piece with room for so many bytes, if the limit allows it."""
+        wanted = _power_of_two(max(size, _LEAST, min(self.nbytes // _SHARE, _MOST)))
+        if self._limit is not None:
+            room = self._limit - self.nbytes
+            wanted = min(wanted, 1 << max(room, 1).bit_length() - 1)
+            if wanted < size:
+                return False
+        piece = self._allocate(wanted)
+        self._pieces[piece.data_ptr()] = piece
+        self.nbytes += wanted
+        self._release(0, wanted, piece.data_ptr())
+        return True
 
     def _collect(self) -> None:
+        """Put what was given back together with what is free beside it."""
         while self._returned:
             buffer = self._returned.popleft()
-            self._number += 1
-            insort(self._free, (buffer.nbytes, self._number, buffer))
+            piece, start = buffer.untyped_storage().data_ptr(), int(buffer.storage_offset())
+            end = start + _round_up(buffer.nbytes)
+            before, after = self._ends.get((piece, start)), self._starts.get((piece, end))
+            if before is not None:
+                self._use(before, start, piece)
+            if after is not None:
+                self._use(end, after, piece)
+            self._release(start if before is None else before, end if after is None else after, piece)
+
+    def _release(self, start: int, end: int, piece: int) -> None:
+        """These bytes of a piece are free, and none beside them."""
+        insort(self._free, (end - start, piece, start))
+        self._starts[piece, start] = end
+        self._ends[piece, end] = start
+
+    def _use(self, start: int, end: int, piece: int) -> None:
+        """They are not."""
+        del self._free[bisect_left(self._free, (end - start, piece, start))]
+        del self._starts[piece, start], self._ends[piece, end]
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // _UNIT) * _UNIT
+
+
+def _power_of_two(nbytes: int) -> int:
+    """The least that is not smaller."""
+    return 1 << (nbytes - 1).bit_length()

@@ -14,10 +14,10 @@ from weakref import WeakSet
 
 from torch import nn
 
-from retrograd.hooks.call_frames import hooked_call, running_frames
+from retrograd.hooks.call_frames import hooked_call, hooked_calls, running_calls
 from retrograd.hooks.operation_tap import OperationTap
 from retrograd.hooks.recomputation import Recomputation
-from retrograd.hooks.saved import belongs_to_checkpoint, push_pair, remove_pair
+from retrograd.hooks.saved import belongs_to_checkpoint, is_in_backward, push_pair, remove_pair
 from retrograd.saved.keeper import Keeper
 from retrograd.saved.overwriting import Place
 from retrograd.saved.recompute import Recompute
@@ -49,7 +49,8 @@ class Call:
         """It is over."""
         if self.recomputation is not None:
             self.recomputation.end()
-        self.take_off()
+        if self.is_set:
+            self.take_off()
 
     def take_off(self) -> None:
         """Take off what was set."""
@@ -69,43 +70,65 @@ class Calls(threading.local):
 
     Attributes:
         running: the calls.
-        is_covered: a pair of hooks is set in this thread anyway, whatever is called.
+        covering: its pair of hooks is set in this thread anyway, whatever is called.
     """
 
     def __init__(self, outside: Place = NOWHERE) -> None:
         self.outside = outside
-        self.is_covered = False
         self.running: list[Call] = []
+        self.covering: Keeper | None = None
+        self._tap: OperationTap | None = None
 
     def place(self) -> Place:
         """Where this thread is."""
         return self.running[-1].place if self.running else self.outside
 
+    def cover(self, keeper: Keeper) -> bool:
+        """Set a pair of hooks for the whole thread; False where the program has forbidden all hooks."""
+        if not push_pair(keeper.pack, keeper.unpack):
+            return False
+        self.covering = keeper
+        self._tap = keeper.watch_operations()
+        return True
+
+    def uncover(self) -> None:
+        """Take that pair off."""
+        keeper, self.covering = self.covering, None
+        if self._tap is not None:
+            self._tap.take_off()
+            self._tap = None
+        if keeper is not None:
+            remove_pair(keeper.pack)
+
     def begin(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, keeper: Keeper
     ) -> None:
         """A module is called."""
-        frame = hooked_call()
-        self.settle(frame)
+        frame, around = hooked_calls()
+        running = self.running
+        if running and running[-1].frame != around:
+            self.settle(frame)
+        elif not running and self.covering is not None and not is_in_backward():
+            self._listen(self.covering)
         call = Call(frame, place, keeper)
-        is_inside = bool(self.running) and self.running[-1].keeper is keeper
-        if keeper.is_open and not is_inside and not self.is_covered and not belongs_to_checkpoint():
+        is_inside = bool(running) and running[-1].keeper is keeper
+        if keeper.is_open and not is_inside and self.covering is None and not belongs_to_checkpoint():
             if isinstance(keeper.policy, Recompute):
                 call.recomputation = Recomputation(module, args, kwargs)
             else:
                 call.is_set = push_pair(keeper.pack, keeper.unpack)
                 call.tap = keeper.watch_operations() if call.is_set else None
-        self.running.append(call)
+        running.append(call)
 
     def end(self) -> None:
         """The call whose hook is running has ended, and so have those within it."""
         frame = hooked_call()
-        if self._is_known(frame):
-            while self.running:
-                call = self.running.pop()
-                call.end()
-                if call.frame == frame:
-                    break
+        running = self.running
+        is_known = bool(running) and (running[-1].frame == frame or any(call.frame == frame for call in running))
+        while is_known:
+            call = running.pop()
+            call.end()
+            is_known = call.frame != frame
 
     def settle(self, beginning: int = 0) -> None:
         """Forget calls that were left without a word.
@@ -114,21 +137,24 @@ class Calls(threading.local):
             beginning: frame of a call that begins. If an older call has it, that one is over: frames that end are
                 used again.
         """
-        if not self.running:
+        running = self.running
+        if not running:
             return
-        if self._is_known(beginning) or self.running[-1].frame not in running_frames():
-            alive = set(running_frames()) - {beginning}
-            while self.running and (self.running[-1].frame not in alive or self._is_known(beginning)):
-                self.running.pop().end()
+        alive = running_calls() - {beginning}
+        while running and (running[-1].frame not in alive or any(call.frame == beginning for call in running)):
+            running.pop().end()
+
+    def _listen(self, keeper: Keeper) -> None:
+        """Ask the policy in charge of the whole thread anew whether it wants to see what is carried out."""
+        if self._tap is not None:
+            self._tap.take_off()
+        self._tap = keeper.watch_operations()
 
     def leave(self) -> None:
         """Take off the pairs that are still set in this thread: it is in the middle of a call, or a call was left."""
         self.settle()
         for call in reversed(self.running):
             call.take_off()
-
-    def _is_known(self, frame: int) -> bool:
-        return any(call.frame == frame for call in self.running)
 
 
 class ModuleWatch:

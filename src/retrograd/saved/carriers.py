@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -50,6 +49,9 @@ class Carrier(Protocol):
     def finish(self) -> None:
         """Wait until all copies out are done."""
 
+    def trim(self) -> None:
+        """Hold no memory for later: it was of use while a pass was measured."""
+
     def close(self) -> None:
         """End threads. What is elsewhere still comes back."""
 
@@ -67,64 +69,47 @@ class DiskCarrier:
     def __init__(self, folder: str | os.PathLike[str] | None, window: int) -> None:
         self._disk = Disk(None if folder is None else Path(folder), max_waiting=window, min_bytes=0)
         self._disk.open()
-        self._process = os.getpid()
-        self._reader: ThreadPoolExecutor | None = ThreadPoolExecutor(1, thread_name_prefix="retrograd-plan-reader")
 
     def carry_out(self, saved: Saved) -> Load | None:
         """Hand it to the thread that writes."""
         spilled = self._disk.pack(saved)
-        return DiskLoad(spilled, self) if isinstance(spilled, Spilled) else None
-
-    def read(self, spilled: Spilled) -> Future[Tensor] | None:
-        """Begin to read; None if there is nobody to do it."""
-        if self._reader is None or os.getpid() != self._process:
-            return None
-        return self._reader.submit(spilled.read)
+        return DiskLoad(spilled) if isinstance(spilled, Spilled) else None
 
     def finish(self) -> None:
         """Wait until all is written."""
         self._disk.flush()
 
+    def trim(self) -> None:
+        """There is none: the file is as long as it was, and parts of it are free."""
+
     def close(self) -> None:
         """End the threads."""
-        reader, self._reader = self._reader, None
-        if reader is not None and os.getpid() == self._process:
-            reader.shutdown()
         self._disk.close()
 
 
 class DiskLoad:
     """A stretch of memory in a file, or on its way there or back."""
 
-    __slots__ = ("_arriving", "_carrier", "_spilled")
+    __slots__ = ("_spilled",)
 
-    def __init__(self, spilled: Spilled, carrier: DiskCarrier) -> None:
+    def __init__(self, spilled: Spilled) -> None:
         self._spilled = spilled
-        self._carrier = carrier
-        self._arriving: Future[Tensor] | None = None
 
     def leave(self) -> None:
         """It is freed when it is written."""
 
     def want(self) -> None:
         """It need not be written any more."""
-        self._spilled.is_wanted = True
-        position = self._spilled.position
-        if not position.of.asked:  # else what is packed from now on would be added to this pass, for ever
-            position.of.asked.append(position.number)
+        self._spilled.want()
 
     def fetch(self) -> None:
         """Have it read by another thread."""
-        if self._arriving is None and self._spilled.values is None:
-            self._arriving = self._carrier.read(self._spilled)
+        self._spilled.fetch()
 
     def take(self) -> Tensor:
         """What was still to be written, has been read, or is read now."""
-        waiting = self._spilled.values
-        if waiting is not None:
-            return waiting.values
-        arriving, self._arriving = self._arriving, None
-        return self._spilled.read() if arriving is None else arriving.result()
+        values = self._spilled.values
+        return self._spilled.take() if values is None else values
 
 
 class HostCarrier:
@@ -146,6 +131,10 @@ class HostCarrier:
 
     def finish(self) -> None:
         """Copies are waited for by the device, when what they copied leaves."""
+
+    def trim(self) -> None:
+        """Give back pinned memory that is free."""
+        self._porter.pool.clear()
 
     def close(self) -> None:
         """Give back pinned memory that is free."""

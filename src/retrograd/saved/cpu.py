@@ -18,6 +18,8 @@ class Cpu(Policy):
 
     Copies run on two streams beside the computation. Pinned memory is used again from step to step; the order in which
     the last backward pass asked is the order in which things are brought back. What it asked for first does not leave.
+    While a CUDA graph is captured everything stays: the graph would repeat the copies into memory that is no longer
+    there.
 
     Args:
         window: bytes of copies under way in each direction; so much of what was saved is on the device at any time.
@@ -38,7 +40,7 @@ class Cpu(Policy):
     def pack(self, saved: Saved) -> Packed | None:
         """Begin to copy it out."""
         values = saved.values
-        if not values.is_cuda:
+        if not values.is_cuda or torch.cuda.is_current_stream_capturing():
             return None
         with self._starting:
             offloader = self._offloaders.get(values.device)
@@ -52,7 +54,10 @@ class Cpu(Policy):
         self._users += 1
 
     def close(self) -> None:
-        """One less does; with the last one the pinned memory that is free is given back."""
+        """One less does; with the last one torch gets pinned memory back, as soon as nothing is packed in it.
+
+        Torch keeps it for the next one who asks; ``torch.accelerator.empty_host_cache()`` frees it.
+        """
         self._users -= 1
         if not self._users:
             for offloader in self._offloaders.values():

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from retrograd.saved.offloading import CopyEngine
 
 
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """A copy that was asked for.
+
+    Attributes:
+        done: recorded behind it.
+        home: the computing stream at that time, to whose memory the device's side of the copy belongs.
+        values: what is filled by a copy in; None for a copy out, which must not hold what it copies.
+    """
+
+    done: torch.cuda.Event
+    home: torch.cuda.Stream
+    values: Tensor | None = None
+
+
 class CudaCopies(CopyEngine):
     """One stream for each direction, so that the two copy engines of the device work at once.
 
-    Memory that comes back is allocated on the computing stream, which alone uses and frees it; an event before the copy
-    keeps it from overwriting what that stream still reads there. So no ``record_stream`` is needed, and memory is freed
-    at a place of the program, not at a moment.
+    Memory that comes back is allocated on the computing stream, which uses and frees it; an event before the copy keeps
+    it from overwriting what that stream still reads there. So no ``record_stream`` is needed, and memory is freed at a
+    place of the program, not at a moment. Only where a program computes on several streams, one of them may ask for
+    what was allocated on another, which is told to the allocator then.
 
     Args:
         device: a CUDA device.
@@ -23,37 +41,52 @@ class CudaCopies(CopyEngine):
         self._device = device
         self._out = torch.cuda.Stream(device)
         self._in = torch.cuda.Stream(device)
-        self._last_use: dict[int, torch.cuda.Event] = {}
+        self._home: torch.cuda.Stream | None = None
+        self._has_several = False
+        self._last_in: torch.cuda.Event | None = None
 
     def allocate(self, nbytes: int) -> Tensor:
         """Pinned memory."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)  # whatever the default device is
 
-    def copy_out(self, values: Tensor, buffer: Tensor) -> torch.cuda.Event:
-        """Begin when the computing stream has come this far, and the last copy from the buffer is done."""
-        self._out.wait_stream(torch.cuda.current_stream(self._device))
-        last = self._last_use.get(buffer.data_ptr())
-        if last is not None:
-            self._out.wait_event(last)
+    def copy_out(self, values: Tensor, buffer: Tensor) -> Copying:
+        """Begin when the computing stream has come this far.
+
+        It has waited for the last copy from the buffer, which was free; another computing stream need not have.
+        """
+        home = self._find_home()
+        self._out.wait_stream(home)
+        if self._has_several and self._last_in is not None:
+            self._out.wait_event(self._last_in)
         with torch.cuda.stream(self._out):
-            buffer[: values.nbytes].copy_(values.view(torch.uint8), non_blocking=True)
-        return self._use(buffer, self._out)
+            buffer.copy_(values.view(torch.uint8), non_blocking=True)
+        return Copying(self._out.record_event(), home)
 
-    def copy_in(self, buffer: Tensor, like: Tensor, numel: int) -> tuple[Tensor, torch.cuda.Event]:
+    def copy_in(self, buffer: Tensor, like: Tensor, numel: int, out: Copying) -> tuple[Tensor, Copying]:
         """Begin when the computing stream no longer uses what lay in the new memory, and the copy out is done."""
         values = torch.empty(numel, dtype=like.dtype, device=like.device)
-        self._in.wait_stream(torch.cuda.current_stream(self._device))
-        self._in.wait_event(self._last_use[buffer.data_ptr()])
+        home = self._find_home()
+        self._in.wait_stream(home)
+        self._in.wait_event(out.done)
         with torch.cuda.stream(self._in):
-            values.view(torch.uint8).copy_(buffer[: values.nbytes], non_blocking=True)
-        return values, self._use(buffer, self._in)
+            values.view(torch.uint8).copy_(buffer, non_blocking=True)
+        self._last_in = self._in.record_event()
+        return values, Copying(self._last_in, home, values)
 
-    def wait(self, ticket: torch.cuda.Event) -> None:
-        """The computing stream waits."""
-        torch.cuda.current_stream(self._device).wait_event(ticket)
+    def wait(self, ticket: Copying) -> None:
+        """The computing stream waits, and so does the one whose memory it is."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(ticket.done)
+        if current != ticket.home:
+            ticket.home.wait_event(ticket.done)
+            if ticket.values is not None:
+                ticket.values.record_stream(current)
 
-    def _use(self, buffer: Tensor, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        """Note the last copy from or to a buffer, which lives as long as the pool."""
-        event = self._last_use[buffer.data_ptr()] = torch.cuda.Event()
-        event.record(stream)
-        return event
+    def _find_home(self) -> torch.cuda.Stream:
+        """The computing stream."""
+        home = torch.cuda.current_stream(self._device)
+        if self._home is None:
+            self._home = home
+        elif home != self._home:
+            self._has_several = True
+        return home

@@ -19,7 +19,8 @@ class Held:
     __slots__ = ("place", "tensor", "version")
 
     def __init__(self, tensor: Tensor, place: Place) -> None:
-        self.tensor = tensor.detach()  # the tensor itself would make a cycle with the node that saves its own output
+        # the tensor itself would make a cycle with a node that saves its own output; a leaf that is trained stays one
+        self.tensor = tensor if tensor.is_leaf and tensor.requires_grad else tensor.detach()
         self.version = version_of(tensor)
         self.place = place
 

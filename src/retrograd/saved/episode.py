@@ -18,16 +18,22 @@ class Known:
         keys: of the stretches of that pass.
         plan: for it.
         triggers: stretch → those to bring back when it is first asked for.
+        wanted: numbers of the operations that are run again.
     """
 
     keys: list[Key]
     plan: Plan
     triggers: dict[int, list[int]] = field(default_factory=dict)
+    wanted: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         events = self.plan.recording.events
         for number, position in self.plan.solution.decisions.fetches.items():
             self.triggers.setdefault(events[position][1], []).append(number)
+        choices = zip(self.plan.recording.stretches, self.plan.choices, strict=True)
+        self.wanted = frozenset(
+            number for stretch, choice in choices if choice == "rerun" for number in stretch.rerun_numbers
+        )
 
 
 class Episode:

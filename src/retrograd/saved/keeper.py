@@ -9,9 +9,11 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from retrograd.hooks.operation_tap import OperationTap, hide_tap
-from retrograd.hooks.saved import is_plain, version_of, view_storage, witness_version
+from retrograd.hooks.engine import dispatch_modes
+from retrograd.hooks.operation_tap import OperationTap, hide_taps
+from retrograd.hooks.saved import is_in_backward, is_plain, version_of, view_storage, witness_version
 from retrograd.hooks.writes import program_line
 from retrograd.saved.entry import Entry, Held, View
 from retrograd.saved.overwriting import Place
@@ -70,44 +72,51 @@ class Keeper:
 
     def pack(self, tensor: Tensor) -> Held | View:
         """What autograd is to hold for a tensor."""
-        tap = hide_tap()
+        if not dispatch_modes():
+            return self._pack(tensor)
+        taps = hide_taps()
         try:
             return self._pack(tensor)
         finally:
-            if tap is not None:
+            for tap in taps:
                 tap.put_on()
 
     def unpack(self, packed: Held | View) -> Tensor:
         """The tensor again."""
         self._has_unpacked = True
-        tap = hide_tap()
+        if not dispatch_modes():
+            return packed.unpack()
+        taps = hide_taps()
         try:
             return packed.unpack()
         finally:
-            if tap is not None:
-                tap.put_on()
+            if not is_in_backward():  # else the engine puts them on again, for the next node
+                for tap in taps:
+                    tap.put_on()
 
     def _pack(self, tensor: Tensor) -> Held | View:
         place = self._find_place()
         if place.log is not None:
             place = replace(place, line=program_line())
         least = self.policy.min_bytes
-        if not self.is_open or least >= NEVER or not is_plain(tensor):
+        if not self.is_open or least >= NEVER or type(tensor) is Parameter or not is_plain(tensor):
             return Held(tensor, place)
         storage = tensor.untyped_storage()
-        if storage.nbytes() < least or not tensor.numel() or self.residents.include(tensor, storage):
+        total = storage.nbytes()
+        if total < least or not tensor.numel() or self.residents.include(tensor, storage):
             return Held(tensor, place)
-        start, end = _stretch(tensor, storage)
+        start, end = _stretch(tensor, total)
         if (end - start) * tensor.itemsize < least:
             return Held(tensor, place)
-        entry = self._entry(tensor, storage, start, end, place)
+        key = (id(storage), tensor.dtype, start, end)
+        entry = self._entries.get(key)
+        if entry is None or not entry.holds(tensor, storage):
+            entry = self._make_entry(tensor, storage, key, place)
         return Held(tensor, place) if entry is None else View(tensor, entry, start)
 
-    def _entry(self, tensor: Tensor, storage: torch.UntypedStorage, start: int, end: int, place: Place) -> Entry | None:
-        key = (id(storage), tensor.dtype, start, end)
-        known = self._entries.get(key)
-        if known is not None and known.holds(tensor, storage):
-            return known
+    def _make_entry(self, tensor: Tensor, storage: torch.UntypedStorage, key: Key, place: Place) -> Entry | None:
+        """Offer a stretch to the policy; None if it stays."""
+        start, end = key[2:]
         if self._has_unpacked:  # a backward pass lies between: what is saved now belongs to another forward
             self._count, self._has_unpacked = 0, False
         values = view_storage(storage, tensor, start, (end - start,), (1,))
@@ -128,13 +137,15 @@ class Keeper:
         return entry
 
 
-def _stretch(tensor: Tensor, storage: torch.UntypedStorage) -> tuple[int, int]:
+def _stretch(tensor: Tensor, nbytes: int) -> tuple[int, int]:
     """The elements of a storage to keep for a tensor: all, or only its own where they are less than half.
 
     Tensors that share a storage (the parts of a fused projection) then share what is kept; but one batch of a data set
     in memory does not take the data set with it.
     """
-    total = storage.nbytes() // tensor.itemsize
+    total = nbytes // tensor.itemsize
+    if tensor.nbytes == nbytes:
+        return 0, total
     first = int(tensor.storage_offset())
     last = first + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
     return (first, last + 1) if 2 * (last + 1 - first) < total else (0, total)

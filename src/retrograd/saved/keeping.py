@@ -13,7 +13,6 @@ from retrograd.errors import SavedPolicyError
 from retrograd.hooks.candidates import NamedModule, walk_modules
 from retrograd.hooks.every_call import EveryCallTap
 from retrograd.hooks.module import CallTap, is_compiled
-from retrograd.hooks.saved import push_pair, remove_pair
 from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
 from retrograd.hooks.writes import WriteLog
 from retrograd.saved.calls import Calls, EveryModuleWatch, ModuleWatch
@@ -160,19 +159,14 @@ class _ThreadPair:
     """The pair of hooks of a whole thread."""
 
     def __init__(self, keeper: Keeper, calls: Calls) -> None:
-        self._keeper = keeper
         self._calls = calls
         self._thread = threading.get_ident()
-        self._is_set = calls.is_covered = push_pair(keeper.pack, keeper.unpack)
-        self._tap = keeper.watch_operations() if self._is_set else None
+        self._is_set = calls.cover(keeper)
 
     def remove(self) -> None:
         """Take the pair away; in another thread it stays, and leaves tensors where they are."""
         if self._is_set and threading.get_ident() == self._thread:
-            if self._tap is not None:
-                self._tap.take_off()
-            remove_pair(self._keeper.pack)
-            self._calls.is_covered = False
+            self._calls.uncover()
 
 
 def _tap_model(

@@ -16,7 +16,7 @@ from retrograd.saved.policy import Packed, Saved
 from retrograd.saved.simulation import Event, EventKind, Recording, Stretch
 
 Mark = float | torch.cuda.Event
-Key = tuple[int, str, str]
+Key = tuple[int, torch.dtype, str]
 """Bytes, dtype and module of a stretch: what tells two passes apart."""
 
 
@@ -34,6 +34,7 @@ def seconds_between(first: Mark, second: Mark) -> float:
     if isinstance(first, float) and isinstance(second, float) and not math.isnan(first + second):
         return max(0.0, second - first)
     if isinstance(first, torch.cuda.Event) and isinstance(second, torch.cuda.Event):
+        first.synchronize()
         second.synchronize()
         return max(0.0, float(first.elapsed_time(second)) / 1000)
     return 0.0  # there is one mark alone, where a plan was followed at first
@@ -57,12 +58,39 @@ class Remade:
         sources: stretches that these were given.
         seconds: how long they took.
         nbytes: memory that they needed besides.
+        numbers: of the operations, in the pass.
     """
 
     operations: str
     sources: tuple[int, ...]
     seconds: float
     nbytes: int
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """How it went when a stretch was made again. A device is not waited for: it may not have come so far yet.
+
+    Attributes:
+        operations, sources, nbytes, numbers: as of :class:`Remade`.
+        began, ended: marks before and after.
+        is_same: whether all bits are; one element where a device says so.
+    """
+
+    operations: str
+    sources: tuple[int, ...]
+    began: Mark
+    ended: Mark
+    nbytes: int
+    numbers: tuple[int, ...]
+    is_same: bool | Tensor
+
+    def settle(self) -> Remade | None:
+        """What it takes; None if it came out otherwise. A device is waited for."""
+        if not self.is_same:
+            return None
+        return Remade(self.operations, self.sources, seconds_between(self.began, self.ended), self.nbytes, self.numbers)
 
 
 @dataclass(slots=True)
@@ -86,14 +114,15 @@ class Log:
 
     Attributes:
         keys: of the stretches, in the order in which they were packed.
-        kinds: dtype and shape, in words.
+        shapes: of the tensors by which they were saved first.
         events: what happened, with marks before and after our own part in it.
         asked: stretches that were asked for.
         freed: stretches that autograd has let go of. It grows when objects are deleted, in any thread.
         left: stretch → position from which the program did not hold it.
         pending: those that it holds still.
         squeezed: what lossless copies would take.
-        remade: what making them again would take.
+        tried: how it went when they were made again.
+        remade: what making them again takes.
         background: bytes of earlier passes when it began.
         is_timed: whether the clock is read.
     """
@@ -101,13 +130,14 @@ class Log:
     background: int = 0
     is_timed: bool = True
     keys: list[Key] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
+    shapes: list[torch.Size] = field(default_factory=list)
     events: list[tuple[EventKind, int, Mark, Mark]] = field(default_factory=list)
     asked: set[int] = field(default_factory=set)
     freed: list[int] = field(default_factory=list)
     left: dict[int, int] = field(default_factory=dict)
     pending: list[Pending] = field(default_factory=list)
     squeezed: dict[int, Squeezed] = field(default_factory=dict)
+    tried: dict[int, Tried] = field(default_factory=dict)
     remade: dict[int, Remade] = field(default_factory=dict)
 
     @property
@@ -117,9 +147,8 @@ class Log:
 
     def add(self, saved: Saved) -> int:
         """A stretch is packed; returns its number."""
-        dtype = str(saved.values.dtype).removeprefix("torch.")
-        self.keys.append((saved.nbytes, dtype, saved.path))
-        self.kinds.append(f"{dtype}{list(saved.shape)}")
+        self.keys.append((saved.nbytes, saved.values.dtype, saved.path))
+        self.shapes.append(saved.shape)
         return len(self.keys) - 1
 
     def now(self, values: Tensor) -> Mark:
@@ -137,6 +166,8 @@ class Log:
 
     def look_after(self) -> None:
         """Of which stretches has the program let go?"""
+        if not self.pending:
+            return
         still = []
         for pending in self.pending:
             if pending.item() is None:
@@ -156,11 +187,22 @@ class Log:
             if stretch.small_bytes is not None:
                 self.squeezed[number] = Squeezed(stretch.small_bytes, stretch.squeeze_seconds, stretch.expand_seconds)
             if stretch.rerun:
-                again = Remade(stretch.rerun, stretch.sources, stretch.rerun_seconds, stretch.rerun_bytes)
-                self.remade.setdefault(number, again)
+                self.remade.setdefault(
+                    number,
+                    Remade(
+                        stretch.rerun,
+                        stretch.sources,
+                        stretch.rerun_seconds,
+                        stretch.rerun_bytes,
+                        stretch.rerun_numbers,
+                    ),
+                )
 
     def make_recording(self) -> Recording:
         """The pass as plain data."""
+        for number, tried in self.tried.items():
+            if (settled := tried.settle()) is not None:
+                self.remade[number] = settled
         events: list[Event] = [(kind, number) for kind, number, _, _ in self.events]
         marks = [(began, ended) for _, _, began, ended in self.events]
         seconds = [0.0]
@@ -169,12 +211,12 @@ class Log:
         for position, event in enumerate(events):
             at.setdefault(event, position)
         stretches = []
-        for number, (nbytes, _, path) in enumerate(self.keys):
+        for number, (nbytes, dtype, path) in enumerate(self.keys):
             freed = at.get(("free", number), len(events))
             stretch = Stretch(
                 nbytes,
                 path,
-                self.kinds[number],
+                f"{str(dtype).removeprefix('torch.')}{list(self.shapes[number])}",
                 at["pack", number],
                 min(self.left.get(number, freed), freed),
                 at.get(("ask", number)),
@@ -194,6 +236,7 @@ class Log:
                     sources=remade.sources,
                     rerun_seconds=remade.seconds,
                     rerun_bytes=remade.nbytes,
+                    rerun_numbers=remade.numbers,
                 )
             stretches.append(stretch)
         return Recording(tuple(stretches), tuple(events), tuple(seconds), self.background)

@@ -5,6 +5,7 @@ Which copies there are is decided here, on any machine; how they are made is the
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import Any, Protocol
 from weakref import ref
@@ -26,9 +27,12 @@ class CopyEngine(Protocol):
         """Host memory that the device can copy from and to."""
 
     def copy_out(self, values: Tensor, buffer: Tensor) -> Ticket:
-        """Begin to copy values into a buffer, after what computes them, and after copies in from that buffer."""
+        """Begin to copy values into a buffer of their size, after what computes them.
 
-    def copy_in(self, buffer: Tensor, like: Tensor, numel: int) -> tuple[Tensor, Ticket]:
+        All copies to and from that memory that were begun before have been waited for.
+        """
+
+    def copy_in(self, buffer: Tensor, like: Tensor, numel: int, out: Ticket) -> tuple[Tensor, Ticket]:
         """Begin to copy a buffer into new memory of the device, after the copy out into that buffer."""
 
     def wait(self, ticket: Ticket) -> None:
@@ -41,6 +45,7 @@ class Offloaded(Packed):
     Attributes:
         values: the memory on the device, until the copy out is known to come before whatever is computed next.
         arriving: memory on the device that is being filled, and the ticket of that copy.
+        out: the ticket of the copy out; None before it has begun.
     """
 
     __slots__ = ("_buffer", "_like", "_numel", "_offloader", "arriving", "nbytes", "out", "position", "values")
@@ -49,12 +54,13 @@ class Offloaded(Packed):
         super().__init__()
         self._offloader = offloader
         self._buffer = buffer
-        self._like = values.new_empty(0)
-        self._numel = values.numel()
-        self.nbytes = values.nbytes
         self.values: Tensor | None = values
         self.arriving: tuple[Tensor, Ticket] | None = None
-        self.out: Ticket = offloader.engine.copy_out(values, buffer)
+        self.out: Ticket = None
+        self.nbytes = values.nbytes
+        self._numel = values.numel()
+        self._like = values.new_empty(0)
+        self.out = offloader.engine.copy_out(values, buffer)
         self.position: Position = offloader.order.add(self, values.nbytes)
 
     def restore(self) -> Tensor:
@@ -76,7 +82,7 @@ class Offloaded(Packed):
     def fetch(self) -> None:
         """Begin to copy the values back, unless that was begun."""
         if self.arriving is None:
-            self.arriving = self._offloader.engine.copy_in(self._buffer, self._like, self._numel)
+            self.arriving = self._offloader.engine.copy_in(self._buffer, self._like, self._numel, self.out)
 
     def leave(self) -> None:
         """Free the device memory: what is computed from now on comes after the copy out."""
@@ -85,10 +91,8 @@ class Offloaded(Packed):
             self.values = None
 
     def __del__(self) -> None:
-        if not hasattr(self, "position"):
-            return
         engine = self._offloader.engine
-        if self.values is not None:
+        if self.values is not None and self.out is not None:
             engine.wait(self.out)  # the memory is about to be used for something else
         if self.arriving is not None:
             engine.wait(self.arriving[1])
@@ -99,8 +103,9 @@ class Offloader:
     """Takes memory of a device to the host, and brings it back before it is needed.
 
     Copies out that are under way hold their memory. As soon as they hold more than the window, the oldest is waited
-    for, by the device and not by the program, so that the peak does not depend on chance. What the last backward pass
-    of this kind asked for first is not taken out at all: it would have to turn round on the way.
+    for, by the device and not by the program, so that the peak does not depend on chance. The last one is never waited
+    for at once, however large it is: nothing would be computed beside it. What the last backward pass of this kind
+    asked for first is not taken out at all: it would have to turn round on the way.
 
     Args:
         engine: makes the copies.
@@ -115,20 +120,22 @@ class Offloader:
         self._window = window
         self._leaving: deque[tuple[ref[Offloaded], int]] = deque()
         self._leaving_bytes = 0
+        self._adding = threading.Lock()
 
     def add(self, values: Tensor) -> Packed | None:
         """Take a stretch of memory out; None where there is no room for it."""
-        if self.order.is_needed_first(values.nbytes, self._window):
-            return Stayed(values, self)
-        buffer = self.pool.take(values.nbytes)
-        if buffer is None:
-            return None
-        offloaded = Offloaded(values, buffer, self)
-        self._leaving.append((ref(offloaded), offloaded.nbytes))
-        self._leaving_bytes += offloaded.nbytes
-        while self._leaving_bytes > self._window:
-            self._let_leave()
-        return offloaded
+        with self._adding:
+            if self.order.is_needed_first(values.nbytes, self._window):
+                return Stayed(values, self)
+            buffer = self.pool.take(values.nbytes)
+            if buffer is None:
+                return None
+            offloaded = Offloaded(values, buffer, self)
+            self._leaving.append((ref(offloaded), offloaded.nbytes))
+            self._leaving_bytes += offloaded.nbytes
+            while self._leaving_bytes > max(self._window, offloaded.nbytes):
+                self._let_leave()
+            return offloaded
 
     def look_ahead(self, position: Position) -> None:
         """Begin to bring back what will be asked for next, as much as the window holds."""

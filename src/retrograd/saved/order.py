@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -23,23 +24,38 @@ class Pass:
         kind: stands for the sizes that were packed; equal passes are expected to be read equally.
         nbytes: of all of them together.
         sizes: of each, in bytes.
-        expected: in which order the items will be asked for; known from the first request on.
-        turns: item → where it stands in ``expected``.
-        asked: in which order they were, each once.
-        known: those that were.
+        asked: those that were asked for, in this order, each once.
+        known: the same ones.
+        route: in which order they are expected to be asked for; known from the first request on.
+        expected: so many of ``route`` were asked for in the last pass of this kind; the others come behind.
+        turns: item → where it stands in ``route``.
+        ends: bytes of the first so many of ``route``.
+        begun: so many of ``route`` have been given out as due.
     """
 
     items: list[weakref.ref[Any]] = field(default_factory=list)
     kind: int = 0
     nbytes: int = 0
     sizes: list[int] = field(default_factory=list)
-    expected: list[int] | None = None
-    turns: dict[int, int] = field(default_factory=dict)
     asked: list[int] = field(default_factory=list)
     known: set[int] = field(default_factory=set)
+    route: list[int] = field(default_factory=list)
+    expected: int = 0
+    turns: dict[int, int] = field(default_factory=dict)
+    ends: list[int] = field(default_factory=list)
+    begun: int = 0
+
+    def expect(self, learned: Iterable[int]) -> None:
+        """It will be asked for what was asked for in that order before, or for the last first."""
+        count = len(self.items)
+        first = dict.fromkeys(number for number in learned if number < count)
+        route = [*first, *(number for number in range(count - 1, -1, -1) if number not in first)]
+        self.route, self.expected = route, len(first) or count
+        self.ends = list(accumulate((self.sizes[number] for number in route), initial=0))
+        self.turns = {number: turn for turn, number in enumerate(route)}  # last: other threads look here first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Position:
     """Where an item was packed."""
 
@@ -96,9 +112,8 @@ class Order(Generic[T]):
     def ask(self, position: Position) -> None:
         """An item is asked for."""
         asked = position.of
-        if asked.expected is None:
-            asked.expected = self._learned.get(asked.kind) or list(range(len(asked.items) - 1, -1, -1))
-            asked.turns = {number: turn for turn, number in enumerate(asked.expected)}
+        if not asked.route:
+            asked.expect(self._learned.get(asked.kind, ()))
             self._learned[asked.kind] = asked.asked
             self._learned.move_to_end(asked.kind)
             if len(self._learned) > _LEARNED:
@@ -107,12 +122,43 @@ class Order(Generic[T]):
             asked.known.add(position.number)
             asked.asked.append(position.number)
 
+    def due(self, position: Position, window: int, least: int, *, is_missed: bool) -> Sequence[T]:
+        """Those that are to be brought back now that this one is asked for; most often none.
+
+        As soon as less than half of the window lies ahead of it, it is filled again. Each is given out once in a pass.
+
+        Args:
+            position: of what is asked for.
+            window: so many bytes are to lie ahead.
+            least: so many items are, whatever their size.
+            is_missed: it had not been brought back. The pass goes another way than was expected, or goes once more, so
+                that what follows from here is given out again.
+        """
+        around = position.of
+        turn = around.turns.get(position.number)
+        if turn is None:
+            return ()
+        following = turn + 1
+        begun = following if is_missed or around.begun < following else around.begun
+        used = around.ends[following]
+        if begun - following >= least and around.ends[begun] - used >= window // 2:
+            around.begun = begun
+            return ()
+        end = around.expected if turn < around.expected else len(around.route)
+        first = begun
+        while begun < end and (begun - following < least or around.ends[begun] - used < window):
+            begun += 1
+        around.begun = begun
+        items = (around.items[number]() for number in around.route[first:begun])
+        return [item for item in items if item is not None]
+
     def upcoming(self, position: Position) -> Iterator[T]:
         """Those that will be asked for after this one, the next one first."""
         around = position.of
-        turn = around.turns.get(position.number)
-        following = range(position.number - 1, -1, -1) if turn is None else (around.expected or [])[turn + 1 :]
+        turn = around.turns.get(position.number, around.expected)
+        is_expected = turn < around.expected
+        following = around.route[turn + 1 : around.expected] if is_expected else range(position.number - 1, -1, -1)
         for number in following:
-            item = around.items[number]() if number < len(around.items) else None
+            item = around.items[number]()
             if item is not None:
                 yield item

@@ -7,14 +7,14 @@ more for each operation of a forward.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from retrograd.hooks.saved import set_bits, version_of, view_storage
+from retrograd.hooks.saved import set_bits, version_of
 
 Bits = tuple[bool, bool]
 
@@ -101,11 +101,10 @@ class Part:
     dtype: torch.dtype
     bits: Bits
 
-    def place_in(self, values: Tensor) -> Tensor:
-        """The tensor, in other memory with the same contents, of which ``values`` begins where the storage did."""
-        start = values.storage_offset() * values.itemsize // self.dtype.itemsize
-        like = values if values.dtype == self.dtype else values.new_empty(0, dtype=self.dtype)
-        tensor = view_storage(values.untyped_storage(), like, start + self.offset, self.size, self.stride)
+    def place_in(self, storage: torch.UntypedStorage, start: int) -> Tensor:
+        """The tensor, in other memory with the same contents, which begin at byte ``start`` there."""
+        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
+        tensor = empty.set_(storage, start // self.dtype.itemsize + self.offset, self.size, self.stride)
         conjugate, negative = self.bits
         return set_bits(tensor, is_conjugate=conjugate, is_negative=negative) if conjugate or negative else tensor
 
@@ -138,6 +137,8 @@ class Operation:
     Attributes:
         function: torch's operation.
         args, kwargs: what it was given, with a :class:`Part` or a :class:`Direct` for each tensor.
+        given: all of these parts and tensors.
+        number: of the operation in its pass.
         random_state: of the device's generator before it; None where it draws nothing.
         device: of that generator.
     """
@@ -145,17 +146,11 @@ class Operation:
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    given: list[Part | Direct]
+    number: int
     random_state: Tensor | None = None
     device: torch.device | None = None
 
     def argument(self, place: int, name: str) -> Any:
         """What it was given at a place, or by name."""
         return self.args[place] if place < len(self.args) else self.kwargs.get(name)
-
-    def given(self) -> Iterator[Part | Direct]:
-        """All tensors that it was given."""
-        for value in (*self.args, *self.kwargs.values()):
-            if isinstance(value, (Part, Direct)):
-                yield value
-            elif isinstance(value, (list, tuple)):
-                yield from (each for each in value if isinstance(each, (Part, Direct)))

@@ -9,6 +9,7 @@ import weakref
 from collections import OrderedDict, deque
 
 import torch
+from torch import Tensor
 
 from retrograd.hooks.operation_tap import CarryOut
 from retrograd.hooks.saved import is_in_backward
@@ -16,6 +17,7 @@ from retrograd.saved.carriers import Carrier, DiskCarrier, HostCarrier, Load
 from retrograd.saved.episode import Episode, Known
 from retrograd.saved.ledger import Ledger
 from retrograd.saved.link_speed import measure_link
+from retrograd.saved.listening import Listening
 from retrograd.saved.lossless import Lossless
 from retrograd.saved.measuring import Key, Log, Squeezed
 from retrograd.saved.origins import Origin
@@ -26,7 +28,6 @@ from retrograd.saved.policy import Packed, Policy, Saved, Stays
 from retrograd.saved.rerun import Rerun, find_rerun
 from retrograd.saved.simulation import Choice, Link
 from retrograd.saved.sizes import Budget, read_budget
-from retrograd.saved.tape import Tape
 from retrograd.saved.trial import Trial
 
 _KNOWN = 16
@@ -45,6 +46,9 @@ class Planned(Policy):
     for each stretch of memory whether it stays, waits elsewhere, waits in fewer bytes, or is made again by the
     operations that made it, as it was when that was tried in the measured pass. A pass with other sizes gets a plan of
     its own, and the earlier one is used again when its sizes return.
+
+    One device is kept within the budget: that on which the first stretch lies, or the first CUDA device of a program
+    that saves on the CPU too. What lies elsewhere stays there.
 
     What counts, at every position of forward and backward: each stretch that autograd holds, from when it is saved to
     when autograd lets go, while it is in memory, be it for autograd, for the program or on its way. Parameters,
@@ -84,10 +88,8 @@ class Planned(Policy):
         self._lock = threading.RLock()
         self._ledger = Ledger()
         self._lossless = Lossless(min_bytes=0)
-        self._tape = Tape(min_bytes)
-        self._is_taped = False
-        self._is_tape_new = False
-        self._is_tape_missed = False
+        self._listening = Listening(min_bytes, is_allowed=rerun)
+        self._tape = self._listening.tape
         self._episode: Episode | None = None
         self._leaving: deque[tuple[weakref.ref[Item], int]] = deque()
         self._leaving_bytes = 0
@@ -123,15 +125,15 @@ class Planned(Policy):
         """
         values = saved.values
         with self._lock:
-            if self._device is None:
-                self._device = values.device
-            if values.device.type != self._device.type:
+            if not self._is_in_charge_of(values):
                 return None
             episode = self._begin()
             log = episode.log
             began = log.now(values)
             number = log.add(saved)
             self._recognise(episode, number)
+            self._tape.wanted = None if episode.known is None else episode.known.wanted
+            self._tape.mark(number)
             log.is_timed = episode.known is None
             log.look_after()
             origin = self._tape.find(values.untyped_storage(), saved.version) if episode.is_taped else None
@@ -144,17 +146,21 @@ class Planned(Policy):
             log.note("pack", number, began, log.now(values))
             return item
 
+    def _is_in_charge_of(self, values: Tensor) -> bool:
+        """Whether it lies on the device that the plans are for: the first one, but a CUDA device before the CPU."""
+        if values.device != self._device:
+            is_first = self._device is None or (values.is_cuda and self._device.type == "cpu" and self._carrier is None)
+            if not is_first:
+                return False
+            self._device, self._episode = values.device, None
+        return not (values.is_cuda and torch.cuda.is_current_stream_capturing())
+
     def watch_operations(self, stays: Stays) -> CarryOut | None:
         """The operations of a forward are seen where a plan is to be made, or has some of them run again."""
         with self._lock:
-            self._is_taped = self.rerun and self._needs_tape()
-            if not self._is_taped:
-                return None
-            if self._episode is None or self._is_over(self._episode):
-                self._tape.clear()
-                self._is_tape_new = True
-            self._tape.stays = stays
-            return self._tape.carry_out
+            is_of_use = not self._known or any(known.wanted for known in self._known.values())
+            is_new = self._episode is None or self._is_over(self._episode)
+            return self._listening.begin_forward(stays, is_of_use=is_of_use, is_new=is_new)
 
     def open(self) -> None:
         """One more uses it."""
@@ -179,10 +185,7 @@ class Planned(Policy):
             self._finish()
             episode = None
         if episode is None:
-            if not self._is_tape_new:  # a forward that did not begin with a call
-                self._tape.clear()
-            self._is_tape_new = False
-            episode = self._episode = Episode(self._ledger.total(), self._is_taped)
+            episode = self._episode = Episode(self._ledger.total(), self._listening.begin_pass())
             for reference, _ in self._leaving:
                 if (item := reference()) is not None:
                     item.leave()
@@ -193,12 +196,6 @@ class Planned(Policy):
     def _is_over(self, episode: Episode) -> bool:
         """Whether what is packed now belongs to another pass."""
         return episode.log.is_over or (bool(episode.log.asked) and not is_in_backward())
-
-    def _needs_tape(self) -> bool:
-        """Whether operations are to be seen: to make a plan, or to follow one."""
-        if not self._known or self._is_tape_missed:
-            return True
-        return any("rerun" in known.plan.choices for known in self._known.values())
 
     def _finish(self) -> None:
         """A pass has ended: plan for the next one like it."""
@@ -211,9 +208,7 @@ class Planned(Policy):
                 del self._known[tuple(known.keys)]
         elif known is None and log.asked:
             self._probed += 1
-            is_measured_again = self.rerun and not episode.is_taped and not self._is_tape_missed
-            self._is_tape_missed = is_measured_again
-            if not is_measured_again:
+            if not self._listening.ask_for_another(episode.is_taped):
                 self._make_plan(log)
 
     def _make_plan(self, log: Log) -> None:
@@ -228,6 +223,7 @@ class Planned(Policy):
         if not self._users:  # the plan is asked for after the end
             self._carrier = None
             carrier.close()
+        carrier.trim()
         plan = make_plan(recording, self._link, self._bytes, carrier.destination)
         self._known[tuple(log.keys)] = Known(log.keys, plan)
         if len(self._known) > _KNOWN:
@@ -237,7 +233,9 @@ class Planned(Policy):
         """Follow a plan for passes that began like this one."""
         keys = episode.log.keys
         known = episode.known
-        if not episode.is_alike or (known is not None and known.keys[number : number + 1] == keys[number:]):
+        if not episode.is_alike:
+            return
+        if known is not None and number < len(known.keys) and known.keys[number] == keys[number]:
             return
         episode.known = None
         if known is not None or not number:
@@ -265,8 +263,10 @@ class Planned(Policy):
         small: Packed | None = None
         rerun: Rerun | None = None
         if choice == "rerun":
+            assert episode.known is not None
             rerun = self._find_rerun(saved, origin, is_held=True)
-            choice = "offload" if rerun is None else choice
+            if rerun is None or rerun.numbers != episode.known.plan.recording.stretches[number].rerun_numbers:
+                rerun, choice = None, "offload"  # it is not what was tried
         if choice == "offload":
             load = self._reach().carry_out(saved)
             if episode.known is None:  # a thread that copies holds what it copies, as the program does

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from retrograd.hooks.saved import version_of, view_storage
+from retrograd.hooks.saved import blank_like, version_of, view_storage
 from retrograd.saved.carriers import Load
 from retrograd.saved.ledger import Ledger
 from retrograd.saved.measuring import Log, Mark
@@ -57,9 +57,10 @@ class Item(Packed):
         small: Packed | None = None,
         rerun: Rerun | None = None,
     ) -> None:
-        super().__init__(values.nbytes if load is None else 0)
-        self.nbytes = values.nbytes
-        self._like = values[:0].clone() if values.is_cuda else values.new_empty(0)
+        nbytes = values.nbytes
+        super().__init__(nbytes if load is None else 0)
+        self.nbytes = nbytes
+        self._like = blank_like(values)
         self.number = number
         self.log = log
         self._ledger = ledger
@@ -76,7 +77,7 @@ class Item(Packed):
         self.values: Tensor | None = values if is_here else None
         if not is_here:
             self.resident_bytes = 0 if small is None else small.resident_bytes
-        self._hold(self.nbytes if is_here else self.resident_bytes)
+        self._hold(nbytes if is_here else self.resident_bytes)
 
     def leave(self) -> None:
         """The memory is freed as soon as nobody else holds it."""

@@ -28,9 +28,9 @@ NEVER = 2**63 - 1
 """A ``min_bytes`` that no memory reaches."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Saved:
-    """A stretch of memory that autograd is about to hold.
+    """A stretch of memory that autograd is about to hold. It is not to be changed.
 
     Attributes:
         values: the memory itself, detached and one-dimensional. It may be shared with tensors of the program: it must

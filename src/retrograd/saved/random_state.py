@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 def read_random_state(device: torch.device) -> Tensor:
     """What the default generator of a device draws from next; the device is not waited for."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.default_generator.get_state()
 
 
 def write_random_state(device: torch.device, state: Tensor) -> None:
@@ -54,6 +55,7 @@ def draw_again(
         write_random_state(device, now)
 
 
+@cache
 def _find_generator(operation: Any) -> tuple[int, str]:
     """Place and name of the argument that is a generator; no name where there is none."""
     for place, argument in enumerate(operation._schema.arguments):

@@ -11,12 +11,16 @@ from torch import Tensor
 
 from retrograd.errors import OverwrittenError
 from retrograd.hooks.dispatch import below_autograd
-from retrograd.hooks.saved import view_storage
 from retrograd.saved.origins import Direct, Lender, Operation, Origin, Part
 from retrograd.saved.random_state import draw_again
 
 _MOST_OPERATIONS = 64
 """More are not run again for one stretch of memory."""
+_PATTERN = 0xA5
+"""A byte that is neither zero nor likely to be left over in memory."""
+_Contents = tuple[torch.UntypedStorage, int]
+"""Memory, and at which byte of it they begin."""
+
 _BLANK = frozenset({
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted",
     "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full",
@@ -50,14 +54,28 @@ class Rerun:
         return [source() for source in self._sources.values()]
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """Which operations of the pass are run, in order."""
+        return tuple(operation.number for operation in self.operations)
+
+    @property
     def is_possible(self) -> bool:
         """Whether the same operations would be given the same again."""
-        direct = (given for operation in self.operations for given in operation.given() if isinstance(given, Direct))
-        has_sources = all(source is not None and source.is_as_it_was for source in self.sources)
-        return has_sources and all(given.is_as_it_was() for given in direct)
+        for reference in self._sources.values():
+            source = reference()
+            if source is None or not source.is_as_it_was:
+                return False
+        for operation in self.operations:
+            for given in operation.given:
+                if type(given) is Direct and not given.is_as_it_was():
+                    return False
+        return True
 
-    def run(self) -> tuple[torch.UntypedStorage, int]:
+    def run(self, *, is_trial: bool = False) -> tuple[torch.UntypedStorage, int]:
         """Make it.
+
+        Args:
+            is_trial: memory that no operation has filled yet is given a pattern, so that it shows if none does.
 
         Returns:
             Memory that nobody else has, and how many bytes were made beside it.
@@ -72,7 +90,7 @@ class Rerun:
                 reason="a budget was kept by dropping a saved tensor that was to be computed again.",
             )
         with below_autograd(), torch.enable_grad():  # some operations ask; only those of a graph were noted
-            run = _Run({key: source() for key, source in self._sources.items()}, bool(self._held))
+            run = _Run({key: source() for key, source in self._sources.items()}, bool(self._held), is_trial)
             storage = run.make(self._origin)
         return storage, run.made_bytes - storage.nbytes()
 
@@ -98,8 +116,11 @@ def _collect(origin: Origin, sources: dict[Origin, Lender], operations: list[Ope
         return False
     if operation in operations and origin.before is None:
         return True
-    for given in operation.given():
-        if not isinstance(given, Part) or given.origin in sources:
+    before = origin.before
+    if before is not None and not any(type(given) is Part and given.origin is before for given in operation.given):
+        return False  # written to through two tensors that count by themselves (``data``)
+    for given in operation.given:
+        if type(given) is not Part or given.origin in sources:
             continue
         lender = None if given.origin.packed is None else given.origin.packed()
         if lender is not None:
@@ -127,65 +148,76 @@ class _Run:
         made_bytes: of all memory that was made.
     """
 
-    def __init__(self, sources: Mapping[int, Lender | None], is_kept: bool) -> None:
+    def __init__(self, sources: Mapping[int, Lender | None], is_kept: bool, is_trial: bool) -> None:
+        self._is_trial = is_trial
         self._sources = sources
         self._is_kept = is_kept
-        self._read: dict[int, Tensor] = {}
+        self._lent: list[Tensor] = []
+        self._read: dict[int, _Contents] = {}
         self.made_bytes = 0
 
     def make(self, origin: Origin) -> torch.UntypedStorage:
         """Memory with these contents that nobody else has."""
         operation = origin.operation
         assert operation is not None
-        if origin.before is None:
-            result = self._carry_out(operation, {})
-            outputs = result if isinstance(result, (tuple, list)) else (result,)
-            storages = [tensor.untyped_storage() for tensor in outputs if isinstance(tensor, Tensor)]
-            self.made_bytes += sum({storage._cdata: storage.nbytes() for storage in storages}.values())
-            made = outputs[origin.output]
-            if not isinstance(made, Tensor):
-                raise RuntimeError(f"{operation.function} has not made a tensor again that it made before")
-            return made.untyped_storage()
-        own = self._own(origin.before)
-        self._carry_out(operation, {id(origin.before): own})
-        return own.untyped_storage()
+        if origin.before is not None:
+            own = self._own(origin.before)
+            self._carry_out(operation, id(origin.before), own)
+            return own
+        result = self._carry_out(operation)
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        storages = [tensor.untyped_storage() for tensor in outputs if isinstance(tensor, Tensor)]
+        self.made_bytes += sum({id(storage): storage.nbytes() for storage in storages}.values())
+        made = outputs[origin.output]
+        if isinstance(made, Tensor):
+            storage = made.untyped_storage()
+            if self._is_trial and "empty" in _name_of(operation):
+                made.new_empty(0, dtype=torch.uint8).set_(storage).fill_(_PATTERN)
+            return storage
+        raise RuntimeError(f"{operation.function} has not made a tensor again that it made before")
 
-    def _own(self, origin: Origin) -> Tensor:
+    def _own(self, origin: Origin) -> torch.UntypedStorage:
         """A copy of contents that may be written into."""
-        if id(origin) not in self._sources:
-            return _bytes_of(self.make(origin))
-        copy = self._values(origin).clone()
+        source = self._sources.get(id(origin))
+        if source is None:
+            return self.make(origin)
+        copy = self._lend(source).clone()
         self.made_bytes += copy.nbytes
-        return copy
+        return copy.untyped_storage()
 
-    def _values(self, origin: Origin) -> Tensor:
+    def _find(self, origin: Origin) -> _Contents:
         """Contents that are only read."""
-        values = self._read.get(id(origin))
-        if values is None:
+        found = self._read.get(id(origin))
+        if found is None:
             source = self._sources.get(id(origin))
-            values = self._read[id(origin)] = (
-                _bytes_of(self.make(origin)) if source is None else source.lend(is_kept=self._is_kept)
-            )
+            if source is None:
+                found = self.make(origin), 0
+            else:
+                values = self._lend(source)
+                found = values.untyped_storage(), int(values.storage_offset()) * values.itemsize
+            self._read[id(origin)] = found
+        return found
+
+    def _lend(self, source: Lender) -> Tensor:
+        values = source.lend(is_kept=self._is_kept)
+        self._lent.append(values)  # as long as this runs
         return values
 
-    def _carry_out(self, operation: Operation, written: Mapping[int, Tensor]) -> Any:
-        args = [self._fill(value, written) for value in operation.args]
-        kwargs = {name: self._fill(value, written) for name, value in operation.kwargs.items()}
+    def _carry_out(self, operation: Operation, written: int = 0, own: torch.UntypedStorage | None = None) -> Any:
+        """Run an operation; where it is given the origin with the id ``written``, it writes into ``own``."""
+        args = [self._fill(value, written, own) for value in operation.args]
+        kwargs = {name: self._fill(value, written, own) for name, value in operation.kwargs.items()}
         state, device = operation.random_state, operation.device
         if state is None or device is None:
             return operation.function(*args, **kwargs)
         with draw_again(operation.function, args, kwargs, state, device):
             return operation.function(*args, **kwargs)
 
-    def _fill(self, value: Any, written: Mapping[int, Tensor]) -> Any:
-        if isinstance(value, Part):
-            own = written.get(id(value.origin))
-            return value.place_in(self._values(value.origin) if own is None else own)
-        if isinstance(value, Direct):
+    def _fill(self, value: Any, written: int, own: torch.UntypedStorage | None) -> Any:
+        if type(value) is Part:
+            if own is not None and id(value.origin) == written:
+                return value.place_in(own, 0)
+            return value.place_in(*self._find(value.origin))
+        if type(value) is Direct:
             return value.tensor
-        return [self._fill(each, written) for each in value] if isinstance(value, list) else value
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
-    like = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return view_storage(storage, like, 0, (storage.nbytes(),), (1,))
+        return [self._fill(each, written, own) for each in value] if type(value) is list else value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from weakref import WeakValueDictionary
+import weakref
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ class Residents:
     """
 
     def __init__(self) -> None:
-        self._storages: WeakValueDictionary[int, torch.UntypedStorage] = WeakValueDictionary()
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._shapes: set[torch.Size] = set()
 
     def learn(self, module: nn.Module) -> None:
@@ -30,14 +31,19 @@ class Residents:
             if tensor is None or type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
                 continue
             storage = tensor.untyped_storage()
-            self._storages[id(storage)] = storage
+            key = id(storage)
+            self._storages[key] = weakref.ref(storage, partial(_forget, weakref.ref(self), key))
             self._shapes |= {tensor.shape, tensor.shape[::-1]}
 
     def include(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
         """Whether a tensor that is saved lies in memory that stays."""
-        if self._storages.get(id(storage)) is storage:
+        known = self._storages.get(id(storage))
+        if known is not None and known() is storage:
             return True
-        if isinstance(tensor, nn.Parameter) or isinstance(base_of(tensor), nn.Parameter):
+        if type(tensor) is nn.Parameter:
+            return True
+        base = base_of(tensor)
+        if base is not None and isinstance(base, nn.Parameter):
             return True
         return (
             tensor.dtype in _LOW
@@ -45,3 +51,9 @@ class Residents:
             and tensor.shape in self._shapes
             and is_cast_of_parameter(tensor)
         )
+
+
+def _forget(residents: weakref.ref[Residents], key: int, storage: weakref.ref[torch.UntypedStorage]) -> None:
+    held = residents()
+    if held is not None and held._storages.get(key) is storage:
+        del held._storages[key]

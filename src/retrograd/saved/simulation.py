@@ -38,6 +38,7 @@ class Stretch:
         sources: stretches, packed before it, that these are given.
         rerun_seconds: how long they take.
         rerun_bytes: memory that they need besides.
+        rerun_numbers: which operations of the pass they are.
     """
 
     nbytes: int
@@ -54,6 +55,7 @@ class Stretch:
     sources: tuple[int, ...] = ()
     rerun_seconds: float = 0.0
     rerun_bytes: int = 0
+    rerun_numbers: tuple[int, ...] = ()
 
     @property
     def needed(self) -> int:

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from retrograd.saved.free_space import Extent, FreeSpace
-from retrograd.saved.read_buffers import BLOCK, large_pages
+from retrograd.saved.pages import BLOCK, map_pages, whole_blocks
 
 CHUNK = 4 << 20
 """So much is written at once: in pieces of a quarter of it the disk takes half as much processor time again."""
-_MOST_BUFFERS = 512
-"""So many are given to the kernel at once; it takes 1024."""
 _PREFIX = "retrograd-saved-"
-
-
-def whole_blocks(nbytes: int) -> int:
-    """Bytes of the blocks that hold so many."""
-    return -(-nbytes // BLOCK) * BLOCK
 
 
 class SpillFile:
@@ -84,37 +75,33 @@ class SpillFile:
             OSError: the disk is full or gone.
         """
         buffer = self._buffer()
+        start = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         offset, filled = extent.offset, 0
         for values in parts:
-            memory = values.view(torch.uint8).numpy()
-            while len(memory):
-                part = memory[: len(buffer) - filled]
-                np.copyto(buffer[filled : filled + len(part)], part)  # lets other threads run meanwhile
-                memory = memory[len(part) :]
-                filled += whole_blocks(len(part))
-                if filled == len(buffer):
-                    self._write_all(memoryview(buffer), offset)
+            source, left = values.data_ptr(), values.nbytes
+            while left:
+                count = min(left, CHUNK - filled)
+                ctypes.memmove(start + filled, source, count)  # lets other threads run meanwhile
+                source, left = source + count, left - count
+                filled += whole_blocks(count)
+                if filled == CHUNK:
+                    self._write_all(buffer, offset)
                     offset, filled = offset + filled, 0
-        self._write_all(memoryview(buffer)[:filled], offset)
+        self._write_all(buffer[:filled], offset)
         self._drop_pages(extent, written=True)
 
-    def read(self, offset: int, raws: Sequence[Tensor]) -> None:
-        """Read what was written there into memory that begins at blocks, whole blocks each, one after another.
+    def read(self, offset: int, memory: memoryview) -> None:
+        """Read whole blocks into memory that begins at a block.
 
         Raises:
             OSError: it cannot be read.
         """
-        extent = Extent(offset, sum(len(raw) for raw in raws))
-        memories: list[memoryview] = [memoryview(raw.numpy()) for raw in raws]  # type: ignore[arg-type]  # arrays
-        while memories:
-            count = os.preadv(self._descriptor, memories[:_MOST_BUFFERS], offset)
+        extent = Extent(offset, len(memory))
+        while memory:
+            count = os.preadv(self._descriptor, [memory], offset)
             if not count:
                 raise OSError(f"the file ends at byte {offset}")
-            offset += count
-            while memories and count >= len(memories[0]):
-                count -= len(memories.pop(0))
-            if count:
-                memories[0] = memories[0][count:]
+            memory, offset = memory[count:], offset + count
         self._drop_pages(extent, written=False)
 
     def _go_direct(self, path: str) -> bool:
@@ -129,11 +116,11 @@ class SpillFile:
         self._descriptor = direct
         return True
 
-    def _buffer(self) -> Any:
+    def _buffer(self) -> memoryview:
         """This thread's own blocks to copy into: direct I/O cannot read where tensors lie."""
-        buffer: Any = getattr(self._local, "buffer", None)
+        buffer: memoryview | None = getattr(self._local, "buffer", None)
         if buffer is None:
-            buffer = self._local.buffer = large_pages(CHUNK)
+            buffer = self._local.buffer = map_pages(CHUNK)
         return buffer
 
     def _write_all(self, memory: memoryview, offset: int) -> None:

@@ -1,23 +1,21 @@
-"""Two threads that move stretches of memory: one writes them out, the other reads them before they are asked for."""
+"""Stretches of memory that wait in a file: written out by one thread, read by another before they are asked for."""
 
 from __future__ import annotations
 
 import os
 import threading
-import weakref
-from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
-from queue import SimpleQueue
 
+import torch
 from torch import Tensor
 
-from retrograd.saved.free_space import Extent
-from retrograd.saved.host_copy import HostCopy
+from retrograd.saved.host_copy import mark_ready
 from retrograd.saved.order import Order, Position
-from retrograd.saved.policy import Packed
-from retrograd.saved.read_buffers import ReadBuffers
-from retrograd.saved.spill_file import CHUNK, SpillFile, open_spill_file, whole_blocks
+from retrograd.saved.pages import allocate, whole_blocks
+from retrograd.saved.spill_file import CHUNK, SpillFile, open_spill_file
+from retrograd.saved.spill_reader import SpillReader
+from retrograd.saved.spill_writer import SpillWriter
+from retrograd.saved.stretch import Stretch
 
 _WINDOW = 0.08
 """What is read ahead, as a share of what the pass has packed: a half is read while the other one is used."""
@@ -27,64 +25,72 @@ _LEAST_AHEAD = 2
 """So many stretches are read ahead, however large they are."""
 
 
-class Spilled(Packed):
-    """A stretch of memory on its way to the disk, there, or on its way back.
+class Spilled(Stretch):
+    """A stretch of memory that a spill has taken over."""
 
-    Attributes:
-        values: the memory, until it has been written; for good if it could not be.
-        extent: where it is in the file.
-        loaded: what has been read ahead.
-        is_read: a lock that is held until it has been read ahead, with others; None before that was begun.
-        is_wanted: it was asked for, so that it need not be written any more.
-    """
-
-    __slots__ = (
-        "_device", "_dtype", "_spill", "extent", "is_read", "is_wanted", "loaded", "nbytes", "position", "values"
-    )  # fmt: skip
+    __slots__ = ("_device", "_dtype", "_spill", "position")
 
     def __init__(self, values: Tensor, spill: Spill) -> None:
-        super().__init__()
+        self.resident_bytes = 0
+        self.nbytes = values.nbytes
+        self.values = values
+        self.ready = mark_ready(values)
+        self.extent = None
+        self.coming = None
+        self.is_wanted = False
         self._spill = spill
         self._dtype = values.dtype
         self._device = values.device
-        self.nbytes = values.nbytes
-        self.values: HostCopy | None = HostCopy(values)
-        self.extent: Extent | None = None
-        self.loaded: Tensor | None = None
-        self.is_read: threading.Lock | None = None
-        self.is_wanted = False
         self.position: Position = spill.order.add(self, self.nbytes)
 
     def restore(self) -> Tensor:
         """The values: what was still to be written, what has been read ahead, or what is read now."""
+        self.is_wanted = True
         values = self.values
-        self.notice()
-        if values is not None:
-            return values.values
-        is_read = self.is_read
-        if is_read is not None and not self._spill.is_foreign:
-            with is_read:
-                pass
-        loaded, self.loaded, self.is_read = self.loaded, None, None
-        return (self.read() if loaded is None else loaded).to(self._device, non_blocking=False)
+        self._spill.look_ahead(self.position, is_missed=values is None and self.coming is None)
+        return self.take() if values is None else values
 
     def notice(self) -> None:
         """Those that are asked for next are read ahead."""
         self.is_wanted = True
-        self._spill.order.ask(self.position)
-        self._spill.read_ahead(self.position)
+        self._spill.look_ahead(self.position, is_missed=False)
 
-    def read(self) -> Tensor:
-        """What is in the file, in memory of the CPU."""
+    def want(self) -> None:
+        """It is asked for, and who asks knows what comes next: nothing is read ahead."""
+        self.is_wanted = True
+        asked = self.position.of.asked
+        if not asked:  # else what is packed from now on would be added to this pass, for ever
+            asked.append(self.position.number)
+
+    def fetch(self) -> None:
+        """Have it read, into memory of its own."""
+        self._spill.fetch(self)
+
+    def take(self) -> Tensor:
+        """What is in the file, on the device where it was.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        coming, self.coming = self.coming, None
+        memory, place = None, 0
+        if coming is not None:
+            reading, place = coming
+            if reading.memory is None and not self._spill.is_foreign:
+                reading.wait()
+            memory = reading.memory
+        if memory is None:
+            memory, place = self._read(), 0
+        count = self.nbytes // self._dtype.itemsize
+        values = torch.frombuffer(memory, dtype=self._dtype, count=count, offset=place)
+        return values if self._device.type == "cpu" else values.to(self._device)
+
+    def _read(self) -> memoryview:
         extent = self.extent
         assert extent is not None, "what is not in memory is on the disk"
-        raw = self._spill.take_buffer(extent.length)
-        self._spill.file.read(extent.offset, [raw])
-        return self.as_values(raw)
-
-    def as_values(self, raw: Tensor) -> Tensor:
-        """Bytes that were read, as the values that they are."""
-        return raw[: self.nbytes].view(self._dtype)
+        memory = allocate(extent.length)
+        self._spill.file.read(extent.offset, memory)
+        return memory
 
     def __del__(self) -> None:
         extent = getattr(self, "extent", None)
@@ -106,155 +112,55 @@ class Spill:
     def __init__(self, folder: Path, max_waiting: int) -> None:
         self.file: SpillFile = open_spill_file(folder)
         self.order: Order[Spilled] = Order()
-        self.failure: OSError | None = None
         self._process = os.getpid()
-        self._max_waiting = max_waiting
-        self._batch_bytes = min(CHUNK, max_waiting // 4)
-        self._added = 0  # bytes, ever; so is the next
-        self._done = 0
-        self._batch: list[weakref.ref[Spilled]] = []
-        self._batched = 0  # bytes of the batch
-        self._handing = threading.Lock()  # something over to a thread, so that nothing comes after the end
-        self._buffers = ReadBuffers()
-        self._taking = threading.Lock()
-        self._has_room = threading.Condition()
-        self._to_write: SimpleQueue[tuple[list[weakref.ref[Spilled]], int] | None] = SimpleQueue()
-        self._to_read: SimpleQueue[tuple[list[weakref.ref[Spilled]], threading.Lock] | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=run, name=f"retrograd-disk-{name}", daemon=True)
-            for name, run in (("writer", self._write_all), ("reader", self._read_all))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._adding = threading.Lock()
+        self._writer = SpillWriter(self.file, max_waiting)
+        self._reader = SpillReader(self.file)
 
     @property
     def is_foreign(self) -> bool:
         """Whether this process was forked from the one whose threads these are."""
         return os.getpid() != self._process
 
+    @property
+    def failure(self) -> OSError | None:
+        """Why nothing is written any more."""
+        return self._writer.failure
+
     def add(self, values: Tensor) -> Spilled:
         """Take over a stretch of memory; waits while too much is to be written."""
-        spilled = Spilled(values, self)
-        with self._handing:
-            self._added += spilled.nbytes
-            self._batch.append(weakref.ref(spilled))
-            self._batched += spilled.nbytes
-            if self._batched >= self._batch_bytes:
-                self._send_batch()
-        self._wait_until(max(self._max_waiting, spilled.nbytes))
+        with self._adding:
+            spilled = Spilled(values, self)
+        if not spilled.position.number:  # a forward pass begins
+            self._reader.rest()
+        self._writer.add(spilled)
         return spilled
 
-    def read_ahead(self, position: Position) -> None:
-        """Have read what will be asked for after this, as soon as less than half of the window is on its way."""
-        if not self._threads or self.is_foreign:
-            return
-        window = min(int(_WINDOW * position.of.nbytes), _MOST_AHEAD)
-        self._buffers.limit = window // 2
-        ahead, missing = 0, list[Spilled]()
-        for count, spilled in enumerate(self.order.upcoming(position)):
-            if count >= _LEAST_AHEAD and ahead >= (window if missing else window // 2):
-                break
-            if spilled.values is None and spilled.is_read is None:
-                missing.append(spilled)
-            ahead += spilled.nbytes
-        if not missing:
-            return
-        is_read = threading.Lock()
-        is_read.acquire()
-        with self._handing:
-            if self._threads:
-                for spilled in missing:
-                    spilled.is_read = is_read
-                self._to_read.put(([weakref.ref(spilled) for spilled in missing], is_read))
+    def look_ahead(self, position: Position, *, is_missed: bool) -> None:
+        """Have read what will be asked for next, as soon as less than half of the window is on its way.
 
-    def take_buffer(self, nbytes: int) -> Tensor:
-        """Memory to read into."""
-        if self.is_foreign:
-            return ReadBuffers().take(nbytes)
-        with self._taking:
-            return self._buffers.take(nbytes)
+        Args:
+            position: of what is asked for.
+            is_missed: it was not read ahead, so that neither may be what follows.
+        """
+        self.order.ask(position)
+        window = min(int(_WINDOW * position.of.nbytes), _MOST_AHEAD)
+        due = self.order.due(position, window, _LEAST_AHEAD, is_missed=is_missed)
+        if due and not self.is_foreign:
+            self._reader.begin(due, min(whole_blocks(window // 2), CHUNK))
+
+    def fetch(self, spilled: Spilled) -> None:
+        """Have one stretch read, into memory of its own."""
+        if not self.is_foreign:
+            self._reader.begin([spilled], 0)
 
     def flush(self) -> None:
         """Wait until all that was taken over is written, or is in memory for good."""
-        self._wait_until(0)
-
-    def _wait_until(self, waiting: int) -> None:
-        """Wait until no more than so many bytes are still to be written."""
-        if self._added - self._done > waiting and not self.is_foreign:
-            with self._handing:
-                self._send_batch()
-            with self._has_room:
-                self._has_room.wait_for(lambda: self._added - self._done <= waiting or self.failure is not None)
-
-    def _send_batch(self) -> None:
-        """Hand what has been added to the thread that writes: to wake it for each stretch costs more than to write."""
-        if self._batch:
-            self._to_write.put((self._batch, self._batched))
-            self._batch, self._batched = [], 0
+        if not self.is_foreign:
+            self._writer.flush()
 
     def stop(self) -> None:
         """End the threads, when what waits is written."""
-        if self.is_foreign:
-            self._threads = []
-            return
-        with self._handing:
-            self._send_batch()
-            self._to_write.put(None)
-            self._to_read.put(None)
-            threads, self._threads = self._threads, []
-        for thread in threads:
-            thread.join()
-
-    def _write_all(self) -> None:
-        while (batch := self._to_write.get()) is not None:
-            references, nbytes = batch
-            try:
-                if self.failure is None:
-                    self._write([reference() for reference in references])
-            except OSError as error:
-                self.failure = error.with_traceback(None)  # its frames hold what was to be written
-            with self._has_room:
-                self._done += nbytes
-                self._has_room.notify_all()
-
-    def _write(self, batch: list[Spilled | None]) -> None:
-        """Move memory to the disk, one stretch behind the other; what has been asked for meanwhile stays."""
-        waiting = [(one, one.values) for one in batch if one is not None and one.values and not one.is_wanted]
-        if not waiting:
-            return
-        lengths = [whole_blocks(spilled.nbytes) for spilled, _ in waiting]
-        room = self.file.take(sum(lengths))
-        try:
-            self.file.write((values.fetch() for _, values in waiting), room)
-        except OSError:
-            self.file.give(room)
-            raise
-        offsets = accumulate(lengths, initial=room.offset)
-        for (spilled, _), offset, length in zip(waiting, offsets, lengths, strict=False):  # the last offset is the end
-            spilled.extent = Extent(offset, length)
-            spilled.values = None
-
-    def _read_all(self) -> None:
-        while (batch := self._to_read.get()) is not None:
-            references, is_read = batch
-            try:
-                self._read([reference() for reference in references])
-            finally:
-                is_read.release()
-
-    def _read(self, batch: list[Spilled | None]) -> None:
-        """Read what is away and not asked for yet; what lies side by side in the file is read at once."""
-        away = [(one.extent, one) for one in batch if one is not None and one.extent is not None and not one.is_wanted]
-        runs: list[list[tuple[Extent, Spilled]]] = []
-        end = -1
-        for extent, spilled in sorted(away, key=lambda pair: pair[0].offset):
-            if extent.offset != end:
-                runs.append([])
-            runs[-1].append((extent, spilled))
-            end = extent.offset + extent.length
-        for run in runs:
-            raws = [self.take_buffer(extent.length) for extent, _ in run]
-            with suppress(OSError):  # whoever asks for it reads it again, and is told
-                self.file.read(run[0][0].offset, raws)
-                for raw, (_, spilled) in zip(raws, run, strict=True):
-                    spilled.loaded = spilled.as_values(raw)
+        if not self.is_foreign:
+            self._writer.stop()
+            self._reader.stop()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.hooks.dispatch import is_operation, is_random
+from retrograd.hooks.dispatch import entry_of, is_operation, is_random
 from retrograd.hooks.engine import current_graph_task, grad_enabled
 from retrograd.hooks.operation_tap import copy_values, without_graph
 from retrograd.hooks.saved import base_of, is_plain, version_of
@@ -23,7 +23,7 @@ _UNREPEATABLE = frozenset({
     "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put", "index_reduce", "index_reduce_", "put", "put_",
     "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "segment_reduce",
     "_cudnn_rnn", "miopen_rnn", "batch_norm_update_stats", "batch_norm_gather_stats",
-    "batch_norm_gather_stats_with_counts",
+    "batch_norm_gather_stats_with_counts", "cumsum", "cumsum_", "median",
 })  # fmt: skip
 """They take memory from elsewhere; or write or add up in an order that is not the same twice on every device; or write
 into a state without saying so."""
@@ -37,6 +37,9 @@ _RUNNING = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
 _OPAQUE = object()
 """In place of a tensor that is no plain memory, or of which torch does not count writes."""
 
+_BETWEEN_MARKS = 1 << 20
+"""There are fewer operations between two marks."""
+
 _Random = tuple[Tensor, torch.device]
 """State of a generator, and its device."""
 
@@ -46,13 +49,19 @@ class Trait:
     """What is known of a kind of operation.
 
     Attributes:
+        function: the operation.
+        entry: carries it out.
         is_noted: it makes or fills memory, and would do the same again.
+        tensors: places of the arguments that are tensors, or lists of them.
         written: places and names of the arguments that it writes to.
         is_random: it draws from a generator.
         has_running: it has running statistics, which it must not count again.
     """
 
+    function: Any
+    entry: Any
     is_noted: bool
+    tensors: tuple[int, ...]
     written: tuple[tuple[int, str], ...]
     is_random: bool
     has_running: bool
@@ -61,22 +70,38 @@ class Trait:
 class Tape:
     """Notes the operations of a pass, and finds out what made a stretch of memory.
 
+    What is not wanted is still looked at for what it writes to, so that nothing false is known of any memory whatever
+    is wanted: there is only less of which it is known how it was made.
+
     Args:
         least: bytes below which memory is held instead, by the operations that are given it.
 
     Attributes:
         stays: whether a tensor lies in memory that stays anyway.
+        wanted: numbers of the operations to note; None for all. Those before the first mark all have the number −1,
+            and are always wanted.
     """
 
     def __init__(self, least: int) -> None:
         self.stays: Stays = lambda tensor, storage: False
+        self.wanted: frozenset[int] | None = None
         self._least = least
+        self._count = -1
         self._origins: dict[int, Origin] = {}
-        self._traits: dict[Any, Trait] = {}
+        self._traits: dict[int, Trait] = {}  # by id, since torch hashes operations in Python
 
     def clear(self) -> None:
-        """Forget all: another pass begins."""
+        """Forget all: another pass begins, of which all is wanted."""
         self._origins.clear()
+        self._count = -1
+        self.wanted = None
+
+    def mark(self, number: int) -> None:
+        """A place that every such pass comes to. From here on operations are numbered anew.
+
+        What is carried out in one pass alone, such as by a compiler, shifts numbers no further than to the next mark.
+        """
+        self._count = number * _BETWEEN_MARKS
 
     def carry_out(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out an operation, and note it.
@@ -84,24 +109,26 @@ class Tape:
         Where no graph is made nothing is noted: compiled code, and kernels inside of custom Functions, write into the
         memory that operations have made, and nobody tells.
         """
-        trait = self._traits.get(function)
-        if trait is None:
-            trait = self._traits[function] = _find_trait(function)
-        if not trait.is_noted or not grad_enabled() or current_graph_task() != -1:
+        trait = self._traits.get(id(function)) or self._learn(function)
+        is_in_forward = current_graph_task() == -1
+        number = self._count
+        if is_in_forward and number >= 0:
+            self._count = number + 1
+        if (
+            not trait.is_noted
+            or (self.wanted is not None and number >= 0 and number not in self.wanted)
+            or not is_in_forward
+            or not grad_enabled()
+        ):
             if trait.written:
                 self._forget(trait, args, kwargs)
-            return function(*args, **kwargs)
+            return trait.entry(*args, **kwargs)
         if trait.written:
-            return self._write(function, trait, args, kwargs)
+            return self._write(trait, args, kwargs, number)
         random = _look_at_generator(args, kwargs) if trait.is_random else None
-        if trait.is_random and random is None:
-            return function(*args, **kwargs)
-        result = function(*args, **kwargs)
-        operation: Operation | None = None
-        for number, tensor in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
-            if isinstance(tensor, Tensor) and tensor.numel() * tensor.itemsize >= self._least and is_plain(tensor):
-                operation = operation or self._make_operation(function, trait, args, kwargs, random)
-                self._note(tensor.untyped_storage(), version_of(tensor), operation, number)
+        result = trait.entry(*args, **kwargs)
+        if random is not None or not trait.is_random:
+            self._note_results(result, trait, args, kwargs, number, random)
         return result
 
     def find(self, storage: torch.UntypedStorage, version: int) -> Origin:
@@ -111,22 +138,42 @@ class Tape:
             known = self._note(storage, version, None)
         return known
 
-    def _write(self, function: Any, trait: Trait, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _learn(self, function: Any) -> Trait:
+        trait = self._traits[id(function)] = _find_trait(function)
+        return trait
+
+    def _note_results(
+        self,
+        result: Any,
+        trait: Trait,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        number: int,
+        random: _Random | None,
+    ) -> None:
+        """Note what an operation has made."""
+        operation: Operation | None = None
+        for output, tensor in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
+            if isinstance(tensor, Tensor) and tensor.numel() * tensor.itemsize >= self._least and is_plain(tensor):
+                operation = operation or self._make_operation(trait, args, kwargs, number, random)
+                self._note(tensor.untyped_storage(), version_of(tensor), operation, output)
+
+    def _write(self, trait: Trait, args: tuple[Any, ...], kwargs: dict[str, Any], number: int) -> Any:
         """Carry out an operation that writes into what it is given."""
         written = _find_written(trait, args, kwargs)
         storages = [tensor.untyped_storage() for tensor in written if is_plain(tensor)]
         if len(storages) < len(written) or not any(storage.nbytes() >= self._least for storage in storages):
             self._forget(trait, args, kwargs)
-            return function(*args, **kwargs)
+            return trait.entry(*args, **kwargs)
         random = _look_at_generator(args, kwargs) if trait.is_random else None
         operation = None
         if len({id(storage) for storage in storages}) == 1 and (random is not None or not trait.is_random):
-            operation = self._make_operation(function, trait, args, kwargs, random)
+            operation = self._make_operation(trait, args, kwargs, number, random)
         if operation is not None and any(isinstance(operation.argument(*place), Direct) for place in trait.written):
             operation = None  # memory that stays would be written into once more
         before = [self.find(storage, version_of(tensor)) for tensor, storage in zip(written, storages, strict=True)]
         versions = [version_of(tensor) for tensor in written]
-        result = function(*args, **kwargs)
+        result = trait.entry(*args, **kwargs)
         for storage, version, earlier in zip(storages, versions, before, strict=True):
             self._note(storage, version, operation).write(earlier)
         return result
@@ -148,37 +195,45 @@ class Tape:
         return origin
 
     def _make_operation(
-        self, function: Any, trait: Trait, args: tuple[Any, ...], kwargs: dict[str, Any], before: _Random | None
+        self, trait: Trait, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, before: _Random | None
     ) -> Operation | None:
         """The operation with no big tensor in it; None where it was given what is no plain memory."""
-        given = [self._describe(value) for value in args]
-        named = {name: self._describe(value) for name, value in kwargs.items()}
-        if trait.has_running and given[5]:  # in training
-            given[3] = given[4] = None
-        if _OPAQUE in given or _OPAQUE in named.values():
+        values = list(args)
+        if trait.has_running and values[5]:  # in training
+            values[3] = values[4] = None
+        given: list[Part | Direct] = []
+        for place in trait.tensors:
+            if place < len(values):
+                values[place] = self._describe(values[place], given)
+                if values[place] is _OPAQUE:
+                    return None
+        named = {name: self._describe(value, given) for name, value in kwargs.items()} if kwargs else {}
+        if any(value is _OPAQUE for value in named.values()):
             return None
-        return Operation(function, tuple(given), named, *(before or ()))
+        return Operation(trait.function, tuple(values), named, given, number, *(before or ()))
 
-    def _describe(self, value: Any) -> Any:
+    def _describe(self, value: Any, given: list[Part | Direct]) -> Any:
+        """What stands for a value; for a tensor, it is added to what is ``given``."""
         if isinstance(value, Tensor):
-            return self._describe_tensor(value)
+            if not is_plain(value) or value.is_inference():
+                return _OPAQUE
+            described = self._describe_tensor(value)
+            given.append(described)
+            return described
         if isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value):
-            each_one = [self._describe(each) for each in value]
+            each_one = [self._describe(each, given) for each in value]
             return _OPAQUE if any(one is _OPAQUE for one in each_one) else each_one
         return value
 
-    def _describe_tensor(self, tensor: Tensor) -> Part | Direct | object:
-        if not is_plain(tensor) or tensor.is_inference():
-            return _OPAQUE
+    def _describe_tensor(self, tensor: Tensor) -> Part | Direct:
         storage = tensor.untyped_storage()
         is_small = storage.nbytes() < self._least
-        if is_small or self.stays(tensor, storage):
-            leaf = tensor if tensor.is_leaf else base_of(tensor)
-            if leaf is not None and leaf.is_leaf:
-                return Direct(without_graph(tensor), leaf, version_of(leaf), storage.nbytes())
-            if is_small:
-                copy = copy_values(tensor)  # to hold it would hold its graph
-                return Direct(copy, copy, version_of(copy), copy.untyped_storage().nbytes())
+        leaf = tensor if tensor.is_leaf else base_of(tensor)
+        if leaf is not None and leaf.is_leaf and (is_small or self.stays(tensor, storage)):
+            return Direct(without_graph(tensor), leaf, version_of(leaf), storage.nbytes())
+        if is_small:
+            copy = copy_values(tensor)  # to hold it would hold its graph
+            return Direct(copy, copy, version_of(copy), copy.untyped_storage().nbytes())
         origin = self.find(storage, version_of(tensor))
         bits = tensor.is_conj(), tensor.is_neg()
         return Part(origin, tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, bits)
@@ -187,7 +242,7 @@ class Tape:
 def _find_trait(function: Any) -> Trait:
     """What is known of a kind of operation."""
     if not is_operation(function):
-        return Trait(False, (), False, False)
+        return Trait(function, function, False, (), (), False, False)
     schema, name = function._schema, function._schema.name.partition("::")[2]
     written = [
         (place, argument)
@@ -204,7 +259,8 @@ def _find_trait(function: Any) -> Trait:
         and not any("List" in str(argument.type) for _, argument in written)
     )
     places = tuple((place, argument.name) for place, argument in written)
-    return Trait(is_noted, places, is_random(function), name in _RUNNING)
+    tensors = tuple(place for place, argument in enumerate(schema.arguments) if "Tensor" in str(argument.type))
+    return Trait(function, entry_of(function), is_noted, tensors, places, is_random(function), name in _RUNNING)
 
 
 def _find_written(trait: Trait, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

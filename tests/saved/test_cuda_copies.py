@@ -1,0 +1,253 @@
+"""Copies of a device, by which access to memory is put before which. Torch's streams are replaced: no device is needed.
+
+Memory that is freed goes to the next kernel of the stream that it was allocated on, at once; so each test does with it
+what such a kernel would.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from retrograd.saved.cpu import Cpu
+from retrograd.saved.cuda_copies import CudaCopies
+from retrograd.saved.keeping import keep_saved
+from retrograd.saved.offloading import Offloaded, Offloader
+from tests.saved.stream_order import Device, Stream
+
+DEVICE = torch.device("cpu")
+
+
+class Copies(CudaCopies):
+    """Without pinned memory."""
+
+    def allocate(self, nbytes: int) -> Tensor:
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+
+def test_a_race_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    tensor, beside = torch.zeros(8), Stream("beside")
+    device.use(tensor)
+    with device.on(beside):
+        device.use(torch.zeros(1), tensor)
+    assert len(device.races()) == 1
+    beside.wait_stream(device.current)
+    with device.on(beside):
+        device.use(torch.zeros(1), tensor)
+    assert len(device.races()) == 1
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 6000), st.integers(0, 1000))
+def test_one_computing_stream_never_meets_a_copy(window: int, seed: int) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        device = Device(monkeypatch)
+        offloader = Offloader(Copies(DEVICE), window)
+        chance = random.Random(seed)
+        keep: list[Tensor] = []  # so that no address is used by two tensors of this test
+        for _ in range(3):
+            _run_pass(device, offloader, chance, keep)
+        assert not device.races()
+        assert not device.lent
+
+
+def _run_pass(device: Device, offloader: Offloader, chance: random.Random, keep: list[Tensor]) -> None:
+    packed, memory, freed = [], [], set()
+    with device:
+        for number in range(6):
+            values = torch.full((500,), float(number))
+            keep.append(values)
+            memory.append(values)
+            device.use(values)
+            packed.append(offloader.add(values))
+            for other, one in enumerate(packed):
+                if isinstance(one, Offloaded) and one.values is None and other not in freed:
+                    freed.add(other)
+                    device.use(memory[other])  # the next layer's output lies there
+        for number in range(5, chance.choice([-1, 2]), -1):
+            one = packed[number]
+            assert one is not None
+            values = one.restore()
+            keep.append(values)
+            device.use(torch.zeros(1), values)
+            packed[number] = None
+            del one
+            device.use(values)  # freed, and used again
+
+
+def test_what_one_stream_fetched_another_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    offloader = Offloader(Copies(DEVICE), window=0)
+    home, other = device.current, Stream("other")
+    memory = [torch.full((500,), float(number)) for number in range(2)]
+    with device:
+        packed = []
+        for values in memory:
+            device.use(values)
+            packed.append(offloader.add(values))
+        first, second = packed
+        assert isinstance(first, Offloaded)
+        assert isinstance(second, Offloaded)
+        first.fetch()
+        assert first.arriving is not None
+        fetched = first.arriving[0]
+        with device.on(other):
+            values = first.restore()
+            assert values is fetched
+            device.use(torch.zeros(1), values)
+        assert (values.data_ptr(), "other") in device.lent
+        with device.on(other):
+            second.leave()
+        device.current = home
+        device.use(memory[1])  # freed memory is used again on the stream that allocated it
+    assert not device.races()
+
+
+def test_what_is_dropped_elsewhere_is_waited_for_where_its_memory_is_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device(monkeypatch)
+    offloader = Offloader(Copies(DEVICE), window=0)
+    values = [torch.full((500,), float(number)) for number in range(2)]
+    with device:
+        packed = [offloader.add(one) for one in values]
+        first = packed[0]
+        assert isinstance(first, Offloaded)
+        first.fetch()
+        assert first.arriving is not None
+        arriving = first.arriving[0]
+        with device.on(Stream("another")):
+            del first, packed
+        device.use(arriving)
+        device.use(values[1])
+    assert not device.races()
+
+
+def test_a_copy_back_follows_the_copy_out_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    offloader = Offloader(Copies(DEVICE), window=0)
+    memory = [torch.full((500,), float(number)) for number in range(2)]
+    with device:
+        packed = [offloader.add(values) for values in memory]
+        assert packed[0] is not None
+        with device.on(Stream("third")):
+            device.use(torch.zeros(1), packed[0].restore())
+    assert not device.races()
+
+
+def test_a_buffer_that_another_stream_has_read_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    offloader = Offloader(Copies(DEVICE), window=0)
+    memory = [torch.full((500,), float(number)) for number in range(3)]
+    with device:
+        packed = [offloader.add(values) for values in memory[:2]]
+        assert packed[0] is not None
+        device.use(torch.zeros(1), packed[0].restore())
+        del packed  # its buffer is free, when the copy from it is done
+        with device.on(Stream("other")):
+            offloader.add(memory[2])
+    assert not device.races()
+
+
+def test_pinned_memory_is_the_hosts_whatever_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own ``torch.empty`` refuses to pin memory of another device."""
+    with torch.device("meta"):
+        torch.empty(1)  # torch notes which functions take a device when it is first asked: not what is patched below
+    seen = {}
+    Device(monkeypatch)
+    copies = CudaCopies(DEVICE)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: seen.update(kwargs) or empty(1))
+    with torch.device("meta"):
+        copies.allocate(100)
+    assert seen["device"] == "cpu"
+    assert seen["pin_memory"]
+
+
+# ---- on a device ------------------------------------------------------------------------------------------------
+
+
+def make_layers() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    layers = [part for _ in range(12) for part in (nn.Linear(512, 512), nn.Tanh())]
+    return nn.Sequential(*layers).cuda(), torch.randn(2048, 512, device="cuda")
+
+
+def gradients(model: nn.Module, batch: Tensor) -> list[Tensor]:
+    model.zero_grad(set_to_none=True)
+    model(batch).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_gradients_are_the_same_on_any_stream(is_beside: bool) -> None:
+    model, batch = make_layers()
+    expected = gradients(model, batch)
+    torch.cuda.synchronize()
+    with (
+        keep_saved(model, Cpu(window=8 << 20, min_bytes=1 << 16)),
+        torch.cuda.stream(torch.cuda.Stream() if is_beside else torch.cuda.current_stream()),
+    ):
+        for _ in range(10):
+            found = gradients(model, batch)
+            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.gpu
+def test_nothing_is_waited_for_and_memory_is_pinned_in_the_first_steps_alone() -> None:
+    model, batch = make_layers()
+    with keep_saved(model, Cpu(window=8 << 20, min_bytes=1 << 16)) as handle:
+        for _ in range(3):
+            gradients(model, batch)
+        pinned = torch.cuda.host_memory_stats()["num_host_alloc"]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(3):
+                gradients(model, batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.cuda.host_memory_stats()["num_host_alloc"] == pinned
+        (account,) = handle.accounts.values()
+        assert account.stretches >= 6 * 10
+
+
+@pytest.mark.gpu
+def test_pinned_memory_takes_little_more_than_what_is_in_it() -> None:
+    copies = CudaCopies(torch.device("cuda"))
+    offloader = Offloader(copies, window=0)
+    torch.accelerator.empty_host_cache()
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    packed = [offloader.add(torch.ones(49 << 16, device="cuda")) for _ in range(40)]  # 0.77 × 16 MB each
+    taken = torch.cuda.host_memory_stats()["allocated_bytes.current"] - before
+    assert taken < 1.25 * sum(one.nbytes for one in packed if isinstance(one, Offloaded))
+
+
+@pytest.mark.gpu
+def test_while_a_graph_is_captured_everything_stays() -> None:
+    model, batch = make_layers()
+    expected = gradients(model, batch)
+    with keep_saved(model, Cpu(window=0, min_bytes=1 << 16)) as handle:
+        (account,) = handle.accounts.values()
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(3):
+                gradients(model, batch)
+        torch.cuda.current_stream().wait_stream(beside)
+        packed = account.stretches
+        assert packed > 0
+        graph = torch.cuda.CUDAGraph()
+        model.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph):
+            model(batch).square().mean().backward()
+        assert account.stretches == packed
+    graph.replay()
+    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
