@@ -25,7 +25,8 @@ class Disk(Policy):
     Args:
         folder: where the file is; ``TMPDIR`` or ``/var/tmp`` by default. It should not be a file system in memory.
         max_waiting: how many bytes may wait to be written. A forward pass that is faster than the disk waits then.
-        min_bytes: smaller stretches of memory stay.
+        min_bytes: smaller stretches of memory stay. To move one takes some 100 µs of processor time, whatever its size:
+            in a ResNet-50 at 96 pixels a third of them is smaller than the default, with a sixteenth of the bytes.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Disk(Policy):
         folder: str | os.PathLike[str] | None = None,
         *,
         max_waiting: int = _MAX_WAITING,
-        min_bytes: int = Policy.min_bytes,
+        min_bytes: int = 4 * Policy.min_bytes,
     ) -> None:
         self.folder = default_folder() if folder is None else Path(folder)
         self.max_waiting = max_waiting
