@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from retrograd.hooks.dispatch import entry_of, is_operation, is_random
 from retrograd.hooks.engine import current_graph_task, grad_enabled
 from retrograd.hooks.operation_tap import copy_values, without_graph
 from retrograd.hooks.saved import base_of, is_plain, version_of
 from retrograd.saved.origins import Direct, Operation, Origin, Part
 from retrograd.saved.policy import Stays
 from retrograd.saved.random_state import can_be_read, read_random_state
-
-_UNREPEATABLE = frozenset({
-    "set_", "resize_", "resize_as_", "bincount", "histc", "index_add", "index_add_", "index_copy", "index_copy_",
-    "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put", "index_reduce", "index_reduce_", "put", "put_",
-    "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "segment_reduce",
-    "_cudnn_rnn", "miopen_rnn", "batch_norm_update_stats", "batch_norm_gather_stats",
-    "batch_norm_gather_stats_with_counts", "cumsum", "cumsum_", "median",
-})  # fmt: skip
-"""They take memory from elsewhere; or write or add up in an order that is not the same twice on every device; or write
-into a state without saying so."""
-
-_VIEWS = frozenset({"_unsafe_view", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "lift"})
-"""What they return lies in what they are given, though their schema does not say so."""
-
-_RUNNING = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
-"""They write into running statistics without saying so. While training they do not read them."""
+from retrograd.saved.traits import Trait, find_trait, find_written
 
 _OPAQUE = object()
 """In place of a tensor that is no plain memory, or of which torch does not count writes."""
@@ -42,29 +25,6 @@ _BETWEEN_MARKS = 1 << 20
 
 _Random = tuple[Tensor, torch.device]
 """State of a generator, and its device."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trait:
-    """What is known of a kind of operation.
-
-    Attributes:
-        function: the operation.
-        entry: carries it out.
-        is_noted: it makes or fills memory, and would do the same again.
-        tensors: places of the arguments that are tensors, or lists of them.
-        written: places and names of the arguments that it writes to.
-        is_random: it draws from a generator.
-        has_running: it has running statistics, which it must not count again.
-    """
-
-    function: Any
-    entry: Any
-    is_noted: bool
-    tensors: tuple[int, ...]
-    written: tuple[tuple[int, str], ...]
-    is_random: bool
-    has_running: bool
 
 
 class Tape:
@@ -139,7 +99,7 @@ class Tape:
         return known
 
     def _learn(self, function: Any) -> Trait:
-        trait = self._traits[id(function)] = _find_trait(function)
+        trait = self._traits[id(function)] = find_trait(function)
         return trait
 
     def _note_results(
@@ -160,7 +120,7 @@ class Tape:
 
     def _write(self, trait: Trait, args: tuple[Any, ...], kwargs: dict[str, Any], number: int) -> Any:
         """Carry out an operation that writes into what it is given."""
-        written = _find_written(trait, args, kwargs)
+        written = find_written(trait, args, kwargs)
         storages = [tensor.untyped_storage() for tensor in written if is_plain(tensor)]
         if len(storages) < len(written) or not any(storage.nbytes() >= self._least for storage in storages):
             self._forget(trait, args, kwargs)
@@ -180,7 +140,7 @@ class Tape:
 
     def _forget(self, trait: Trait, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What is about to be written to will not be what it was; torch need not count that."""
-        for tensor in _find_written(trait, args, kwargs):
+        for tensor in find_written(trait, args, kwargs):
             if not is_plain(tensor):  # nobody knows in which memory it lies
                 self._origins.clear()
                 return
@@ -237,41 +197,6 @@ class Tape:
         origin = self.find(storage, version_of(tensor))
         bits = tensor.is_conj(), tensor.is_neg()
         return Part(origin, tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, bits)
-
-
-def _find_trait(function: Any) -> Trait:
-    """What is known of a kind of operation."""
-    if not is_operation(function):
-        return Trait(function, function, False, (), (), False, False)
-    schema, name = function._schema, function._schema.name.partition("::")[2]
-    written = [
-        (place, argument)
-        for place, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    is_view = name in _VIEWS or any(
-        value.alias_info is not None and not value.alias_info.is_write for value in schema.returns
-    )
-    is_noted = (
-        function.namespace == "aten"
-        and name not in _UNREPEATABLE
-        and not is_view
-        and not any("List" in str(argument.type) for _, argument in written)
-    )
-    places = tuple((place, argument.name) for place, argument in written)
-    tensors = tuple(place for place, argument in enumerate(schema.arguments) if "Tensor" in str(argument.type))
-    return Trait(function, entry_of(function), is_noted, tensors, places, is_random(function), name in _RUNNING)
-
-
-def _find_written(trait: Trait, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that an operation writes to."""
-    given = (args[place] if place < len(args) else kwargs.get(name) for place, name in trait.written)
-    return [
-        tensor
-        for value in given
-        for tensor in (value if isinstance(value, (list, tuple)) else (value,))
-        if isinstance(tensor, Tensor)
-    ]
 
 
 def _look_at_generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Random | None:
