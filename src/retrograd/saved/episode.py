@@ -3,56 +3,50 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
 
-from retrograd.saved.measuring import Key, Log
-from retrograd.saved.plan import Plan
+from retrograd.saved.known_plans import Known, KnownPlans
+from retrograd.saved.measuring import Log
 from retrograd.saved.planned_item import Item
-
-
-@dataclass(slots=True)
-class Known:
-    """A plan, and how to tell that a pass is like the one it was made for.
-
-    Attributes:
-        keys: of the stretches of that pass.
-        plan: for it.
-        triggers: stretch → those to bring back when it is first asked for.
-        wanted: numbers of the operations that are run again.
-    """
-
-    keys: list[Key]
-    plan: Plan
-    triggers: dict[int, list[int]] = field(default_factory=dict)
-    wanted: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        events = self.plan.recording.events
-        for number, position in self.plan.solution.decisions.fetches.items():
-            self.triggers.setdefault(events[position][1], []).append(number)
-        choices = zip(self.plan.recording.stretches, self.plan.choices, strict=True)
-        self.wanted = frozenset(
-            number for stretch, choice in choices if choice == "rerun" for number in stretch.rerun_numbers
-        )
 
 
 class Episode:
     """A pass that is under way.
 
+    Args:
+        background: bytes of earlier passes when it began.
+        is_taped: whether the operations of the forward are seen.
+
     Attributes:
         log: notes of it.
         known: the plan that it follows; None if it is like none that is known.
-        is_alike: whether it may still be found to be like a known one.
-        items: what was packed.
         is_taped: whether the operations of the forward are seen.
+        items: what was packed.
     """
 
     def __init__(self, background: int, is_taped: bool) -> None:
         self.log = Log(background)
         self.is_taped = is_taped
         self.known: Known | None = None
-        self.is_alike = True
         self.items: list[weakref.ref[Item]] = []
+        self._is_alike = True
+
+    def recognise(self, number: int, plans: KnownPlans) -> None:
+        """Follow a plan for passes that began like this one, up to this stretch; none once it is like no other."""
+        known, keys = self.known, self.log.keys
+        if not self._is_alike or (known is not None and known.has_at(number, keys[number])):
+            return
+        self.known = plans.find(keys) if known is not None or not number else None
+        self._is_alike = self.known is not None
+        if known is not None and not self._is_alike:
+            self._measure_from_here(known)
+
+    def _measure_from_here(self, known: Known) -> None:
+        """What it shared with a known pass is as that one has shown; the rest is measured."""
+        self.log.inherit(known.plan.recording)
+        for number, reference in enumerate(self.items):
+            item = reference()
+            if item is not None and item.values is not None and number not in self.log.left:
+                self.log.watch(number, item, item.values)
 
     def follow(self, number: int) -> None:
         """A stretch is asked for: bring back what the plan wants to be on its way now."""

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 import weakref
-from collections import OrderedDict, deque
 
 import torch
 from torch import Tensor
@@ -14,12 +13,13 @@ from torch import Tensor
 from retrograd.hooks.operation_tap import CarryOut
 from retrograd.hooks.saved import is_in_backward
 from retrograd.saved.carriers import Carrier, DiskCarrier, HostCarrier, Load
-from retrograd.saved.episode import Episode, Known
+from retrograd.saved.episode import Episode
+from retrograd.saved.known_plans import KnownPlans
 from retrograd.saved.ledger import Ledger
 from retrograd.saved.link_speed import measure_link
 from retrograd.saved.listening import Listening
 from retrograd.saved.lossless import Lossless
-from retrograd.saved.measuring import Key, Log, Squeezed
+from retrograd.saved.measuring import Log, Squeezed
 from retrograd.saved.origins import Origin
 from retrograd.saved.plan import Plan, make_plan
 from retrograd.saved.planned_item import Item
@@ -29,9 +29,8 @@ from retrograd.saved.rerun import Rerun, find_rerun
 from retrograd.saved.simulation import Choice, Link
 from retrograd.saved.sizes import Budget, read_budget
 from retrograd.saved.trial import Trial
+from retrograd.saved.under_way import UnderWay
 
-_KNOWN = 16
-"""Plans that are remembered: one for each sequence of sizes, such as that of a last, smaller batch."""
 _PROBED_PASSES = 32
 """Passes in which it is tried what lossless copies take, and what can be made again. A program of which no two passes
 are alike is not held up for ever."""
@@ -84,15 +83,14 @@ class Planned(Policy):
         given = read_budget(budget)
         self._bytes = given if isinstance(given, int) else None
         self._share = given if isinstance(given, float) else None
-        self._known: OrderedDict[tuple[Key, ...], Known] = OrderedDict()
+        self._known = KnownPlans()
         self._lock = threading.RLock()
         self._ledger = Ledger()
         self._lossless = Lossless(min_bytes=0)
         self._listening = Listening(min_bytes, is_allowed=rerun)
         self._tape = self._listening.tape
         self._episode: Episode | None = None
-        self._leaving: deque[tuple[weakref.ref[Item], int]] = deque()
-        self._leaving_bytes = 0
+        self._leaving: UnderWay[weakref.ref[Item]] = UnderWay()
         self._device: torch.device | None = None
         self._carrier: Carrier | None = None
         self._link: Link | None = None
@@ -109,7 +107,7 @@ class Planned(Policy):
         with self._lock:
             if self._episode is not None and self._episode.log.is_over:
                 self._finish()
-            return [known.plan for known in self._known.values()]
+            return self._known.plans
 
     @property
     def plan(self) -> Plan | None:
@@ -131,7 +129,7 @@ class Planned(Policy):
             log = episode.log
             began = log.now(values)
             number = log.add(saved)
-            self._recognise(episode, number)
+            episode.recognise(number, self._known)
             self._tape.wanted = None if episode.known is None else episode.known.wanted
             self._tape.mark(number)
             log.is_timed = episode.known is None
@@ -158,7 +156,7 @@ class Planned(Policy):
     def watch_operations(self, stays: Stays) -> CarryOut | None:
         """The operations of a forward are seen where a plan is to be made, or has some of them run again."""
         with self._lock:
-            is_of_use = not self._known or any(known.wanted for known in self._known.values())
+            is_of_use = not self._known or self._known.have_reruns
             is_new = self._episode is None or self._is_over(self._episode)
             return self._listening.begin_forward(stays, is_of_use=is_of_use, is_new=is_new)
 
@@ -186,11 +184,9 @@ class Planned(Policy):
             episode = None
         if episode is None:
             episode = self._episode = Episode(self._ledger.total(), self._listening.begin_pass())
-            for reference, _ in self._leaving:
+            for reference in self._leaving.drain():
                 if (item := reference()) is not None:
                     item.leave()
-            self._leaving.clear()
-            self._leaving_bytes = 0
         return episode
 
     def _is_over(self, episode: Episode) -> bool:
@@ -205,7 +201,7 @@ class Planned(Policy):
         if known is not None and len(log.keys) == len(known.keys):
             planned = {number for number, one in enumerate(known.plan.recording.stretches) if one.asked is not None}
             if not log.asked <= planned:  # the pass it was made from was cut short
-                del self._known[tuple(known.keys)]
+                self._known.forget(known)
         elif known is None and log.asked:
             self._probed += 1
             if not self._listening.ask_for_another(episode.is_taped):
@@ -225,32 +221,7 @@ class Planned(Policy):
             carrier.close()
         carrier.trim()
         plan = make_plan(recording, self._link, self._bytes, carrier.destination)
-        self._known[tuple(log.keys)] = Known(log.keys, plan)
-        if len(self._known) > _KNOWN:
-            self._known.popitem(last=False)
-
-    def _recognise(self, episode: Episode, number: int) -> None:
-        """Follow a plan for passes that began like this one."""
-        keys = episode.log.keys
-        known = episode.known
-        if not episode.is_alike:
-            return
-        if known is not None and number < len(known.keys) and known.keys[number] == keys[number]:
-            return
-        episode.known = None
-        if known is not None or not number:
-            for candidate in reversed(self._known.values()):
-                if candidate.keys[: number + 1] == keys:
-                    episode.known = candidate
-                    self._known.move_to_end(tuple(candidate.keys))
-                    return
-        episode.is_alike = False
-        if known is not None:
-            episode.log.inherit(known.plan.recording)
-            for earlier, reference in enumerate(episode.items):
-                item = reference()
-                if item is not None and item.values is not None and earlier not in episode.log.left:
-                    episode.log.watch(earlier, item, item.values)
+        self._known.add(log.keys, plan)
 
     # ---- stretches ---------------------------------------------------------------------------------------------
 
@@ -301,11 +272,7 @@ class Planned(Policy):
     def _let_leave(self, item: Item, nbytes: int) -> None:
         """What left first is gone when more than the window follows it."""
         assert self._bytes is not None
-        self._leaving.append((weakref.ref(item), nbytes))
-        self._leaving_bytes += nbytes
-        while self._leaving_bytes > max(window_of(self._bytes), nbytes):
-            reference, first = self._leaving.popleft()
-            self._leaving_bytes -= first
+        for reference in self._leaving.add(weakref.ref(item), nbytes, window_of(self._bytes)):
             if (leaving := reference()) is not None:
                 leaving.leave()
 
