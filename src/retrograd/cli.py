@@ -44,6 +44,7 @@ examples:
   retrograd run -o runs/first --every 10 -m package.train
   retrograd run --sites 'blocks.*:output.grad' '*:weight.grad' -- train.py
   retrograd run --tensors '*.attn:output' --schedule log train.py
+  retrograd run --inventory 1 train.py
   retrograd run torchrun --nproc-per-node 2 train.py
 
 What stands behind the command belongs to it, and so do its output and its exit code. We write one line to stderr
@@ -187,6 +188,9 @@ def _add_run(commands: Commands) -> None:
         "--tensors", nargs="+", action="extend", metavar="PATTERN", help="sites whose tensors are kept whole"
     )
     parser.add_argument("--no-histogram", dest="histogram", action="store_false", help="no histograms of exponents")
+    parser.add_argument(
+        "--inventory", type=int, metavar="N", help="show in the report what autograd keeps in backward pass N, from 0"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run that DIR holds")
 
 

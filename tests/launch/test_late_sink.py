@@ -30,6 +30,9 @@ class Notes:
     def add_tensor(self, kept: Any) -> None:
         self.told.append(kept)
 
+    def add_file(self, name: str, write: Any) -> None:
+        self.told.append(name)
+
     def flush(self) -> None:
         self.told.append("flush")
 
@@ -117,6 +120,17 @@ def test_a_forked_child_opens_a_sink_of_its_own() -> None:
     assert desk.opened[0].told == told
     assert desk.opened[1].told == [{"model": 1}, ["a"], batch(1, "eval"), batch(1)]
     assert desk.sink.steps == 1
+
+
+def test_files_wait_for_the_folder() -> None:
+    desk = Desk()
+    desk.sink.add_file("early", lambda file: None)
+    desk.sink.add_rows(batch(0))
+    desk.sink.add_file("late", lambda file: None)
+    assert desk.opened[0].told == [{}, [], "early", batch(0), "late"]
+    desk.sink.lose()
+    desk.sink.add_file("lost", lambda file: None)
+    assert "lost" not in desk.opened[0].told
 
 
 def test_training_goes_on_where_nothing_can_be_written() -> None:

@@ -60,6 +60,24 @@ def test_adding_after_the_end_is_harmless(tmp_path: Path) -> None:
     assert list_files(tmp_path, "statistics") == []
 
 
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path)
+    writer.add_file("notes.txt", lambda file: file.write(b"kept") and None)
+    folder = tmp_path / "rank00000"
+    assert (folder / "notes.txt").read_bytes() == b"kept"
+
+    def fail(file: BinaryIO) -> None:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.warns(RetrogradWarning, match="No space left"):
+        writer.add_file("more.txt", fail)
+    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == [".lock", "notes.txt", "rank.json"]
+    writer.close()
+    writer.add_file("late.txt", lambda file: None)
+    assert not (folder / "late.txt").exists()
+
+
 def test_a_reader_may_look_while_it_is_written(tmp_path: Path) -> None:
     writer = open_writer(tmp_path)
     writer.flush()

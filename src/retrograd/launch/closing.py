@@ -26,7 +26,7 @@ def say_end(obstacle: str, done: str = "") -> None:
         obstacle: why this process has done nothing.
         done: what it has done; empty for nothing. Its children may have done something all the same.
     """
-    if os.environ.get(SPEAKER) != str(os.getpid()):
+    if not is_speaker():
         return
     asked = next((variable for variable in _ENDINGS if variable in os.environ), None)
     if asked is None:
@@ -39,6 +39,11 @@ def say_end(obstacle: str, done: str = "") -> None:
     if others > 0:
         done = f"{done}, and {others} more {plural}" if done else f"{others} {plural}"
     say(f"{verb} {done}; {see.format(request['shown'])}" if done else f"nothing was {verb}: {obstacle}")
+
+
+def is_speaker() -> bool:
+    """Whether this process speaks for all."""
+    return os.environ.get(SPEAKER) == str(os.getpid())
 
 
 def say(words: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from retrograd.errors import LaunchError
 
-_SINGLE = ("-o", "--output", "--every", "--schedule", "--steps", "--step", "--nodes", "--by", "--sort")
+_SINGLE = ("-o", "--output", "--every", "--schedule", "--steps", "--step", "--inventory", "--nodes", "--by", "--sort")
 _LISTS = ("--sites", "--tensors", "--break")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "uv", "srun", "mpirun", "env", "bash", "sh")
 

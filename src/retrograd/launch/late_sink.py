@@ -8,13 +8,20 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 from retrograd.errors import RunError
 from retrograd.history.sink import Event, KeptTensor, RowBatch, Sink
 
 HELD = 64
 """Batches, events and tensors from before the first backward pass that are kept; of more, the last ones."""
+
+
+class FolderSink(Sink, Protocol):
+    """A sink that writes a folder, in which there may be files of another kind."""
+
+    def add_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:
+        """Write such a file."""
 
 
 class LateSink:
@@ -30,7 +37,7 @@ class LateSink:
     """
 
     def __init__(
-        self, open_sink: Callable[[], Sink], step_made: Callable[[], None], failed: Callable[[Exception], None]
+        self, open_sink: Callable[[], FolderSink], step_made: Callable[[], None], failed: Callable[[Exception], None]
     ) -> None:
         self._open_sink = open_sink
         self._step_made = step_made
@@ -41,8 +48,9 @@ class LateSink:
 
     def start_over(self) -> None:
         """Forget what was recorded, but neither sites nor facts."""
-        self._sink: Sink | None = None
+        self._sink: FolderSink | None = None
         self._held: deque[Callable[[Sink], None]] = deque(maxlen=HELD)
+        self._files: dict[str, Callable[[BinaryIO], None]] = {}
         self._is_lost = False
         self._lock = threading.RLock()
         self._last_step = -1
@@ -63,13 +71,16 @@ class LateSink:
         """Whether this process writes a record."""
         return self._sink is not None
 
-    def use(self, sink: Sink) -> None:
+    def use(self, sink: FolderSink) -> None:
         """Write to this sink from now on, beginning with what is held."""
         self._sink = sink
         sink.describe(**self._facts)
         sink.add_sites(self._names)
         while self._held:
             self._held.popleft()(sink)
+        for name, write in self._files.items():
+            sink.add_file(name, write)
+        self._files.clear()
 
     def describe(self, **facts: Any) -> None:
         self._facts.update(facts)
@@ -90,6 +101,14 @@ class LateSink:
 
     def add_tensor(self, kept: KeptTensor) -> None:
         self._pass_on(lambda sink: sink.add_tensor(kept), None)
+
+    def add_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:
+        """Write a file of another kind, as soon as there is a folder for it."""
+        with self._lock:
+            if self._sink is not None:
+                self._sink.add_file(name, write)
+            elif not self._is_lost:
+                self._files[name] = write
 
     def flush(self) -> None:
         if self._sink is not None:

@@ -78,6 +78,10 @@ class PassSession(ABC):
         self._run_safely(self._stop)
         if self._claim is not None:
             self._claim.release()
+        self._say_end()
+
+    def _say_end(self) -> None:
+        """Show what was found, and say what has become of what was asked for."""
         done = self._tell_done()
         if done and self._is_first_rank() and sys.__stderr__ is not None:
             with contextlib.suppress(OSError, ValueError):  # nobody listens, or the script has closed it

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
+from retrograd.errors import SavedTensorError
 from retrograd.recording.schedule import NamedSchedule, every, log_schedule
 from retrograd.sites.selection import Selection
 
@@ -27,6 +28,7 @@ class Request:
         tensors: patterns of the sites whose tensors are kept whole; None for none.
         histogram: whether to keep histograms of exponents.
         resume: whether to go on with the run that the folder holds.
+        inventory: of which backward pass, counted from 0, an inventory is taken; None for none.
     """
 
     variable: ClassVar[str] = VARIABLE
@@ -39,6 +41,7 @@ class Request:
     tensors: tuple[str, ...] | None = None
     histogram: bool = True
     resume: bool = False
+    inventory: int | None = None
 
     @property
     def schedule(self) -> NamedSchedule:
@@ -58,6 +61,8 @@ class Request:
         for patterns in (self.sites, self.tensors):
             Selection(patterns)
         self.schedule  # noqa: B018
+        if self.inventory is not None and self.inventory < 0:
+            raise SavedTensorError(f"--inventory {self.inventory} is before the first.", repair="count from 0.")
 
     def write(self) -> str:
         """The request as the text of :data:`VARIABLE`."""

@@ -27,6 +27,7 @@ from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
 
 if TYPE_CHECKING:
+    from retrograd.launch.run_inventory import RunInventory
     from retrograd.runs.writer import RunWriter
 
 
@@ -37,6 +38,7 @@ def start_session() -> None:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.start_over)
     warnings.simplefilter("default", RetrogradWarning)  # also under -W error: ours must not raise in the script
+    session.take_inventory()
 
 
 class Session:
@@ -48,6 +50,7 @@ class Session:
         self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._obstacle = "no backward pass was seen"
         self._closed = False
+        self._inventory: RunInventory | None = None
         self._search = Search(self._record, self._give_up)
         self._sink = LateSink(self._open_run, self._search.step_made, self._give_up)
 
@@ -57,6 +60,8 @@ class Session:
             return
         self._closed = True
         self._search.close()
+        if self._inventory is not None:
+            self._inventory.close()
         try:
             if self._recorder is not None:
                 self._recorder.close("failed" if _has_failed() else "finished")
@@ -71,6 +76,15 @@ class Session:
         if self._recorder is not None:
             self._recorder.clock.close_all()
         self._sink.start_over()
+
+    def take_inventory(self) -> None:
+        """Take one beside the recording, if that was asked for."""
+        if self._request.inventory is None:
+            return
+        from retrograd.launch.run_inventory import RunInventory
+
+        self._inventory = RunInventory(self._request, self._sink.add_file)
+        self._inventory.follow_process()
 
     def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
         unnamed = [model for model in models if model not in self._names]

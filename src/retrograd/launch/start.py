@@ -36,6 +36,7 @@ def start_command(arguments: argparse.Namespace) -> NoReturn:
         tensors=arguments.tensors,
         histogram=arguments.histogram,
         resume=arguments.resume,
+        inventory=arguments.inventory,
     )
     request.check()
     check_writable(Path(request.path))

@@ -23,6 +23,7 @@ STATISTICS = "statistics"
 EVENTS = "events"
 TENSORS = "tensors"
 RING = "ring.bin"
+INVENTORY = "inventory.parquet"
 
 _PART = re.compile(r"part-(?P<first>\d{8,})-(?P<last>\d{8,})\.parquet")
 _SHARD = re.compile(r"shard-(?P<number>\d{8,})\.safetensors")
@@ -43,6 +44,7 @@ PLACES: tuple[Place, ...] = (
     Place(f"rank00000/{STATISTICS}/part-00000000-00000000.parquet", "rows of statistics"),
     Place(f"rank00000/{EVENTS}/part-00000000-00000000.parquet", "losses, updates, what rules have changed, faults"),
     Place(f"rank00000/{TENSORS}/shard-00000000.safetensors", "tensors that were asked for, several a file"),
+    Place(f"rank00000/{INVENTORY}", "what autograd kept in one step, if asked for; `rg.Inventory.load()` reads it"),
     Place(f"rank00000/{RING}", "the last events of backward passes; `ring.names` and `ring.modules` give the words"),
     Place("rank00000/hang-1.txt", "what a pass was at that did not move"),
     Place("rank00000.p4711/", "a process that found its rank taken; no part of the run's history, but opens by itself"),

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from retrograd.history.columns import decode_batches
 from retrograd.history.events import build_event_table
@@ -14,7 +14,7 @@ from retrograd.history.names import SiteNames
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import build_table
 from retrograd.runs.compaction import compact
-from retrograd.runs.files import write_json
+from retrograd.runs.files import write_json, write_whole
 from retrograd.runs.layout import EVENTS, RANK_FILE, STATISTICS, TENSORS
 from retrograd.runs.parts import PartFolder
 from retrograd.runs.queue import Lost
@@ -82,6 +82,11 @@ class RankFolder:
         for kept in tensors:
             self.shards.copy(kept)
         self.shards.write(is_paused=is_paused)
+
+    def write_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:
+        """Write a file of another kind."""
+        with write_whole(self._claim.folder / name) as file:
+            write(file)
 
     def take_news(self) -> list[Event]:
         """What befell tensors since this was last asked."""

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from retrograd.errors import RunWriteError
 from retrograd.history.sink import Event, KeptTensor, RowBatch
@@ -114,6 +114,13 @@ class RunWriter:
     def add_tensor(self, kept: KeptTensor) -> None:
         """Write a tensor with the next flush, unless training overwrites it before."""
         self._add(kept)
+
+    def add_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:
+        """Write a file of another kind beside what is recorded; returns when it is there."""
+        if self._is_open:
+            with self._writing:
+                self._attempt(self._folder.settle)
+                self._attempt(partial(self._folder.write_file, name, write))
 
     def flush(self) -> None:
         """Write all that was added, and return when it can be read."""

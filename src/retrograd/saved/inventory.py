@@ -6,7 +6,7 @@ import json
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -146,10 +146,15 @@ class Inventory:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as a Parquet file, one row a saved tensor; returns its path."""
+        with Path(path).open("wb") as file:
+            self.write(file)
+        return Path(path)
+
+    def write(self, file: BinaryIO) -> None:
+        """Write what :meth:`save` writes to a file that is open."""
         facts = {"passes": self.passes, "modules": self.modules, "notes": self.notes}
         table = self.table.replace_schema_metadata({_KEY: json.dumps(facts)})
-        pq.write_table(table, path, compression="zstd")
-        return Path(path)
+        pq.write_table(table, file, compression="zstd")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Inventory:

@@ -1,0 +1,64 @@
+"""The inventory of one backward pass of a process; what becomes of it, subclasses say."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from retrograd.hooks.backward import unlisten_to_backward
+from retrograd.launch.pass_session import PassSession
+from retrograd.saved.inventory import Inventory
+from retrograd.saved.taking import InventoryTaking, take_inventory
+
+
+class PassInventory(PassSession):
+    """Listens from the end of the pass before to the end of the one that was asked for.
+
+    Args:
+        wanted: which pass, counted from 0.
+        option: by which it was asked for.
+        timed: whether to measure how long operations take.
+    """
+
+    def __init__(self, wanted: int, option: str, *, timed: bool) -> None:
+        super().__init__("the inventory", f"{option} {wanted} counts from 0")
+        self._wanted = wanted
+        self._timed = timed
+        self._taking: InventoryTaking | None = None
+        self._inventory: Inventory | None = None
+
+    def _start(self) -> None:
+        self._inventory = None
+        if self._wanted == 0:
+            self._begin()
+
+    def _count(self, failed: bool) -> None:
+        number = self._ended
+        self._ended += 1
+        if number == self._wanted and self._taking is not None:
+            unlisten_to_backward(self)
+            # while backward() runs, torch keeps our function modes
+            self._taking.at_next_call(lambda: self._run_safely(self._end))
+        elif self._ended == self._wanted:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._taking = take_inventory(timed=self._timed)
+        self._inventory = self._taking.__enter__()
+
+    def _end(self) -> None:
+        """End the inventory, and keep it if the pass was made."""
+        if self._ended <= self._wanted or self._taking is None or self._inventory is None:
+            return
+        taking, self._taking = self._taking, None
+        taking.__exit__(None, None, None)
+        self._keep(self._inventory)
+
+    @abstractmethod
+    def _keep(self, inventory: Inventory) -> None:
+        """Write it down."""
+
+    def _stop(self) -> None:
+        super()._stop()
+        taking, self._taking = self._taking, None
+        if taking is not None:
+            taking.__exit__(None, None, None)
