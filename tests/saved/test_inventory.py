@@ -778,6 +778,29 @@ def test_what_cannot_be_asked() -> None:
         taking.__enter__()
 
 
+@pytest.mark.parametrize(
+    ("loss", "problem"),
+    [
+        (torch.ones(3), "A loss is a function here, and not a Tensor"),
+        (lambda output: output, r"The loss has shape \[2, 4\] and torch.float32"),
+        (lambda output: output.sum().to(torch.complex64), "The loss has shape .* and torch.complex64"),
+        (lambda output: None, "needs a gradient"),
+    ],
+)
+def test_losses_that_no_pass_can_start_from(loss: Any, problem: str) -> None:
+    with pytest.raises(SavedTensorError, match=problem):
+        take_inventory(nn.Linear(4, 4), torch.ones(2, 4), loss)
+
+
+def test_a_model_that_returns_complex_numbers() -> None:
+    class Phases(nn.Module):
+        def forward(self, angles: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.exp(1j * angles), angles
+
+    inventory = take_inventory(Phases(), torch.randn(5, requires_grad=True))
+    assert find(inventory, node="ExpBackward0")["resident"] == 5 * 8
+
+
 # ---- the object -----------------------------------------------------------------------------------------------
 
 
@@ -805,6 +828,11 @@ def test_it_prints_modules_total_and_peak() -> None:
     assert lines[1][:2] == ["module", "tensors"]
 
 
+def test_nothing_that_is_kept_is_no_table_but_notes_stay() -> None:
+    said = str(Inventory(passes=1, notes=("2 CopySlices: hidden",)))
+    assert said == "0 saved tensors keep 0 B; copies of them would take 0 B.\n2 CopySlices: hidden"
+
+
 def test_a_part_on_one_device() -> None:
     with take_inventory() as inventory:
         x = torch.randn(10, requires_grad=True)
@@ -814,6 +842,11 @@ def test_a_part_on_one_device() -> None:
     assert inventory.on("cpu").resident == inventory.on("meta").resident == 40
     assert inventory.on("meta").timeline.held.sum() == 40 * 2
     assert inventory.resident == 80
+    last = inventory.on("meta")  # its rows are not those from 0 on
+    assert "1 saved tensor keeps 40 B; a copy of it would take 40 B." in str(last)
+    assert "ExpBackward0 result float32[10]" in str(last)
+    assert [last.shared_with(entry) for entry in last.table["entry"].to_pylist()] == [[]]
+    assert str(inventory.on("cuda:0")).startswith("0 saved tensors keep 0 B")
 
 
 def test_storages_are_what_a_planner_needs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
@@ -30,6 +31,11 @@ peak: 7 kB at position 2 of 6, while head:AddmmBackward0 is made
 """
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def table(inventory: Inventory, **options: object) -> list[str]:
     file = io.StringIO()
     print_inventory(inventory, file=file, **options)  # type: ignore[arg-type]
@@ -52,10 +58,36 @@ def test_by_node() -> None:
 
 def test_a_pattern_chooses_modules() -> None:
     lines = table(invent_inventory(), modules="blocks.*")
-    assert lines[0].startswith("1 backward pass: 2 tensors")
+    whose = (
+        "1 backward pass: 2 tensors are kept beside parameters and buffers, 6 kB of 7 kB; copies of all would take 6 kB"
+    )
+    assert lines[0] == whose
     assert len(lines) == 4
     with pytest.raises(SavedTensorError, match=r"the largest are stem, blocks\.0, head"):
         table(invent_inventory(), modules="block")
+
+
+def test_how_long_a_tensor_took_stands_beside_it_where_it_was_measured() -> None:
+    rows = [saved(0, resident=8, released=1, seconds=0.00125), saved(1, resident=4, released=1)]
+    head, first, second = table(make_inventory(rows), by="tensor")[1:4]
+    assert head == "tensor resident share asked made in made again by line"
+    assert " 1.250 ms relu" in first
+    assert " ms " not in second
+    assert "made in" not in table(make_inventory(rows))[1]
+
+
+@pytest.mark.parametrize(("columns", "is_spared"), [(78, True), (130, False)])
+def test_a_narrow_terminal_is_spared_columns(columns: int, is_spared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    file = Terminal()
+    print_inventory(invent_inventory(), file=file)
+    lines = re.sub(r"\x1b\[\d*m", "", file.getvalue()).splitlines()
+    (head,) = (line.split() for line in lines if "tensors" in line and "resident" in line)
+    spared = [] if is_spared else ["share", "asked"]
+    assert head == ["module", "tensors", "resident", *spared, "at", "peak", "made", "again", "by"]
+    assert max(map(len, lines)) <= columns
 
 
 def test_what_is_not_in_it_is_said() -> None:

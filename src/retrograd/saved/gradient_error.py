@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from retrograd.errors import SavedTensorError
 from retrograd.saved.keep import Keep
 from retrograd.saved.keeping import Policies, keep_saved
+from retrograd.saved.losses import check_loss, check_loss_function
+from retrograd.saved.restoring import everything_restored
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,10 @@ def measure_gradient_error(model: nn.Module, policy: Policies, loss: Callable[[]
 
     Raises:
         SavedPolicyError: ``policy`` is none.
+        SavedTensorError: ``loss`` is no function, or what it returns is nothing to start a backward pass of this model
+            from.
     """
+    check_loss_function(loss)
     exact = _gradients(model, Keep(), loss)
     coarse = _gradients(model, policy, loss)
     squares = {name: _sum_of_squares(exact[name] - coarse[name]) for name in exact}
@@ -49,13 +55,18 @@ def measure_gradient_error(model: nn.Module, policy: Policies, loss: Callable[[]
 
 def _gradients(model: nn.Module, policy: Policies, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    devices = {parameter.device.index for parameter in trained.values() if parameter.is_cuda}
-    with torch.random.fork_rng(devices=devices), keep_saved(model, policy):
-        found = torch.autograd.grad(loss(), list(trained.values()), allow_unused=True)
-    for buffer, value in buffers:
-        buffer.data.copy_(value)
-    return {name: gradient for name, gradient in zip(trained, found, strict=True) if gradient is not None}
+    with everything_restored(model), keep_saved(model, policy):
+        value = loss()
+        check_loss(value)
+        found = torch.autograd.grad(value, list(trained.values()), allow_unused=True) if trained else ()
+    gradients = {name: gradient for name, gradient in zip(trained, found, strict=True) if gradient is not None}
+    if not gradients:
+        raise SavedTensorError(
+            "The loss has no gradient for any parameter of the model.",
+            repair="give the model that the loss function runs, with parameters that require grad.",
+            reason="there is nothing to compare.",
+        )
+    return gradients
 
 
 def _sum_of_squares(values: Tensor) -> float:

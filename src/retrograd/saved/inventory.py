@@ -129,16 +129,13 @@ class Inventory:
         )
 
     def shared_with(self, entry: int) -> list[int]:
-        """The other rows that keep the same memory as this one, or a part of it."""
-        storages = set(self.table["storages"][entry].as_py())
-        return [
-            other
-            for other, pieces in enumerate(self.table["storages"].to_pylist())
-            if other != entry and not storages.isdisjoint(pieces)
-        ]
+        """Numbers of the other rows that keep the same memory as this one, or a part of it."""
+        numbers, pieces = (self.table[name].to_pylist() for name in ("entry", "storages"))
+        kept = dict(zip(numbers, pieces, strict=True))
+        return [other for other in kept if other != entry and not set(kept[entry]).isdisjoint(kept[other])]
 
     def on(self, device: str) -> Inventory:
-        """The part of it that lies on one device, as in ``"cuda:0"``; positions stay as they are."""
+        """The part of it that lies on one device, as in ``"cuda:0"``; rows and positions keep their numbers."""
         part = Inventory(passes=self.passes, modules=self.modules, notes=self.notes)
         part.table = self.table.filter(pc.equal(self.table["device"], device))
         part.positions = self.positions

@@ -67,38 +67,49 @@ def _lines(inventory: Described) -> Iterator[str]:
         return
     counts = Counter(inventory.table["kind"].to_pylist())
     permanent = sum(counts[kind] for kind in PERMANENT)
-    yield (
-        f"{counts.total() - permanent:,} saved tensors keep {print_size(inventory.resident)}; copies of them would "
-        f"take {print_size(inventory.asked)}. {permanent:,} more are parameters and buffers, which are there anyway."
-    )
-    rows = inventory.by_module().to_pylist()
-    width = max([len(row["module"] or "(no module)") for row in rows[:_MOST_MODULES]], default=6)
+    yield f"{_tell_kept(inventory, counts.total() - permanent)}{_tell_permanent(permanent)}"
+    yield from _tell_modules(inventory.by_module().to_pylist())
+    yield from _tell_peak(inventory)
+    yield from inventory.notes
+
+
+def _tell_kept(inventory: Described, count: int) -> str:
+    size, copies = print_size(inventory.resident), print_size(inventory.asked)
+    if count == 1:
+        return f"1 saved tensor keeps {size}; a copy of it would take {copies}."
+    return f"{count:,} saved tensors keep {size}; copies of them would take {copies}."
+
+
+def _tell_permanent(count: int) -> str:
+    if count == 1:
+        return " 1 more is a parameter or buffer, which is there anyway."
+    return f" {count:,} more are parameters and buffers, which are there anyway." if count else ""
+
+
+def _tell_modules(rows: list[dict[str, Any]]) -> Iterator[str]:
+    if not rows:
+        return
+    width = max(len(row["module"] or "(no module)") for row in rows[:_MOST_MODULES])
     yield f"{'module':<{width}}  {'tensors':>8}  {'resident':>9}  {'asked':>9}  {'at peak':>9}"
     for row in rows[:_MOST_MODULES]:
         sizes = "  ".join(f"{print_size(row[name]):>9}" for name in ("resident", "asked", "at_peak"))
         yield f"{row['module'] or '(no module)':<{width}}  {row['tensors']:>8,}  {sizes}"
     if len(rows) > _MOST_MODULES:
         yield f"and {len(rows) - _MOST_MODULES:,} more modules"
-    yield from _tell_peak(inventory)
-    yield from inventory.notes
 
 
 def _tell_peak(inventory: Described) -> Iterator[str]:
     peak, timeline = inventory.peak, inventory.timeline
     if not peak.bytes:
         return
+    rows = {row["entry"]: row for row in inventory.table.to_pylist()}  # of a part, not those from 0 on
     at = int(timeline.entry[peak.position])
     what = "runs" if timeline.runs[peak.position] else "is made"
-    where = f"while {print_place(_row(inventory, at))} {what}" if at >= 0 else "at the end"
+    where = f"while {print_place(rows[at])} {what}" if at >= 0 else "at the end"
     yield f"Peak: {print_size(peak.bytes)} at position {peak.position:,} of {inventory.positions - 1:,}, {where}."
-    largest = [entry for entry in peak.entries if _row(inventory, entry)["resident"]][:_MOST_TENSORS]
-    for entry in largest:
-        row = _row(inventory, entry)
+    largest = [rows[entry] for entry in peak.entries if rows[entry]["resident"]][:_MOST_TENSORS]
+    for row in largest:
         yield f"  {print_size(row['resident']):>9}  {print_entry(row)}"
-    if len(peak.entries) > len(largest):
-        yield f"  and {len(peak.entries) - len(largest):,} more that are alive then"
-
-
-def _row(inventory: Described, entry: int) -> dict[str, Any]:
-    row: dict[str, Any] = inventory.table.slice(entry, 1).to_pylist()[0]
-    return row
+    rest = len(peak.entries) - len(largest)
+    if rest:
+        yield f"  and {rest:,} more that {'is' if rest == 1 else 'are'} alive then"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Any, overload
@@ -20,6 +20,8 @@ from retrograd.hooks.reach import find_nodes, guard_nodes
 from retrograd.saved.inventory import Inventory
 from retrograd.saved.inventory_rows import make_table
 from retrograd.saved.inventory_watch import SavedWatch
+from retrograd.saved.losses import check_loss, check_loss_function
+from retrograd.saved.restoring import everything_restored
 
 Model = nn.Module | Mapping[str, nn.Module]
 Loss = Callable[[Any], Tensor]
@@ -63,14 +65,15 @@ def take_inventory(
         model: names modules, parameters and buffers. Left out, those that are called in the block.
         batch: what the model is called with: a tensor, a tuple of arguments, or a dict of keyword arguments.
         loss: from what the model returns to a tensor with one element; by default all its floating-point tensors are
-            added up.
+            added up, and of complex ones the real parts.
         timed: measure how long operations take, on a GPU how long they run there. It costs microseconds an operation.
 
     Returns:
         The inventory; without a batch what is to be entered, which gives an inventory that is filled when it is left.
 
     Raises:
-        SavedTensorError: a batch without a model; or nothing of what the model returns needs a gradient.
+        SavedTensorError: a batch without a model; a loss that is no function; or what it returns, or the model, is
+            nothing to start a backward pass from.
         TraceError: ``model`` is no module.
     """
     taking = InventoryTaking(model, timed=timed)
@@ -82,7 +85,9 @@ def take_inventory(
         raise SavedTensorError(
             "A batch was given, and not one model to call with it.", repair="rg.take_inventory(model, batch)"
         )
-    with _everything_restored(model), taking as inventory:
+    if loss is not None:
+        check_loss_function(loss)
+    with everything_restored(model), taking as inventory:
         taking.note_input(batch)
         _run_step(_without_reducer(model), batch, loss)
     return inventory
@@ -153,13 +158,8 @@ def _tell_omissions(watch: SavedWatch) -> Iterator[str]:
 def _run_step(model: nn.Module, batch: Any, loss: Loss | None) -> None:
     with torch.enable_grad():
         output = _call(model, batch)
-        value = loss(output) if loss is not None else _add_up(output)
-    if not isinstance(value, Tensor) or not value.requires_grad:
-        raise SavedTensorError(
-            "Nothing of what the model returns needs a gradient.",
-            repair="let parameters require grad; or give a loss function that returns a tensor with a graph.",
-            reason="autograd keeps something only for a backward pass.",
-        )
+        value: Any = loss(output) if loss is not None else _add_up(output)
+    check_loss(value)
     torch.autograd.grad(value, _find_leaves(value), allow_unused=True)
 
 
@@ -177,8 +177,9 @@ def _call(model: nn.Module, batch: Any) -> Any:
 def _add_up(output: Any) -> Tensor | None:
     total: Tensor | None = None
     for tensor in _find_tensors(output):
-        if tensor.requires_grad and tensor.is_floating_point():
-            total = tensor.sum() if total is None else total + tensor.sum()
+        if tensor.requires_grad:
+            summed = tensor.sum().real if tensor.is_complex() else tensor.sum()
+            total = summed if total is None else total + summed
     return total
 
 
@@ -201,23 +202,3 @@ def _find_leaves(value: Tensor) -> list[Tensor]:
     leaves = [leaf for node in reach.nodes if (leaf := variable_of(node)) is not None]
     guard_nodes(reach.nodes, reach.links)
     return leaves
-
-
-@contextmanager
-def _everything_restored(model: nn.Module) -> Iterator[None]:
-    """Buffers and torch's random state are afterwards what they were."""
-    buffers = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and not buffer.is_inference()
-    ]
-    devices = {each.device for each in (*model.parameters(), *model.buffers()) if each.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for module, name, buffer, copy in buffers:
-                    module._buffers[name] = buffer
-                    buffer.data.copy_(copy)  # a graph that has saved it need not know: it is what it was

@@ -9,6 +9,7 @@ from typing import Any, Literal, TextIO, get_args
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +26,12 @@ By = Literal["module", "node", "tensor"]
 
 _NO_MODULE = "(no module)"
 
+_SPARED = ("share", "asked")
+"""Columns that go first where there is little room."""
+
+_UNBOUNDED = 10_000
+"""A width in which every table fits."""
+
 Row = dict[str, Any]
 
 
@@ -39,7 +46,8 @@ def print_inventory(
     """Print what autograd keeps, largest first, and what is alive when most is held.
 
     Memory that several nodes keep counts where it was saved first. Parameters and buffers count for nothing: they are
-    there anyway. A share is one of all that is kept; ``at peak`` is what of it is held when most is.
+    there anyway. A share is one of all that is kept; ``at peak`` is what of it is held when most is; ``made in`` is how
+    long the operation took that made a tensor, which may have made others too. Narrow terminals are spared columns.
 
     Args:
         inventory: as made by ``rg.take_inventory()``, or loaded.
@@ -55,10 +63,10 @@ def print_inventory(
         raise SavedTensorError(f"by={by!r} is not known.", repair=f"give one of {', '.join(get_args(By))}.")
     rows = _choose(inventory, modules)
     console = open_console(file)
-    console.print(_describe(inventory, len(rows)), style="dim")
+    console.print(_describe(inventory, rows), style="dim")
     if rows:
         lines = _list_tensors(rows) if by == "tensor" else _group(rows, inventory, by)
-        console.print(_make_table(console, lines[:limit], by, inventory.resident))
+        console.print(_make_fitting_table(console, lines[:limit], by, inventory.resident))
         if limit is not None and len(lines) > limit:
             console.print(f"and {len(lines) - limit:,} more", style="dim")
         _print_peak(console, inventory)
@@ -80,13 +88,15 @@ def _choose(inventory: Inventory, pattern: str | None) -> list[Row]:
     return chosen
 
 
-def _describe(inventory: Inventory, chosen: int) -> str:
+def _describe(inventory: Inventory, chosen: Sequence[Row]) -> str:
     if not inventory.passes:
         return "no backward pass was seen"
     passes = count_of(inventory.passes, "backward pass", "backward passes")
+    resident, asked = (sum(row[name] for row in chosen) for name in ("resident", "asked"))
+    whole = f" of {print_size(inventory.resident)}" if resident != inventory.resident else ""
     return (
-        f"{passes}: {count_of(chosen, 'tensor is', 'tensors are')} kept beside parameters and buffers, "
-        f"{print_size(inventory.resident)}; copies of all would take {print_size(inventory.asked)}"
+        f"{passes}: {count_of(len(chosen), 'tensor is', 'tensors are')} kept beside parameters and buffers, "
+        f"{print_size(resident)}{whole}; copies of all would take {print_size(asked)}"
     )
 
 
@@ -99,6 +109,7 @@ class _Line:
         self.count = 0
         self.remakes: Counter[str] = Counter()
         self.line = ""
+        self.seconds: float | None = None
 
     def add(self, row: Row, at_peak: int) -> None:
         self.count += 1
@@ -126,6 +137,7 @@ def _list_tensors(rows: Sequence[Row]) -> list[_Line]:
     for row in rows:
         line = _Line(print_entry(row))
         line.add(row, 0)
+        line.seconds = row["seconds"]
         if row["file"] is not None:
             line.line = shorten_line(Line(row["file"], row["line"], row["function"], row["operation"] or ""))
         lines.append(line)
@@ -153,12 +165,21 @@ def _node_of(row: Row) -> str:
     return str(row["node"])
 
 
-def _make_table(console: Console, lines: Sequence[_Line], by: By, total: int) -> Table:
+def _make_fitting_table(console: Console, lines: Sequence[_Line], by: By, total: int) -> Table:
+    titles = ["resident", "share", "asked"] if by == "tensor" else ["tensors", "resident", "share", "asked", "at peak"]
+    if any(line.seconds is not None for line in lines):
+        titles.append("made in")
+    table = _make_table(console, lines, by, titles, total)
+    if Measurement.get(console, console.options.update_width(_UNBOUNDED), table).maximum <= console.width:
+        return table
+    return _make_table(console, lines, by, [title for title in titles if title not in _SPARED], total)
+
+
+def _make_table(console: Console, lines: Sequence[_Line], by: By, titles: Sequence[str], total: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, header_style="bold")
     wraps = {"overflow": "fold" if console.is_terminal else "ignore", "no_wrap": not console.is_terminal}
     table.add_column(by, **wraps)  # type: ignore[arg-type]
-    numbers = ["resident", "share", "asked"] if by == "tensor" else ["tensors", "resident", "share", "asked", "at peak"]
-    for title in numbers:
+    for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("made again by", **wraps)  # type: ignore[arg-type]
     if by == "tensor":
@@ -170,8 +191,9 @@ def _make_table(console: Console, lines: Sequence[_Line], by: By, total: int) ->
             "share": print_share(line.sizes["resident"] / total if total else 0.0),
             "asked": print_size(line.sizes["asked"]),
             "at peak": print_size(line.sizes["at_peak"]),
+            "made in": "" if line.seconds is None else f"{1000 * line.seconds:,.3f} ms",
         }
-        cells = [line.name, *(values[title] for title in numbers), line.remake]
+        cells = [line.name, *(values[title] for title in titles), line.remake]
         if by == "tensor":
             cells.append(line.line)
         table.add_row(*(Text(print_name(console, cell)) for cell in cells))

@@ -3,6 +3,7 @@
 import { formatCount, plural } from "./counts.js";
 import { fill, find, make } from "./dom.js";
 import { formatBytes, formatShare } from "./format.js";
+import { breakable } from "./names.js";
 import { aliveNow, change, moduleOf, onChange } from "./store.js";
 
 const MOST = 300;
@@ -36,7 +37,7 @@ function draw() {
 function drawRow(module, { bytes, count }, total, most) {
   const bar = make("span", { class: "share" });
   bar.style.width = `${Math.round((120 * bytes) / most)}px`;
-  const name = module ? make("button", { type: "button", title: "Show it in the treemap", onclick: () => change({ path: module }) }, module) : "(no module)";
+  const name = module ? make("button", { type: "button", title: "Show it in the treemap", onclick: () => change({ path: module }) }, ...breakable(module)) : "(no module)";
   return make(
     "tr",
     {},

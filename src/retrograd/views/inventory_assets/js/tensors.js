@@ -3,6 +3,7 @@
 import { formatCount } from "./counts.js";
 import { fill, find, make } from "./dom.js";
 import { formatBytes, formatSeconds } from "./format.js";
+import { breakable } from "./names.js";
 import { aliveNow, change, data, firstRow, isWithin, moduleOf, numberOf, onChange, state, textOf, titleOf } from "./store.js";
 
 const FIRST = 200;
@@ -66,7 +67,7 @@ function drawRow(storage) {
   return make(
     "tr",
     { "data-storage": String(storage.number) },
-    make("td", { class: "name" }, make("button", { type: "button", "aria-pressed": "false", onclick: keep }, titleOf(storage))),
+    make("td", { class: "name" }, make("button", { type: "button", "aria-pressed": "false", onclick: keep }, ...breakable(titleOf(storage)))),
     ...columns.slice(1).map((name) => make("td", { class: classOf(name) }, cells[name])),
   );
 }
