@@ -12,8 +12,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from retrograd.history.history import History
+from retrograd.views.report import write_report
 from tests.views.conftest import Reporter, Visit
 from tests.views.invented import Numbers, invent_training, make_history, name_resnet
+from tests.views.invented_inventory import invent_inventory
 from tests.views.test_page import HOSTILE
 
 pytestmark = pytest.mark.browser
@@ -290,7 +292,7 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(visit: Visit, small:
     visit.open(small, "#open=head:output")
     expect(page.locator(".panel .uplot")).to_have_count(6)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    for canvas in page.locator("canvas").all():
+    for canvas in page.locator("canvas:visible").all():
         box = canvas.bounding_box()
         assert box is not None
         assert box["x"] + box["width"] <= 390
@@ -307,3 +309,23 @@ def test_a_finger_reads_first_and_opens_then(browser: Browser, small: Path) -> N
     page.locator(".label", has_text="bn").first.tap()
     expect(page.locator(".panel h3")).to_have_text("stem.bn:output")
     page.close()
+
+
+def test_what_autograd_keeps_stands_below_the_map(visit: Visit, tmp_path: Path) -> None:
+    history = make_history(invent_training(name_resnet(1), 20))
+    page = visit.open(write_report(history, tmp_path / "without.html"))
+    expect(page.locator("#kept")).to_be_hidden()
+    page = visit.open(write_report(history, tmp_path / "with.html", inventory=invent_inventory()))
+    expect(page.locator("#kept-about")).to_contain_text("Peak: 7 kB.")
+    expect(page.locator("#held-now")).to_have_text("7 kB at position 2, after 2 ms: head:AddmmBackward0 is made")
+    page.locator("#timeline").press("ArrowRight")
+    expect(page.locator("#timeline")).to_have_attribute("aria-valuenow", "3")
+    expect(page.locator("#map-title")).to_have_text("rms of gradients of activations")
+    page.locator("#treemap").click()
+    expect(page.locator("#details h3")).not_to_be_empty()
+
+
+def test_what_autograd_keeps_without_any_record(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open(write_report(History(), tmp_path / "report.html", inventory=invent_inventory()))
+    expect(page.locator("#nothing")).to_be_visible()
+    expect(page.locator("#treemap")).to_be_visible()

@@ -67,14 +67,14 @@ def test_it_shows_the_peak_first(visit: Visit, small: Path) -> None:
     assert page.evaluate("performance.getEntriesByType('resource').length") == 0
     expect(page.locator("h1")).to_have_text("What autograd keeps")
     expect(page.locator("#about")).to_contain_text("3 pieces of memory are kept, 7 kB; copies of each")
-    expect(page.locator("#readout")).to_have_text("7 kB at position 2, after 2 ms: head:AddmmBackward0 is made")
+    expect(page.locator("#held-now")).to_have_text("7 kB at position 2, after 2 ms: head:AddmmBackward0 is made")
     expect(page.locator("#modules-count")).to_have_text("2 modules, 7 kB")
     assert tensors(page) == [
         "blocks.0:ReluBackward0 result",
         "blocks.0:ReluBackward0 self",
         "stem:ConvolutionBackward0 input",
     ]
-    legend = page.locator("#legend li").all_inner_texts()
+    legend = page.locator("#kept-legend li").all_inner_texts()
     assert legend == [
         "cheap to make again: 4 kB, 57 %",
         "product, convolution or attention: 2 kB, 29 %",
@@ -87,13 +87,13 @@ def test_it_shows_the_peak_first(visit: Visit, small: Path) -> None:
 def test_a_click_on_the_curve_shows_what_is_held_there(visit: Visit, small: Path) -> None:
     page = visit.open(small)
     page.mouse.click(*spot(page, "#timeline", 0.07, 0.5))
-    expect(page.locator("#readout")).to_contain_text("1 kB at position 0")
+    expect(page.locator("#held-now")).to_contain_text("1 kB at position 0")
     assert tensors(page) == ["stem:ConvolutionBackward0 input"]
     page.locator("#timeline").press("ArrowRight")
-    expect(page.locator("#readout")).to_contain_text("5 kB at position 1")
+    expect(page.locator("#held-now")).to_contain_text("5 kB at position 1")
     expect(page.locator("#timeline")).to_have_attribute("aria-valuenow", "1")
     page.locator("#timeline").press("End")
-    expect(page.locator("#readout")).to_have_text("0 B at position 6: the end")
+    expect(page.locator("#held-now")).to_have_text("0 B at position 6: the end")
     assert tensors(page) == []
     page.get_by_role("button", name="Everything").click()
     assert len(tensors(page)) == 3
@@ -105,7 +105,7 @@ def test_a_click_on_the_curve_shows_what_is_held_there(visit: Visit, small: Path
 def test_pointing_at_the_curve_says_what_happens_there(visit: Visit, small: Path) -> None:
     page = visit.open(small)
     page.mouse.move(*spot(page, "#timeline", 0.66, 0.5))
-    expect(page.locator("#tip")).to_have_text("5 kB at position 4, after 4 ms: blocks.0:ReluBackward0 runs")
+    expect(page.locator("#held-tip")).to_have_text("5 kB at position 4, after 4 ms: blocks.0:ReluBackward0 runs")
 
 
 @browser
@@ -133,8 +133,8 @@ def test_a_module_can_be_gone_into(visit: Visit, small: Path) -> None:
     page = visit.open(small)
     page.locator("#modules").get_by_role("button", name="stem").click()
     assert tensors(page) == ["stem:ConvolutionBackward0 input"]
-    expect(page.locator("#path")).to_contain_text("stem")
-    page.locator("#path").get_by_role("button", name="all modules").click()
+    expect(page.locator("#kept-path")).to_contain_text("stem")
+    page.locator("#kept-path").get_by_role("button", name="all modules").click()
     assert len(tensors(page)) == 3
     page.mouse.click(*spot(page, "#treemap", 0.05, 0.02))  # the heading of the largest module
     assert all(name.startswith("blocks.0") for name in tensors(page))

@@ -32,10 +32,11 @@ from tests.views.unpacking import Page
 HOSTILE = '</script><script>alert("owned")</script><img src=x onerror=alert(1)>'
 VIEWS = Path(str(resources.files("retrograd.views")))
 SHARED = sorted(VIEWS.glob("page/js/*.js"))
+KEPT = sorted(VIEWS.glob("kept/js/*.js"))
 OWN = {
-    "report": sorted(VIEWS.glob("report/js/*.js")),
+    "report": [*KEPT, *sorted(VIEWS.glob("report/js/*.js"))],
     "graph": sorted(VIEWS.glob("picture/js/*.js")),
-    "inventory": sorted(VIEWS.glob("inventory_assets/js/*.js")),
+    "inventory": [*KEPT, *sorted(VIEWS.glob("inventory_assets/js/*.js"))],
 }
 WRITE: dict[str, Callable[[Path], Path]] = {
     "report": lambda path: write_report(make_history(Numbers(["a:output"], np.ones((1, 3)))), path),

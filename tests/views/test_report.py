@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from retrograd.runs.reader import open_run
 from retrograd.runs.writer import RunWriter
 from retrograd.views.report import write_report
 from tests.views.invented import Numbers, invent_training, make_history, make_rows, name_resnet
+from tests.views.invented_inventory import invent_inventory
 from tests.views.unpacking import Page, unpack_floats
 
 
@@ -58,6 +62,20 @@ def test_a_step_without_record_is_no_number(tmp_path: Path) -> None:
     numbers = Numbers(["a:output", "b:output"], np.full((2, 6), 2.0), recorded=recorded)
     page = write(make_history(numbers), tmp_path)
     assert np.isnan(page.line("rms", "low", "b:output")).tolist() == [False, False, True, True, False, False]
+
+
+def test_what_autograd_keeps_is_in_the_run_or_given(tmp_path: Path) -> None:
+    """Three pieces of memory, held at once at position 2: see ``invent_inventory``."""
+    writer = RunWriter(tmp_path / "run")
+    writer.close()
+    run = open_run(tmp_path / "run")
+    assert Page(write_report(run)).facts["inventory"] is None
+    invent_inventory().save(run.ranks[0].folder / "inventory.parquet")
+    pages = [Page(write_report(run)), write(History(), tmp_path, inventory=invent_inventory())]
+    for page in pages:
+        assert page.facts["inventory"]["peak"] == 2
+        kept = json.loads(gzip.decompress(base64.b64decode(page.scripts["block-inventory"])))
+        assert max(kept["held"]) == 7000
 
 
 def test_a_value_and_its_gradient_and_update_are_one_place(tmp_path: Path) -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from retrograd.errors import SavedTensorError
 from retrograd.saved.inventory import Inventory
-from retrograd.saved.inventory_text import print_size
-from retrograd.views.counts import count_of
-from retrograd.views.inventory_payload import pack_inventory
+from retrograd.views.kept.payload import pack_inventory, tell_inventory
 from retrograd.views.page.frame import frame_page
 
 
@@ -45,20 +43,12 @@ def write_inventory(
 
 def build_page(inventory: Inventory, title: str) -> str:
     """The page as text. Whatever comes from the inventory is escaped: it can be neither markup nor script."""
+    facts = tell_inventory(inventory)
     return frame_page(
         "retrograd.views.inventory_assets",
         title,
-        {"peak": inventory.peak.position, "notes": list(inventory.notes), "passes": inventory.passes},
+        {"inventory": facts},
         {"inventory": pack_inventory(inventory)},
-        words={"about": _describe(inventory)},
-    )
-
-
-def _describe(inventory: Inventory) -> str:
-    if not inventory.passes:
-        return "No backward pass was seen."
-    pieces = count_of(len(inventory.storages), "piece of memory is", "pieces of memory are")
-    return (
-        f"{pieces} kept, {print_size(inventory.resident)}; copies of each "
-        f"saved tensor would take {print_size(inventory.asked)}. Peak: {print_size(inventory.peak.bytes)}."
+        parts={"kept": "retrograd.views.kept"},
+        words={"about": facts["about"]},
     )

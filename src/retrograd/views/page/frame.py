@@ -1,8 +1,9 @@
 """The frame of every HTML page: one file that opens from a disk, in which nothing but its own script runs.
 
 A page is a package with ``page.html`` (its body), style sheets in ``css/`` and scripts in ``js/``, of which ``main.js``
-draws it. Sheets and scripts that all pages use stand beside this file. A content security policy names the hashes of
-the page's own script and style: nothing else runs, and nothing is loaded from anywhere.
+draws it. Sheets and scripts that all pages use stand beside this file; what several pages show is a part, a package
+with ``part.html``. A content security policy names the hashes of the page's own script and style: nothing else runs,
+and nothing is loaded from anywhere.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def frame_page(
     *,
     styles: Sequence[str] = ("css/page.css",),
     libraries: Sequence[str] = (),
+    parts: Mapping[str, str] | None = None,
     words: Mapping[str, str] | None = None,
 ) -> str:
     """A page as text. What is given as text is escaped: it can be neither markup nor script.
@@ -46,18 +48,24 @@ def frame_page(
         blocks: packed data by name, which the scripts unpack when they need it.
         styles: the page's style sheets, after those of all pages.
         libraries: scripts of others, which run first.
+        parts: packages of what other pages show too, by the word after the ``$`` that stands for it in the body.
         words: further texts that the body names with a ``$``. It has ``$theme_switch`` and ``$written`` as well.
     """
     own = resources.files(package)
+    shared = {name: resources.files(part) for name, part in (parts or {}).items()}
     version = html.escape(_find_version())
     given = {name: html.escape(text) for name, text in {"title": title, **(words or {})}.items()}
     body = Template(_read(own, "page.html")).substitute(
         given,
+        **{name: _read(part, "part.html") for name, part in shared.items()},
         theme_switch=_THEME_SWITCH,
         written=f"Written by retrograd {version}. This file loads nothing and sends nothing.",
     )
-    style = "\n".join([*(_read(SHARED, name) for name in _STYLES), *(_read(own, name) for name in styles)])
-    script = "\n".join([*(_read(own, name) for name in libraries), join_modules("main.js", _read_scripts(own))])
+    sheets = [(SHARED, name) for name in _STYLES]
+    sheets += [(part, "css/part.css") for part in shared.values()] + [(own, name) for name in styles]
+    style = "\n".join(_read(home, name) for home, name in sheets)
+    modules = join_modules("main.js", _read_scripts(SHARED, *shared.values(), own))
+    script = "\n".join([*(_read(own, name) for name in libraries), modules])
     return Template(_read(SHARED, "frame.html")).substitute(
         policy=_make_policy(style, script),
         version=version,
@@ -70,8 +78,8 @@ def frame_page(
     )
 
 
-def _read_scripts(own: Traversable) -> dict[str, str]:
-    files = (file for home in (SHARED, own) for file in home.joinpath("js").iterdir())
+def _read_scripts(*homes: Traversable) -> dict[str, str]:
+    files = (file for home in homes for file in home.joinpath("js").iterdir())
     return {file.name: file.read_text(encoding="utf-8") for file in files}
 
 

@@ -10,8 +10,11 @@ from typing import Any
 from retrograd.errors import RunWriteError
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
+from retrograd.runs.layout import INVENTORY
 from retrograd.runs.reader import Run
+from retrograd.saved.inventory import Inventory
 from retrograd.views.history_of import history_of
+from retrograd.views.kept.payload import pack_inventory, tell_inventory
 from retrograd.views.page.frame import frame_page
 from retrograd.views.places import group_places
 from retrograd.views.report.blocks import Block, Blocks, make_loss_block, make_statistic_blocks
@@ -34,6 +37,7 @@ def write_report(
     phase: Phase | None = None,
     columns: int = 1000,
     megabytes: float = 8.0,
+    inventory: Inventory | None = None,
 ) -> Path:
     """Write one HTML file that shows a run, opens offline and can be mailed.
 
@@ -45,13 +49,18 @@ def write_report(
             when left out.
         columns: the most columns in which steps are drawn. A column keeps the extremes of its steps.
         megabytes: about how large the file may get; digits, then columns are given up for it.
+        inventory: what autograd keeps, to be shown below; that which ``retrograd run --inventory`` has put into the run
+            folder, when left out.
 
     Returns:
         The path of the file.
 
     Raises:
         RunWriteError: if the file cannot be written.
+        SavedTensorError: if the inventory in the run folder is damaged.
     """
+    if inventory is None and isinstance(run, Run):
+        inventory = find_inventory(run)
     history = history_of(run)
     scope = choose_scope(history, phase, columns, megabytes)
     statistics = list(make_statistic_blocks(scope))
@@ -68,9 +77,11 @@ def write_report(
         "recorded": describe_recorded(scope, places),
         "troubles": list_troubles(history.manifest, events, run.ranks if isinstance(run, Run) else (), scope.unseen),
         "model": list_modules(history.manifest.get("model")),
+        "inventory": None if inventory is None else tell_inventory(inventory),
     }
+    further_blocks = [] if inventory is None else [Block("inventory", {}, pack_inventory(inventory))]
     target = _choose_path(run, path)
-    _write(target, build_page(facts["title"], facts, blocks.listed))
+    _write(target, build_page(facts["title"], facts, [*blocks.listed, *further_blocks]))
     return target
 
 
@@ -83,7 +94,14 @@ def build_page(title: str, facts: dict[str, Any], blocks: Iterable[Block]) -> st
         {block.name: block.text for block in blocks},
         styles=("vendor/uPlot.min.css", "css/page.css", "css/map.css", "css/panels.css"),
         libraries=("vendor/uPlot.iife.min.js",),
+        parts={"kept": "retrograd.views.kept"},
     )
+
+
+def find_inventory(run: Run) -> Inventory | None:
+    """That of the first rank that has one."""
+    files = (rank.folder / INVENTORY for rank in run.ranks)
+    return next((Inventory.load(file) for file in files if file.exists()), None)
 
 
 def _choose_path(run: Run | History, path: str | os.PathLike[str] | None) -> Path:

@@ -2,7 +2,7 @@
 
 import { formatCount, plural } from "./counts.js";
 import { fill, find, make } from "./dom.js";
-import { formatBytes, formatShare } from "./format.js";
+import { formatBytes, formatShare } from "./sizes.js";
 import { breakable } from "./names.js";
 import { aliveNow, change, moduleOf, onChange } from "./store.js";
 

@@ -2,7 +2,7 @@
 
 import { formatCount } from "./counts.js";
 import { fill, find, make } from "./dom.js";
-import { formatBytes, formatSeconds } from "./format.js";
+import { formatBytes, formatSeconds } from "./sizes.js";
 import { breakable } from "./names.js";
 import { aliveNow, change, data, firstRow, isWithin, moduleOf, numberOf, onChange, state, textOf, titleOf } from "./store.js";
 

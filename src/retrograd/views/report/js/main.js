@@ -4,6 +4,8 @@ import { writeAbout } from "./about.js";
 import { drawAxis } from "./axis.js";
 import { find } from "./dom.js";
 import { measureMap } from "./geometry.js";
+import { showKept } from "./kept.js";
+import { facts } from "./payload.js";
 import { followHash, readHash } from "./hash.js";
 import { drawCross, drawMap, drawNames } from "./heatmap.js";
 import { drawLegend } from "./legend.js";
@@ -66,6 +68,13 @@ function listen() {
   new ResizeObserver(() => requestAnimationFrame(resize)).observe(find("map"));
 }
 
+async function showInventory() {
+  if (facts.inventory === null) return;
+  find("kept").hidden = false;
+  find("kept-about").textContent = [facts.inventory.about, ...facts.inventory.notes].join(" ");
+  await showKept();
+}
+
 async function start() {
   writeAbout();
   Object.assign(state, readHash());
@@ -73,6 +82,7 @@ async function start() {
   followTheme(state.theme, (theme) => change({ theme }));
   find("nothing").hidden = QUANTITIES.length > 0;
   find("map").hidden = QUANTITIES.length === 0;
+  await showInventory();
   if (QUANTITIES.length === 0) return;
   buildToolbar();
   await loadLoss();

@@ -2,7 +2,7 @@
 
 import { formatCount, plural } from "./counts.js";
 import { fill, find, make } from "./dom.js";
-import { formatBytes, formatSeconds } from "./format.js";
+import { formatBytes, formatSeconds } from "./sizes.js";
 import { data, GROUP_WORDS, groupOf, numberOf, onChange, state, textOf, titleOf } from "./store.js";
 
 const MOST_SAVERS = 12;

@@ -15,7 +15,7 @@ export const GROUP_WORDS = {
 export const data = { storages: [], held: [], seconds: [], isRun: [], at: [], texts: [], rows: {} };
 
 /** `position`: null for everything; `path`: module that the map shows; `kept`, `pointed`: numbers of memory. */
-export const state = { position: facts.peak, path: "", kept: null, pointed: null, filter: "", shown: 200 };
+export const state = { position: null, path: "", kept: null, pointed: null, filter: "", shown: 200 };
 
 const listeners = [];
 let alive = [];
@@ -24,6 +24,7 @@ export async function loadData() {
   const read = await readJson("inventory");
   Object.assign(data, read);
   data.storages = read.storages.map(([bytes, savers, spans], number) => ({ number, bytes, savers, spans }));
+  state.position = facts.inventory.peak;
   choose();
 }
 

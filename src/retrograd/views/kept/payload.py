@@ -1,4 +1,4 @@
-"""An inventory as plain values for its page: columns of numbers, and each text once."""
+"""An inventory as plain values for a page: columns of numbers, and each text once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from retrograd.graph.node import Line
 from retrograd.saved.held import HeldStorage, spans_of
 from retrograd.saved.inventory import Inventory
-from retrograd.saved.inventory_text import print_place
+from retrograd.saved.inventory_text import print_place, print_size
+from retrograd.views.counts import count_of
 from retrograd.views.page.embedding import pack_json
 from retrograd.views.trace_events import shorten_line
 
@@ -19,6 +20,27 @@ _COLUMNS = (
 
 GROUPS = ("cheap", "dear", "input", "cast", "other")
 """What the colours of the page stand for."""
+
+
+def tell_inventory(inventory: Inventory) -> dict[str, Any]:
+    """What the scripts read at once."""
+    return {
+        "peak": inventory.peak.position,
+        "notes": list(inventory.notes),
+        "passes": inventory.passes,
+        "about": describe_inventory_briefly(inventory),
+    }
+
+
+def describe_inventory_briefly(inventory: Inventory) -> str:
+    """One line of text."""
+    if not inventory.passes:
+        return "No backward pass was seen."
+    pieces = count_of(len(inventory.storages), "piece of memory is", "pieces of memory are")
+    return (
+        f"{pieces} kept, {print_size(inventory.resident)}; copies of each "
+        f"saved tensor would take {print_size(inventory.asked)}. Peak: {print_size(inventory.peak.bytes)}."
+    )
 
 
 def pack_inventory(inventory: Inventory) -> str:

@@ -2,7 +2,7 @@
 
 import { formatCount } from "./counts.js";
 import { find, sizeCanvas, themeColor } from "./dom.js";
-import { formatBytes, formatSeconds } from "./format.js";
+import { formatBytes, formatSeconds } from "./sizes.js";
 import { facts } from "./payload.js";
 import { change, data, eventAt, onChange, state } from "./store.js";
 
@@ -23,7 +23,7 @@ export function showTimeline() {
   element.addEventListener("pointerleave", () => point(null));
   element.addEventListener("click", (event) => change({ position: positionAt(event) }));
   element.addEventListener("keydown", followKey);
-  find("at-peak").addEventListener("click", () => change({ position: facts.peak }));
+  find("at-peak").addEventListener("click", () => change({ position: facts.inventory.peak }));
   find("at-all").addEventListener("click", () => change({ position: null }));
   onChange((values) => "position" in values && draw());
   draw();
@@ -32,7 +32,7 @@ export function showTimeline() {
 function followKey(event) {
   const last = data.held.length - 1;
   const steps = { ArrowLeft: -1, ArrowRight: 1, PageDown: -Math.ceil(last / 20), PageUp: Math.ceil(last / 20) };
-  const now = state.position ?? facts.peak;
+  const now = state.position ?? facts.inventory.peak;
   const next = { Home: 0, End: last }[event.key] ?? (event.key in steps ? now + steps[event.key] : null);
   if (next === null) return;
   event.preventDefault();
@@ -41,7 +41,7 @@ function followKey(event) {
 
 const span = () => Math.max(size.width - LEFT - RIGHT, 1);
 const xOf = (position) => LEFT + (span() * (position + 0.5)) / data.held.length;
-const yOf = (bytes) => size.height - BOTTOM - ((size.height - TOP - BOTTOM) * bytes) / Math.max(data.held[facts.peak], 1);
+const yOf = (bytes) => size.height - BOTTOM - ((size.height - TOP - BOTTOM) * bytes) / Math.max(data.held[facts.inventory.peak], 1);
 
 function positionAt(event) {
   const x = event.clientX - find("timeline").getBoundingClientRect().left - LEFT;
@@ -50,7 +50,7 @@ function positionAt(event) {
 
 function point(position) {
   pointed = position;
-  const tip = find("tip");
+  const tip = find("held-tip");
   tip.hidden = position === null;
   if (position !== null) {
     tip.textContent = describe(position);
@@ -82,10 +82,10 @@ function draw() {
 
 function tell(element) {
   const { position } = state;
-  element.setAttribute("aria-valuenow", String(position ?? facts.peak));
-  element.setAttribute("aria-valuetext", describe(position ?? facts.peak));
-  find("readout").textContent = position === null ? "all that is kept, at any time" : describe(position);
-  find("at-peak").setAttribute("aria-pressed", String(position === facts.peak));
+  element.setAttribute("aria-valuenow", String(position ?? facts.inventory.peak));
+  element.setAttribute("aria-valuetext", describe(position ?? facts.inventory.peak));
+  find("held-now").textContent = position === null ? "all that is kept, at any time" : describe(position);
+  find("at-peak").setAttribute("aria-pressed", String(position === facts.inventory.peak));
   find("at-all").setAttribute("aria-pressed", String(position === null));
 }
 
@@ -115,7 +115,7 @@ function drawScale(context) {
   context.textAlign = "right";
   context.strokeStyle = themeColor("line");
   context.lineWidth = 1;
-  const top = data.held[facts.peak];
+  const top = data.held[facts.inventory.peak];
   for (const share of [0, 0.5, 1]) {
     const y = Math.round(yOf(top * share)) + 0.5;
     context.beginPath();
@@ -158,15 +158,15 @@ function drawCurve(context) {
 }
 
 function drawPeak(context) {
-  if (!data.held[facts.peak]) return;
-  const [x, y] = [xOf(facts.peak), yOf(data.held[facts.peak])];
+  if (!data.held[facts.inventory.peak]) return;
+  const [x, y] = [xOf(facts.inventory.peak), yOf(data.held[facts.inventory.peak])];
   context.fillStyle = themeColor("bad");
   context.beginPath();
   context.arc(x, y, 4, 0, 2 * Math.PI);
   context.fill();
-  const words = `peak ${formatBytes(data.held[facts.peak])}: ${eventAt(facts.peak)}`;
+  const words = `peak ${formatBytes(data.held[facts.inventory.peak])}: ${eventAt(facts.inventory.peak)}`;
   const room = size.width - RIGHT - LEFT;
-  const text = context.measureText(words).width > room ? `peak ${formatBytes(data.held[facts.peak])}` : words;
+  const text = context.measureText(words).width > room ? `peak ${formatBytes(data.held[facts.inventory.peak])}` : words;
   const half = context.measureText(text).width / 2;
   context.fillStyle = themeColor("ink");
   context.textAlign = "center";

@@ -2,7 +2,7 @@
 
 import { formatCount, plural } from "./counts.js";
 import { fill, find, make, sizeCanvas, themeColor } from "./dom.js";
-import { formatBytes, formatShare } from "./format.js";
+import { formatBytes, formatShare } from "./sizes.js";
 import { aliveNow, change, data, GROUP_WORDS, GROUPS, groupOf, isWithin, moduleOf, onChange, state, textOf, firstRow, titleOf } from "./store.js";
 import { layTiles } from "./tiles.js";
 
@@ -184,7 +184,7 @@ function drawLegend(shown) {
   const entries = GROUPS.filter((group) => sums[group] > 0).map((group) =>
     make("li", {}, make("i", { class: group }), `${GROUP_WORDS[group]}: ${formatBytes(sums[group])}, ${formatShare(sums[group], total)}`),
   );
-  fill(find("legend"), ...entries);
+  fill(find("kept-legend"), ...entries);
 }
 
 function drawPath() {
@@ -194,11 +194,11 @@ function drawPath() {
     const path = parts.slice(0, depth + 1).join(".");
     steps.push(make("span", { "aria-hidden": true }, "›"), make("button", { type: "button", onclick: () => change({ path }) }, part));
   });
-  fill(find("path"), ...(parts.length ? steps : []));
+  fill(find("kept-path"), ...(parts.length ? steps : []));
 }
 
 function describe(root, shown) {
   if (!shown.length) return "Nothing is held here.";
   const largest = shown[0];
-  return `Treemap by module of ${plural(shown.length, "piece")} of memory, ${formatBytes(root.size)}. The largest is ${titleOf(largest)}, ${formatBytes(largest.bytes)}. The tables below hold the same. ${formatCount(data.storages.length)} in all.`;
+  return `Treemap by module of ${plural(shown.length, "piece")} of memory, ${formatBytes(root.size)}. The largest is ${titleOf(largest)}, ${formatBytes(largest.bytes)}. ${formatCount(data.storages.length)} in all.`;
 }
