@@ -9,7 +9,7 @@ help: ## show this list
 
 demo: .venv/installed-examples ## record examples/train_digits.py unmodified and write the report
 	@if [ -f runs/demo/manifest.json ]; then rm -r runs/demo; fi
-	$(BIN)/retrograd run -o runs/demo examples/train_digits.py
+	$(BIN)/retrograd run -o runs/demo --inventory 1 examples/train_digits.py
 	$(BIN)/retrograd report runs/demo
 	@echo "Open $(CURDIR)/runs/demo/report.html in a browser."
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -127,8 +128,9 @@ def make_gpt2(
     tokens = torch.randint(vocabulary, (batch, length + 1))
     targets = tokens[:, 1:].reshape(-1)
     model = GPT2(layers, width, heads, length, vocabulary)
+    targets_on = cache(targets.to)  # a copy in each step would wait for the device
     return Net(
-        model, tokens[:, :-1], lambda logits: F.cross_entropy(logits.view(-1, vocabulary), targets.to(logits.device))
+        model, tokens[:, :-1], lambda logits: F.cross_entropy(logits.view(-1, vocabulary), targets_on(logits.device))
     )
 
 
@@ -254,4 +256,5 @@ def make_resnet(depth: int = 50, batch: int = 4, pixels: int = 96) -> Net:
     """ResNet-50 on small images, unless told otherwise."""
     images = torch.randn(batch, 3, pixels, pixels)
     labels = torch.randint(1000, (batch,))
-    return Net(ResNet(RESNETS[depth]), images, lambda logits: F.cross_entropy(logits, labels.to(logits.device)))
+    labels_on = cache(labels.to)
+    return Net(ResNet(RESNETS[depth]), images, lambda logits: F.cross_entropy(logits, labels_on(logits.device)))

@@ -13,8 +13,10 @@ is said whether it does, and at which price:
     python benchmarks/saved_tensors.py --nets resnet152 --mixed --channels-last
     python benchmarks/saved_tensors.py --nets gpt2-medium --mixed
 
-``--only budget`` measures the bars alone. All contenders of the first net take a quarter of an hour, and 90 GB of
-pinned memory.
+``--only budget`` measures the bars alone, ``--only "budget, at most 15 GB"`` one of them. All contenders of the first
+net take a quarter of an hour, and 90 GB of pinned memory; with ``--minutes 9`` no round is begun that would last longer
+than that. What is measured is printed as it comes, and what does not fit into the device's memory has a row that says
+so.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ import ctypes
 import gc
 import importlib
 import importlib.util
+import io
+import math
 import os
-import platform
 import statistics
+import sys
 import tempfile
 import time
 from argparse import Namespace
@@ -34,7 +38,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 import psutil
@@ -43,6 +47,17 @@ from torch import Tensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from device import (
+    DEVICE,
+    ON_DEVICE,
+    LinkSpeed,
+    describe_machine,
+    measure_link,
+    release_memory,
+    release_pinned,
+    synchronize,
+    use_tf32,
+)
 from interleaved import show
 from nets import Block, Bottleneck, Net, make_gpt2, make_gpt2_medium, make_resnet
 from options import make_plain_parser
@@ -57,9 +72,9 @@ from retrograd.saved.precision import Bfloat16, EightBit
 from retrograd.saved.recompute import Recompute
 from retrograd.saved.sizes import show_bytes
 
+T = TypeVar("T")
+
 BLOCKS = (Bottleneck, Block)
-ON_DEVICE = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if ON_DEVICE else "cpu")
 
 NETS: dict[str, Callable[[], Net]] = {
     "resnet50": make_resnet,
@@ -83,10 +98,22 @@ class Bar(NamedTuple):
         return round(self.peak) if self.peak > 1 else beside + round(self.peak * counted)
 
 
-BARS: dict[tuple[str, bool, bool], tuple[Bar, ...]] = {
-    ("resnet152", False, False): (Bar(24e9, 1.08), Bar(15e9, 1.12), Bar(8e9, 1.40)),
-    ("resnet152", True, True): (Bar(13e9, 1.08), Bar(9.5e9, 1.12), Bar(5e9, 1.40)),
-    ("gpt2-medium", True, False): (Bar(1 / 2, 1.10), Bar(1 / 5, 1.22)),
+class Goal(NamedTuple):
+    """The bars of a net, and how long a bare step was taken to last when they were set, for an H200.
+
+    They count on what leaves beside the forward, a third of a step, over a link of :data:`ASSUMED_LINK`.
+    """
+
+    seconds: float
+    bars: tuple[Bar, ...]
+
+
+ASSUMED_LINK = 55e9
+"""Bytes a second, each way."""
+GOALS: dict[tuple[str, bool, bool], Goal] = {
+    ("resnet152", False, False): Goal(0.51, (Bar(24e9, 1.08), Bar(15e9, 1.12), Bar(8e9, 1.40))),
+    ("resnet152", True, True): Goal(0.16, (Bar(13e9, 1.08), Bar(9.5e9, 1.12), Bar(5e9, 1.40))),
+    ("gpt2-medium", True, False): Goal(0.188, (Bar(1 / 2, 1.10), Bar(1 / 5, 1.22))),
 }
 """Net, whether under autocast, whether in channels_last. Float32 products are computed as TF32 on a device."""
 
@@ -111,11 +138,12 @@ def nothing(net: Net) -> AbstractContextManager[Attached]:
 
 @contextmanager
 def on_cpu(net: Net) -> Iterator[Attached]:
-    yield Attached(lambda: save_on_cpu(pin_memory=ON_DEVICE))
-    if ON_DEVICE:  # torch keeps the pinned memory, which together with that of others may be more than there is
+    release_pinned()
+    try:
+        yield Attached(lambda: save_on_cpu(pin_memory=ON_DEVICE))
+    finally:
         net.model.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
-        torch.accelerator.empty_host_cache()
+        release_pinned()
 
 
 @contextmanager
@@ -218,6 +246,8 @@ SHARES = (0.5, 0.25, 0.15)
 """Budgets where there is no bar."""
 ATTEMPTS = 4
 """Budgets that are tried for a bar."""
+WARM_UPS = 2
+"""Steps after which a plan is what it will be."""
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------
@@ -262,21 +292,30 @@ def peak_bytes() -> int:
 
 
 class Memory(NamedTuple):
-    """Bytes after the forward, with the page cache, beyond those before the step; and at the peak of the step.
+    """Bytes after the forward, with the page cache, and at the peak of a step, beyond those between two bare steps.
 
-    On a device the peak is that of the allocator, weights included; on the CPU it is beyond what was there before.
+    So what a contender holds all the time is counted. On a device the peak is that of the allocator, weights included.
     """
 
     after_forward: int
     peak: int
 
 
-def measure_memory(contender: Contender, net: Net, mixed: bool) -> Memory:
-    with contender(net) as attached:
+def warm_up(net: Net, attached: Attached, mixed: bool) -> None:
+    """Make some steps, after which nothing is left but what is kept over steps."""
+    for _ in range(WARM_UPS):
         run_step(net, attached, mixed)
-        gc.collect()
-        net.model.zero_grad(set_to_none=True)
+    gc.collect()
+    net.model.zero_grad(set_to_none=True)
+
+
+def measure_memory(contender: Contender, net: Net, mixed: bool) -> Memory:
+    release_memory()
+    with nothing(net) as bare:
+        warm_up(net, bare, mixed)
         before = held_bytes()
+    with contender(net) as attached:
+        warm_up(net, attached, mixed)
         forget_peak()
         with attached.around(), autocast(mixed):
             loss = net.loss(net.model(net.inputs))
@@ -300,8 +339,8 @@ class Task(NamedTuple):
     policy: Planned | None
 
 
-def make_tasks(bars: tuple[Bar, ...], net: Net, mixed: bool) -> dict[str, Task]:
-    """A budget for each bar: its limit, less what is at the peak of a step and is no saved tensor.
+def make_tasks(bars: tuple[Bar, ...], net: Net, mixed: bool, only: str) -> dict[str, Task]:
+    """A budget for each bar whose name contains ``only``: its limit, less what no saved tensor is at a step's peak.
 
     That is first taken to be the peak of a bare step without the most that it keeps, and the gradients: they are there
     when the pass ends, where a bare step holds little else, but one under a budget may still hold all of it. What the
@@ -316,8 +355,10 @@ def make_tasks(bars: tuple[Bar, ...], net: Net, mixed: bool) -> dict[str, Task]:
     tasks = {}
     for bar in bars:
         limit = bar.limit(counted, beside)
-        policy = find_budget(limit, limit - beside, net, mixed)
-        tasks[f"**budget, at most {show_bytes(limit)}**"] = Task(limit, bar.ratio, policy)
+        name = f"**budget, at most {show_bytes(limit)}**"
+        if only in name:
+            show(f"looking for a budget: {name}")
+            tasks[name] = Task(limit, bar.ratio, find_budget(limit, limit - beside, net, mixed))
     return tasks
 
 
@@ -350,10 +391,11 @@ class Cost(NamedTuple):
 
 @dataclass
 class Measures:
-    """One contender: its ratios to bare steps, one a round."""
+    """One contender: its ratios to bare steps, one a round, and the seconds that these took."""
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
+    bare: list[float] = field(default_factory=list)
 
     def add(self, cost: Cost, before: Cost, after: Cost) -> None:
         self.wall.append(2 * cost.wall / (before.wall + after.wall))
@@ -372,6 +414,7 @@ def run_step(net: Net, attached: Attached, mixed: bool) -> None:
 
 
 def time_contender(contender: Contender, net: Net, steps: int, mixed: bool) -> Cost:
+    release_memory()
     with contender(net) as attached:
         run_step(net, attached, mixed)
         synchronize()
@@ -382,25 +425,51 @@ def time_contender(contender: Contender, net: Net, steps: int, mixed: bool) -> C
         return Cost((time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps)
 
 
-def synchronize() -> None:
-    if ON_DEVICE:
-        torch.cuda.synchronize()
+def say(text: str) -> None:
+    """Print what was measured in place of the progress."""
+    print(f"\r{text:78}")
+
+
+def attempt(name: str, net: Net, measure: Callable[[], T]) -> T | str:
+    """What is measured; or, where that is not possible, why not, which is also said at once."""
+    try:
+        return measure()
+    except torch.OutOfMemoryError:
+        reason = "does not fit"
+    except (RetrogradError, ImportError, OSError, RuntimeError) as error:  # no plan, a full disk, no pinned memory
+        reason = f"is left out: {str(error).partition(chr(10))[0]}"
+    say(f"{name.strip('*')} {reason}")
+    net.model.zero_grad(set_to_none=True)
+    gc.collect()  # what failed is held by the frames of the error no more
+    return reason
 
 
 def measure_times(
-    contenders: dict[str, Contender], net: Net, rounds: int, steps: int, mixed: bool
+    contenders: dict[str, Contender], net: Net, rounds: int, steps: int, mixed: bool, seconds: float
 ) -> dict[str, Measures]:
+    """Rounds are begun as long as they will end within so many seconds; the first one always."""
     measures = {name: Measures() for name in contenders}
     names = list(contenders)
+    began, longest = time.perf_counter(), 0.0
     for number in range(rounds):
+        round_began = time.perf_counter()
+        if not names or (number and round_began - began + longest > seconds):
+            break
         before = time_contender(nothing, net, steps, mixed)
+        say(f"round {number + 1}: a bare step takes {before.wall:.4g} s")
         start = number % len(names)
         for name in names[start:] + names[:start]:
             show(f"round {number + 1} of {rounds}: {name}")
-            cost = time_contender(contenders[name], net, steps, mixed)
+            cost = attempt(name, net, partial(time_contender, contenders[name], net, steps, mixed))
             after = time_contender(nothing, net, steps, mixed)
-            measures[name].add(cost, before, after)
+            if isinstance(cost, Cost):
+                measures[name].add(cost, before, after)
+                say(f"{name.strip('*')}: {cost.wall:.4g} s, {measures[name].wall[-1]:.3f} times")
+            else:
+                names.remove(name)
+            measures[name].bare += [before.wall, after.wall]
             before = after
+        longest = max(longest, time.perf_counter() - round_began)
     show("")
     return measures
 
@@ -411,11 +480,6 @@ def measure_times(
 def spread(ratios: list[float]) -> str:
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     return f"{middle:.2f} [{low:.2f} {high:.2f}]"
-
-
-def machine() -> str:
-    device = torch.cuda.get_device_name() if ON_DEVICE else f"{os.cpu_count()} CPUs, {torch.get_num_threads()} thread"
-    return f"{platform.system()} {platform.machine()}, {device}, torch {torch.__version__}"
 
 
 def print_rows(rows: list[list[str]], markdown: bool) -> None:
@@ -436,43 +500,82 @@ def print_tasks(tasks: dict[str, Task], memory: dict[str, Memory], measures: dic
         bar = f"\nAt most {show_bytes(task.limit)} at {task.ratio:.2f} times"
         if task.policy is None:
             print(f"{bar}: that is less than what is there beside saved tensors.")
-        elif name in measures:
+        elif name in measures and measures[name].wall:
             peak, ratio = memory[name].peak, statistics.median(measures[name].wall)
             holds = peak <= task.limit and ratio <= task.ratio
             print(f"{bar}: {show_bytes(peak)} at {ratio:.3f} times, so it {'holds' if holds else 'does not hold'}.")
 
 
+def print_goal(goal: Goal, link: LinkSpeed, measures: dict[str, Measures]) -> None:
+    """What the bars were set for, what was found, and what that does to them."""
+    bare = [seconds for measured in measures.values() for seconds in measured.bare]
+    if not bare:
+        return
+    seconds = statistics.median(bare)
+    assumed, found = goal.seconds / 3 * ASSUMED_LINK, seconds / 3 * link.out
+    then, now = show_bytes(round(assumed)), show_bytes(round(found))
+    print(
+        f"\nA bare step takes {seconds:.3f} s, and the bars were set for {goal.seconds} s (an H200) and"
+        f" {ASSUMED_LINK / 1e9:.0f} GB/s. In a third of it, the forward, {now} can leave unseen instead of {then}:"
+        f" the bars are {'easier' if found > assumed else 'harder'} by the difference."
+    )
+
+
 def benchmark(name: str, arguments: Namespace) -> None:
     """Measure the contenders on one net, and print what was found."""
-    mixed, only = arguments.mixed, arguments.only
+    mixed, only, began = arguments.mixed, arguments.only, time.perf_counter()
     torch.manual_seed(0)
     net = NETS[name]()
     net.to(DEVICE, torch.channels_last if arguments.channels_last else torch.preserve_format)
-    print(f"{machine()}; {name}{', mixed' * mixed}{', channels_last' * arguments.channels_last}")
-    bars = BARS.get((name, mixed, arguments.channels_last), ()) if ON_DEVICE else ()
-    tasks = make_tasks(bars, net, mixed) if bars and only in "budget" else {}
+    print(f"{describe_machine()}; {name}{', mixed' * mixed}{', channels_last' * arguments.channels_last}")
+    goal = GOALS.get((name, mixed, arguments.channels_last)) if ON_DEVICE else None
+    link = measure_link() if ON_DEVICE else None
+    if link is not None:
+        print(f"The link: {link}.")
+    if isinstance(attempt("a bare step", net, partial(measure_memory, nothing, net, mixed)), str):
+        return
+    tasks: dict[str, Task] = {}
+    if goal is not None and (only in "budget" or "budget" in only):
+        found = attempt("a budget", net, partial(make_tasks, goal.bars, net, mixed, only))
+        tasks = found if isinstance(found, dict) else {}
     policies = {name: task.policy for name, task in tasks.items() if task.policy is not None}
-    if not bars:
+    if goal is None:
         policies = {f"**budget {share:.0%}**": Planned(share) for share in SHARES}
     contenders = CONTENDERS | {name: budgeted(policy) for name, policy in policies.items()}
     memory: dict[str, Memory] = {}
+    failed: dict[str, str] = {}
     for contender in (name for name in contenders if only in name):
         show(f"memory: {contender}")
-        try:
-            memory[contender] = measure_memory(contenders[contender], net, mixed)
-        except (RetrogradError, ImportError, OSError, RuntimeError) as error:  # no plan, a full disk or device
-            print(f"{contender.strip('*')} is left out: {str(error).splitlines()[0]}")
-    measures = measure_times({name: contenders[name] for name in memory}, net, arguments.rounds, arguments.steps, mixed)
+        measured = attempt(contender, net, partial(measure_memory, contenders[contender], net, mixed))
+        if isinstance(measured, Memory):
+            memory[contender] = measured
+            held, peak = (show_bytes(nbytes) for nbytes in measured)
+            say(f"{contender.strip('*')}: {held} held after the forward, {peak} at the peak")
+        else:
+            failed[contender] = measured
+    left = 60 * arguments.minutes - (time.perf_counter() - began)
+    chosen = {name: contenders[name] for name in memory}
+    measures = measure_times(chosen, net, arguments.rounds, arguments.steps, mixed, left)
+    print_table(memory, measures, failed, arguments.markdown)
+    for contender, policy in policies.items():
+        if contender in measures and policy.plan is not None:
+            print(f"\n{contender.strip('*')}: {str(policy.plan).splitlines()[0]}")
+    if goal is not None and link is not None:
+        print_goal(goal, link, measures)
+    print_tasks(tasks, memory, measures)
+
+
+def print_table(
+    memory: dict[str, Memory], measures: dict[str, Measures], failed: dict[str, str], markdown: bool
+) -> None:
+    """A row for each contender, also for those of which there is nothing to tell but why."""
     peak = "peak of the allocator, MB" if ON_DEVICE else "peak, MB"
     rows = [["", "held after the forward, MB", peak, "CPU time", "wall time"]]
     for contender, measured in measures.items():
         held = [f"{nbytes / 1e6:,.0f}" for nbytes in memory[contender]]
-        rows.append([contender, *held, spread(measured.cpu), spread(measured.wall)])
-    print_rows(rows, arguments.markdown)
-    for contender, policy in policies.items():
-        if contender in measures and policy.plan is not None:
-            print(f"\n{contender.strip('*')}: {str(policy.plan).splitlines()[0]}")
-    print_tasks(tasks, memory, measures)
+        times = [spread(measured.cpu), spread(measured.wall)] if measured.wall else ["", "does not fit"]
+        rows.append([contender, *held, *times])
+    print_rows(rows + [[contender, reason, "", "", ""] for contender, reason in failed.items()], markdown)
 
 
 def main() -> None:
@@ -484,10 +587,13 @@ def main() -> None:
     parser.add_argument("--mixed", action="store_true", help="bfloat16 autocast")
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--only", default="", help="contenders whose name contains this text")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="for each net; no round is begun that lasts longer"
+    )
     arguments = parser.parse_args()
-    if ON_DEVICE:
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
+    use_tf32()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what ends early has said what it knows
     for name in arguments.nets:
         benchmark(name, arguments)
 

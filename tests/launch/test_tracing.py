@@ -242,7 +242,7 @@ def test_every_rank_of_torchrun(outcome: Outcome) -> None:
         assert outcome.chrome(f"rank0000{rank}").names["process_name", rank, 0] == f"rank {rank}"
         assert f"\nrank {rank}    " in outcome.errors
     assert outcome.errors.count("3 passes, ") == 1
-    assert outcome.words()[-1].startswith("retrograd: traced 2 processes")
+    assert outcome.words()[-1].startswith("retrograd: traced in 2 processes")
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 Clock = dict[str, int]
 """How much of each stream comes before."""
@@ -64,7 +65,7 @@ class Access:
 
 
 class Device(TorchDispatchMode):
-    """Where copies are noted as they are made, at once, on whatever stream is current.
+    """Where kernels and copies are noted as they are made, at once, on whatever stream is current.
 
     Attributes:
         current: the stream on which things are computed.
@@ -98,21 +99,40 @@ class Device(TorchDispatchMode):
 
     def use(self, written: Tensor, *read: Tensor) -> None:
         """A kernel on the current stream."""
+        self._note([written], read)
+
+    def _note(self, written: Sequence[Tensor], read: Sequence[Tensor]) -> None:
         stream = self.current
         stream.clock[stream.name] = stream.clock.get(stream.name, 0) + 1
-        for tensor in (written, *read):
-            begin = tensor.data_ptr()
-            end = begin + tensor.nbytes
-            self.accesses.append(Access(stream.name, dict(stream.clock), begin, end, tensor is written))
+        clock = dict(stream.clock)
+        for tensors, is_write in ((written, True), (read, False)):
+            for tensor in tensors:
+                begin, storage = tensor.data_ptr(), tensor.untyped_storage()
+                end = min(begin + tensor.nbytes, storage.data_ptr() + storage.nbytes())  # less where it is expanded
+                self.accesses.append(Access(stream.name, clock, begin, end, is_write))
 
     def races(self) -> list[tuple[Access, Access]]:
         """Accesses of which nobody has said which comes first."""
-        return [pair for pair in combinations(self.accesses, 2) if pair[0].races_with(pair[1])]
+        streams: dict[str, list[Access]] = {}
+        for access in self.accesses:
+            streams.setdefault(access.stream, []).append(access)
+        pairs = (pair for two in combinations(streams.values(), 2) for pair in product(*two))
+        return [(one, other) for one, other in pairs if one.races_with(other)]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.copy_.default:
-            self.use(args[0], args[1])
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.empty.memory_format:
-            self.use(result)  # what lay there before was written on the stream that gets it again
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        given, made = list(zip(func._schema.arguments, args, strict=False)), tree_leaves(result)
+        aliases = [each.alias_info for each in func._schema.returns]
+        is_view = any(alias is not None and not alias.is_write for alias in aliases)
+        if is_view or func.overloadpacket is torch.ops.aten.set_:
+            return result  # no kernel
+        written = [value for spec, value in given if spec.alias_info is not None and spec.alias_info.is_write]
+        if not any(aliases):  # new memory: what lay there before was used on the stream that gets it again
+            written += [value for value in made if isinstance(value, Tensor)]
+        read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        self._note(
+            [each for each in written if isinstance(each, Tensor)],
+            [each for each in read if not any(each is other for other in written)],
+        )
         return result

@@ -6,7 +6,9 @@ what such a kernel would.
 
 from __future__ import annotations
 
+import mmap
 import random
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from retrograd.saved import planned
+from retrograd.saved.carriers import HostCarrier
 from retrograd.saved.cpu import Cpu
-from retrograd.saved.cuda_copies import CudaCopies
+from retrograd.saved.cuda_copies import Copying, CudaCopies
 from retrograd.saved.keeping import keep_saved
 from retrograd.saved.offloading import Offloaded, Offloader
 from tests.saved.stream_order import Device, Stream
@@ -24,10 +28,24 @@ DEVICE = torch.device("cpu")
 
 
 class Copies(CudaCopies):
-    """Without pinned memory."""
+    """Without pinned memory; and now and then the device has no memory.
+
+    The host's is kept, so that no address is the host's first and then the device's.
+    """
+
+    chance: random.Random | None = None
+    host: ClassVar[list[Tensor]] = []
 
     def allocate(self, nbytes: int) -> Tensor:
-        return torch.zeros(nbytes, dtype=torch.uint8)
+        self.host.append(torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8))
+        return self.host[-1]
+
+    def copy_in(
+        self, buffer: Tensor, like: Tensor, numel: int, out: Copying, *, is_urgent: bool
+    ) -> tuple[Tensor, Copying]:
+        if self.chance is not None and self.chance.random() < 0.3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().copy_in(buffer, like, numel, out, is_urgent=is_urgent)
 
 
 def test_a_race_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,12 +62,14 @@ def test_a_race_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, 6000), st.integers(0, 1000))
-def test_one_computing_stream_never_meets_a_copy(window: int, seed: int) -> None:
+@given(st.integers(0, 6000), st.booleans(), st.integers(0, 1000))
+def test_one_computing_stream_never_meets_a_copy(window: int, is_scarce: bool, seed: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         device = Device(monkeypatch)
-        offloader = Offloader(Copies(DEVICE), window)
+        copies = Copies(DEVICE)
+        offloader = Offloader(copies, window)
         chance = random.Random(seed)
+        copies.chance = chance if is_scarce else None
         keep: list[Tensor] = []  # so that no address is used by two tensors of this test
         for _ in range(3):
             _run_pass(device, offloader, chance, keep)
@@ -70,15 +90,69 @@ def _run_pass(device: Device, offloader: Offloader, chance: random.Random, keep:
                 if isinstance(one, Offloaded) and one.values is None and other not in freed:
                     freed.add(other)
                     device.use(memory[other])  # the next layer's output lies there
-        for number in range(5, chance.choice([-1, 2]), -1):
+        order = list(range(5, chance.choice([-1, 2]), -1))
+        if chance.random() < 0.5:
+            chance.shuffle(order)
+        for number in order:
             one = packed[number]
             assert one is not None
-            values = one.restore()
+            keep += [each.arriving[0] for each in packed if isinstance(each, Offloaded) and each.arriving is not None]
+            try:
+                values = one.restore()
+            except torch.OutOfMemoryError:
+                continue
             keep.append(values)
             device.use(torch.zeros(1), values)
             packed[number] = None
             del one
             device.use(values)  # freed, and used again
+
+
+@pytest.mark.parametrize("share", [0.45, 0.6])
+@pytest.mark.parametrize("is_scarce", [False, True])
+def test_a_whole_plan_never_meets_a_copy(share: float, is_scarce: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training under a budget: each kernel of the forward, of the backward and of what is run again counts."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(part for _ in range(6) for part in (nn.Linear(64, 64), nn.Tanh())))
+    batch = torch.randn(128, 64)
+    expected = gradients(model, batch)
+    device, copies = Device(monkeypatch), Copies(DEVICE)
+    monkeypatch.setattr(planned, "DiskCarrier", lambda folder, window: HostCarrier(DEVICE, copies))
+    policy = planned.Planned(share, rerun=False, min_bytes=1024)
+    with device, keep_saved(None, policy):
+        for number in range(5):
+            copies.chance = random.Random(number) if is_scarce and number > 1 else None
+            try:
+                found = gradients(model, batch)
+            except torch.OutOfMemoryError:
+                continue
+            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        assert policy.plan is not None
+        assert policy.plan.choices.count("offload") > 2
+    assert len({access.stream for access in device.accesses}) > 2
+    assert not device.races()
+
+
+def test_what_is_asked_for_now_does_not_queue_behind_what_is_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    offloader = Offloader(Copies(DEVICE), window=0)
+    memory = [torch.full((500,), float(number)) for number in range(4)]
+    with device:
+        packed = [offloader.add(values) for values in memory]
+        ahead, urgent = packed[0], packed[1]
+        assert isinstance(ahead, Offloaded)
+        assert isinstance(urgent, Offloaded)
+        ahead.fetch()
+        ahead_copy = device.accesses[-1]
+        begun = len(device.accesses)
+        urgent.restore()
+        (urgent_copy,) = [
+            access for access in device.accesses[begun:] if access.is_write and access.stream != device.current.name
+        ][:1]
+        assert ahead_copy.stream != urgent_copy.stream
+        assert not ahead_copy.is_before(urgent_copy)
+        device.use(torch.zeros(1), ahead.restore())
+    assert not device.races()
 
 
 def test_what_one_stream_fetched_another_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,18 +215,42 @@ def test_a_copy_back_follows_the_copy_out_whoever_asks_for_it(monkeypatch: pytes
     assert not device.races()
 
 
-def test_a_buffer_that_another_stream_has_read_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_buffer_that_another_stream_has_read_is_not_overwritten(
+    is_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = Device(monkeypatch)
     offloader = Offloader(Copies(DEVICE), window=0)
     memory = [torch.full((500,), float(number)) for number in range(3)]
     with device:
         packed = [offloader.add(values) for values in memory[:2]]
-        assert packed[0] is not None
+        assert isinstance(packed[0], Offloaded)
+        if is_ahead:
+            packed[0].fetch()
         device.use(torch.zeros(1), packed[0].restore())
         del packed  # its buffer is free, when the copy from it is done
         with device.on(Stream("other")):
             offloader.add(memory[2])
     assert not device.races()
+
+
+def test_what_torch_keeps_for_others_goes_before_pinned_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Device(monkeypatch)
+    copies = CudaCopies(DEVICE)
+    cached = [3]
+
+    def pin(*args: object, **kwargs: object) -> Tensor:
+        if cached:
+            raise torch.AcceleratorError("CUDA error: out of memory")
+        return torch.zeros(1)
+
+    monkeypatch.setattr(torch, "empty", pin)
+    monkeypatch.setattr(torch.accelerator, "empty_host_cache", cached.clear)
+    assert copies.allocate(100).numel() == 1
+    cached.append(1)
+    monkeypatch.setattr(torch.accelerator, "empty_host_cache", lambda: None)
+    with pytest.raises(torch.AcceleratorError):
+        copies.allocate(100)
 
 
 def test_pinned_memory_is_the_hosts_whatever_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -343,3 +343,35 @@ def test_a_compiled_model_gives_the_same_gradients() -> None:
     for found, expected in zip(run(policy), run(None), strict=True):
         assert torch.equal(found, expected)
     assert policy.seen
+
+
+def test_a_handle_is_entered_for_one_block() -> None:
+    model, policy = nn.Linear(4, 1), Noting()
+    handle = keep_saved(model, policy)
+    assert "in charge" in repr(handle)
+    with handle:
+        model(torch.randn(2, 4)).sum().backward()
+    assert "ended" in repr(handle)
+    with pytest.raises(SavedPolicyError, match="have ended"), handle:
+        pass
+
+
+def test_what_is_no_model_is_said() -> None:
+    with pytest.raises(SavedPolicyError, match="no model"):
+        keep_saved(Keep(), nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_what_torch_fills_after_it_was_saved_stays(everywhere: bool) -> None:
+    """The noise of an RReLU is saved first and drawn then, and that write is not counted."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.RReLU(), nn.Linear(8, 1)), torch.randn(3, 4)
+
+    def gradients() -> list[Tensor]:
+        torch.manual_seed(1)
+        return list(torch.autograd.grad(model(x).sum(), list(model.parameters())))
+
+    expected = gradients()
+    with keep_saved(None if everywhere else model, Elsewhere()):
+        found = gradients()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

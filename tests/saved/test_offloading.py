@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from retrograd.errors import RetrogradWarning
 from retrograd.saved.buffer_pool import BufferPool
 from retrograd.saved.offloading import Offloaded, Offloader, Stayed
 from retrograd.saved.order import Order
@@ -46,9 +48,10 @@ class LateEngine:
         source = torch.frombuffer(_memory_at(address, size), dtype=torch.uint8)
         return self._begin("out", size, 0, lambda: buffer.copy_(source))
 
-    def copy_in(self, buffer: Tensor, like: Tensor, numel: int, out: int) -> tuple[Tensor, int]:
+    def copy_in(self, buffer: Tensor, like: Tensor, numel: int, out: int, *, is_urgent: bool) -> tuple[Tensor, int]:
         values = torch.full((numel,), -7.0).to(like.dtype)
-        return values, self._begin("in", values.nbytes, out, lambda: values.view(torch.uint8).copy_(buffer))
+        kind = "in at once" if is_urgent else "in"
+        return values, self._begin(kind, values.nbytes, out, lambda: values.view(torch.uint8).copy_(buffer))
 
     def wait(self, ticket: int) -> None:
         assert 0 < ticket <= self._count
@@ -62,6 +65,29 @@ class LateEngine:
         self.copies.append((kind, size))
         self.pending[self._count] = earlier, run
         return self._count
+
+
+class SmallDevice(LateEngine):
+    """One on which only so many fetched tensors find room.
+
+    Attributes:
+        room: how many.
+        refused: how often there was none.
+    """
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+        self.refused = 0
+        self._there: weakref.WeakSet[Tensor] = weakref.WeakSet()
+
+    def copy_in(self, buffer: Tensor, like: Tensor, numel: int, out: int, *, is_urgent: bool) -> tuple[Tensor, int]:
+        if len(self._there) >= self.room:
+            self.refused += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 KiB.")
+        values, ticket = super().copy_in(buffer, like, numel, out, is_urgent=is_urgent)
+        self._there.add(values)
+        return values, ticket
 
 
 def _memory_at(address: int, size: int) -> object:
@@ -149,6 +175,41 @@ def test_the_next_ones_are_on_their_way_before_they_are_asked_for() -> None:
     packed[5].restore()
     on_their_way = [n for n, one in enumerate(packed) if isinstance(one, Offloaded) and one.arriving is not None]
     assert on_their_way == [3, 4]
+    assert "in at once" not in [kind for kind, _ in offloader.engine.copies]  # type: ignore[attr-defined]
+    packed[1].restore()
+    assert offloader.engine.copies[-1][0] != "in at once"  # type: ignore[attr-defined]
+
+
+def test_what_was_not_foreseen_comes_at_once() -> None:
+    engine = LateEngine()
+    offloader = Offloader(engine, window=8_000)
+    packed, _ = forward(offloader, range(8))
+    packed[7].restore()
+    packed[5].restore()  # nothing but the last two was there, and 4 and 5 are on their way
+    engine.copies.clear()
+    packed[0].restore()
+    assert engine.copies[0] == ("in at once", 4000)
+
+
+@pytest.mark.parametrize("room", range(4))
+def test_where_memory_is_scarce_less_is_fetched_ahead(room: int) -> None:
+    """A thing that is asked for needs room for itself alone; it says so where there is none."""
+    engine = SmallDevice(room)
+    offloader = Offloader(engine, window=12_000)
+    packed, _ = forward(offloader, range(8))
+    for number in (7, 6, 5):
+        assert torch.equal(packed[number].restore(), values_of(number))  # still there
+    for number in (0, 4, 3, 1, 2):  # in an order that nobody foresees
+        if not room:
+            with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+                packed[number].restore()
+            continue
+        assert torch.equal(packed[number].restore(), values_of(number))
+    assert engine.refused > 0
+    del packed
+    assert not engine.pending
+    offloader.pool.clear()
+    assert offloader.pool.nbytes == 0
 
 
 def test_what_is_larger_than_the_window_is_not_waited_for_at_once() -> None:
@@ -193,6 +254,48 @@ def test_nothing_is_held_when_the_graph_is_gone() -> None:
         assert offloader.pool.nbytes == 0
     finally:
         gc.enable()
+
+
+class Host:
+    """Gives out so much memory, in pieces of no more than so much."""
+
+    def __init__(self, room: int, largest: int) -> None:
+        self.room = room
+        self.largest = largest
+        self.refused = 0
+
+    def allocate(self, nbytes: int) -> Tensor:
+        if nbytes > min(self.room, self.largest):
+            self.refused += 1
+            raise torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be …")
+        self.room -= nbytes
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+
+def test_smaller_pieces_are_asked_for_where_there_are_no_large_ones() -> None:
+    host = Host(room=12 * MB, largest=4 * MB)
+    pool = BufferPool(host.allocate)
+    taken = [pool.take(3 * MB) for _ in range(3)]
+    assert all(buffer is not None for buffer in taken)
+    assert host.refused == 4 * 3  # 64, 32, 16 and 8 MB
+
+
+def test_what_the_host_has_no_memory_for_stays_and_it_is_said_once() -> None:
+    host = Host(room=6 * MB, largest=2 * MB)
+    engine = LateEngine()
+    engine.allocate = host.allocate  # type: ignore[method-assign]
+    offloader = Offloader(engine, window=0)
+    with pytest.warns(RetrogradWarning, match=r"no room in 6\.29 MB .* \(CUDA error: out of memory\)") as caught:
+        packed = [offloader.add(values_of(number, MB // 4)) for number in range(9)]
+    assert len(caught) == 1
+    assert [one is None for one in packed] == [False] * 6 + [True] * 3
+    refused = host.refused
+    for number in range(6):
+        assert torch.equal(packed[number].restore(), values_of(number, MB // 4))  # type: ignore[union-attr]
+    del packed
+    again = [offloader.add(values_of(number, MB // 4)) for number in range(6)]
+    assert None not in again  # what was there is used again
+    assert host.refused == refused  # and nobody asks for more
 
 
 # ---- order ----------------------------------------------------------------------------------------------------
@@ -291,17 +394,17 @@ def test_no_byte_is_in_two_buffers_whatever_is_taken_and_given_back(
 
 def test_what_is_given_back_is_whole_again() -> None:
     pool, asked = make_pool()
-    small = [pool.take(2 * MB) for _ in range(8)]
-    assert asked == [16 * MB]
+    small = [pool.take(8 * MB) for _ in range(8)]
+    assert asked == [64 * MB]
     for number in (1, 5, 3, 7, 0, 2, 6, 4):
         pool.give(small[number])  # type: ignore[arg-type]
-    assert pool.take(16 * MB) is not None
-    assert asked == [16 * MB]
+    assert pool.take(64 * MB) is not None
+    assert asked == [64 * MB]
 
 
 def test_a_buffer_is_cut_out_where_it_is_tightest() -> None:
     pool, _ = make_pool()
-    buffers = [pool.take(size * MB) for size in (6, 1, 3, 1, 5)]  # 16 MB
+    buffers = [pool.take(size * MB) for size in (6, 1, 3, 1, 5)]
     for number in (0, 2, 4):
         pool.give(buffers[number])  # type: ignore[arg-type]
     taken = pool.take(3 * MB)
@@ -317,3 +420,10 @@ def test_pieces_take_little_more_than_a_resnet_asks_for() -> None:
     buffers = [pool.take(size) for size in sizes]  # memory that nobody writes to is not there
     assert sum(asked) < 1.15 * sum(sizes)
     del buffers
+
+
+@pytest.mark.parametrize("count", [20, 37, 40, 60])
+def test_pieces_take_little_more_than_equal_tensors_do(count: int) -> None:
+    pool, asked = make_pool()
+    buffers = [pool.take(49 << 18) for _ in range(count)]
+    assert sum(asked) < 1.2 * len(buffers) * (49 << 18)

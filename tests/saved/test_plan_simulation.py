@@ -6,15 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrograd.saved.measuring import Log, Probed
+from retrograd.saved.plan import make_plan
 from retrograd.saved.planner import evaluate, keep_all, window_of
+from retrograd.saved.policy import Saved
 from retrograd.saved.prediction import predict_seconds
 from retrograd.saved.simulation import (
     Choice,
     Decisions,
     Event,
+    EventKind,
     Link,
     Recording,
     Stretch,
@@ -140,6 +145,19 @@ def test_time_by_hand() -> None:
     assert predict_seconds(recording, fetched, gone, LINK) == pytest.approx(6.0)
 
 
+def test_what_is_asked_for_now_comes_before_what_was_fetched_ahead() -> None:
+    """Three stretches of 100 bytes, 2 s each to read: the second is not fetched ahead, and the first is, from 4 on."""
+    recording = chain([100, 100, 100])
+    decisions = Decisions(("offload",) * 3, 0, {0: 3})
+    gone = find_departures(recording, decisions)
+    assert gone == {0: 2, 1: 3}
+    # packed at 1, 2, 3 and written at 2, 3, 4; the third is asked for at 4, freed at 5; the second is asked for at 6,
+    # when the first has come; it is there at 8 and freed at 9; the first is asked for at 10, freed at 11
+    assert predict_seconds(recording, decisions, gone, LINK) == pytest.approx(11.0)
+    slow = Link(100.0, 20.0)  # 5 s each: the second is there at 11; the first is asked for at 13, and comes at 14
+    assert predict_seconds(recording, decisions, gone, slow) == pytest.approx(15.0)
+
+
 def test_the_program_waits_for_what_is_beyond_the_window() -> None:
     """Nothing is computed: all that takes time is writing and reading."""
     recording = chain([100, 100, 100], seconds=0.0)
@@ -199,3 +217,96 @@ def test_background_counts() -> None:
     later = Recording(recording.stretches, recording.events, recording.seconds, background=100)
     assert keep_all(later).peak == keep_all(recording).peak + 100
     assert np.all(count_residency(later, Decisions(("keep",) * 2, 0), {}) >= 100)
+
+
+# ---- what was measured ------------------------------------------------------------------------------------------
+
+
+class DeviceEvent:
+    """Of a device that comes to it late; it is asked only when it has been waited for."""
+
+    def __init__(self, milliseconds: float) -> None:
+        self.milliseconds = milliseconds
+        self.is_waited_for = False
+
+    def synchronize(self) -> None:
+        self.is_waited_for = True
+
+    def elapsed_time(self, other: DeviceEvent) -> float:
+        assert self.is_waited_for
+        assert other.is_waited_for
+        return other.milliseconds - self.milliseconds
+
+
+def log_of(*happened: tuple[EventKind, int, float, float]) -> Log:
+    """A pass with two stretches, and what happened in it, from when until when."""
+    log = Log()
+    for number in range(2):
+        values = torch.zeros(10 * (number + 1))
+        log.add(Saved(values, values.shape, "layer", number))
+    for kind, number, began, ended in happened:
+        log.note(kind, number, began, ended)
+        if kind == "ask":
+            log.asked.add(number)
+        if kind == "free":
+            log.freed.append(number)
+    return log
+
+
+def test_our_own_part_in_a_pass_is_no_computing() -> None:
+    log = log_of(
+        ("pack", 0, 1.0, 2.0), ("pack", 1, 5.0, 9.0), ("ask", 1, 10.0, 30.0), ("free", 1, 32.0, 32.0),
+        ("ask", 0, 37.0, 38.0), ("free", 0, 40.0, 40.0),
+    )  # fmt: skip
+    recording = log.make_recording()
+    assert recording.seconds == (0.0, 3.0, 1.0, 0.0, 7.0, 2.0)
+    assert [stretch.freed for stretch in recording.stretches] == [5, 3]
+
+
+def test_what_is_freed_while_we_are_at_work_is_no_end_of_computing() -> None:
+    log = log_of(
+        ("pack", 0, 0.0, 0.0), ("pack", 1, 1.0, 1.0), ("free", 1, 50.0, 50.0), ("ask", 0, 4.0, 60.0),
+        ("free", 0, 61.0, 61.0),
+    )  # fmt: skip
+    assert log.make_recording().seconds == (0.0, 1.0, 0.0, 3.0, 1.0)
+
+
+def test_times_are_those_of_a_later_pass_in_which_the_same_happened() -> None:
+    first = log_of(
+        ("pack", 0, 0.0, 0.0), ("pack", 1, 10.0, 10.0), ("ask", 1, 20.0, 20.0), ("free", 1, 30.0, 30.0),
+        ("ask", 0, 40.0, 40.0), ("free", 0, 50.0, 50.0),
+    ).make_recording()  # fmt: skip
+    later = log_of(  # under a plan that makes 1 of 0, or fetches it, things may be freed later
+        ("pack", 0, 0.0, 0.5), ("pack", 1, 1.5, 2.0), ("ask", 1, 4.0, 7.0), ("ask", 0, 10.0, 11.0),
+        ("free", 0, 15.0, 15.0), ("free", 1, 15.0, 15.0),
+    )  # fmt: skip
+    again = later.time_again(first)
+    assert again == replace(first, seconds=(0.0, 1.0, 2.0, 0.0, 3.0, 4.0))
+    assert log_of(("pack", 0, 0.0, 0.0), ("pack", 1, 1.0, 1.0), ("ask", 1, 2.0, 2.0)).time_again(first) is None
+
+
+def test_a_device_times_lossless_copies_and_is_waited_for_behind_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", DeviceEvent)
+    marks = [DeviceEvent(milliseconds) for milliseconds in (3.0, 5.0, 12.0)]
+    log = log_of(("pack", 0, 0.0, 0.0), ("pack", 1, 1.0, 1.0), ("ask", 0, 2.0, 2.0))
+    log.probed[0] = Probed(4, *marks)  # type: ignore[arg-type]
+    assert not any(mark.is_waited_for for mark in marks)
+    stretch = log.make_recording().stretches[0]
+    assert stretch.small_bytes == 4
+    assert stretch.squeeze_seconds == pytest.approx(0.002)
+    assert stretch.expand_seconds == pytest.approx(0.007)
+
+
+def test_better_times_may_change_a_plan_and_never_exceed_its_budget() -> None:
+    """At first all looks slow, so that everything leaves beside it; then the link is what is slow."""
+    slow = again(chain([100] * 8, seconds=10.0), (), *((number,) for number in range(7)), seconds=0.2)
+    plan = make_plan(slow, LINK, 600, "host")
+    assert plan.choices[0] == "offload"
+    fast = replace(slow, seconds=tuple(seconds / 100 for seconds in slow.seconds))
+    better = plan.with_times(fast)
+    assert better.recording is fast
+    as_it_was = evaluate(fast, plan.choices, LINK, 600)
+    assert as_it_was is not None
+    assert better.predicted_seconds < as_it_was.seconds
+    assert better.predicted_peak <= 600
+    assert better.smallest == plan.smallest

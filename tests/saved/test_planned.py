@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,13 @@ from torch.utils.checkpoint import checkpoint
 from retrograd.errors import BudgetError, SavedPolicyError
 from retrograd.saved import planned as planned_module
 from retrograd.saved.disk import Disk
+from retrograd.saved.episode import Episode
 from retrograd.saved.keeping import SavedHandle, keep_saved
+from retrograd.saved.known_plans import KnownPlans
 from retrograd.saved.listening import Listening
 from retrograd.saved.measuring import Log
+from retrograd.saved.origins import Origin
+from retrograd.saved.plan import Plan
 from retrograd.saved.planned import Planned
 from retrograd.saved.planned_item import Item
 from retrograd.saved.policy import Saved
@@ -159,6 +163,81 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 def make_layers(count: int = 6) -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(*(part for _ in range(count) for part in (nn.Linear(32, 32), nn.Tanh())))
+
+
+def test_times_are_taken_again_in_the_first_pass_that_follows_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device, whose kernels are slow at first, and which waits for a program that tries things."""
+    add, is_timed = KnownPlans.add, iter([False])
+    monkeypatch.setattr(
+        KnownPlans, "add", lambda plans, keys, plan, **_: add(plans, keys, plan, is_timed=next(is_timed, True))
+    )
+    model, seen = make_layers(), list[Plan | None]()
+    batch = torch.randn(64, 32)
+    policy = planned(tmp_path, 0.5)
+
+    def steps() -> None:
+        for _ in range(4):
+            model(batch).square().sum().backward()
+            seen.append(policy.plan)
+
+    found, expected = gradients(model, steps, policy), gradients(model, steps, None)
+    assert same(found, expected)
+    first, second, third, fourth = seen[:4]
+    assert first is not None
+    assert second is not None
+    assert second.recording.stretches == first.recording.stretches
+    assert second.recording.events == first.recording.events
+    assert second.recording.seconds != first.recording.seconds
+    assert third is second
+    assert fourth is second
+
+
+@pytest.mark.parametrize("budget", ["1MB", "2MB"])
+def test_a_forward_of_which_no_backward_has_run_yet(budget: str, tmp_path: Path) -> None:
+    """What is never asked for never comes back."""
+    parts = (part for _ in range(4) for part in (nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()))
+    model, batch = nn.Sequential(*parts), torch.randn(256, 64)
+
+    def steps() -> None:
+        model(batch).square().mean().backward()
+        late = model(batch).square().mean()
+        for _ in range(2):
+            model(batch).square().mean().backward()
+        late.backward()
+
+    found = gradients(model, steps, planned(tmp_path, budget))
+    assert same(found, gradients(model, steps, None))
+
+
+class Interrupted(Planned):
+    """Stops at the n-th stretch, as a Ctrl-C might."""
+
+    at = -1
+
+    def _carry_out(self, episode: Episode, number: int, saved: Saved, origin: Origin | None) -> Item:
+        if number == self.at:
+            raise KeyboardInterrupt
+        return super()._carry_out(episode, number, saved, origin)
+
+
+def test_an_interrupt_while_packing_leaves_no_half_pass(tmp_path: Path) -> None:
+    model, batch = make_layers(), torch.randn(64, 32)
+    policy = Interrupted(0.5, folder=tmp_path, min_bytes=0)
+
+    def steps() -> None:
+        for place in (3, -1, 2, -1, -1):
+            policy.at = place
+            with suppress(KeyboardInterrupt):
+                model(batch).square().sum().backward()
+
+    def plainly() -> None:
+        for _ in range(3):
+            model(batch).square().sum().backward()
+
+    assert same(gradients(model, steps, policy), gradients(model, plainly, None))
+    assert policy.plan is not None
 
 
 def test_another_batch_size_gets_a_plan_and_the_first_is_used_again(tmp_path: Path) -> None:

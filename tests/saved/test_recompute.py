@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from retrograd.errors import OverwrittenError
 from retrograd.saved.disk import Disk
 from retrograd.saved.keeping import Policies, keep_saved
 from retrograd.saved.recompute import Recompute
@@ -107,3 +109,53 @@ def test_an_error_in_the_forward_leaves_no_hooks() -> None:
             model(torch.randn(6, 9))
         assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
         model(torch.randn(6, 8)).sum().backward()
+
+
+def test_a_write_to_what_was_saved_is_refused_as_without_a_policy() -> None:
+    """The second run would see the write, and the gradient would be that of other values."""
+
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x)
+            output: Tensor = self.second(hidden)
+            hidden.add_(1.0)
+            return output.sin()
+
+    model = Writing()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        model(torch.ones(2, 3)).sum().backward()
+    with keep_saved(model, Recompute()), pytest.raises(OverwrittenError, match=r"shape \[2, 3\].*self \(Writing\)"):
+        model(torch.ones(2, 3)).sum().backward()
+
+
+def test_parameters_that_change_before_the_backward_are_refused() -> None:
+    """Autograd does not save a bias, so that it trains without a policy; the second run would use the new one."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    with keep_saved(model, Recompute()):
+        loss = model(torch.ones(2, 3)).sum()
+        with torch.no_grad():
+            model[0].bias.add_(1.0)
+        with pytest.raises(OverwrittenError, match=r"parameter '0\.bias'"):
+            loss.backward()
+
+
+def test_parameters_that_the_forward_writes_to() -> None:
+    """An embedding with ``max_norm`` does, and a graph that is retained is run twice."""
+    tokens = torch.tensor([[0, 1], [2, 3]])
+
+    def train(policy: Recompute | None) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(4, 8, max_norm=1.0), nn.Linear(8, 1), nn.Tanh())
+        with nullcontext() if policy is None else keep_saved(model, policy):
+            loss = model(tokens).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    found, expected = train(Recompute()), train(None)
+    assert len(found) == len(expected) == 3
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -6,6 +6,7 @@ to the backward pass: a frame whose saved-tensor hooks are set, or the context o
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import CodeType, FrameType
 from typing import Any
@@ -50,12 +51,15 @@ def _reentrant_parts() -> list[Any]:
 
 def _other_parts(save: Any, load: Any) -> list[Any]:
     """Each has pushed hooks of its own; those below the top ones can only be seen without these."""
-    part = dict(zip(save.__code__.co_freevars, save.__closure__, strict=True))["frame"].cell_contents
+    own = inspect.unwrap(save)
+    part = dict(zip(own.__code__.co_freevars, own.__closure__, strict=True))["frame"].cell_contents
     torch._C._autograd._pop_saved_tensors_default_hooks()
     try:
         below = _top_hooks()
         if below is None or below[0].__qualname__ != _SAVES:
             return [part]
+        if save is not own:  # the pair around the checkpoint's own, which is next
+            return _other_parts(*below)
         return [part, *_other_parts(*below)]
     finally:
         torch._C._autograd._push_saved_tensors_default_hooks(save, load)

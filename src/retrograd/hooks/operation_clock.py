@@ -22,6 +22,9 @@ from retrograd.hooks.operations import OperationMode
 from retrograd.hooks.origins import _FUSED, _can_be_fused, _ModuleHooks
 from retrograd.hooks.thread_logs import Logs
 
+_PASSES = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
+"""No operations: what is made while they run is made by checkpoints and double backward."""
+
 _first = itemgetter(0)
 _now = time.perf_counter_ns
 
@@ -87,7 +90,7 @@ class OperationClock(OperationMode):
         first, begin = next_sequence_number(), _now()
         result = function(*args, **kwargs) if kwargs else function(*args)
         end, last = _now(), next_sequence_number()
-        if last != first:
+        if last != first and function not in _PASSES:
             self._operations.append((first, last, begin, end))
             if events is not None:
                 events.append((mark, _mark()))

@@ -6,7 +6,9 @@ another sign, or as zeros, without having written them so, are read as ever.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ CarryOut = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _CONJUGATE = torch._C.DispatchKey.Conjugate
 _AS_EVER = (_CONJUGATE, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor)
 _COUNTING = (*_AS_EVER, torch._C.DispatchKey.ADInplaceOrView)
+_COMPILED_CALL = "_TorchDynamoContext.__call__.<locals>.compile_wrapper"
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
@@ -72,7 +75,12 @@ class OperationTap(TorchDispatchMode):
 
         Entering a mode as one does sets flags of the whole process, which threads that end in another order leave set.
         """
-        torch._C._push_on_torch_dispatch_stack(self)
+        if self._carry_out is not _carry_on or is_in_compiled_call():
+            torch._C._push_on_torch_dispatch_stack(self)
+
+    def end(self) -> None:
+        """Hand nothing over any more, in whatever thread it is on; it goes with the next tensor that is saved there."""
+        self._carry_out = _carry_on
 
     def take_off(self) -> None:
         """Listen no more; modes that were entered since stay."""
@@ -84,6 +92,22 @@ class OperationTap(TorchDispatchMode):
             above.append(mode)
         for mode in reversed(above):
             torch._C._push_on_torch_dispatch_stack(mode)
+
+
+def is_in_compiled_call() -> bool:
+    """Whether this thread is in a call of what torch.compile has compiled.
+
+    When that is left torch sets back whether modes are asked at all. A tap that has been taken off meanwhile would
+    leave a thread in which torch asks modes that are not there, and every operation fails.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_qualname != _COMPILED_CALL:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _carry_on(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)
 
 
 def hide_taps() -> list[OperationTap]:

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
+
+from retrograd.hooks.saved import is_plain, push_pair, remove_pair, top_pair, version_of, witness_version
+
+Versions = tuple[int, int]
+"""How often something had been written to in the forward, and now."""
+
+
+class Refusal(Protocol):
+    """Raises where the second run would not be like the first."""
+
+    def refuse_saved(self, size: torch.Size, dtype: torch.dtype, versions: Versions) -> NoReturn:
+        """A saved tensor has been written to."""
+
+    def refuse_parameter(self, name: str, versions: Versions) -> NoReturn:
+        """A parameter has."""
+
 
 _generate: Any = checkpoint._checkpoint_without_reentrant_generator
 _OPTIONS: dict[str, Any] = {
@@ -27,11 +45,13 @@ class Recomputation:
     Made before the forward; :meth:`end` is called after it, also when it raised.
     """
 
-    __slots__ = ("_running",)
+    __slots__ = ("_running", "_second_run")
 
-    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: Refusal) -> None:
+        second_run = self._second_run = _SecondRun(module, refusal)
+
         def contexts() -> tuple[Any, Any]:
-            return nullcontext(), _UnchangedBuffers(module)
+            return _CountedWrites(refusal), second_run
 
         options = [contexts if name == "context_fn" else _OPTIONS[name] for name in _NAMES]  # others in other versions
         self._running: Iterator[None] = _generate(module, *options, *args, **kwargs)
@@ -39,21 +59,77 @@ class Recomputation:
 
     def end(self) -> None:
         """The forward is over, or has raised."""
+        self._second_run.end_first()
         with suppress(StopIteration):
             next(self._running)
 
 
-class _UnchangedBuffers:
-    """Buffers are afterwards what they were before: running statistics count each batch once.
+class _CountedWrites:
+    """Autograd's check for writes, which a checkpoint's pair of hooks does not make.
 
-    A context manager that can be entered again, since a retained graph is run several times.
+    What is written to after it was saved is written to in the second run too, and the gradient would be wrong. The pair
+    that is set here asks the checkpoint's own, and is known as such by its name and ``__wrapped__``.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._before: list[tuple[nn.Module, str, Tensor | None, Tensor | None]] = []
+    def __init__(self, refusal: Refusal) -> None:
+        self._refusal = refusal
 
     def __enter__(self) -> None:
+        pair = top_pair()
+        assert pair is not None, "a checkpoint sets its pair first"
+        refusal = self._refusal
+
+        @functools.wraps(pair[0])
+        def pack(tensor: Tensor) -> Any:
+            holder = pair[0](tensor)
+            if is_plain(tensor):
+                holder.counted = witness_version(tensor), version_of(tensor), tensor.size()
+            return holder
+
+        @functools.wraps(pair[1])
+        def unpack(holder: Any) -> Tensor:
+            counted = getattr(holder, "counted", None)
+            if counted is not None and version_of(counted[0]) != counted[1]:
+                witness, version, size = counted
+                refusal.refuse_saved(size, witness.dtype, (version, version_of(witness)))
+            return pair[1](holder)
+
+        self._pack = pack
+        try:
+            push_pair(pack, unpack)
+        except BaseException:  # an interrupt: the checkpoint takes off what is on top, and that has to be its own
+            remove_pair(pack)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            remove_pair(self._pack)
+        except BaseException:
+            remove_pair(self._pack)
+            raise
+
+
+class _SecondRun:
+    """The same as the first: by parameters as they were, and with buffers afterwards as they were before.
+
+    Running statistics count each batch once. It can be entered again, since a retained graph is run several times.
+    """
+
+    def __init__(self, module: nn.Module, refusal: Refusal) -> None:
+        self._module = module
+        self._refusal = refusal
+        self._parameters = [(parameter, version_of(parameter)) for parameter in module.parameters()]
+        self._before: list[tuple[nn.Module, str, Tensor | None, Tensor | None]] = []
+
+    def end_first(self) -> None:
+        """What the forward itself writes to may change again: an embedding with ``max_norm`` does."""
+        self._parameters = [each for each in self._parameters if version_of(each[0]) == each[1]]
+
+    def __enter__(self) -> None:
+        for parameter, version in self._parameters:
+            if version_of(parameter) != version:
+                names = (name for name, other in self._module.named_parameters() if other is parameter)
+                self._refusal.refuse_parameter(next(names, ""), (version, version_of(parameter)))
         self._before = [
             (part, name, buffer, None if buffer is None else buffer.detach().clone())
             for part in self._module.modules()

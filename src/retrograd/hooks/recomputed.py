@@ -7,6 +7,7 @@ the innermost, so no others see these tensors. The class of those hooks is repla
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -49,7 +50,8 @@ def unlisten_to_recomputing(listener: RecomputeListener) -> None:
 
 def frame_of(raw: Any) -> Any | None:
     """The checkpoint that a ``SavedTensor`` was packed by; None if it was none."""
-    for cell in getattr(getattr(raw, "unpack_hook", None), "__closure__", None) or ():
+    unpack = getattr(raw, "unpack_hook", None)
+    for cell in getattr(unpack and inspect.unwrap(unpack), "__closure__", None) or ():
         frame = cell.cell_contents
         if type(frame).__name__ == "_CheckpointFrame":
             return frame

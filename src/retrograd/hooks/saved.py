@@ -5,14 +5,17 @@ The pairs form a stack for each thread, and only the innermost is asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.engine import current_graph_task, dispatch_modes, is_tracing, is_transformed
+from retrograd.hooks.module import is_ours
 
 Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
@@ -21,16 +24,26 @@ _push = torch._C._autograd._push_saved_tensors_default_hooks
 _pop = torch._C._autograd._pop_saved_tensors_default_hooks
 _top = torch._C._autograd._top_saved_tensors_default_hooks
 
+_are_allowed = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
+_transform = torch._C._functorch.peek_interpreter_stack
+
+is_jit_tracing = torch._C._is_tracing
+"""Whether ``torch.jit.trace`` notes what this thread carries out."""
+
 _STRIDED = torch.strided
 _PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer})
 _CHECKPOINTS = frozenset(
-    {"_checkpoint_hook.__init__.<locals>.pack_hook", "_recomputation_hook.__init__.<locals>.pack_hook"}
+    {
+        "_checkpoint_hook.__init__.<locals>.pack_hook",
+        "_recomputation_hook.__init__.<locals>.pack_hook",
+        "_replace_hooks.<locals>._TellingHook.__init__.<locals>.pack_and_tell",  # of an inventory, in its place
+    }
 )
 
 
 def push_pair(pack: Pack, unpack: Unpack) -> bool:
     """Have ``pack`` called for what this thread saves from now on; False where the program has forbidden all hooks."""
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+    if not _are_allowed():
         return False
     _push(pack, unpack)
     return True
@@ -48,10 +61,41 @@ def remove_pair(pack: Pack) -> None:
         _push(*pair)
 
 
+def top_pair() -> tuple[Pack, Unpack] | None:
+    """The innermost pair of this thread."""
+    return _top(True)
+
+
 def belongs_to_checkpoint() -> bool:
     """Whether what is saved now belongs to a checkpointed part: it is computed again, and need not be kept."""
     top = _top(True)
     return top is not None and getattr(top[0], "__qualname__", "") in _CHECKPOINTS
+
+
+def can_recompute(module: nn.Module) -> bool:
+    """Whether torch's checkpoint can be used for this call.
+
+    Not where hooks are forbidden, nor while ``vmap`` or the like transforms, or ``torch.jit.trace`` notes what is done;
+    nor where a hook of the program comes before ours, since it would be given again what it has returned.
+    """
+    is_plain_call = bool(_are_allowed()) and _transform() is None and not is_jit_tracing()
+    return is_plain_call and is_ours(next(iter(module._forward_pre_hooks.values()), None))
+
+
+def in_forward_mode() -> bool:
+    """Whether tangents are computed: their formulas round otherwise while a dispatch mode looks on."""
+    return forward_ad._current_level >= 0
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """What is done is not noted by ``torch.jit.trace``."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 def is_in_backward() -> bool:

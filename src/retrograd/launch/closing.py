@@ -37,7 +37,7 @@ def say_end(obstacle: str, done: str = "") -> None:
     others = sum(1 for _ in Path(request["path"]).glob(left)) - bool(done)
     plural = "process" if others == 1 else "processes"
     if others > 0:
-        done = f"{done}, and {others} more {plural}" if done else f"{others} {plural}"
+        done = f"{done}, and {others} more {plural}" if done else f"in {others} {plural}"
     say(f"{verb} {done}; {see.format(request['shown'])}" if done else f"nothing was {verb}: {obstacle}")
 
 

@@ -119,7 +119,7 @@ def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None
         if not (resume or join or any(is_locked(folder / LOCK) for folder in folders)):
             raise RunExistsError(
                 f"{str(run)!r} already holds a run.",
-                repair="give another folder, or resume=True to continue that run.",
+                repair="give another folder; a recording can go on with that run (resume=True, --resume).",
                 reason="two runs in one folder could not be told apart.",
             )
         return

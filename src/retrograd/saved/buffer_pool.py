@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 
 from torch import Tensor
 
+from retrograd.errors import RetrogradWarning
+from retrograd.saved.sizes import show_bytes
+
 _UNIT = 64 << 10
 """Buffers begin at multiples of this, in bytes."""
-_LEAST = 16 << 20
+_LEAST = 64 << 20
 _MOST = 1 << 30
 """Bytes of the smallest and of the largest piece that is asked for, unless a buffer is larger."""
 _SHARE = 8
-"""A new piece is as large as such a part of all that there are."""
+"""A new piece is no larger than such a part of all that there are, or the smallest: it may be the last."""
 
 
 class BufferPool:
@@ -25,7 +29,8 @@ class BufferPool:
     the tensors of a ResNet; so pieces are powers of two, and buffers are not.
 
     Args:
-        allocate: makes a piece of so many bytes.
+        allocate: makes a piece of so many bytes; a RuntimeError says that there is no memory for it. When there is not
+            even for as much as is asked for, what there is then is the limit from then on, with one warning.
         limit: how many bytes there may be; None for no limit.
 
     Attributes:
@@ -44,7 +49,7 @@ class BufferPool:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> Tensor | None:
-        """A buffer of so many bytes; None where the limit leaves no room for it."""
+        """A buffer of so many bytes; None where the limit, or the machine, leaves no room for it."""
         size = _round_up(nbytes)
         with self._lock:
             self._collect()
@@ -74,18 +79,34 @@ class BufferPool:
                     self.nbytes -= length
 
     def _grow(self, size: int) -> bool:
-        """One more piece with room for so many bytes, if the limit allows it."""
-        wanted = _power_of_two(max(size, _LEAST, min(self.nbytes // _SHARE, _MOST)))
+        """One more piece with room for so many bytes, if the limit and the machine allow it."""
+        wanted = max(_power_of_two(size), _LEAST, min(_power_of_two_within(self.nbytes // _SHARE), _MOST))
         if self._limit is not None:
-            room = self._limit - self.nbytes
-            wanted = min(wanted, 1 << max(room, 1).bit_length() - 1)
-            if wanted < size:
-                return False
-        piece = self._allocate(wanted)
-        self._pieces[piece.data_ptr()] = piece
-        self.nbytes += wanted
-        self._release(0, wanted, piece.data_ptr())
-        return True
+            wanted = min(wanted, _power_of_two_within(self._limit - self.nbytes))
+        failure = ""
+        while wanted >= size:
+            try:
+                piece = self._allocate(wanted)
+            except RuntimeError as error:
+                failure = str(error).partition("\n")[0]  # the error itself would hold this frame
+                wanted //= 2
+            else:
+                self._pieces[piece.data_ptr()] = piece
+                self.nbytes += wanted
+                self._release(0, wanted, piece.data_ptr())
+                return True
+        if failure:
+            self._limit = self.nbytes
+            self._warn(failure)
+        return False
+
+    def _warn(self, failure: str) -> None:
+        warnings.warn(
+            f"From now on what finds no room in {show_bytes(self.nbytes)} of the host's memory stays on the device:"
+            f" no more of it can be pinned ({failure}).",
+            RetrogradWarning,
+            stacklevel=2,
+        )
 
     def _collect(self) -> None:
         """Put what was given back together with what is free beside it."""
@@ -119,3 +140,8 @@ def _round_up(nbytes: int) -> int:
 def _power_of_two(nbytes: int) -> int:
     """The least that is not smaller."""
     return 1 << (nbytes - 1).bit_length()
+
+
+def _power_of_two_within(nbytes: int) -> int:
+    """The largest that is not larger; 1 where there is none."""
+    return 1 << max(nbytes, 1).bit_length() - 1

@@ -15,11 +15,12 @@ from weakref import WeakSet
 from torch import nn
 
 from retrograd.hooks.call_frames import hooked_call, hooked_calls, running_calls
-from retrograd.hooks.operation_tap import OperationTap
+from retrograd.hooks.engine import dispatch_modes
+from retrograd.hooks.operation_tap import OperationTap, is_in_compiled_call
 from retrograd.hooks.recomputation import Recomputation
-from retrograd.hooks.saved import belongs_to_checkpoint, is_in_backward, push_pair, remove_pair
+from retrograd.hooks.saved import belongs_to_checkpoint, can_recompute, is_in_backward, push_pair, remove_pair
 from retrograd.saved.keeper import Keeper
-from retrograd.saved.overwriting import Place
+from retrograd.saved.overwriting import Place, RerunRefusal
 from retrograd.saved.recompute import Recompute
 
 NOWHERE = Place()
@@ -52,6 +53,14 @@ class Call:
         if self.is_set:
             self.take_off()
 
+    def set_up(self) -> None:
+        """Set the pair of hooks; noted beforehand, since an interrupt may come between any two steps."""
+        self.is_set = True
+        self.is_set = push_pair(self.keeper.pack, self.keeper.unpack)
+        self.tap = self.keeper.watch_operations() if self.is_set else None
+        if self.tap is not None:
+            self.tap.put_on()
+
     def take_off(self) -> None:
         """Take off what was set."""
         if self.tap is not None:
@@ -78,6 +87,7 @@ class Calls(threading.local):
         self.running: list[Call] = []
         self.covering: Keeper | None = None
         self._tap: OperationTap | None = None
+        self._modes = 0  # that the thread was in when it was covered
 
     def place(self) -> Place:
         """Where this thread is."""
@@ -88,7 +98,8 @@ class Calls(threading.local):
         if not push_pair(keeper.pack, keeper.unpack):
             return False
         self.covering = keeper
-        self._tap = keeper.watch_operations()
+        self._modes = dispatch_modes()
+        self._listen(keeper)
         return True
 
     def uncover(self) -> None:
@@ -112,13 +123,13 @@ class Calls(threading.local):
             self._listen(self.covering)
         call = Call(frame, place, keeper)
         is_inside = bool(running) and running[-1].keeper is keeper
-        if keeper.is_open and not is_inside and self.covering is None and not belongs_to_checkpoint():
-            if isinstance(keeper.policy, Recompute):
-                call.recomputation = Recomputation(module, args, kwargs)
-            else:
-                call.is_set = push_pair(keeper.pack, keeper.unpack)
-                call.tap = keeper.watch_operations() if call.is_set else None
+        is_in_charge = keeper.is_open and not is_inside and self.covering is None and not belongs_to_checkpoint()
+        is_recomputed = is_in_charge and isinstance(keeper.policy, Recompute)
+        if is_recomputed and can_recompute(module):
+            call.recomputation = Recomputation(module, args, kwargs, RerunRefusal(place))
         running.append(call)
+        if is_in_charge and not is_recomputed:
+            call.set_up()
 
     def end(self) -> None:
         """The call whose hook is running has ended, and so have those within it."""
@@ -126,8 +137,9 @@ class Calls(threading.local):
         running = self.running
         is_known = bool(running) and (running[-1].frame == frame or any(call.frame == frame for call in running))
         while is_known:
-            call = running.pop()
+            call = running[-1]
             call.end()
+            running.pop()
             is_known = call.frame != frame
 
     def settle(self, beginning: int = 0) -> None:
@@ -142,13 +154,26 @@ class Calls(threading.local):
             return
         alive = running_calls() - {beginning}
         while running and (running[-1].frame not in alive or any(call.frame == beginning for call in running)):
-            running.pop().end()
+            running[-1].end()
+            running.pop()
 
     def _listen(self, keeper: Keeper) -> None:
-        """Ask the policy in charge of the whole thread anew whether it wants to see what is carried out."""
+        """Ask the policy in charge of the whole thread anew whether it wants to see what is carried out.
+
+        Not where the program has entered modes since, such as those of a selective checkpoint: it leaves what is on
+        top, and that has to be its own.
+        """
+        if dispatch_modes() > self._modes + (self._tap is not None):
+            return
+        tap = keeper.watch_operations()
         if self._tap is not None:
+            if tap is None and is_in_compiled_call():
+                self._tap.end()
+                return
             self._tap.take_off()
-        self._tap = keeper.watch_operations()
+        self._tap = tap
+        if tap is not None:
+            tap.put_on()
 
     def leave(self) -> None:
         """Take off the pairs that are still set in this thread: it is in the middle of a call, or a call was left."""

@@ -19,7 +19,7 @@ class Cpu(Policy):
     Copies run on two streams beside the computation. Pinned memory is used again from step to step; the order in which
     the last backward pass asked is the order in which things are brought back. What it asked for first does not leave.
     While a CUDA graph is captured everything stays: the graph would repeat the copies into memory that is no longer
-    there.
+    there. Where the host has no more memory to pin, the rest stays, with one warning.
 
     Args:
         window: bytes of copies under way in each direction; so much of what was saved is on the device at any time.

@@ -7,6 +7,8 @@ import threading
 import warnings
 from pathlib import Path
 
+import torch
+
 from retrograd.errors import RetrogradWarning
 from retrograd.saved.policy import Packed, Policy, Saved
 from retrograd.saved.spill_file import default_folder
@@ -48,6 +50,8 @@ class Disk(Policy):
         """Hand the memory to the thread that writes it; None once the disk has failed."""
         if saved.values.device.type not in ("cpu", "cuda"):
             return None
+        if saved.values.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None  # a graph repeats kernels, and nobody would write what they give
         spill = self._spill
         if spill is None or spill.is_foreign:
             spill = self._start()

@@ -51,7 +51,20 @@ class Episode:
     def follow(self, number: int) -> None:
         """A stretch is asked for: bring back what the plan wants to be on its way now."""
         known = self.known
+        if known is None and len(self.log.asked) == 1:
+            self._give_up_trials()
         for wanted in () if known is None else known.triggers.get(number, ()):
             item = self.items[wanted]() if wanted < len(self.items) else None
             if item is not None:
                 item.fetch()
+
+    def _give_up_trials(self) -> None:
+        """Of what could not be made again when the backward pass begins.
+
+        When its own time comes it may be possible: then a part of a model that is sharded has its parameters again. But
+        what is made of it may be asked for earlier.
+        """
+        for reference in self.items:
+            item = reference()
+            if item is not None and item.trial is not None and not item.trial.is_possible:
+                item.trial = None

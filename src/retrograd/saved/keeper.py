@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -13,7 +13,17 @@ from torch.nn import Parameter
 
 from retrograd.hooks.engine import dispatch_modes
 from retrograd.hooks.operation_tap import OperationTap, hide_taps
-from retrograd.hooks.saved import is_in_backward, is_plain, version_of, view_storage, witness_version
+from retrograd.hooks.saved import (
+    in_forward_mode,
+    is_in_backward,
+    is_jit_tracing,
+    is_plain,
+    remove_pair,
+    untraced,
+    version_of,
+    view_storage,
+    witness_version,
+)
 from retrograd.hooks.writes import program_line
 from retrograd.saved.entry import Entry, Held, View
 from retrograd.saved.overwriting import Place
@@ -22,10 +32,13 @@ from retrograd.saved.residents import Residents
 
 Key = tuple[int, torch.dtype, int, int]
 
+_FILLED_LATE = frozenset({"RReLU"})
+"""Modules of which torch saves a tensor before the kernel fills it, without counting that write."""
+
 
 @dataclass(slots=True)
 class Account:
-    """What a policy was given so far.
+    """What a policy was given so far, added up over all passes.
 
     Attributes:
         stretches: how many stretches of memory it took over.
@@ -54,24 +67,45 @@ class Keeper:
     def __init__(self, policy: Policy, residents: Residents, find_place: Callable[[], Place]) -> None:
         self.policy = policy
         self.account = Account()
-        self.is_open = True
+        self.is_open = False
         self.residents = residents
         self._find_place = find_place
         self._entries: WeakValueDictionary[Key, Entry] = WeakValueDictionary()
         self._count = 0
         self._has_unpacked = False
+        self._taps: WeakSet[OperationTap] = WeakSet()
 
     def watch_operations(self) -> OperationTap | None:
-        """Have the policy see what this thread carries out from now on, if it wants to; returns what ends it."""
+        """What shows the policy what a thread carries out, to be put on; None if it wants to see nothing."""
+        if in_forward_mode() or is_jit_tracing():
+            return None
         carry_out = self.policy.watch_operations(self.residents.include)
         if carry_out is None:
             return None
         tap = OperationTap(carry_out)
-        tap.put_on()
+        self._taps.add(tap)
         return tap
+
+    def open(self) -> None:
+        """Begin."""
+        self.policy.open()
+        self.is_open = True
+
+    def close(self) -> None:
+        """End; what is packed still comes back."""
+        if self.is_open:
+            self.is_open = False
+            for tap in list(self._taps):  # one may be on in another thread
+                tap.end()
+            self.policy.close()
 
     def pack(self, tensor: Tensor) -> Held | View:
         """What autograd is to hold for a tensor."""
+        if not self.is_open:  # it was ended by another thread, which could not take the pair off
+            remove_pair(self.pack)
+        if is_jit_tracing():
+            with untraced():
+                return self.pack(tensor)
         if not dispatch_modes():
             return self._pack(tensor)
         taps = hide_taps()
@@ -116,6 +150,8 @@ class Keeper:
 
     def _make_entry(self, tensor: Tensor, storage: torch.UntypedStorage, key: Key, place: Place) -> Entry | None:
         """Offer a stretch to the policy; None if it stays."""
+        if place.kind in _FILLED_LATE:
+            return None
         start, end = key[2:]
         if self._has_unpacked:  # a backward pass lies between: what is saved now belongs to another forward
             self._count, self._has_unpacked = 0, False

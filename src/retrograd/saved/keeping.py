@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -42,18 +43,23 @@ class SavedHandle:
     """Policies in charge; a context manager. ``remove()`` ends it, and what is packed still comes back.
 
     Attributes:
-        accounts: what each policy was given so far, and what it held in memory.
+        accounts: what each policy was given in all passes so far, and what it held of that in memory.
     """
 
     def __init__(self, keepers: list[Keeper], taps: list[Tap], calls: Calls, log: WriteLog | None) -> None:
         self.accounts: dict[Policy, Account] = {keeper.policy: keeper.account for keeper in keepers}
-        self._keepers = keepers
-        self._taps = taps
-        self._calls = calls
-        self._log = log
         self._is_removed = False
+        self._ending = ExitStack()
+        for keeper in keepers:
+            self._ending.callback(keeper.close)
+        for tap in taps:
+            self._ending.callback(tap.remove)
+        self._ending.callback(calls.leave)
         if log is not None:
             log.begin()
+            self._ending.callback(log.end)
+        hide_from_scripting()
+        self._ending.callback(show_to_scripting)
 
     @property
     def plan(self) -> Plan | None:
@@ -67,20 +73,20 @@ class SavedHandle:
 
     def remove(self) -> None:
         """Take the hooks away and end what the policies run. May be called twice."""
-        if self._is_removed:
-            return
         self._is_removed = True
-        show_to_scripting()
-        if self._log is not None:
-            self._log.end()
-        self._calls.leave()
-        for tap in self._taps:
-            tap.remove()
-        for keeper in self._keepers:
-            keeper.is_open = False
-            keeper.policy.close()
+        self._ending.close()
+
+    def __repr__(self) -> str:
+        state = "ended" if self._is_removed else "in charge"
+        return f"<SavedHandle, {state}: {', '.join(map(repr, self.accounts))}>"
 
     def __enter__(self) -> Self:
+        if self._is_removed:
+            raise SavedPolicyError(
+                "These policies have ended.",
+                repair="call rg.keep_saved() again for each block; the policy itself may be the same.",
+                reason="entered again they would keep nothing.",
+            )
         return self
 
     def __exit__(
@@ -118,8 +124,8 @@ def keep_saved(
         A context manager; ``remove()`` ends it as well.
 
     Raises:
-        SavedPolicyError: ``policy`` is none; both it and a budget are given, or neither; ``Recompute`` without a model;
-            a pattern that never holds; or ``budget`` is no size.
+        SavedPolicyError: ``model`` or ``policy`` is none; both it and a budget are given, or neither; ``Recompute``
+            without a model; a pattern that never holds; or ``budget`` is no size.
         NoSuchSiteError: a pattern matches no module.
         PatternError: a pattern of the wrong kind.
     """
@@ -127,6 +133,11 @@ def keep_saved(
         raise SavedPolicyError(
             "Neither a policy nor a budget is given." if policy is None else "Both a policy and a budget are given.",
             repair='give one of them: rg.keep_saved(model, rg.saved.Disk()), or rg.keep_saved(model, budget="8GB").',
+        )
+    if not (model is None or isinstance(model, nn.Module)):
+        raise SavedPolicyError(
+            f"A {type(model).__name__} is no model.",
+            repair="give the model first, then the policy: rg.keep_saved(model, rg.saved.Disk()).",
         )
     if budget is not None:
         policy = Planned(budget)
@@ -138,10 +149,14 @@ def keep_saved(
         keepers, taps = _tap_process(policy, calls, residents)
     else:
         keepers, taps = _tap_model(model, policy, calls, residents)
-    hide_from_scripting()
-    for keeper in keepers:
-        keeper.policy.open()
-    return SavedHandle(keepers, taps, calls, log)
+    handle = SavedHandle(keepers, taps, calls, log)
+    try:
+        for keeper in keepers:
+            keeper.open()
+    except BaseException:
+        handle.remove()
+        raise
+    return handle
 
 
 def _tap_process(policy: Policies, calls: Calls, residents: Residents) -> tuple[list[Keeper], list[Tap]]:
@@ -164,7 +179,7 @@ class _ThreadPair:
         self._is_set = calls.cover(keeper)
 
     def remove(self) -> None:
-        """Take the pair away; in another thread it stays, and leaves tensors where they are."""
+        """Take the pair away; that of another thread goes when something is saved there."""
         if self._is_set and threading.get_ident() == self._thread:
             self._calls.uncover()
 

@@ -20,12 +20,14 @@ class Known:
     Attributes:
         keys: of the stretches of that pass.
         plan: for it.
+        is_timed: whether its times are those of a pass that followed a plan.
         triggers: stretch → those to bring back when it is first asked for.
         wanted: numbers of the operations that are run again.
     """
 
     keys: tuple[Key, ...]
     plan: Plan
+    is_timed: bool = False
     triggers: dict[int, list[int]] = field(default_factory=dict)
     wanted: frozenset[int] = frozenset()
 
@@ -62,9 +64,9 @@ class KnownPlans:
         """Whether one of them runs operations again."""
         return any(known.wanted for known in self._known.values())
 
-    def add(self, keys: Sequence[Key], plan: Plan) -> None:
+    def add(self, keys: Sequence[Key], plan: Plan, *, is_timed: bool = False) -> None:
         """Remember a plan for passes with these stretches."""
-        known = Known(tuple(keys), plan)
+        known = Known(tuple(keys), plan, is_timed)
         self._known[known.keys] = known
         if len(self._known) > _MOST:
             self._known.popitem(last=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -47,6 +48,26 @@ class Squeezed:
     nbytes: int
     squeeze_seconds: float
     expand_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A lossless copy that was made and read. A device is not waited for: it may not have come so far yet.
+
+    Attributes:
+        nbytes: of the copy.
+        began, squeezed, expanded: marks before, between and after.
+    """
+
+    nbytes: int
+    began: Mark
+    squeezed: Mark
+    expanded: Mark
+
+    def settle(self) -> Squeezed:
+        """What it takes. A device is waited for."""
+        squeeze, expand = seconds_between(self.began, self.squeezed), seconds_between(self.squeezed, self.expanded)
+        return Squeezed(self.nbytes, squeeze, expand)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +141,8 @@ class Log:
         freed: stretches that autograd has let go of. It grows when objects are deleted, in any thread.
         left: stretch → position from which the program did not hold it.
         pending: those that it holds still.
-        squeezed: what lossless copies would take.
+        probed: lossless copies that were made.
+        squeezed: what they take.
         tried: how it went when they were made again.
         remade: what making them again takes.
         background: bytes of earlier passes when it began.
@@ -136,6 +158,7 @@ class Log:
     freed: list[int] = field(default_factory=list)
     left: dict[int, int] = field(default_factory=dict)
     pending: list[Pending] = field(default_factory=list)
+    probed: dict[int, Probed] = field(default_factory=dict)
     squeezed: dict[int, Squeezed] = field(default_factory=dict)
     tried: dict[int, Tried] = field(default_factory=dict)
     remade: dict[int, Remade] = field(default_factory=dict)
@@ -199,14 +222,12 @@ class Log:
                 )
 
     def make_recording(self) -> Recording:
-        """The pass as plain data."""
+        """The pass as plain data. A device is waited for."""
+        self.squeezed |= {number: probed.settle() for number, probed in self.probed.items()}
         for number, tried in self.tried.items():
             if (settled := tried.settle()) is not None:
                 self.remade[number] = settled
         events: list[Event] = [(kind, number) for kind, number, _, _ in self.events]
-        marks = [(began, ended) for _, _, began, ended in self.events]
-        seconds = [0.0]
-        seconds += [seconds_between(before, after) for (_, before), (after, _) in pairwise(marks)]
         at: dict[Event, int] = {}
         for position, event in enumerate(events):
             at.setdefault(event, position)
@@ -239,4 +260,26 @@ class Log:
                     rerun_numbers=remade.numbers,
                 )
             stretches.append(stretch)
-        return Recording(tuple(stretches), tuple(events), tuple(seconds), self.background)
+        return Recording(tuple(stretches), tuple(events), self._seconds(events), self.background)
+
+    def time_again(self, recording: Recording) -> Recording | None:
+        """An earlier pass with the times of this one; None where not the same happened. A device is waited for."""
+        happened = {(kind, number) for kind, number, _, _ in self.events if kind != "free"}
+        if happened != {event for event in recording.events if event[0] != "free"}:
+            return None
+        return replace(recording, seconds=self._seconds(recording.events))
+
+    def _seconds(self, events: Sequence[Event]) -> tuple[float, ...]:
+        """Computing time before each of these events since the one before it, without our own part in that.
+
+        Where something is freed does not count, except at the end: it may be while we are at work.
+        """
+        timed = [event for event in self.events[:-1] if event[0] != "free"] + self.events[-1:]
+        taken: dict[Event, float] = {}
+        for (_, _, _, before), (kind, number, after, _) in pairwise(timed):
+            taken[kind, number] = seconds_between(before, after)
+        rest = taken.popitem()[1] if taken and timed[-1][0] == "free" else 0.0
+        seconds = [taken.get(event, 0.0) for event in events]
+        if events[-1][0] == "free":
+            seconds[-1] = rest
+        return tuple(seconds)

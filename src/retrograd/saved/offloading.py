@@ -6,15 +6,16 @@ Which copies there are is decided here, on any machine; how they are made is the
 from __future__ import annotations
 
 import threading
-from collections import deque
 from typing import Any, Protocol
 from weakref import ref
 
+import torch
 from torch import Tensor
 
 from retrograd.saved.buffer_pool import BufferPool
 from retrograd.saved.order import Order, Position
 from retrograd.saved.policy import Packed
+from retrograd.saved.under_way import UnderWay
 
 Ticket = Any
 """Stands for a copy that was asked for and may still be under way."""
@@ -24,7 +25,11 @@ class CopyEngine(Protocol):
     """Copies that run beside the computation, each direction in an order of its own."""
 
     def allocate(self, nbytes: int) -> Tensor:
-        """Host memory that the device can copy from and to."""
+        """Host memory that the device can copy from and to.
+
+        Raises:
+            RuntimeError: there is none.
+        """
 
     def copy_out(self, values: Tensor, buffer: Tensor) -> Ticket:
         """Begin to copy values into a buffer of their size, after what computes them.
@@ -32,8 +37,16 @@ class CopyEngine(Protocol):
         All copies to and from that memory that were begun before have been waited for.
         """
 
-    def copy_in(self, buffer: Tensor, like: Tensor, numel: int, out: Ticket) -> tuple[Tensor, Ticket]:
-        """Begin to copy a buffer into new memory of the device, after the copy out into that buffer."""
+    def copy_in(
+        self, buffer: Tensor, like: Tensor, numel: int, out: Ticket, *, is_urgent: bool
+    ) -> tuple[Tensor, Ticket]:
+        """Begin to copy a buffer into new memory of the device, after the copy out into that buffer.
+
+        What is urgent comes before what was fetched ahead.
+
+        Raises:
+            torch.OutOfMemoryError: there is no such memory.
+        """
 
     def wait(self, ticket: Ticket) -> None:
         """Let what is computed from now on begin after that copy. The program itself does not wait."""
@@ -67,9 +80,7 @@ class Offloaded(Packed):
         """The values: still there, already on their way, or fetched now."""
         values = self.values
         if values is None:
-            self.fetch()
-            assert self.arriving is not None
-            (values, ticket), self.arriving = self.arriving, None
+            (values, ticket), self.arriving = self.arriving or self._fetch_at_once(), None
             self._offloader.engine.wait(ticket)
         self.notice()
         return values
@@ -79,10 +90,22 @@ class Offloaded(Packed):
         self._offloader.order.ask(self.position)
         self._offloader.look_ahead(self.position)
 
-    def fetch(self) -> None:
-        """Begin to copy the values back, unless that was begun."""
+    def fetch(self) -> bool:
+        """Begin to copy the values back, unless that was begun; False where there is no memory for them yet."""
         if self.arriving is None:
-            self.arriving = self._offloader.engine.copy_in(self._buffer, self._like, self._numel, self.out)
+            try:
+                self.arriving = self._copy_in(is_urgent=False)
+            except torch.OutOfMemoryError:
+                return False
+        return True
+
+    def drop(self) -> bool:
+        """Free the memory that is being filled; returns whether there was any."""
+        if self.arriving is None:
+            return False
+        self._offloader.engine.wait(self.arriving[1])
+        self.arriving = None
+        return True
 
     def leave(self) -> None:
         """Free the device memory: what is computed from now on comes after the copy out."""
@@ -90,12 +113,24 @@ class Offloaded(Packed):
             self._offloader.engine.wait(self.out)
             self.values = None
 
+    def _fetch_at_once(self) -> tuple[Tensor, Ticket]:
+        """Copy the values back before all else. What was fetched ahead gives way: it is in the host's memory still."""
+        try:
+            return self._copy_in(is_urgent=True)
+        except torch.OutOfMemoryError:
+            if not self._offloader.drop_ahead(self.position):
+                raise
+        return self._copy_in(is_urgent=True)
+
+    def _copy_in(self, *, is_urgent: bool) -> tuple[Tensor, Ticket]:
+        engine = self._offloader.engine
+        return engine.copy_in(self._buffer, self._like, self._numel, self.out, is_urgent=is_urgent)
+
     def __del__(self) -> None:
         engine = self._offloader.engine
         if self.values is not None and self.out is not None:
             engine.wait(self.out)  # the memory is about to be used for something else
-        if self.arriving is not None:
-            engine.wait(self.arriving[1])
+        self.drop()
         self._offloader.pool.give(self._buffer)
 
 
@@ -118,8 +153,7 @@ class Offloader:
         self.order: Order[Offloaded | Stayed] = Order()
         self.pool = BufferPool(engine.allocate, limit)
         self._window = window
-        self._leaving: deque[tuple[ref[Offloaded], int]] = deque()
-        self._leaving_bytes = 0
+        self._leaving: UnderWay[ref[Offloaded]] = UnderWay()
         self._adding = threading.Lock()
 
     def add(self, values: Tensor) -> Packed | None:
@@ -131,10 +165,9 @@ class Offloader:
             if buffer is None:
                 return None
             offloaded = Offloaded(values, buffer, self)
-            self._leaving.append((ref(offloaded), offloaded.nbytes))
-            self._leaving_bytes += offloaded.nbytes
-            while self._leaving_bytes > max(self._window, offloaded.nbytes):
-                self._let_leave()
+            for reference in self._leaving.add(ref(offloaded), offloaded.nbytes, self._window):
+                if (leaving := reference()) is not None:
+                    leaving.leave()
             return offloaded
 
     def look_ahead(self, position: Position) -> None:
@@ -144,15 +177,13 @@ class Offloader:
             budget -= item.nbytes
             if budget < 0 and count:
                 break
-            if isinstance(item, Offloaded) and item.values is None:
-                item.fetch()
+            if isinstance(item, Offloaded) and item.values is None and not item.fetch():
+                break
 
-    def _let_leave(self) -> None:
-        reference, nbytes = self._leaving.popleft()
-        self._leaving_bytes -= nbytes
-        offloaded = reference()
-        if offloaded is not None:
-            offloaded.leave()
+    def drop_ahead(self, position: Position) -> bool:
+        """Free what was fetched ahead in the pass of this one; returns whether there was anything."""
+        items = (reference() for reference in position.of.items)
+        return sum(item.drop() for item in items if isinstance(item, Offloaded)) > 0
 
 
 class Stayed(Packed):

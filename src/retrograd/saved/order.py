@@ -21,9 +21,8 @@ class Pass:
 
     Attributes:
         items: weak references to what was packed, in this order.
-        kind: stands for the sizes that were packed; equal passes are expected to be read equally.
         nbytes: of all of them together.
-        sizes: of each, in bytes.
+        sizes: of each, in bytes; passes with equal ones are expected to be read equally.
         asked: those that were asked for, in this order, each once.
         known: the same ones.
         route: in which order they are expected to be asked for; known from the first request on.
@@ -34,7 +33,6 @@ class Pass:
     """
 
     items: list[weakref.ref[Any]] = field(default_factory=list)
-    kind: int = 0
     nbytes: int = 0
     sizes: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
@@ -72,16 +70,15 @@ class Order(Generic[T]):
 
     def __init__(self) -> None:
         self._pass = Pass()
-        self._learned: OrderedDict[int, list[int]] = OrderedDict()
+        self._learned: OrderedDict[tuple[int, ...], list[int]] = OrderedDict()
         self._finished: Pass | None = None
 
     def add(self, item: T, nbytes: int) -> Position:
         """An item is packed."""
         current = self._begin()
-        current.items.append(weakref.ref(item))
-        current.kind = hash((current.kind, nbytes))
         current.nbytes += nbytes
-        current.sizes.append(nbytes)
+        current.sizes[len(current.items) :] = [nbytes]  # in place of one that an interrupt has cut short
+        current.items.append(weakref.ref(item))
         return Position(len(current.items) - 1, current)
 
     def is_needed_first(self, nbytes: int, window: int) -> bool:
@@ -113,9 +110,10 @@ class Order(Generic[T]):
         """An item is asked for."""
         asked = position.of
         if not asked.route:
-            asked.expect(self._learned.get(asked.kind, ()))
-            self._learned[asked.kind] = asked.asked
-            self._learned.move_to_end(asked.kind)
+            kind = tuple(asked.sizes)
+            asked.expect(self._learned.get(kind, ()))
+            self._learned[kind] = asked.asked
+            self._learned.move_to_end(kind)
             if len(self._learned) > _LEARNED:
                 self._learned.popitem(last=False)
         if position.number not in asked.known:

@@ -33,7 +33,7 @@ class Place:
 
 
 def refuse_overwritten(
-    size: torch.Size, dtype: torch.dtype, versions: tuple[int, int], place: Place, storage: int
+    size: torch.Size, dtype: torch.dtype, versions: tuple[int, int], place: Place, storage: int = 0
 ) -> NoReturn:
     """Raise what autograd would: a saved tensor is not what it was.
 
@@ -57,3 +57,27 @@ def refuse_overwritten(
         repair=f"compute a new tensor instead (`x = x + 1` for `x += 1`), or write into a clone{hint}.",
         reason="the gradient would be that of other values than the forward used; autograd refuses it too.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RerunRefusal:
+    """What is raised where a forward that runs again would not do the same.
+
+    Attributes:
+        place: the module whose forward it is.
+    """
+
+    place: Place
+
+    def refuse_saved(self, size: torch.Size, dtype: torch.dtype, versions: tuple[int, int]) -> NoReturn:
+        """A saved tensor has been written to."""
+        refuse_overwritten(size, dtype, versions, self.place)
+
+    def refuse_parameter(self, name: str, versions: tuple[int, int]) -> NoReturn:
+        """A parameter has."""
+        raise OverwrittenError(
+            f"The parameter {name!r} was written to in place before {self.place} ran its forward again: it was at"
+            f" version {versions[0]} and is at version {versions[1]}.",
+            repair="update parameters after the backward pass, or keep this module by another policy than Recompute.",
+            reason="the gradient would be that of other values than the loss.",
+        )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from retrograd.errors import BudgetError
-from retrograd.saved.planner import Solution, find_plan, find_smallest, keep_all
+from retrograd.saved.planner import Solution, evaluate, find_plan, find_smallest, keep_all
 from retrograd.saved.simulation import Choice, Link, Recording
 from retrograd.saved.sizes import show_bytes
 
@@ -60,6 +60,13 @@ class Plan:
     def kept_seconds(self) -> float:
         """The time if everything stays."""
         return sum(self.recording.seconds)
+
+    def with_times(self, recording: Recording) -> Plan:
+        """A plan for the same pass, of which the times are known better now. It may choose otherwise."""
+        as_it_is = evaluate(recording, self.choices, self.link, self.budget)
+        found = find_plan(recording, self.link, self.budget)
+        solutions = [solution for solution in (as_it_is, found) if solution is not None]
+        return replace(self, recording=recording, solution=min(solutions, key=lambda solution: solution.seconds))
 
     def curve(self) -> list[tuple[int, float]]:
         """What other budgets would cost: bytes and predicted seconds, the smallest budget first."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 
 import torch
@@ -19,7 +18,7 @@ from retrograd.saved.ledger import Ledger
 from retrograd.saved.link_speed import measure_link
 from retrograd.saved.listening import Listening
 from retrograd.saved.lossless import Lossless
-from retrograd.saved.measuring import Log, Squeezed
+from retrograd.saved.measuring import Log, Probed, take_time
 from retrograd.saved.origins import Origin
 from retrograd.saved.plan import Plan, make_plan
 from retrograd.saved.planned_item import Item
@@ -121,28 +120,35 @@ class Planned(Policy):
         Raises:
             BudgetError: the pass before cannot be kept within the budget.
         """
-        values = saved.values
         with self._lock:
-            if not self._is_in_charge_of(values):
+            if not self._is_in_charge_of(saved.values):
                 return None
-            episode = self._begin()
-            log = episode.log
-            began = log.now(values)
-            number = log.add(saved)
-            episode.recognise(number, self._known)
-            self._tape.wanted = None if episode.known is None else episode.known.wanted
-            self._tape.mark(number)
-            log.is_timed = episode.known is None
-            log.look_after()
-            origin = self._tape.find(values.untyped_storage(), saved.version) if episode.is_taped else None
-            item = self._carry_out(episode, number, saved, origin)
-            if origin is not None and saved.nbytes == values.untyped_storage().nbytes():
-                origin.packed = weakref.ref(item)
-            if episode.known is None:
-                log.watch(number, item, values)
-            episode.items.append(weakref.ref(item))
-            log.note("pack", number, began, log.now(values))
-            return item
+            try:
+                return self._pack(saved)
+            except BaseException:  # an interrupt, say: what is known of this pass is not whole
+                self._episode = None
+                raise
+
+    def _pack(self, saved: Saved) -> Item:
+        values = saved.values
+        episode = self._begin()
+        log = episode.log
+        began = log.now(values)
+        number = log.add(saved)
+        episode.recognise(number, self._known)
+        self._tape.wanted = None if episode.known is None else episode.known.wanted
+        self._tape.mark(number)
+        log.is_timed = episode.known is None or not episode.known.is_timed
+        log.look_after()
+        origin = self._tape.find(values.untyped_storage(), saved.version) if episode.is_taped else None
+        item = self._carry_out(episode, number, saved, origin)
+        if origin is not None and saved.nbytes == values.untyped_storage().nbytes():
+            origin.packed = weakref.ref(item)
+        if episode.known is None:
+            log.watch(number, item, values)
+        episode.items.append(weakref.ref(item))
+        log.note("pack", number, began, log.now(values))
+        return item
 
     def _is_in_charge_of(self, values: Tensor) -> bool:
         """Whether it lies on the device that the plans are for: the first one, but a CUDA device before the CPU."""
@@ -156,8 +162,9 @@ class Planned(Policy):
     def watch_operations(self, stays: Stays) -> CarryOut | None:
         """The operations of a forward are seen where a plan is to be made, or has some of them run again."""
         with self._lock:
-            is_of_use = not self._known or self._known.have_reruns
-            is_new = self._episode is None or self._is_over(self._episode)
+            if self._episode is not None and self._is_over(self._episode):
+                self._finish()
+            is_of_use, is_new = not self._known or self._known.have_reruns, self._episode is None
             return self._listening.begin_forward(stays, is_of_use=is_of_use, is_new=is_new)
 
     def open(self) -> None:
@@ -202,6 +209,8 @@ class Planned(Policy):
             planned = {number for number, one in enumerate(known.plan.recording.stretches) if one.asked is not None}
             if not log.asked <= planned:  # the pass it was made from was cut short
                 self._known.forget(known)
+            elif not known.is_timed and (recording := log.time_again(known.plan.recording)) is not None:
+                self._known.add(known.keys, known.plan.with_times(recording), is_timed=True)
         elif known is None and log.asked:
             self._probed += 1
             if not self._listening.ask_for_another(episode.is_taped):
@@ -221,7 +230,9 @@ class Planned(Policy):
             carrier.close()
         carrier.trim()
         plan = make_plan(recording, self._link, self._bytes, carrier.destination)
-        self._known.add(log.keys, plan)
+        # a device's kernels are slow at first, and it waits for a program that tries things; a CPU's next pass would be
+        # timed with the threads that copy
+        self._known.add(log.keys, plan, is_timed=carrier.destination == "disk")
 
     # ---- stretches ---------------------------------------------------------------------------------------------
 
@@ -278,12 +289,12 @@ class Planned(Policy):
 
     def _probe(self, log: Log, number: int, saved: Saved) -> None:
         """What would a lossless copy take?"""
-        began = time.perf_counter()
+        began = take_time(saved.values)
         small = self._lossless.pack(saved)
-        squeezed = time.perf_counter()
+        squeezed = take_time(saved.values)
         if small is not None:
             small.restore()
-            log.squeezed[number] = Squeezed(small.resident_bytes, squeezed - began, time.perf_counter() - squeezed)
+            log.probed[number] = Probed(small.resident_bytes, began, squeezed, take_time(saved.values))
 
     def _reach(self) -> Carrier:
         """The way out of memory."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,17 @@ from retrograd.saved.policy import Packed
 from retrograd.saved.rerun import Rerun
 
 Follow = Callable[[int], None]
+
+
+class Attempt(Protocol):
+    """Finds out whether a stretch can be made again."""
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether it can be tried now."""
+
+    def __call__(self, item: Item, values: Tensor) -> None:
+        """Try, and note how it went."""
 
 
 class Item(Packed):
@@ -68,7 +80,7 @@ class Item(Packed):
         self._load = load
         self._small = small
         self._rerun = rerun
-        self.trial: Callable[[Item, Tensor], None] | None = None
+        self.trial: Attempt | None = None
         self.witness: Tensor | None = None
         self.version = 0
         self._brought_back: tuple[weakref.ref[torch.UntypedStorage], int] | None = None

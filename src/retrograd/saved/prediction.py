@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from retrograd.saved.simulation import Decisions, Link, Recording, Stretch, find_spans
+from retrograd.saved.under_way import UnderWay
 
 
 def predict_seconds(recording: Recording, decisions: Decisions, departures: Mapping[int, int], link: Link) -> float:
@@ -40,8 +41,8 @@ class _Clock:
         self._back_free = 0.0
         self._written: dict[int, float] = {}
         self._arrived: dict[int, float] = {}
-        self._leaving: deque[int] = deque()
-        self._leaving_bytes = 0
+        self._arriving: deque[int] = deque()
+        self._leaving: UnderWay[int] = UnderWay()
         self._wanted_at: dict[int, list[int]] = {}
         for number, position in decisions.fetches.items():
             self._wanted_at.setdefault(position, []).append(number)
@@ -56,11 +57,7 @@ class _Clock:
         self.now += self._link.latency + stretch.nbytes * self._link.work_out
         self._out_free = max(self.now, self._out_free) + stretch.nbytes / self._link.out
         self._written[number] = self._out_free
-        self._leaving.append(number)
-        self._leaving_bytes += stretch.nbytes
-        while self._leaving_bytes > max(self._decisions.window, stretch.nbytes):
-            first = self._leaving.popleft()
-            self._leaving_bytes -= self._stretches[first].nbytes
+        for first in self._leaving.add(number, stretch.nbytes, self._decisions.window):
             self.now = max(self.now, self._written[first])
 
     def fetch(self, position: int) -> None:
@@ -77,7 +74,7 @@ class _Clock:
             self.now += stretch.rerun_seconds
         elif number in self._departures:
             if number not in self._arrived:
-                self._fetch(number)
+                self._fetch_at_once(number)
             self.now = max(self.now, self._arrived[number])
             self.now += self._link.latency + stretch.nbytes * self._link.work_back
 
@@ -85,3 +82,14 @@ class _Clock:
         start = max(self.now, self._back_free, self._written[number])
         self._back_free = start + self._stretches[number].nbytes / self._link.back
         self._arrived[number] = self._back_free
+        self._arriving.append(number)
+
+    def _fetch_at_once(self, number: int) -> None:
+        """Before what was fetched ahead and has not come yet, which comes so much later."""
+        start, seconds = max(self.now, self._written[number]), self._stretches[number].nbytes / self._link.back
+        self._arrived[number] = start + seconds
+        while self._arriving and self._arrived[self._arriving[0]] <= start:
+            self._arriving.popleft()
+        for ahead in self._arriving:
+            self._arrived[ahead] += seconds
+        self._back_free = max(self._back_free, start) + seconds

@@ -5,13 +5,14 @@ Positions count events: a stretch of memory is packed, asked for, or freed by au
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from retrograd.saved.under_way import UnderWay
 
 Choice = Literal["keep", "offload", "lossless", "rerun"]
 EventKind = Literal["pack", "ask", "free"]
@@ -153,18 +154,13 @@ def find_departures(recording: Recording, decisions: Decisions) -> dict[int, int
         needed. What is among the last bytes of the window turns round without having left.
     """
     gone: dict[int, int] = {}
-    leaving: deque[int] = deque()
-    total = 0
+    leaving: UnderWay[int] = UnderWay()
     stretches, spans = recording.stretches, find_spans(recording, decisions.choices)
     for number, choice in enumerate(decisions.choices):
         stretch = stretches[number]
         if choice != "offload":
             continue
-        leaving.append(number)
-        total += stretch.nbytes
-        while total > max(decisions.window, stretch.nbytes):
-            first = leaving.popleft()
-            total -= stretches[first].nbytes
+        for first in leaving.add(number, stretch.nbytes, decisions.window):
             position = max(stretches[first].left, stretch.packed + 1)
             if position < spans.needed[first]:
                 gone[first] = position
@@ -187,12 +183,12 @@ def count_residency(recording: Recording, decisions: Decisions, departures: Mapp
             change[stretch.packed] += stretch.small_bytes
             change[freed] -= stretch.small_bytes
         elif choice == "rerun":
-            if away < needed:
+            if away < needed < positions:
                 beside[needed] = max(beside[needed], stretch.rerun_bytes)
         else:
             away = departures.get(number, needed)
         back = decisions.fetches.get(number, needed)
-        if away < back:
+        if away < back < positions:  # else it never comes back
             change[away] -= nbytes
             change[back] += nbytes
     held: npt.NDArray[np.int64] = np.cumsum(change[:-1]) + beside + recording.background

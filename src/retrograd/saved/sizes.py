@@ -13,6 +13,7 @@ _UNITS = {
     "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
     "tib": 1 << 40,
 }  # fmt: skip
+_SHARE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
@@ -21,7 +22,7 @@ def read_budget(budget: Budget) -> int | float:
 
     Args:
         budget: bytes (``8_000_000_000``, ``"8GB"``, ``"500 MiB"``; a kB is 1000 bytes, a KiB 1024), or a share of
-            what would be held: ``0.5``.
+            what would be held: ``0.5``, ``"50%"``.
 
     Returns:
         Bytes as an int, or the share as a float in (0, 1].
@@ -33,13 +34,15 @@ def read_budget(budget: Budget) -> int | float:
         return budget
     if isinstance(budget, float) and math.isfinite(budget) and 0 < budget <= 1:
         return budget
+    if isinstance(budget, str) and (percent := _SHARE.fullmatch(budget)) and 0 < float(percent[1]) <= 100:
+        return float(percent[1]) / 100
     match = _SIZE.fullmatch(budget) if isinstance(budget, str) else None
     unit = None if match is None else _UNITS.get(match[2].lower())
     if match is not None and unit is not None and float(match[1]) * unit >= 1:
         return round(float(match[1]) * unit)
     raise SavedPolicyError(
         f"{budget!r} is no budget.",
-        repair='give bytes (8_000_000_000 or "8GB") or a share of what would be held (0.5).',
+        repair='give bytes (8_000_000_000 or "8GB") or a share of what would be held (0.5, "50%").',
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from contextlib import suppress
 
 from retrograd.saved.pages import map_pages
 
@@ -34,8 +33,6 @@ class Slabs:
         weakref.finalize(lease, self._free.append, pages).atexit = False
         return lease
 
-    def trim(self) -> None:
-        """Hold no more than one for later."""
-        with suppress(IndexError):  # another thread takes some
-            while len(self._free) > 1:
-                self._free.pop()
+    def clear(self) -> None:
+        """Hold none for later."""
+        self._free.clear()

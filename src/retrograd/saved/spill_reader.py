@@ -63,8 +63,8 @@ class SpillReader:
                 self._begin(group)
 
     def rest(self) -> None:
-        """Hold little memory until the next request."""
-        self._slabs.trim()
+        """Hold no memory until the next request."""
+        self._slabs.clear()
 
     def stop(self) -> None:
         """End the thread, when what was asked for is read."""

@@ -22,6 +22,11 @@ class Trial:
     def __init__(self, rerun: Rerun) -> None:
         self._rerun = rerun
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether it can be tried now."""
+        return self._rerun.is_possible
+
     def __call__(self, item: Item, values: Tensor) -> None:
         """Try, and note what it takes."""
         rerun = self._rerun

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -16,20 +15,21 @@ class UnderWay(Generic[T]):
         self._items: deque[tuple[T, int]] = deque()
         self._nbytes = 0
 
-    def add(self, item: T, nbytes: int, window: int) -> Iterator[T]:
-        """One more is under way; those come out that are not among the last ``window`` bytes.
+    def add(self, item: T, nbytes: int, window: int) -> list[T]:
+        """One more is under way; returns those that come out, since they are not among the last ``window`` bytes.
 
         The one that is added does not come out, however large it is: nothing would be computed beside its copy.
         """
         self._items.append((item, nbytes))
         self._nbytes += nbytes
+        gone = []
         while self._nbytes > max(window, nbytes):
-            yield self._take()
+            gone.append(self._take())
+        return gone
 
-    def drain(self) -> Iterator[T]:
+    def drain(self) -> list[T]:
         """All come out."""
-        while self._items:
-            yield self._take()
+        return [self._take() for _ in range(len(self._items))]
 
     def _take(self) -> T:
         item, nbytes = self._items.popleft()

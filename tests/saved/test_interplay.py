@@ -1,0 +1,335 @@
+"""Policies for saved tensors beside what else acts on a program: checkpoints, compilers, threads, interrupts.
+
+Whatever comes together, gradients are those of the plain program, and nothing stays in torch.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.autograd.graph import disable_saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from retrograd.hooks import operation_tap
+from retrograd.hooks import saved as saved_hooks
+from retrograd.hooks.operation_tap import CarryOut
+from retrograd.saved import calls
+from retrograd.saved.keep import Keep
+from retrograd.saved.keeping import SavedHandle, keep_saved
+from retrograd.saved.lossless import Lossless
+from retrograd.saved.planned import Planned
+from retrograd.saved.policy import Policy, Stays
+from retrograd.saved.recompute import Recompute
+from retrograd.saved.taking import take_inventory
+from tests.saved.forced_reruns import force_reruns
+from tests.saved.test_exactness import Elsewhere
+
+uses_torch_jit = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # and so does torch, for tangents
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16))
+        self.last = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x))
+
+
+class Looking(Elsewhere):
+    """Sees the operations, and changes nothing."""
+
+    def watch_operations(self, stays: Stays) -> CarryOut:
+        return lambda function, args, kwargs: function(*args, **kwargs)
+
+
+@pytest.fixture
+def model() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def batch(seed: int = 1) -> Tensor:
+    return torch.randn(5, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def gradients(model: nn.Module, call: Callable[[Tensor], Tensor] | None = None) -> list[Tensor]:
+    loss = (call or model)(batch()).square().sum()
+    return list(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+
+
+def same(found: list[Any], expected: list[Any]) -> bool:
+    return len(found) == len(expected) and all(
+        a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(found, expected, strict=True)
+    )
+
+
+def is_bare() -> bool:
+    """Whether nothing is set in this thread."""
+    is_asked = torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Python)
+    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return top is None and not torch._C._len_torch_dispatch_stack() and not is_asked
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------
+
+
+def test_a_selective_checkpoint_finds_its_own_modes_again(model: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        is_product = operation is torch.ops.aten.addmm.default
+        return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, choose)
+
+    def call(x: Tensor) -> Tensor:
+        return model.last(checkpoint(model.first, x, use_reentrant=False, context_fn=contexts))
+
+    expected = gradients(model, call)
+    with keep_saved(None, force_reruns(monkeypatch)):
+        for _ in range(4):
+            assert same(gradients(model, call), expected)
+    assert is_bare()
+
+
+def test_an_inventory_of_what_is_run_again(model: Net) -> None:
+    expected = gradients(model)
+    with keep_saved(model, Recompute()), take_inventory(model) as inventory:
+        assert same(gradients(model), expected)
+    assert "checkpoint" in inventory.table["held"].to_pylist()
+
+
+def test_a_hook_that_comes_before_is_not_asked_twice(model: Net) -> None:
+    with keep_saved(model, {"first": Recompute()}):
+        model.first.register_forward_pre_hook(lambda module, args: (args[0] * 1.5,), prepend=True)
+        found = gradients(model)
+    assert same(found, gradients(model))
+
+
+def test_nothing_is_run_again_where_hooks_are_forbidden(model: Net) -> None:
+    expected = gradients(model)
+    with keep_saved(model, Recompute()), disable_saved_tensors_hooks("not here"):
+        assert same(gradients(model), expected)
+
+
+# ---- transforms and compilers ---------------------------------------------------------------------------------
+
+
+@uses_torch_jit
+@pytest.mark.parametrize("make", [Elsewhere, Recompute, Looking])
+@pytest.mark.parametrize("transform", ["vmap", "jvp"])
+def test_inside_of_a_transform(transform: str, make: Callable[[], Policy], model: Net) -> None:
+    def call(x: Tensor) -> Tensor:
+        if transform == "vmap":
+            return torch.func.vmap(model)(x)
+        tangents: Tensor = torch.func.jvp(model, (x,), (torch.ones_like(x),))[1]
+        return tangents
+
+    expected = gradients(model, call)
+    with keep_saved(model, make()):
+        assert same(gradients(model, call), expected)
+
+
+@uses_torch_jit
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_tangents_are_rounded_as_ever(everywhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a layer norm torch takes another formula while a dispatch mode looks on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.LayerNorm(64), nn.Linear(64, 3))
+
+    def tangents() -> list[Tensor | None]:
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(batch(1), batch(2))
+            output = model(dual)
+            found = torch.autograd.grad(output.square().sum(), list(model.parameters()))
+            parts = [forward_ad.unpack_dual(each) for each in (output, *found)]
+            return [part.tangent.clone() if part.tangent is not None else None for part in parts]
+
+    expected = tangents()
+    with keep_saved(None if everywhere else model, force_reruns(monkeypatch)):
+        for _ in range(3):
+            assert same(tangents(), expected)
+
+
+@uses_torch_jit
+@pytest.mark.parametrize("kind", ["copies", "lossless", "recompute", "rerun"])
+def test_a_model_is_traced_as_it_is(kind: str, model: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    policies: dict[str, Callable[[], Policy]] = {
+        "copies": Elsewhere,
+        "lossless": lambda: Lossless(min_bytes=0),
+        "recompute": Recompute,
+        "rerun": lambda: force_reruns(monkeypatch),
+    }
+    expected = torch.jit.trace(model, batch())
+    with keep_saved(model, policies[kind]()):
+        traced = torch.jit.trace(model, batch())  # traces twice, and compares
+    graphs = [re.sub(r"___torch_mangle_\d+\.", "", str(each.inlined_graph)) for each in (traced, expected)]
+    assert graphs[0] == graphs[1]
+    assert same(gradients(model, traced), gradients(model, expected))
+
+
+def test_the_whole_process_under_a_budget_calls_compiled_modules(model: Net) -> None:
+    """A call of a compiled module sets back, when it ends, whether torch asks modes at all."""
+    model.compile(backend="eager")
+    expected = gradients(model)
+    with keep_saved(None, Planned(2**40, min_bytes=0)) as handle:
+        for _ in range(4):
+            assert same(gradients(model), expected)
+        assert handle.plan is not None  # and nothing is made again by it, so that no operation need be seen
+        F.relu(batch())
+    assert is_bare()
+    torch.compiler.reset()
+
+
+# ---- threads --------------------------------------------------------------------------------------------------
+
+
+class Thread:
+    """Carries out what it is given, in one thread, and waits for it."""
+
+    def __init__(self) -> None:
+        self._work: Callable[[], Any] | None = None
+        self._wake, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._result: Any = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def __call__(self, work: Callable[[], Any]) -> Any:
+        self._work = work
+        self._wake.release()
+        assert self._done.acquire(timeout=60)
+        if isinstance(self._result, BaseException):
+            raise self._result
+        return self._result
+
+    def end(self) -> None:
+        self._work = None
+        self._wake.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._wake.acquire() and self._work is not None:
+            try:
+                self._result = self._work()
+            except BaseException as error:  # raised where somebody waits for it
+                self._result = error
+            self._done.release()
+
+
+@pytest.fixture
+def thread() -> Iterator[Thread]:
+    other = Thread()
+    yield other
+    other.end()
+
+
+@pytest.mark.parametrize("make", [Keep, Elsewhere, Looking])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_ended_in_another_thread(everywhere: bool, make: Callable[[], Policy], model: Net, thread: Thread) -> None:
+    expected = gradients(model)
+    handle: SavedHandle = thread(lambda: keep_saved(None if everywhere else model, make()))
+    assert same(thread(lambda: gradients(model)), expected)
+    handle.remove()
+    assert same(thread(lambda: gradients(model)), expected)
+    assert thread(is_bare)
+
+
+@pytest.mark.parametrize("make", [Keep, Elsewhere, Looking])
+def test_ended_by_another_thread_in_the_middle_of_a_call(
+    make: Callable[[], Policy], model: Net, thread: Thread
+) -> None:
+    expected = gradients(model)
+    handle = keep_saved(model, make())
+    model.last[0].register_forward_pre_hook(lambda module, args: thread(handle.remove))
+    assert same(gradients(model), expected)
+    assert same(gradients(model), expected)
+    assert is_bare()
+
+
+# ---- what fails -----------------------------------------------------------------------------------------------
+
+
+class FailsToBegin(Keep):
+    def open(self) -> None:
+        raise ArithmeticError
+
+
+class FailsToEnd(Keep):
+    def close(self) -> None:
+        raise ArithmeticError
+
+
+class Counted(Keep):
+    users = 0
+
+    def open(self) -> None:
+        self.users += 1
+
+    def close(self) -> None:
+        self.users -= 1
+
+
+@pytest.mark.parametrize("last", [FailsToBegin, FailsToEnd])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_policy_that_fails_does_not_keep_others_from_ending(last: type[Policy], is_last: bool, model: Net) -> None:
+    counted = Counted()
+    chosen = {"first": counted, "last": last()} if is_last else {"first": last(), "last": counted}
+    with pytest.raises(ArithmeticError):
+        keep_saved(model, chosen).remove()
+    assert counted.users == 0
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class Interrupter:
+    """Raises ``KeyboardInterrupt`` before one instruction of the code that sets hooks and takes them off."""
+
+    files = frozenset(module.__file__ for module in (calls, saved_hooks, operation_tap))
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.count = 0
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "call":
+            if frame.f_code.co_filename not in self.files:
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        elif event == "opcode":
+            self.count += 1
+            if self.count == self.place:
+                raise KeyboardInterrupt
+        return self
+
+    def __enter__(self) -> None:
+        self._before = sys.gettrace()
+        sys.settrace(self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+
+@pytest.mark.parametrize("make", [Elsewhere, Looking, Recompute])
+def test_an_interrupt_at_any_instruction(make: Callable[[], Policy], model: Net) -> None:
+    expected = gradients(model)
+    with keep_saved(model, make()):
+        gradients(model)  # what is done once is not counted
+        counter = Interrupter(0)
+        with counter:
+            gradients(model)
+        assert counter.count > 1000
+        for place in range(1, counter.count, 7):
+            with pytest.raises(KeyboardInterrupt), Interrupter(place):
+                gradients(model)
+            assert same(gradients(model), expected)
+            assert is_bare(), place
