@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.saved.measuring import Log, Probed
+from retrograd.saved.findings import Probed
+from retrograd.saved.measuring import Log
 from retrograd.saved.plan import make_plan
 from retrograd.saved.planner import evaluate, keep_all, window_of
 from retrograd.saved.policy import Saved

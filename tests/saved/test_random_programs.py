@@ -175,7 +175,7 @@ def test_programs(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_many_programs(name: str, tmp_path: Path) -> None:
-    check_some(name, range(15, 50), tmp_path)
+    check_some(name, range(15, 35), tmp_path)
 
 
 def test_much_is_made_again(tmp_path: Path) -> None:

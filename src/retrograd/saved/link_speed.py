@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from retrograd.saved.carriers import Carrier
-from retrograd.saved.measuring import seconds_between, take_time
+from retrograd.saved.marks import seconds_between, take_time
 from retrograd.saved.policy import Saved
 from retrograd.saved.simulation import Link
 

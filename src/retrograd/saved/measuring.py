@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,105 +12,13 @@ import torch
 from torch import Tensor
 
 from retrograd.hooks.storage_uses import is_held_elsewhere
+from retrograd.saved.findings import Probed, Remade, Squeezed, Tried
+from retrograd.saved.marks import Mark, seconds_between, take_time
 from retrograd.saved.policy import Packed, Saved
 from retrograd.saved.simulation import Event, EventKind, Recording, Stretch
 
-Mark = float | torch.cuda.Event
 Key = tuple[int, torch.dtype, str]
 """Bytes, dtype and module of a stretch: what tells two passes apart."""
-
-
-def take_time(values: Tensor) -> Mark:
-    """Now, as the device of these values sees it, without waiting for it."""
-    if not values.is_cuda:
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(values.device))
-    return event
-
-
-def seconds_between(first: Mark, second: Mark) -> float:
-    """Time between two marks; a device is waited for."""
-    if isinstance(first, float) and isinstance(second, float) and not math.isnan(first + second):
-        return max(0.0, second - first)
-    if isinstance(first, torch.cuda.Event) and isinstance(second, torch.cuda.Event):
-        first.synchronize()
-        second.synchronize()
-        return max(0.0, float(first.elapsed_time(second)) / 1000)
-    return 0.0  # there is one mark alone, where a plan was followed at first
-
-
-@dataclass(frozen=True, slots=True)
-class Squeezed:
-    """What a lossless copy takes: bytes, and seconds there and back."""
-
-    nbytes: int
-    squeeze_seconds: float
-    expand_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """A lossless copy that was made and read. A device is not waited for: it may not have come so far yet.
-
-    Attributes:
-        nbytes: of the copy.
-        began, squeezed, expanded: marks before, between and after.
-    """
-
-    nbytes: int
-    began: Mark
-    squeezed: Mark
-    expanded: Mark
-
-    def settle(self) -> Squeezed:
-        """What it takes. A device is waited for."""
-        squeeze, expand = seconds_between(self.began, self.squeezed), seconds_between(self.squeezed, self.expanded)
-        return Squeezed(self.nbytes, squeeze, expand)
-
-
-@dataclass(frozen=True, slots=True)
-class Remade:
-    """What it takes to make a stretch again, as it was tried: the bits were the same.
-
-    Attributes:
-        operations: what was run, in words.
-        sources: stretches that these were given.
-        seconds: how long they took.
-        nbytes: memory that they needed besides.
-        numbers: of the operations, in the pass.
-    """
-
-    operations: str
-    sources: tuple[int, ...]
-    seconds: float
-    nbytes: int
-    numbers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """How it went when a stretch was made again. A device is not waited for: it may not have come so far yet.
-
-    Attributes:
-        operations, sources, nbytes, numbers: as of :class:`Remade`.
-        began, ended: marks before and after.
-        is_same: whether all bits are; one element where a device says so.
-    """
-
-    operations: str
-    sources: tuple[int, ...]
-    began: Mark
-    ended: Mark
-    nbytes: int
-    numbers: tuple[int, ...]
-    is_same: bool | Tensor
-
-    def settle(self) -> Remade | None:
-        """What it takes; None if it came out otherwise. A device is waited for."""
-        if not self.is_same:
-            return None
-        return Remade(self.operations, self.sources, seconds_between(self.began, self.ended), self.nbytes, self.numbers)
 
 
 @dataclass(slots=True)

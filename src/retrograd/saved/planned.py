@@ -13,12 +13,14 @@ from retrograd.hooks.operation_tap import CarryOut
 from retrograd.hooks.saved import is_in_backward
 from retrograd.saved.carriers import Carrier, DiskCarrier, HostCarrier, Load
 from retrograd.saved.episode import Episode
+from retrograd.saved.findings import Probed
 from retrograd.saved.known_plans import KnownPlans
 from retrograd.saved.ledger import Ledger
 from retrograd.saved.link_speed import measure_link
 from retrograd.saved.listening import Listening
 from retrograd.saved.lossless import Lossless
-from retrograd.saved.measuring import Log, Probed, take_time
+from retrograd.saved.marks import take_time
+from retrograd.saved.measuring import Log
 from retrograd.saved.origins import Origin
 from retrograd.saved.plan import Plan, make_plan
 from retrograd.saved.planned_item import Item

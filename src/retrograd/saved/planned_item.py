@@ -12,7 +12,8 @@ from torch import Tensor
 from retrograd.hooks.saved import blank_like, version_of, view_storage
 from retrograd.saved.carriers import Load
 from retrograd.saved.ledger import Ledger
-from retrograd.saved.measuring import Log, Mark
+from retrograd.saved.marks import Mark
+from retrograd.saved.measuring import Log
 from retrograd.saved.policy import Packed
 from retrograd.saved.rerun import Rerun
 

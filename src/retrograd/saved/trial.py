@@ -7,7 +7,8 @@ from torch import Tensor
 
 from retrograd.hooks.dispatch import below_autograd
 from retrograd.hooks.saved import view_storage
-from retrograd.saved.measuring import Tried, take_time
+from retrograd.saved.findings import Tried
+from retrograd.saved.marks import take_time
 from retrograd.saved.planned_item import Item
 from retrograd.saved.rerun import Rerun
 
