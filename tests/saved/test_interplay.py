@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,6 +22,9 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from retrograd.bundles.bundle import write_bundle
+from retrograd.bundles.replayed import replay
+from retrograd.engine.replayer import run_from
 from retrograd.hooks import operation_tap
 from retrograd.hooks import saved as saved_hooks
 from retrograd.hooks.operation_tap import CarryOut
@@ -190,6 +194,30 @@ def test_the_whole_process_under_a_budget_calls_compiled_modules(model: Net) -> 
         F.relu(batch())
     assert is_bare()
     torch.compiler.reset()
+
+
+# ---- nodes run once more --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["copies", "lossless", "recompute", "rerun"])
+def test_a_node_is_bundled_with_what_it_saved(
+    kind: str, model: Net, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Bringing it back is no operation of the node."""
+    policies: dict[str, Callable[[], Policy]] = {
+        "copies": Elsewhere,
+        "lossless": lambda: Lossless(min_bytes=0),
+        "recompute": Recompute,
+        "rerun": lambda: force_reruns(monkeypatch),
+    }
+    expected = gradients(model)
+    with keep_saved(model, policies[kind]()):
+        gradients(model)
+        loss = model(batch()).square().sum()
+        product = loss.grad_fn.next_functions[0][0].next_functions[0][0]  # type: ignore[union-attr]
+        assert replay(write_bundle(product, [torch.ones(5, 3)], tmp_path / "bundle"))
+        found = run_from(loss)
+        assert same([found[parameter] for parameter in model.parameters()], expected)
 
 
 # ---- threads --------------------------------------------------------------------------------------------------

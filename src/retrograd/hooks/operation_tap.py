@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.hooks.dispatch import is_operation
-from retrograd.hooks.engine import dispatch_modes, uncompiled
+from retrograd.hooks.engine import dispatch_modes, is_tracing, uncompiled
 
 CarryOut = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -124,6 +124,14 @@ def hide_taps() -> list[OperationTap]:
         torch._C._pop_torch_dispatch_stack(None)
         hidden.insert(0, tap)
     return hidden
+
+
+def carry_out_unseen(work: Callable[[], Tensor]) -> Tensor:
+    """Do something that is not the program's: modes that are on are not told, unless they trace."""
+    if not dispatch_modes() or is_tracing():
+        return work()
+    with torch._C._DisableTorchDispatch():
+        return work()
 
 
 def without_graph(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from retrograd.hooks.engine import dispatch_modes
-from retrograd.hooks.operation_tap import OperationTap, hide_taps
+from retrograd.hooks.operation_tap import OperationTap, carry_out_unseen, hide_taps
 from retrograd.hooks.saved import (
     in_forward_mode,
     is_in_backward,
@@ -122,7 +122,7 @@ class Keeper:
             return packed.unpack()
         taps = hide_taps()
         try:
-            return packed.unpack()
+            return carry_out_unseen(packed.unpack) if type(packed) is View else packed.unpack()
         finally:
             if not is_in_backward():  # else the engine puts them on again, for the next node
                 for tap in taps:
