@@ -62,7 +62,7 @@ def test_adding_after_the_end_is_harmless(tmp_path: Path) -> None:
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
     writer = open_writer(tmp_path)
-    writer.add_file("notes.txt", lambda file: file.write(b"kept") and None)
+    writer.add_file("notes.txt", lambda file: file.write(b"kept"))
     folder = tmp_path / "rank00000"
     assert (folder / "notes.txt").read_bytes() == b"kept"
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import pytest
 
 from retrograd.saved import planned
@@ -15,6 +18,21 @@ def rerun_everything(recording: Recording, link: Link, budget: int, destination:
     """Stands in for ``make_plan``."""
     choices: list[Choice] = ["rerun" if stretch.rerun else "keep" for stretch in recording.stretches]
     return Plan(budget, recording, link, Solution(Decisions(choices, 0), 0, 0.0), destination, 0)
+
+
+def mix_choices(dice: random.Random) -> Callable[[Recording, Link, int, str], Plan]:
+    """Stands in for ``make_plan``: plans that nobody would make, with any choice that is possible for each stretch."""
+
+    def mix(recording: Recording, link: Link, budget: int, destination: str) -> Plan:
+        choices: list[Choice] = []
+        for stretch in recording.stretches:
+            possible: list[Choice] = ["keep", "offload"]
+            possible += ["lossless"] if stretch.small_bytes is not None else []
+            possible += ["rerun", "rerun"] if stretch.rerun else []
+            choices.append(dice.choice(possible))
+        return Plan(budget, recording, link, Solution(Decisions(choices, 0), 0, 0.0), destination, 0)
+
+    return mix
 
 
 def force_reruns(patch: pytest.MonkeyPatch) -> Planned:

@@ -22,11 +22,10 @@ from retrograd.saved.keeping import Policies, SavedHandle, keep_saved
 from retrograd.saved.lossless import Lossless
 from retrograd.saved.plan import Plan
 from retrograd.saved.planned import Planned
-from retrograd.saved.planner import Solution
 from retrograd.saved.recompute import Recompute
-from retrograd.saved.simulation import Choice, Decisions, Link, Recording
+from retrograd.saved.simulation import Link, Recording
 from tests.conftest import GRACE_SECONDS, torch_state
-from tests.saved.forced_reruns import made_again, rerun_everything
+from tests.saved.forced_reruns import made_again, mix_choices, rerun_everything
 from tests.saved.program_shrinking import shrink
 from tests.saved.random_programs import Outcome, Program, build, differences, draw_program, run
 from tests.saved.test_exactness import Elsewhere
@@ -69,15 +68,8 @@ READ_WHAT_THEY_WRITE = frozenset({"running_mean", "saved_buffer"})
 
 
 def choose_anything(recording: Recording, link: Link, budget: int, destination: str) -> Plan:
-    """A plan that nobody would make."""
-    dice = random.Random(len(recording.stretches))
-    choices: list[Choice] = []
-    for stretch in recording.stretches:
-        possible: list[Choice] = ["keep", "offload"]
-        possible += ["lossless"] if stretch.small_bytes is not None else []
-        possible += ["rerun", "rerun"] if stretch.rerun else []
-        choices.append(dice.choice(possible))
-    return Plan(budget, recording, link, Solution(Decisions(choices, 0), 0, 0.0), destination, 0)
+    """A plan that nobody would make, the same for each pass of its kind."""
+    return mix_choices(random.Random(len(recording.stretches)))(recording, link, budget, destination)
 
 
 CHOOSERS: dict[str, Callable[[Recording, Link, int, str], Plan]] = {

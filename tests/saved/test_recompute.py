@@ -128,6 +128,8 @@ def test_a_write_to_what_was_saved_is_refused_as_without_a_policy() -> None:
     model = Writing()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         model(torch.ones(2, 3)).sum().backward()
+    with keep_saved(model, Recompute(), watch_writes=True), pytest.raises(OverwrittenError, match=r"by add_ at .*py:"):
+        model(torch.ones(2, 3)).sum().backward()
     with keep_saved(model, Recompute()), pytest.raises(OverwrittenError, match=r"shape \[2, 3\].*self \(Writing\)"):
         model(torch.ones(2, 3)).sum().backward()
 

@@ -25,13 +25,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from retrograd.errors import OverwrittenError
 from retrograd.saved import planned
 from retrograd.saved.keeping import keep_saved
-from retrograd.saved.plan import Plan
 from retrograd.saved.planned import Planned
-from retrograd.saved.planner import Solution
 from retrograd.saved.rerun import Rerun
-from retrograd.saved.simulation import Choice, Decisions, Link, Recording
 from tests.recording.nets import bits
-from tests.saved.forced_reruns import force_reruns, made_again
+from tests.saved.forced_reruns import force_reruns, made_again, mix_choices
 
 Result = list[tuple[str, bytes]]
 Step = Callable[[nn.Module], object]
@@ -606,16 +603,6 @@ def test_under_what_watches_torch(mode: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("seed", range(6))
 def test_any_mixture_of_choices(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Sources of what is made again are on the disk, squeezed, or made again themselves; and no budget is kept to."""
-    dice = random.Random(seed)
-
-    def mix(recording: Recording, link: Link, budget: int, destination: str) -> Plan:
-        choices: list[Choice] = []
-        for stretch in recording.stretches:
-            possible: list[Choice] = ["keep", "offload"]
-            possible += ["lossless"] if stretch.small_bytes is not None else []
-            possible += ["rerun", "rerun"] if stretch.rerun else []
-            choices.append(dice.choice(possible))
-        return Plan(budget, recording, link, Solution(Decisions(choices, 0), 0, 0.0), destination, 0)
 
     def mixed(model: nn.Module) -> None:
         plain(model)
@@ -624,7 +611,7 @@ def test_any_mixture_of_choices(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_
 
     torch.manual_seed(4)
     expected = train(activations(), mixed, None, 6)
-    monkeypatch.setattr(planned, "make_plan", mix)
+    monkeypatch.setattr(planned, "make_plan", mix_choices(random.Random(seed)))
     policy = Planned(4096, folder=tmp_path, min_bytes=0)
     torch.manual_seed(4)
     assert train(activations(), mixed, policy, 6) == expected

@@ -21,8 +21,8 @@ Versions = tuple[int, int]
 class Refusal(Protocol):
     """Raises where the second run would not be like the first."""
 
-    def refuse_saved(self, size: torch.Size, dtype: torch.dtype, versions: Versions) -> NoReturn:
-        """A saved tensor has been written to."""
+    def refuse_saved(self, size: torch.Size, dtype: torch.dtype, versions: Versions, storage: int) -> NoReturn:
+        """A saved tensor has been written to; ``storage`` is the identity of its memory."""
 
     def refuse_parameter(self, name: str, versions: Versions) -> NoReturn:
         """A parameter has."""
@@ -83,15 +83,16 @@ class _CountedWrites:
         def pack(tensor: Tensor) -> Any:
             holder = pair[0](tensor)
             if is_plain(tensor):
-                holder.counted = witness_version(tensor), version_of(tensor), tensor.size()
+                storage = id(tensor.untyped_storage())
+                holder.counted = witness_version(tensor), version_of(tensor), tensor.size(), storage
             return holder
 
         @functools.wraps(pair[1])
         def unpack(holder: Any) -> Tensor:
             counted = getattr(holder, "counted", None)
             if counted is not None and version_of(counted[0]) != counted[1]:
-                witness, version, size = counted
-                refusal.refuse_saved(size, witness.dtype, (version, version_of(witness)))
+                witness, version, size, storage = counted
+                refusal.refuse_saved(size, witness.dtype, (version, version_of(witness)), storage)
             return pair[1](holder)
 
         self._pack = pack

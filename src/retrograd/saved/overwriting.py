@@ -33,7 +33,7 @@ class Place:
 
 
 def refuse_overwritten(
-    size: torch.Size, dtype: torch.dtype, versions: tuple[int, int], place: Place, storage: int = 0
+    size: torch.Size, dtype: torch.dtype, versions: tuple[int, int], place: Place, storage: int
 ) -> NoReturn:
     """Raise what autograd would: a saved tensor is not what it was.
 
@@ -69,9 +69,9 @@ class RerunRefusal:
 
     place: Place
 
-    def refuse_saved(self, size: torch.Size, dtype: torch.dtype, versions: tuple[int, int]) -> NoReturn:
+    def refuse_saved(self, size: torch.Size, dtype: torch.dtype, versions: tuple[int, int], storage: int) -> NoReturn:
         """A saved tensor has been written to."""
-        refuse_overwritten(size, dtype, versions, self.place)
+        refuse_overwritten(size, dtype, versions, self.place, storage)
 
     def refuse_parameter(self, name: str, versions: tuple[int, int]) -> NoReturn:
         """A parameter has."""

@@ -49,8 +49,8 @@ def write_report(
             when left out.
         columns: the most columns in which steps are drawn. A column keeps the extremes of its steps.
         megabytes: about how large the file may get; digits, then columns are given up for it.
-        inventory: what autograd keeps, to be shown below; that which ``retrograd run --inventory`` has put into the run
-            folder, when left out.
+        inventory: what autograd keeps, to be shown below; that which ``retrograd run --inventory`` has put into the
+            folder of the first rank that has one, when left out.
 
     Returns:
         The path of the file.
