@@ -1,8 +1,11 @@
-"""Two processes on this machine that know of each other, for tests of what is trained in several."""
+"""Processes that tests start: two that know of each other, and forked children. None of them can hang for ever."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -15,17 +18,53 @@ Work = Callable[[int, Path], Any]
 """What one process does, given its rank and a folder that all share; what it returns must be picklable."""
 
 
+LIMIT_SECONDS = 160.0
+"""So long two processes may run: less than a test may take, so that none of them stays when it is given up."""
+CHILD_SECONDS = 60.0
+"""So long a forked child may."""
+
+
 def run_in_two(works: Mapping[str, Work], folder: Path) -> dict[str, list[Any]]:
-    """What the works return, one after the other in each of two processes: by name, and then by rank."""
-    mp.spawn(_run, (dict(works), str(folder)), nprocs=2)
+    """What the works return, one after the other in each of two processes: by name, and then by rank.
+
+    Raises:
+        TimeoutError: one of them hangs.
+    """
+    both = mp.spawn(_run, (dict(works), str(folder)), nprocs=2, join=False)
+    assert both is not None
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not both.join(timeout=1):
+        if time.monotonic() > deadline:
+            hanging = [rank for rank, process in enumerate(both.processes) if process.is_alive()]
+            done = sorted(path.name for path in folder.glob("*.pt"))
+            for process in both.processes:
+                process.kill()
+            raise TimeoutError(f"processes {hanging} hang; done are {done} of {list(works)}")
     return {name: [torch.load(folder / f"{name}-{rank}.pt", weights_only=False) for rank in range(2)] for name in works}
 
 
+def wait_for_child(child: int) -> int:
+    """The exit code of a forked child.
+
+    Raises:
+        TimeoutError: it hangs; on stderr it has said where.
+    """
+    deadline = time.monotonic() + CHILD_SECONDS
+    while (ended := os.waitpid(child, os.WNOHANG))[0] != child:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGABRT)  # pytest has faulthandler write its stack then
+            os.waitpid(child, 0)
+            raise TimeoutError(f"the forked child {child} hung for {CHILD_SECONDS:.0f} s")
+        time.sleep(0.002)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
 def _run(rank: int, works: Mapping[str, Work], folder: str) -> None:
+    faulthandler.dump_traceback_later(LIMIT_SECONDS - 10)
     os.environ["RANK"] = str(rank)
     torch.set_num_threads(1)
     store = torch.distributed.FileStore(f"{folder}/store", 2)
-    limit = timedelta(seconds=120)  # where one has failed, the other does not wait for long
+    limit = timedelta(seconds=100)  # where one has failed, the other does not wait for long
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=limit)
     try:
         for name, work in works.items():

@@ -35,6 +35,7 @@ from retrograd.hangs.ring_file import (
     size_of,
 )
 from retrograd.views.hang_report import describe_ranks
+from tests.processes import wait_for_child
 
 KILLED = """
 import sys, time, torch
@@ -339,7 +340,7 @@ def test_a_forked_child_does_not_write(tmp_path: Path) -> None:
             ring.name_modules(0, 1, "child")
         ring.close()
         os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    assert wait_for_child(child) == 0
     run_pass(ring)
     state = read_ring(tmp_path / "rank00000" / RING)
     assert (state.pid, state.closed, only(state).passes) == (os.getpid(), 0, 2)

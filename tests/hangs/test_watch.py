@@ -23,6 +23,7 @@ from retrograd.graph.origins import record_origins
 from retrograd.hangs.rank_state import RankState, RingEvent, ThreadState
 from retrograd.hangs.ring_file import read_rings
 from retrograd.hangs.watch import Lookout, watch_hangs
+from tests.processes import wait_for_child
 
 HANGING = Path(__file__).with_name("hanging.py")
 HAS_SIGNALS = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no such signals")
@@ -459,7 +460,7 @@ def test_a_forked_child_is_not_watched(tmp_path: Path) -> None:
             is_restored = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and signal.set_wakeup_fd(-1) == -1
             run_pass(lambda: time.sleep(0.2))
             os._exit(0 if is_restored else 1)
-        assert os.waitpid(child, 0)[1] == 0
+        assert wait_for_child(child) == 0
         assert reports(tmp_path) == []
         run_pass(lambda: (signal.raise_signal(signal.SIGUSR1), wait_for(lambda: reports(tmp_path))))
     [thread] = read_rings(tmp_path)[0].threads

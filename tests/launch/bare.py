@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -46,5 +47,6 @@ if __name__ == "__main__":
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
+            signal.alarm(150)  # nothing hangs for ever
             run(*json.loads(line))
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -102,14 +103,33 @@ def run(words: list[str], folder: Path, environment: dict[str, str] = ENVIRONMEN
     without us: the command is run again.
     """
     for _ in range(3):
-        done = subprocess.run(
-            words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
-        if ABORTED not in done.stderr:
+        code, output, errors = run_once(words, folder, environment)
+        if ABORTED not in errors:
             break
         shutil.rmtree(folder)
         folder.mkdir()
-    return done.returncode, done.stdout, done.stderr
+    return code, output, errors
+
+
+def run_once(words: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str, str]:
+    """The same, however it ends; one that hangs is killed with all that it has started."""
+    process = subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=150)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+        errors += f"\nkilled, since it hung: {shlex.join(words)}\n"
+    return process.returncode, output, errors
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
@@ -18,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from retrograd.errors import AttachError, CannotRewriteError, RetrogradWarning
 from retrograd.rewriting.rewriting import rewrite
 from retrograd.rules.site_state import SiteState
+from tests.processes import run_in_two
 from tests.rewriting.models import add_one, assert_same, gradients, halve, make_net, weights
 
 
@@ -33,11 +32,7 @@ def clip(value: Tensor, state: SiteState) -> Tensor:
     return value.clamp(-0.05, 0.05) * (1 + state.rank)
 
 
-def worker(rank: int, folder: str) -> None:
-    os.environ["RANK"] = str(rank)
-    torch.set_num_threads(1)
-    store = torch.distributed.FileStore(f"{folder}/store", 2)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+def train_clipped(rank: int, folder: Path) -> dict[str, Tensor]:
     net = make_net()
     wrapped = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -47,15 +42,13 @@ def worker(rank: int, folder: str) -> None:
             x = torch.randn(5, 3, generator=torch.Generator().manual_seed(10 * step + rank))
             wrapped(x).square().mean().backward()
             optimizer.step()
-    torch.save(weights(net), f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return weights(net)
 
 
 @pytest.mark.slow
 def test_two_processes_agree(tmp_path: Path) -> None:
     """Each process has its rules on its own share; what they return is averaged."""
-    mp.spawn(worker, (str(tmp_path),), nprocs=2)
-    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    found = run_in_two({"clipped": train_clipped}, tmp_path)["clipped"]
     assert_same(*found)
     net = make_net()
     for step in range(3):

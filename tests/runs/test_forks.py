@@ -9,6 +9,7 @@ import pytest
 from retrograd.runs.lock import is_locked
 from retrograd.runs.reader import open_run
 from tests.history.made import make_steps
+from tests.processes import wait_for_child
 from tests.runs.written import open_writer
 
 if not hasattr(os, "fork"):
@@ -31,7 +32,7 @@ def test_the_child_is_silent_and_the_parent_goes_on(tmp_path: Path) -> None:
         writer.flush()
         writer.close("failed")
         os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    assert wait_for_child(child) == 0
     assert is_locked(tmp_path / "rank00000" / ".lock")
     writer.add_rows(third)
     writer.close()
@@ -49,7 +50,7 @@ def test_a_child_may_open_a_writer_of_its_own(tmp_path: Path) -> None:
         own.add_rows(make_steps([0])[0])
         own.close()
         os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    assert wait_for_child(child) == 0
     writer.close()
     assert open_run(tmp_path / "child").history["a:output"].steps.tolist() == [0]
 
@@ -61,7 +62,7 @@ def test_forks_in_the_middle_of_writing(tmp_path: Path) -> None:
         child = fork()
         if child == 0:
             os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+        assert wait_for_child(child) == 0
     writer.close()
     assert len(open_run(tmp_path).history["a:output"]) == 30
 

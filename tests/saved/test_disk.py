@@ -36,6 +36,7 @@ from retrograd.saved.reading import Reading
 from retrograd.saved.slabs import Slabs
 from retrograd.saved.spill_file import CHUNK, SpillFile, open_spill_file
 from retrograd.saved.spilling import Spilled
+from tests.processes import wait_for_child
 
 WIDTH, BATCH, LAYERS = 512, 256, 12
 LAYER_BYTES = WIDTH * BATCH * 4
@@ -477,16 +478,19 @@ def test_what_was_missed_begins_anew_what_follows() -> None:
 # ---- faults ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError("No space left for a list")])
 def test_a_full_disk_leaves_the_rest_in_memory_with_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever ends the thread that writes, nobody waits for it in vain."""
+
     def full(self: SpillFile, parts: Iterable[torch.Tensor], extent: Extent) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     model = make_model()
     expected = gradients(model, None)
     monkeypatch.setattr(SpillFile, "write", full)
-    policy = Disk(tmp_path)
+    policy = Disk(tmp_path, max_waiting=3 * LAYER_BYTES)
     with pytest.warns(RetrogradWarning, match="No space left") as caught:
         found = gradients(model, policy)
     assert len(caught) == 1
@@ -516,6 +520,33 @@ def test_a_write_that_failed_holds_nothing_longer(tmp_path: Path, monkeypatch: p
         gc.enable()
     with pytest.warns(RetrogradWarning, match="No space left"):
         policy.close()
+
+
+def test_who_flushes_does_not_wait_for_what_others_add_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small stretch is sent with the next ones, and another thread may add none."""
+    policy, others = Disk(tmp_path, min_bytes=0), []
+    write = SpillFile.write
+
+    def write_beside_another_thread(self: SpillFile, parts: Iterable[torch.Tensor], extent: Extent) -> None:
+        if not others:
+            thread = threading.Thread(target=lambda: others.append(policy.pack(as_saved(torch.randn(100)))))
+            thread.start()
+            thread.join()
+        write(self, parts, extent)
+
+    monkeypatch.setattr(SpillFile, "write", write_beside_another_thread)
+    policy.open()
+    packed = policy.pack(as_saved(torch.randn(40_000)))
+    flushing = threading.Thread(target=policy.flush, daemon=True)
+    flushing.start()
+    flushing.join(20)
+    assert not flushing.is_alive()
+    assert len(others) == 1
+    assert packed is not None
+    assert packed.resident_bytes == 0
+    policy.close()
 
 
 @pytest.mark.slow
@@ -561,6 +592,21 @@ def test_what_cannot_be_read_back_is_an_error(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(os, "preadv", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
         with pytest.raises(OSError, match="Input/output error"):
             loss.backward()
+
+
+def test_whatever_happens_to_the_thread_that_reads_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it in vain: what it could not read is read by whoever asks."""
+    model, policy = make_model(), Disk(tmp_path)
+    expected, read = gradients(model, None), SpillFile.read
+
+    def read_here(self: SpillFile, offset: int, memory: memoryview) -> None:
+        if threading.current_thread().name == "retrograd-disk-reader":
+            raise ValueError("as planned")
+        read(self, offset, memory)
+
+    monkeypatch.setattr(SpillFile, "read", read_here)
+    found = gradients(model, policy)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 # ---- nothing is left ------------------------------------------------------------------------------------------
@@ -642,7 +688,7 @@ def test_a_forked_child_does_no_harm_and_can_train(tmp_path: Path) -> None:
                 os._exit(0 if is_right else 1)
             finally:
                 os._exit(2)
-        assert os.waitpid(child, 0)[1] == 0
+        assert wait_for_child(child) == 0
         model.zero_grad()
         loss.backward()
     assert all(torch.equal(p.grad, b) for p, b in zip(model.parameters(), expected, strict=True))

@@ -238,6 +238,7 @@ def test_it_ends_when_the_run_is_dead_and_needs_no_torch(tmp_path: Path) -> None
         finally:
             os._exit(0)
     while not (tmp_path / "there").exists():
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child has died"
         time.sleep(0.01)
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as watch:
         assert watch.stdout is not None

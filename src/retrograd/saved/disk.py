@@ -94,7 +94,7 @@ class Disk(Policy):
                     self._warn(error)
             return self._spill
 
-    def _warn(self, error: OSError) -> None:
+    def _warn(self, error: Exception) -> None:
         if not self._has_failed:
             self._has_failed = True
             warnings.warn(

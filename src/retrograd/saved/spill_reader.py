@@ -85,7 +85,7 @@ class SpillReader:
 
     def _read(self, reading: Reading | None) -> None:
         if reading is not None:  # else nobody needs it any more
-            with suppress(OSError, MemoryError):  # whoever asks for it reads it again, and is told
+            with suppress(Exception):  # whoever asks for it reads it again, and is told
                 reading.carry_out(self._file, self._take)
 
     def _take(self, nbytes: int) -> memoryview:

@@ -27,7 +27,7 @@ class SpillWriter:
     """
 
     def __init__(self, file: SpillFile, max_waiting: int) -> None:
-        self.failure: OSError | None = None
+        self.failure: Exception | None = None
         self._file = file
         self._max_waiting = max_waiting
         self._batch_bytes = min(CHUNK, max_waiting // 2)  # one is filled while the other one is written
@@ -51,11 +51,11 @@ class SpillWriter:
             if self._batched >= self._batch_bytes:
                 self._send_batch()
         if self._added - self._done > self._max_waiting:
-            self._wait_until(max(self._max_waiting, nbytes))
+            self._wait_for(max(self._max_waiting, nbytes))
 
     def flush(self) -> None:
         """Wait until all that was taken over is written, or is in memory for good."""
-        self._wait_until(0)
+        self._wait_for(0)
 
     def stop(self) -> None:
         """End the thread, when what waits is written."""
@@ -64,12 +64,16 @@ class SpillWriter:
             self._batches.put(None)
         self._thread.join()
 
-    def _wait_until(self, waiting: int) -> None:
-        """Wait until no more than so many bytes are still to be written."""
+    def _wait_for(self, waiting: int) -> None:
+        """Wait until no more than so many bytes of what was taken over so far are still to be written.
+
+        What other threads add meanwhile does not count: it may never be sent.
+        """
         with self._adding:
             self._send_batch()
+            due = self._added - waiting
         with self._has_room:
-            self._has_room.wait_for(lambda: self._added - self._done <= waiting or self.failure is not None)
+            self._has_room.wait_for(lambda: self._done >= due or self.failure is not None)
 
     def _send_batch(self) -> None:
         if self._batch:
@@ -82,7 +86,7 @@ class SpillWriter:
             try:
                 if self.failure is None:
                     self._write([reference() for reference in references])
-            except OSError as error:
+            except Exception as error:  # whoever waits for this thread must be told, whatever it is
                 self.failure = error.with_traceback(None)  # its frames hold what was to be written
             with self._has_room:
                 self._done += nbytes
@@ -98,7 +102,7 @@ class SpillWriter:
         room = self._file.take(sum(lengths))
         try:
             self._file.write((fetch(values, stretch.ready) for stretch, values in waiting), room)
-        except OSError:
+        except Exception:
             self._file.give(room)
             raise
         offsets = accumulate(lengths, initial=room.offset)

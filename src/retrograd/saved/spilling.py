@@ -123,7 +123,7 @@ class Spill:
         return os.getpid() != self._process
 
     @property
-    def failure(self) -> OSError | None:
+    def failure(self) -> Exception | None:
         """Why nothing is written any more."""
         return self._writer.failure
 
