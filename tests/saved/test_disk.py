@@ -594,6 +594,29 @@ def test_what_cannot_be_read_back_is_an_error(tmp_path: Path, monkeypatch: pytes
             loss.backward()
 
 
+def test_an_interrupt_before_a_request_leaves_nobody_waiting_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted:
+        def put(self, request: object) -> None:
+            raise KeyboardInterrupt
+
+    model, policy = make_model(), Disk(tmp_path)
+    expected = gradients(model, None)
+    model.zero_grad()
+    with keep_saved(model, policy):
+        torch.manual_seed(2)
+        loss = model(torch.randn(BATCH, WIDTH)).sum()
+        policy.flush()
+        assert policy._spill is not None
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(policy._spill._reader, "_readings", Interrupted())
+            loss.backward(retain_graph=True)
+        model.zero_grad()
+        loss.backward()
+    assert all(torch.equal(p.grad, b) for p, b in zip(model.parameters(), expected, strict=True))
+
+
 def test_whatever_happens_to_the_thread_that_reads_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for it in vain: what it could not read is read by whoever asks."""
     model, policy = make_model(), Disk(tmp_path)

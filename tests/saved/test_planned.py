@@ -518,3 +518,23 @@ def test_a_lossless_copy_is_chosen_where_it_pays(tmp_path: Path) -> None:
         plan = handle.plan
     assert plan is not None
     assert any(stretch.small_bytes is not None for stretch in plan.recording.stretches)
+
+
+def test_a_pass_that_fails_is_not_planned_for(tmp_path: Path) -> None:
+    """What it did not ask for would stay for ever, and no budget would do: so it is in a search for a batch size."""
+    model, x = make_layers(), torch.randn(64, 32)
+
+    def fail(gradient: Tensor) -> None:
+        raise MemoryError
+
+    with keep_saved(model, planned(tmp_path, 0.5)) as handle:
+        middle = model[: len(model) // 2](x)
+        middle.register_hook(fail)
+        with pytest.raises(MemoryError):
+            model[len(model) // 2 :](middle).square().sum().backward()
+        del middle
+        assert handle.plan is None
+        for _ in range(2):
+            model(x).square().sum().backward()
+        assert handle.plan is not None
+        assert all(stretch.asked is not None for stretch in handle.plan.recording.stretches)

@@ -51,8 +51,10 @@ class Episode:
     def follow(self, number: int) -> None:
         """A stretch is asked for: bring back what the plan wants to be on its way now."""
         known = self.known
-        if known is None and len(self.log.asked) == 1:
-            self._give_up_trials()
+        if known is None:
+            self.log.see_end_of_backward()
+            if len(self.log.asked) == 1:
+                self._give_up_trials()
         for wanted in () if known is None else known.triggers.get(number, ()):
             item = self.items[wanted]() if wanted < len(self.items) else None
             if item is not None:

@@ -6,11 +6,13 @@ import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from retrograd.hooks.engine import at_end_of_backward, current_graph_task
 from retrograd.hooks.storage_uses import is_held_elsewhere
 from retrograd.saved.findings import Probed, Remade, Squeezed, Tried
 from retrograd.saved.marks import Mark, seconds_between, take_time
@@ -54,6 +56,8 @@ class Log:
         remade: what making them again takes.
         background: bytes of earlier passes when it began.
         is_timed: whether the clock is read.
+        unfinished: backward passes over it that have begun and not ended, as torch numbers them; those that an error or
+            an interrupt has ended stay.
     """
 
     background: int = 0
@@ -69,6 +73,7 @@ class Log:
     squeezed: dict[int, Squeezed] = field(default_factory=dict)
     tried: dict[int, Tried] = field(default_factory=dict)
     remade: dict[int, Remade] = field(default_factory=dict)
+    unfinished: set[int] = field(default_factory=set)
 
     @property
     def is_over(self) -> bool:
@@ -93,6 +98,18 @@ class Log:
         """Find out when the program lets go of a stretch."""
         source = weakref.ref(values.untyped_storage())
         self.pending.append(Pending(number, weakref.ref(item), weakref.ref(values), source))
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether a backward pass over it was begun and has failed. While one runs that cannot be told."""
+        return bool(self.unfinished) and current_graph_task() == -1
+
+    def see_end_of_backward(self) -> None:
+        """Notice whether the backward pass that runs now comes to its end."""
+        task = current_graph_task()
+        if task != -1 and task not in self.unfinished:
+            self.unfinished.add(task)
+            at_end_of_backward(partial(self.unfinished.discard, task))
 
     def look_after(self) -> None:
         """Of which stretches has the program let go?"""

@@ -213,7 +213,7 @@ class Planned(Policy):
                 self._known.forget(known)
             elif not known.is_timed and (recording := log.time_again(known.plan.recording)) is not None:
                 self._known.add(known.keys, known.plan.with_times(recording), is_timed=True)
-        elif known is None and log.asked:
+        elif known is None and log.asked and not log.is_cut_short:
             self._probed += 1
             if not self._listening.ask_for_another(episode.is_taped):
                 self._make_plan(log)

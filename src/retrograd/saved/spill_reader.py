@@ -75,9 +75,9 @@ class SpillReader:
 
     def _begin(self, group: list[tuple[Stretch, Extent]]) -> None:
         reading = Reading([extent for _, extent in group])
+        self._readings.put(weakref.ref(reading))  # first: after an interrupt nobody waits for what never comes
         for (stretch, _), place in zip(group, reading.places, strict=True):
             stretch.coming = reading, place
-        self._readings.put(weakref.ref(reading))
 
     def _read_all(self) -> None:
         while (reference := self._readings.get()) is not None:

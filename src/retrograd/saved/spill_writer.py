@@ -45,9 +45,9 @@ class SpillWriter:
         """Take over a stretch of memory; waits while too much is to be written."""
         nbytes = stretch.nbytes
         with self._adding:
-            self._added += nbytes
             self._batch.append(weakref.ref(stretch))
             self._batched += nbytes
+            self._added += nbytes  # last: after an interrupt nobody waits for what will not be sent
             if self._batched >= self._batch_bytes:
                 self._send_batch()
         if self._added - self._done > self._max_waiting:

@@ -9,29 +9,27 @@ T = TypeVar("T")
 
 
 class UnderWay(Generic[T]):
-    """What is on its way out of memory, the oldest first."""
+    """What is on its way out of memory, the oldest first.
+
+    All that it knows is in one queue, so that an interrupt between two lines leaves nothing that does not fit.
+    """
 
     def __init__(self) -> None:
-        self._items: deque[tuple[T, int]] = deque()
-        self._nbytes = 0
+        self._items: deque[tuple[T, int, int]] = deque()  # each with the bytes before it and up to its end
 
     def add(self, item: T, nbytes: int, window: int) -> list[T]:
         """One more is under way; returns those that come out, since they are not among the last ``window`` bytes.
 
         The one that is added does not come out, however large it is: nothing would be computed beside its copy.
         """
-        self._items.append((item, nbytes))
-        self._nbytes += nbytes
+        start = self._items[-1][2] if self._items else 0
+        end = start + nbytes
+        self._items.append((item, start, end))
         gone = []
-        while self._nbytes > max(window, nbytes):
-            gone.append(self._take())
+        while end - self._items[0][1] > max(window, nbytes):
+            gone.append(self._items.popleft()[0])
         return gone
 
     def drain(self) -> list[T]:
         """All come out."""
-        return [self._take() for _ in range(len(self._items))]
-
-    def _take(self) -> T:
-        item, nbytes = self._items.popleft()
-        self._nbytes -= nbytes
-        return item
+        return [self._items.popleft()[0] for _ in range(len(self._items))]
