@@ -16,12 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from retrograd.saved import planned
+from retrograd.saved import outlet
 from retrograd.saved.carriers import HostCarrier
 from retrograd.saved.cpu import Cpu
 from retrograd.saved.cuda_copies import Copying, CudaCopies
 from retrograd.saved.keeping import keep_saved
 from retrograd.saved.offloading import Offloaded, Offloader
+from retrograd.saved.planned import Planned
 from tests.saved.stream_order import Device, Stream
 
 DEVICE = torch.device("cpu")
@@ -117,8 +118,8 @@ def test_a_whole_plan_never_meets_a_copy(share: float, is_scarce: bool, monkeypa
     batch = torch.randn(128, 64)
     expected = gradients(model, batch)
     device, copies = Device(monkeypatch), Copies(DEVICE)
-    monkeypatch.setattr(planned, "DiskCarrier", lambda folder, window: HostCarrier(DEVICE, copies))
-    policy = planned.Planned(share, rerun=False, min_bytes=1024)
+    monkeypatch.setattr(outlet, "DiskCarrier", lambda folder, window: HostCarrier(DEVICE, copies))
+    policy = Planned(share, rerun=False, min_bytes=1024)
     with device, keep_saved(None, policy):
         for number in range(5):
             copies.chance = random.Random(number) if is_scarce and number > 1 else None

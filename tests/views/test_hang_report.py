@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -237,15 +238,19 @@ def test_it_ends_when_the_run_is_dead_and_needs_no_torch(tmp_path: Path) -> None
             time.sleep(60)
         finally:
             os._exit(0)
-    while not (tmp_path / "there").exists():
-        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child has died"
-        time.sleep(0.01)
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as watch:
-        assert watch.stdout is not None
-        assert watch.stdout.readline().startswith("  rank 0  at the beginning of pass 1")
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        assert watch.stdout.readline().startswith(
-            f"! rank 0  dead (process {child} is gone), last seen at the beginning"
-        )
-        assert watch.wait() == STUCK
+    try:
+        while not (tmp_path / "there").exists():
+            assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child has died"
+            time.sleep(0.01)
+        with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as watch:
+            assert watch.stdout is not None
+            assert watch.stdout.readline().startswith("  rank 0  at the beginning of pass 1")
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            assert watch.stdout.readline().startswith(
+                f"! rank 0  dead (process {child} is gone), last seen at the beginning"
+            )
+            assert watch.wait() == STUCK
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)

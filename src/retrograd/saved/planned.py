@@ -11,26 +11,25 @@ from torch import Tensor
 
 from retrograd.hooks.operation_tap import CarryOut
 from retrograd.hooks.saved import is_in_backward
-from retrograd.saved.carriers import Carrier, DiskCarrier, HostCarrier, Load
+from retrograd.saved.carriers import Load
 from retrograd.saved.episode import Episode
 from retrograd.saved.findings import Probed
 from retrograd.saved.known_plans import KnownPlans
 from retrograd.saved.ledger import Ledger
-from retrograd.saved.link_speed import measure_link
 from retrograd.saved.listening import Listening
 from retrograd.saved.lossless import Lossless
 from retrograd.saved.marks import take_time
 from retrograd.saved.measuring import Log
 from retrograd.saved.origins import Origin
+from retrograd.saved.outlet import Outlet
 from retrograd.saved.plan import Plan, make_plan
 from retrograd.saved.planned_item import Item
 from retrograd.saved.planner import keep_all, window_of
 from retrograd.saved.policy import Packed, Policy, Saved, Stays
 from retrograd.saved.rerun import Rerun, find_rerun
-from retrograd.saved.simulation import Choice, Link
+from retrograd.saved.simulation import Choice
 from retrograd.saved.sizes import Budget, read_budget
 from retrograd.saved.trial import Trial
-from retrograd.saved.under_way import UnderWay
 
 _PROBED_PASSES = 32
 """Passes in which it is tried what lossless copies take, and what can be made again. A program of which no two passes
@@ -91,10 +90,7 @@ class Planned(Policy):
         self._listening = Listening(min_bytes, is_allowed=rerun)
         self._tape = self._listening.tape
         self._episode: Episode | None = None
-        self._leaving: UnderWay[weakref.ref[Item]] = UnderWay()
-        self._device: torch.device | None = None
-        self._carrier: Carrier | None = None
-        self._link: Link | None = None
+        self._outlet = Outlet(folder)
         self._probed = 0
         self._users = 0
 
@@ -153,12 +149,11 @@ class Planned(Policy):
         return item
 
     def _is_in_charge_of(self, values: Tensor) -> bool:
-        """Whether it lies on the device that the plans are for: the first one, but a CUDA device before the CPU."""
-        if values.device != self._device:
-            is_first = self._device is None or (values.is_cuda and self._device.type == "cpu" and self._carrier is None)
-            if not is_first:
+        """Whether it lies on the device that the plans are for."""
+        if values.device != self._outlet.device:
+            if not self._outlet.turn_to(values.device):
                 return False
-            self._device, self._episode = values.device, None
+            self._episode = None
         return not (values.is_cuda and torch.cuda.is_current_stream_capturing())
 
     def watch_operations(self, stays: Stays) -> CarryOut | None:
@@ -179,9 +174,7 @@ class Planned(Policy):
         if self._users:
             return
         self._tape.clear()
-        if self._carrier is not None:
-            carrier, self._carrier = self._carrier, None
-            carrier.close()
+        self._outlet.close()
 
     # ---- passes ------------------------------------------------------------------------------------------------
 
@@ -193,9 +186,7 @@ class Planned(Policy):
             episode = None
         if episode is None:
             episode = self._episode = Episode(self._ledger.total(), self._listening.begin_pass())
-            for reference in self._leaving.drain():
-                if (item := reference()) is not None:
-                    item.leave()
+            self._outlet.see_off_all()
         return episode
 
     def _is_over(self, episode: Episode) -> bool:
@@ -223,18 +214,13 @@ class Planned(Policy):
         if self._bytes is None:
             assert self._share is not None
             self._bytes = max(1, int(self._share * keep_all(recording).peak))
-        carrier = self._reach()
-        if self._link is None:
-            assert self._device is not None
-            self._link = measure_link(carrier, self._device)
+        link = self._outlet.measure(self._window)
         if not self._users:  # the plan is asked for after the end
-            self._carrier = None
-            carrier.close()
-        carrier.trim()
-        plan = make_plan(recording, self._link, self._bytes, carrier.destination)
+            self._outlet.close()
+        plan = make_plan(recording, link, self._bytes, self._outlet.destination)
         # a device's kernels are slow at first, and it waits for a program that tries things; a CPU's next pass would be
         # timed with the threads that copy
-        self._known.add(log.keys, plan, is_timed=carrier.destination == "disk")
+        self._known.add(log.keys, plan, is_timed=plan.destination == "disk")
 
     # ---- stretches ---------------------------------------------------------------------------------------------
 
@@ -252,9 +238,9 @@ class Planned(Policy):
             if rerun is None or rerun.numbers != episode.known.plan.recording.stretches[number].rerun_numbers:
                 rerun, choice = None, "offload"  # it is not what was tried
         if choice == "offload":
-            load = self._reach().carry_out(saved)
+            load = self._outlet.carry_out(saved, self._window)
             if episode.known is None:  # a thread that copies holds what it copies, as the program does
-                self._reach().finish()
+                self._outlet.finish()
         elif choice == "lossless":
             small = self._lossless.pack(saved)
         elif is_probed:
@@ -262,7 +248,7 @@ class Planned(Policy):
         item = Item(values, number, episode.log, self._ledger, episode.follow, load, small, rerun)
         item.witness, item.version = saved.witness, saved.version
         if load is not None:
-            self._let_leave(item, saved.nbytes)
+            self._outlet.see_off(item, saved.nbytes, self._window)
         if is_probed:
             trial = self._find_rerun(saved, origin, is_held=False)
             item.trial = None if trial is None else Trial(trial)
@@ -274,20 +260,19 @@ class Planned(Policy):
             return None
         return find_rerun(origin, is_held=is_held)
 
+    @property
+    def _window(self) -> int:
+        """Bytes that may be on their way out."""
+        assert self._bytes is not None
+        return window_of(self._bytes)
+
     def _choose(self, episode: Episode, number: int, saved: Saved) -> Choice:
         """By the plan; but nothing is kept for which there is no room now."""
         choice: Choice = "keep" if episode.known is None else episode.known.plan.choices[number]
         if choice != "keep" or self._bytes is None:
             return choice
-        room = self._bytes - (window_of(self._bytes) if episode.known is None else 0)
+        room = self._bytes - (self._window if episode.known is None else 0)
         return "offload" if self._ledger.total() + saved.nbytes > room else "keep"
-
-    def _let_leave(self, item: Item, nbytes: int) -> None:
-        """What left first is gone when more than the window follows it."""
-        assert self._bytes is not None
-        for reference in self._leaving.add(weakref.ref(item), nbytes, window_of(self._bytes)):
-            if (leaving := reference()) is not None:
-                leaving.leave()
 
     def _probe(self, log: Log, number: int, saved: Saved) -> None:
         """What would a lossless copy take?"""
@@ -297,14 +282,3 @@ class Planned(Policy):
         if small is not None:
             small.restore()
             log.probed[number] = Probed(small.resident_bytes, began, squeezed, take_time(saved.values))
-
-    def _reach(self) -> Carrier:
-        """The way out of memory."""
-        if self._carrier is None:
-            assert self._device is not None
-            assert self._bytes is not None
-            if self._device.type == "cuda":
-                self._carrier = HostCarrier(self._device)
-            else:
-                self._carrier = DiskCarrier(self.folder, window_of(self._bytes))
-        return self._carrier
