@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import BudgetError, SavedPolicyError
@@ -538,3 +539,14 @@ def test_a_pass_that_fails_is_not_planned_for(tmp_path: Path) -> None:
             model(x).square().sum().backward()
         assert handle.plan is not None
         assert all(stretch.asked is not None for stretch in handle.plan.recording.stretches)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, while it makes fake tensors
+def test_a_pass_that_is_compiled_as_one_graph_counts_as_whole(tmp_path: Path) -> None:
+    """All that is saved is asked for when the graph is made, so no budget would do. Torch says nothing at its end."""
+    model, x = make_layers(), torch.randn(64, 32)
+    with keep_saved(model, planned(tmp_path, 0.5)), pytest.raises(BudgetError):
+        for _ in range(2):
+            loss = model(x).square().sum()
+            with compiled_autograd._enable(lambda graph: graph):
+                loss.backward()

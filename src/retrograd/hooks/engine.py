@@ -77,6 +77,13 @@ def is_backward_compiled() -> bool:
 
 
 @uncompiled
+def is_in_compiled_backward() -> bool:
+    """Whether the backward pass that runs now is compiled as one graph; at its end torch calls nobody."""
+    module = sys.modules.get(_COMPILED_AUTOGRAD)
+    return bool(getattr(module, "in_compiled_autograd_region", False))
+
+
+@uncompiled
 def is_tracing() -> bool:
     """Whether what runs now only makes a graph (ahead-of-time autograd, export): its tensors have no values."""
     return not (_mode_of_kind(_FAKE) is _mode_of_kind(_FUNCTIONAL) is _mode_of_kind(_PROXY) is None)

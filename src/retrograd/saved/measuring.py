@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from retrograd.hooks.engine import at_end_of_backward, current_graph_task
+from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_in_compiled_backward
 from retrograd.hooks.storage_uses import is_held_elsewhere
 from retrograd.saved.findings import Probed, Remade, Squeezed, Tried
 from retrograd.saved.marks import Mark, seconds_between, take_time
@@ -107,7 +107,7 @@ class Log:
     def see_end_of_backward(self) -> None:
         """Notice whether the backward pass that runs now comes to its end."""
         task = current_graph_task()
-        if task != -1 and task not in self.unfinished:
+        if task != -1 and task not in self.unfinished and not is_in_compiled_backward():
             self.unfinished.add(task)
             at_end_of_backward(partial(self.unfinished.discard, task))
 
