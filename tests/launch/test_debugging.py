@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
@@ -470,9 +471,12 @@ def test_a_person_at_a_terminal(tmp_path: Path) -> None:
     while not answer and process.poll() is None:  # readline misses a signal that comes before it waits
         process.send_signal(signal.SIGINT)
         answer = read_until(ours, "(retrograd) ", seconds=1)
-    while process.poll() is None:  # a signal that was sent once more ends a line that is half read
+    has_ended = False
+    while not has_ended:  # a signal that was sent once more may have ended a line that was half read
         os.write(ours, b"finish\n")
         said += read_until(ours, "", seconds=20)
+        with suppress(subprocess.TimeoutExpired):
+            has_ended = process.wait(timeout=5) is not None
     assert process.wait() == 0
     os.close(ours)
     assert "\r\n42\r\n" in said
