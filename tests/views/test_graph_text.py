@@ -137,9 +137,9 @@ def strip(text: str) -> str:
 
 
 def test_leaves_are_named_by_the_module_that_feeds_them() -> None:
-    nodes = [node(0, "head", 1, 2, 3), leaf(1, "head.weight"), leaf(2, "embed.weight"), leaf(3, None)]
+    nodes = [node(0, "head", 1, 2, 3), leaf(1, "head:weight"), leaf(2, "embed:weight"), leaf(3, None)]
     assert text_of(graph_of(nodes), 2).splitlines()[-1] == (
-        "└── head  MulBackward0  float32[2, 3]  → weight float32[3], embed.weight float32[3], unnamed leaf float32[3]"
+        "└── head  MulBackward0  float32[2, 3]  → weight float32[3], embed:weight float32[3], unnamed leaf float32[3]"
     )
 
 

@@ -73,7 +73,7 @@ def test_the_node_that_raised_is_never_cut_off() -> None:
 def test_a_pattern_chooses() -> None:
     lines = table(invent_trace(), nodes="blocks.0*")
     assert lines[0] == "2 passes, 6 nodes, 2 of them chosen, 0.2 ms"
-    assert names(lines) == ["blocks.0.weight", "blocks.0:MulBackward0"]
+    assert names(lines) == ["blocks.0:weight", "blocks.0:MulBackward0"]
     assert names(table(invent_trace(), nodes="Mean*")) == ["self:MeanBackward0"]
 
 
@@ -87,7 +87,7 @@ def test_time_inside_an_inner_pass_is_counted_once() -> None:
 def test_memory_inside_an_inner_pass_is_counted_once() -> None:
     trace = invent_nested()
     assert own_memory(trace) == [100, 200, 300, 500]
-    assert names(table(trace, sort="memory"))[0] == "weight"
+    assert names(table(trace, sort="memory"))[0] == "self:weight"
 
 
 def test_memory_of_several_passes_is_that_of_the_largest() -> None:
@@ -158,7 +158,7 @@ def test_live_lines_are_chosen_by_place_kind_module_or_parameter() -> None:
         assert all(line.startswith("rank 1 ") for line in file.getvalue().splitlines())
         return file.getvalue().count("\n")
 
-    assert [printed(pattern) for pattern in (None, "blocks.1", "blocks*", "Mean*", "*.weight", "none")] == [
+    assert [printed(pattern) for pattern in (None, "blocks.1", "blocks*", "Mean*", "*:weight", "none")] == [
         6, 2, 4, 2, 1, 0,
     ]  # fmt: skip
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from retrograd.errors import NoSuchSiteError
 from retrograd.sites.pattern import Candidate, Pattern
-from retrograd.sites.selection import Selection
+from retrograd.sites.selection import Selection, suggest
 from retrograd.sites.site import BEFORE, Site, parse_leniently, parse_site, says_call
 
 
@@ -102,9 +102,9 @@ class SiteNames:
         names = self._read()
         candidates = [Candidate(site) for site in self._sites]
         for pattern in selection.unmatched(candidates):
-            raise NoSuchSiteError(
-                f"The pattern {str(pattern)!r} matches no recorded site.", repair=self._suggest(str(pattern))
-            )
+            is_quantity = isinstance(pattern, str) and ":" not in pattern and pattern.endswith((".grad", ".update"))
+            repair = suggest(pattern, candidates) if is_quantity else self._suggest(str(pattern))
+            raise NoSuchSiteError(f"The pattern {str(pattern)!r} matches no recorded site.", repair=repair)
         found = [code for code, candidate in enumerate(candidates) if selection.wants(candidate)]
         if not found:
             raise NoSuchSiteError(

@@ -8,7 +8,8 @@ from functools import cached_property
 
 from torch import nn
 
-from retrograd.hooks.candidates import NamedModule, compiled_regions, parameter_site
+from retrograd.hooks.candidates import NamedModule, compiled_regions
+from retrograd.hooks.module_paths import parameter_site
 from retrograd.recording.keep import find_keep
 from retrograd.recording.settings import Settings
 from retrograd.sites.pattern import Candidate, describe_pattern

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from retrograd.hooks.candidates import NamedModule, parameter_site
+from retrograd.hooks.candidates import NamedModule
 from retrograd.hooks.module import CallTap, InputWatcher, unwatch_forward, watch_forward
+from retrograd.hooks.module_paths import parameter_site
 from retrograd.recording.argument_watch import ArgumentHost, ArgumentWatch
 from retrograd.recording.keep import find_keep
 from retrograd.recording.lane import Lane, Lanes, Mode
