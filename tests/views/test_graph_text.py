@@ -6,10 +6,12 @@ import io
 import re
 
 import pytest
+import torch
 
 from retrograd.errors import GraphError
 from retrograd.graph.graph import Graph
 from retrograd.graph.node import Edge, Line, Node, Saved, TensorInfo
+from retrograd.graph.walker import walk
 from retrograd.views.graph_text import MOST_LINES, list_entries, print_graph
 from retrograd.views.picture.folds import Fold, make_outline
 from tests.views.test_graph_picture import graph_of, leaf, node, residual_net
@@ -154,3 +156,18 @@ def test_a_node_that_knows_little_is_printed() -> None:
         [Node(0, "ViewBackward0", 5, (None,), (None, Edge(1, 0))), Node(1, "Unknown", 4)], (Edge(0, 0),)
     )
     assert text_of(graph).splitlines()[1:] == ["├── ViewBackward0  not known", "└── Unknown"]
+
+
+def test_without_modules_nodes_say_which_nodes_they_feed() -> None:
+    a = torch.randn(3, requires_grad=True)
+    b = torch.randn(3, requires_grad=True)
+    product = a * b
+    loss = (product + product.exp()).sum()
+    file = io.StringIO()
+    print_graph(walk(loss, names={"a": a, "b": b}, saved=False), file=file)
+    assert file.getvalue().splitlines()[1:] == [
+        "├── 1 SumBackward0  float32[]  → 2",
+        "├── 2 AddBackward0  float32[3]  → 4, 3",
+        "├── 3 ExpBackward0  float32[3]  → 4",
+        "└── 4 MulBackward0  float32[3]  → a float32[3], b float32[3]",
+    ]
