@@ -2,7 +2,7 @@
 
 A function mode sees every operation that is called through torch's Python functions; one that makes no node is not
 noted. Python Functions do not pass through the mode; the making of their node tells of them. From torch 2.14 on, torch
-itself tells of every node, and neither is needed.
+itself tells of every node that is made, but not by which function; so the mode is used there too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from retrograd.hooks.engine import (
     uncompiled,
     uncompiled_itself,
 )
-from retrograd.hooks.nodes import LEAF_NUMBER
 from retrograd.hooks.thread_logs import Logs, is_inner, user_frame
 
 
@@ -108,32 +106,6 @@ def _pop_down_to(place: int) -> list[Any]:
 def _push(popped: list[Any]) -> None:
     for mode in reversed(popped):
         torch._C._push_on_torch_function_stack(mode)
-
-
-class NodeHook:
-    """Notes nodes as torch 2.14 tells of them. Compiled code is not disturbed by it."""
-
-    def __init__(self, logs: Logs, make: Callable[[Callable[[Any], None]], AbstractContextManager[Any]]) -> None:
-        self._logs = logs
-        self._make = make
-
-    def put_on(self) -> Callable[[], None]:
-        """Listen in this thread; returns what ends it."""
-        context = self._make(self._see)
-        context.__enter__()
-        return lambda: context.__exit__(None, None, None)  # type: ignore[return-value]
-
-    def take_off(self) -> None:
-        """Nobody asks whether it is on."""
-
-    @uncompiled
-    def _see(self, node: Any) -> None:
-        number = node._sequence_nr()
-        log = self._logs.begin()
-        if number < LEAF_NUMBER and not log.is_silent:
-            frame = user_frame(sys._getframe(1))
-            log.insert(number, number + 1, frame.f_code, frame.f_lasti, None, log.owner())
-            log.guard.saw(node)
 
 
 _function_logs: tuple[Logs, ...] = ()

@@ -25,7 +25,7 @@ from retrograd.hooks.compiled_calls import (
 )
 from retrograd.hooks.engine import current_graph_task, grad_enabled, is_compiling, next_sequence_number, uncompiled
 from retrograd.hooks.module_calls import OUTSIDE, ModuleCall, Names, frame_of_call
-from retrograd.hooks.operations import NodeHook, OperationMode, tell_of_functions
+from retrograd.hooks.operations import OperationMode, tell_of_functions
 from retrograd.hooks.thread_logs import Logs, ThreadLog, user_frame
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -94,10 +94,7 @@ class ForwardLog:
     def __init__(self, names: Names, *, lines: bool, limit: int) -> None:
         self._names = names
         self._logs = Logs(limit)
-        self._source: OperationMode | NodeHook | None = None
-        if lines:
-            make = getattr(torch.autograd.graph, "node_creation_hook", None)
-            self._source = NodeHook(self._logs, make) if make is not None else OperationMode(self._logs)
+        self._source = OperationMode(self._logs) if lines else None
         self._undo: list[Callable[[], None]] = []
         self._hooks: _ModuleHooks | None = None
 
@@ -116,7 +113,7 @@ class ForwardLog:
             each.is_silent = False
         self._hooks = _ModuleHooks(self._before, self._after)
         self._undo.append(self._hooks.remove)
-        if isinstance(self._source, OperationMode):
+        if self._source is not None:
             self._undo.append(tell_of_functions(self._logs))
             follow_backward(self)
             self._undo.append(lambda: unfollow_backward(self))
@@ -159,8 +156,6 @@ class ForwardLog:
         log = self._logs.begin()
         if log.is_silent:
             return
-        if log.top is None:
-            log.guard.part()
         call = log.open(module, frame_of_call(), self._names, self.logs())
         source = self._source
         if call is not None and source is not None:
@@ -194,8 +189,8 @@ class ForwardLog:
         calls of their modules put it on: everything in a pass that uses torch's Python functions would pay for it.
         """
         log = self._logs.begin()
-        is_wanted = isinstance(self._source, OperationMode) and not log.is_silent and run.creates_graph
-        log.undo_backward.append(self._source.put_on() if is_wanted else None)  # type: ignore[union-attr]
+        source = self._source if run.creates_graph and not log.is_silent else None
+        log.undo_backward.append(source.put_on() if source is not None else None)
 
     @uncompiled
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.engine import current_graph_task, current_node
 from retrograd.hooks.module_calls import OUTSIDE, CallLog, ModuleCall
 
@@ -61,7 +60,6 @@ class ThreadLog(CallLog):
         self.operations: list[Operation] = [_NOTHING]
         self.is_silent = False
         self.is_entered = False
-        self.guard = DeepGraphGuard()
         self.undo_backward: list[Callable[[], None] | None] = []
         self.undo_compiled: Callable[[], None] | None = None
 
