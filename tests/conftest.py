@@ -49,6 +49,7 @@ def torch_state() -> dict[str, Any]:
             (torch.jit._recursive, ("create_script_module",)),
             (torch.nn.Module, ("__call__", "__setattr__", "_call_impl", "zero_grad")),
             (torch.optim.Optimizer, ("step", "zero_grad")),
+            (threading.Thread, ("_bootstrap_inner",)),
             (torch.amp.GradScaler, ("scale", "step", "unscale_", "update")),
         )
         for name in names

@@ -7,6 +7,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import TraceError
 from retrograd.graph.origins import Origin, Origins, record_origins
+from retrograd.graph.walker import walk
 from retrograd.hooks.nodes import edges_of, is_leaf, number_of
 
 
@@ -430,6 +432,88 @@ def test_threads_have_numbers_of_their_own() -> None:
     assert len(found) == 2
     assert all(origin is not None and origin.module == "self" and origin.line is not None for origin in found.values())
     assert {span.thread for span in origins.spans} == set(found)
+
+
+@pytest.mark.parametrize("start", ["thread", "subclass", "pool"])
+def test_what_threads_do_outside_of_modules_has_its_line(start: str) -> None:
+    results: list[Tensor] = []
+
+    def work() -> None:
+        results.append((torch.ones(3, requires_grad=True) * 2).sin().sum())  # this line
+        modes.append(torch._C._len_torch_function_stack())
+
+    class Worker(threading.Thread):
+        def run(self) -> None:
+            work()
+
+    modes: list[int] = []
+    with record_origins() as origins:
+        if start == "pool":
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(work).result()
+        else:
+            thread = Worker() if start == "subclass" else threading.Thread(target=work)
+            thread.start()
+            thread.join()
+    assert modes == [1]
+    lines = [each.line and each.line.line for each in walk(results[0], origins=origins) if not each.is_leaf]
+    assert lines == [inspect.getsourcelines(work)[1] + 1] * 3
+    assert [each.line.operation for each in walk(results[0], origins=origins) if each.line] == ["sum", "sin", "mul"]
+
+
+@pytest.mark.parametrize("leave", ["in the thread", "in another thread", "in a pass"])
+def test_the_mode_leaves_every_thread_at_its_next_call(leave: str) -> None:
+    left, go_on = threading.Event(), threading.Event()
+    modes: list[list[int]] = [[], []]
+    net = nn.Linear(3, 3)
+
+    def count(place: int) -> None:
+        net(torch.ones(3))
+        modes[place].append(torch._C._len_torch_function_stack())
+
+    def work() -> None:
+        count(1)
+        left.set()
+        assert go_on.wait(30)
+        count(1)
+
+    origins = record_origins()
+    origins.__enter__()
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert left.wait(30)
+    count(0)
+    if leave == "in a pass":  # torch has put the mode aside, and puts it back when this has returned
+        loss = net(torch.ones(3)).sum()
+        loss.register_hook(lambda gradient: origins.__exit__(None, None, None))
+        loss.backward()
+    elif leave == "in another thread":
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(origins.__exit__, None, None, None).result()
+    else:
+        origins.__exit__(None, None, None)
+    count(0)
+    go_on.set()
+    thread.join()
+    assert modes == [[1, 0], [1, 0]]
+
+
+def test_a_recording_that_is_entered_again_before_the_mode_has_left_goes_on() -> None:
+    origins = record_origins()
+    x = torch.ones(3, requires_grad=True)
+
+    def leave_and_enter(gradient: Tensor) -> None:
+        origins.__exit__(None, None, None)
+        origins.__enter__()
+
+    origins.__enter__()
+    loss = (x * 2).sum()
+    loss.register_hook(leave_and_enter)
+    loss.backward()
+    nn.Linear(3, 3)(x)
+    assert find(origins, x * 3).line is not None
+    origins.__exit__(None, None, None)
+    nn.Linear(3, 3)(x)
 
 
 def test_nested_recordings_see_the_same() -> None:

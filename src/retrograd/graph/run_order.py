@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from retrograd.graph.node import Edge
 from retrograd.hooks.nodes import LEAF_NUMBER
@@ -25,10 +26,9 @@ def order_of_run(
         Places of the nodes.
     """
     waiting = [0] * len(numbers)
-    for targets in (*edges, roots):
-        for edge in targets:
-            if edge is not None:
-                waiting[edge.node] += 1
+    for edge in chain(roots, chain.from_iterable(edges)):
+        if edge is not None:
+            waiting[edge.node] += 1
     ready = _ReadyQueue(numbers)
     order: list[int] = []
     targets: Iterable[Edge | None] = roots

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from retrograd.hooks.engine import (
     uncompiled,
     uncompiled_itself,
 )
+from retrograd.hooks.errands import before_next_call, run_errands
 from retrograd.hooks.thread_logs import Logs, is_inner, user_frame
 
 
@@ -34,6 +36,9 @@ class OperationMode(TorchFunctionMode):
         self._logs = logs
         self._here = logs.here
         self._limit = logs.limit
+        self._places: Counter[int] = Counter()
+        """Thread → how often it is on its stack, with where torch has put it aside for a call of ``backward``."""
+        self._is_leaving = False
 
     @uncompiled_itself
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,6 +68,8 @@ class OperationMode(TorchFunctionMode):
         if _place_of(self) is not None:
             return None
         _insert(self, torch._C._len_torch_function_stack() if place is None else place)
+        self._places[threading.get_ident()] += 1
+        self._is_leaving = False
         return self._take_off
 
     def take_off(self) -> Callable[[], None] | None:
@@ -71,7 +78,37 @@ class OperationMode(TorchFunctionMode):
         if place is None:
             return None
         self._take_off()
-        return lambda: _put_back(self, place)
+        return lambda: self._put_back(place)
+
+    def leave(self) -> None:
+        """Take it off all threads that it is on.
+
+        Off others, and off this one while torch has put it aside for a call of ``backward``, at the next call of a
+        module there. Until then it sees operations and notes nothing.
+        """
+        self._take_off()
+        self._is_leaving = True
+        for thread, count in tuple(self._places.items()):
+            if count:
+                before_next_call(thread, self._leave_thread)
+
+    def is_entered(self) -> bool:
+        """Whether it is on this thread's stack, or put aside for a call of ``backward``."""
+        return self._places[threading.get_ident()] > 0
+
+    def thread_begins(self) -> None:
+        """A thread of the program's begins."""
+        self.put_on()
+
+    def thread_ends(self) -> None:
+        """It ends."""
+        self._take_off()
+        run_errands()
+
+    def _leave_thread(self) -> None:
+        """Unless it was put on anew since."""
+        if self._is_leaving:
+            self._take_off()
 
     def _take_off(self) -> None:
         place = _place_of(self)
@@ -79,11 +116,10 @@ class OperationMode(TorchFunctionMode):
             above = _pop_down_to(place + 1)
             torch._C._pop_torch_function_stack()
             _push(above)
+            self._places[threading.get_ident()] -= 1
 
-
-def _put_back(mode: OperationMode, place: int) -> None:
-    if _place_of(mode) is None:
-        _insert(mode, place)
+    def _put_back(self, place: int) -> None:
+        self.put_on(place)
 
 
 def _place_of(mode: OperationMode) -> int | None:

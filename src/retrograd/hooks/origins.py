@@ -27,6 +27,7 @@ from retrograd.hooks.engine import current_graph_task, grad_enabled, is_compilin
 from retrograd.hooks.module_calls import OUTSIDE, ModuleCall, Names, frame_of_call
 from retrograd.hooks.operations import OperationMode, tell_of_functions
 from retrograd.hooks.thread_logs import Logs, ThreadLog, user_frame
+from retrograd.hooks.thread_starts import listen_to_threads, unlisten_to_threads
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 """Modules that compute by other kernels where a function mode is on."""
@@ -83,7 +84,7 @@ class _ModuleHooks:
 class ForwardLog:
     """Notes what the forward does, in all threads, from ``start`` to ``stop``.
 
-    Operations are noted in the thread that starts it; in another, those within calls of modules.
+    Operations are noted in the thread that starts it and in those that begin later; in others within calls of modules.
 
     Args:
         names: knows the models.
@@ -108,7 +109,7 @@ class ForwardLog:
             raise TraceError(
                 "These origins are being recorded already.", repair="call rg.record_origins() once for each block."
             )
-        log = self._logs.begin()
+        self._logs.begin()
         for each in self._logs.all:
             each.is_silent = False
         self._hooks = _ModuleHooks(self._before, self._after)
@@ -120,10 +121,11 @@ class ForwardLog:
         listen_to_compiled_calls(self)
         self._undo.append(lambda: unlisten_to_compiled_calls(self))
         if self._source is not None:
-            log.is_entered = True
-            take_off = self._source.put_on()
-            if take_off is not None:
-                self._undo.append(take_off)
+            source = self._source
+            source.put_on()
+            self._undo.append(source.leave)
+            listen_to_threads(source)
+            self._undo.append(lambda: unlisten_to_threads(source))
 
     def stop(self) -> None:
         """Listen no more. What was noted stays."""
@@ -161,7 +163,7 @@ class ForwardLog:
         if call is not None and source is not None:
             if isinstance(module, _FUSED) and _can_be_fused(module, args):
                 call.undo = source.take_off()
-            elif call.around is None and (not log.is_entered or current_graph_task() != OUTSIDE):
+            elif call.around is None and (not source.is_entered() or current_graph_task() != OUTSIDE):
                 call.undo = source.put_on()
 
     @uncompiled

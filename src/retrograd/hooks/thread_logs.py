@@ -52,14 +52,12 @@ class ThreadLog(CallLog):
     Attributes:
         operations: those that made nodes, ordered by number; they do not overlap.
         is_silent: compiled code runs, and nothing is noted.
-        is_entered: the thread's operations are listened to.
     """
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
         self.operations: list[Operation] = [_NOTHING]
         self.is_silent = False
-        self.is_entered = False
         self.undo_backward: list[Callable[[], None] | None] = []
         self.undo_compiled: Callable[[], None] | None = None
 
