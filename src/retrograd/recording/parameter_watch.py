@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.tensor import watch_leaf
+from retrograd.hooks.tensor import watch_gradient
 from retrograd.recording.place import Host
 from retrograd.recording.stream import Stream
 
@@ -38,7 +38,7 @@ class ParameterWatch:
         self.value = value
         self.gradient = gradient
         self.update = update
-        self._handle = watch_leaf(parameter, self.see_gradient) if gradient is not None else None
+        self._handle = watch_gradient(parameter, self.see_gradient) if gradient is not None else None
 
     @uncompiled
     def see_gradient(self, gradient: torch.Tensor) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from retrograd.history.sink import Event, EventKind, Moment, Sink
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
@@ -24,11 +23,12 @@ from retrograd.hooks.candidates import (
 )
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
+from retrograd.hooks.hiding import hide_hooks, show_hooks
 from retrograd.hooks.input_gradient import InputGradient
 from retrograd.hooks.interventions import listen_to_interventions, unlisten_to_interventions
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
-from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
+from retrograd.hooks.tables import Entry
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.faults import Faults, harmless
@@ -89,7 +89,7 @@ class Recorder:
         self._old_input_gradients: list[InputGradient] = []
         self.keeper = TensorKeeper(self.settings.keeps, self.settings.tensor_budget, sink)
         self.guard = DeepGraphGuard()
-        self.leaf_handles: list[RemovableHandle] = []
+        self.leaf_handles: list[Entry] = []
         self.input_gradients: list[InputGradient] = []
         late = LateGradients()
         self._emitter = Emitter(sink, self._rows, self.keeper, self, late, self._forget_graph)
@@ -102,13 +102,18 @@ class Recorder:
 
     def attach(self) -> None:
         """Set the taps."""
-        for name, model in self._new_models.items():
-            self._add(name, model)
+        hide_hooks()
+        try:
+            for name, model in self._new_models.items():
+                self._add(name, model)
+        except BaseException:
+            self._taps.remove()
+            show_hooks()
+            raise
         self._new_models.clear()
         listen_to_backward(self)
         listen_to_interventions(self._interventions)
         listen_to_optimizers(self._optimizers)
-        hide_from_scripting()
         self._describe()
 
     def add_model(self, name: str, model: nn.Module) -> None:
@@ -310,11 +315,11 @@ class Recorder:
         unlisten_to_backward(self)
         unlisten_to_interventions(self._interventions)
         unlisten_to_optimizers(self._optimizers)
-        show_to_scripting()
         self.clock.close_all()
         self._optimizers.decide()
         self.clock.stop()
         self._taps.remove()
+        show_hooks()
         for gradient in self._old_input_gradients:
             gradient.remove()
         self.keeper.finish(self.clock.moment)
