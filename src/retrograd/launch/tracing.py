@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from torch import nn
 
@@ -24,7 +24,9 @@ from retrograd.tracing.trace import Trace
 from retrograd.tracing.tracer import Tracing, trace
 from retrograd.views.chrome_trace import write_chrome_trace
 from retrograd.views.trace_lines import LiveLines
-from retrograd.views.trace_table import By, Measure, print_trace
+
+if TYPE_CHECKING:
+    from retrograd.views.trace_table import By, Measure
 
 TRACE = "trace.json.gz"
 CHROME = "chrome.json"
@@ -132,6 +134,8 @@ class TracingSession(PassSession):
         return f"{count} backward {'pass' if count == 1 else 'passes'}" if count else ""
 
     def _show(self, file: TextIO) -> None:
+        from retrograd.views.trace_table import print_trace
+
         request = self._request
         by: By = request.by  # type: ignore[assignment]
         sort: Measure = request.sort  # type: ignore[assignment]
