@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from torch import Tensor
 
@@ -24,7 +24,9 @@ from retrograd.tracing.trace import Trace
 from retrograd.tracing.tracer import Tracing, trace
 from retrograd.views.chrome_trace import write_chrome_trace
 from retrograd.views.trace_lines import LiveLines
-from retrograd.views.trace_table import By, Measure, print_trace
+
+if TYPE_CHECKING:
+    from retrograd.views.trace_table import By, Measure
 
 TRACE = "trace.json.gz"
 CHROME = "chrome.json"
@@ -122,6 +124,8 @@ class TracingSession(PassSession):
         return f"{count} backward {'pass' if count == 1 else 'passes'}" if count else ""
 
     def _show(self, file: TextIO) -> None:
+        from retrograd.views.trace_table import print_trace
+
         request = self._request
         by: By = request.by  # type: ignore[assignment]
         sort: Measure = request.sort  # type: ignore[assignment]
