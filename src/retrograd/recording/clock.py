@@ -6,8 +6,10 @@
 
 A step is over once its update has been made, and the next one begins with the next forward; so whatever comes in
 between (the update of a second optimizer, another backward over the same graph) still belongs to it. With several
-optimizers the one that updates most often makes the steps. Where no optimizer of torch is seen, a step has been made
-when a forward follows a backward and parameters have been changed in between.
+optimizers the one that updates most often makes the steps. Models that do not run together share no step: each update
+of a model that is trained after another, or apart from it, is a step of its own, and they are counted on in one row.
+Where no optimizer of torch is seen, a step has been made when a forward follows a backward and parameters have been
+changed in between.
 
 Forwards are kept apart in lanes by their grad mode, so that an evaluation, or a teacher's forward in the middle of
 a step, never mixes with the forward that is waiting for its backward. Forwards that wait for none (without grad, or
@@ -55,6 +57,7 @@ class Clock:
         awake: taps have something to do: the step is recorded, or the next forward may begin a new one.
         stale: a backward or an update has ended, so the next forward begins something new.
         entered: the running backward pass has reached a tap.
+        was_reached: a backward pass that concerned us has ended in this step.
         lane: the lane of the forward that runs now; None outside of the recorded models' own forward.
     """
 
@@ -78,6 +81,7 @@ class Clock:
         "stale",
         "step",
         "thread",
+        "was_reached",
     )
 
     def __init__(
@@ -95,6 +99,7 @@ class Clock:
         self._roots: list[int] = []
         self._emitted_at = time.monotonic()
         self._over = self._stopped = self._saw_forward = False
+        self.was_reached = False
         self.lanes = lanes
         self.lane: Lane | None = None
         self.thread = threading.get_ident()
@@ -123,6 +128,11 @@ class Clock:
     def has_leader(self) -> bool:
         """Whether an optimizer makes the steps."""
         return self._leader.is_known
+
+    @property
+    def leader(self) -> int | None:
+        """The number of that optimizer."""
+        return self._leader.number
 
     # ---- forward ----
 
@@ -188,6 +198,7 @@ class Clock:
     def leave_backward(self, failed: bool = False) -> None:
         """The running pass has ended and concerned us; the next forward begins something new."""
         self.entered = False
+        self.was_reached = True
         if failed:
             self.lanes.grad.failed = self.lanes.grad.touched
         if not self._roots:  # a pass within a forward (forces, penalties) ends nothing
@@ -199,11 +210,16 @@ class Clock:
         """An optimizer, known by a number, is about to update."""
         self._leader.update_begins(optimizer)
 
-    def update_made(self, optimizer: int) -> None:
-        """That optimizer has updated, or was skipped by loss scaling."""
-        if self._leader.ends_step(optimizer):
-            self.settle()  # a second update without a forward in between
-            self._over = self.stale = self.awake = True
+    def update_made(self, optimizer: int, rests: Callable[[], bool] = lambda: False) -> bool:
+        """That optimizer has updated, or was skipped by loss scaling; returns whether a step is over thereby.
+
+        ``rests()`` is asked as :meth:`retrograd.hooks.leader.Leader.ends_step` says.
+        """
+        if not self._leader.ends_step(optimizer, rests):
+            return False
+        self.settle()  # a second update without a forward in between
+        self._over = self.stale = self.awake = True
+        return True
 
     def settle(self) -> None:
         """Begin the next step at once if this one is over, so that all of it can be read."""
@@ -259,7 +275,7 @@ class Clock:
         self.close_all()
         self.step += 1
         self.micro = 0
-        self.stale = self._over = self._saw_forward = False
+        self.stale = self._over = self._saw_forward = self.was_reached = False
         self.on = self.awake = self._schedule(self.step)
 
 

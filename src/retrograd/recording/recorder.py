@@ -174,6 +174,7 @@ class Recorder:
         if clock.outermost is not None and not self._is_running(clock.outermost, model):
             clock.forward_left()
         clock.forward_begins(id(model), mode_now(), model.training)
+        self._optimizers.model_runs(model)
 
     @harmless
     def root_ends(self, model: nn.Module, failed: bool) -> None:
