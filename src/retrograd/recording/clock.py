@@ -63,6 +63,7 @@ class Clock:
 
     __slots__ = (
         "_emitted_at",
+        "_aside",
         "_leader",
         "_outlet",
         "_over",
@@ -99,6 +100,7 @@ class Clock:
         self._roots: list[int] = []
         self._emitted_at = time.monotonic()
         self._over = self._stopped = self._saw_forward = False
+        self._aside: list[bool] = []
         self.was_reached = False
         self.lanes = lanes
         self.lane: Lane | None = None
@@ -181,6 +183,8 @@ class Clock:
 
         That the step is recorded is not asked: the hooks on outputs were set when it was.
         """
+        if self._aside:
+            return False
         if self._over and not self._saw_forward:  # the forwards are run by a compiled function
             self._advance()
             if not self.on:
@@ -203,6 +207,15 @@ class Clock:
             self.lanes.grad.failed = self.lanes.grad.touched
         if not self._roots:  # a pass within a forward (forces, penalties) ends nothing
             self.stale = self.awake = True
+
+    def step_aside(self) -> None:
+        """What comes now belongs to a computation of a node's own, and is no part of the running pass."""
+        self._aside.append(self.entered)
+        self.entered = False
+
+    def come_back(self) -> None:
+        """That computation has ended."""
+        self.entered = self._aside.pop()
 
     # ---- updates ----
 

@@ -13,7 +13,14 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from retrograd.history.sink import Event, EventKind, Moment, Sink
-from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
+from retrograd.hooks.backward import (
+    EngineRun,
+    follow_backward,
+    has_asked_for_a_pass,
+    listen_to_backward,
+    unfollow_backward,
+    unlisten_to_backward,
+)
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.candidates import (
     NamedModule,
@@ -106,6 +113,7 @@ class Recorder:
             self._add(name, model)
         self._new_models.clear()
         listen_to_backward(self)
+        follow_backward(self)
         listen_to_interventions(self._interventions)
         listen_to_optimizers(self._optimizers)
         hide_from_scripting()
@@ -223,6 +231,26 @@ class Recorder:
             self._leave_backward(failed)
         self._losses, self._scale = (), None
 
+    @harmless
+    def run_begins(self, run: EngineRun) -> None:
+        """Told of every run of the engine.
+
+        One inside a pass that hands its gradients back (a Function that solves an equation backwards, say) is a
+        computation of that Function's own. One that adds to ``.grad`` is a part of the pass: a checkpointed one.
+        """
+        if self._is_aside(run):
+            self.clock.step_aside()
+
+    @harmless
+    def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
+        """That run has ended."""
+        if self._is_aside(run):
+            self.clock.come_back()
+
+    def _is_aside(self, run: EngineRun) -> bool:
+        is_ours = threading.get_ident() == self.clock.thread or not has_asked_for_a_pass()
+        return run.is_nested and not run.accumulates and is_ours
+
     @property
     def loss_scale(self) -> torch.Tensor | None:
         """What the gradients of the running pass are multiplied by; None for nothing."""
@@ -309,6 +337,7 @@ class Recorder:
             return
         self._closed = True
         unlisten_to_backward(self)
+        unfollow_backward(self)
         unlisten_to_interventions(self._interventions)
         unlisten_to_optimizers(self._optimizers)
         show_to_scripting()
