@@ -163,7 +163,7 @@ def _wrap_engine() -> Callable[[], None]:
         if not (followers or listeners) or (around and around[-1] == outer) or is_tracing():
             return original(roots, *args, **kwargs)
         run = _describe(roots, args, kwargs, outer) if followers else None
-        running = _Outermost(_tensors(roots), listeners) if outer == _OUTSIDE else None
+        running = _describe_outermost(roots, listeners) if outer == _OUTSIDE else None
         failure: BaseException | None = None
         try:
             _here.inside = (*around, outer)
@@ -206,8 +206,9 @@ def _is_batched(gradient: torch.Tensor) -> bool:
     )
 
 
-def _tensors(roots: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(root for root in roots if isinstance(root, torch.Tensor))
+@uncompiled
+def _describe_outermost(roots: Any, listeners: tuple[BackwardListener, ...]) -> _Outermost:
+    return _Outermost(tuple(root for root in roots if isinstance(root, torch.Tensor)), listeners)
 
 
 @uncompiled
