@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import retrograd as rg
+from retrograd.recording.recorder import Recorder
 from tests.recording.collector import Collector, collect
 from tests.recording.oracle import assert_row, listen
 
@@ -317,20 +317,19 @@ def test_models_that_do_not_run_together_share_no_step(order: str) -> None:
 
 def test_a_model_that_is_trained_where_another_one_was() -> None:
     """Their parameters may lie at the same addresses."""
-    with collect({"first": make_net()}) as seen:
-        recording = rg.recording.record._active[-1]
-        for name in ("", "second", "third"):
-            net = make_net()
-            if name:
-                recording._recorder.add_model(name, net)
-            else:
-                net = recording._recorder._models["first"]  # type: ignore[assignment]
-            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-            for _ in range(3):
-                net(torch.randn(4, 3)).sum().backward()
-                optimizer.step()
-            del net, optimizer
-            gc.collect()
+    seen = Collector()
+    recorder = Recorder({"0": make_net()}, seen)
+    recorder.attach()
+    for name in range(1, 4):
+        net = make_net()
+        recorder.add_model(str(name), net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            net(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+        del net, optimizer
+        gc.collect()
+    recorder.close()
     assert [event.moment.step for event in seen.events_of("loss")] == list(range(9))
 
 
@@ -339,14 +338,14 @@ def copy_to(model: nn.Module) -> tuple[torch.optim.Optimizer, Callable[[], None]
     copies = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
 
     def hand_gradients() -> None:
-        for copy, parameter in zip(copies, model.parameters(), strict=True):
-            copy.grad = parameter.grad.clone()  # type: ignore[union-attr]
+        for other, parameter in zip(copies, model.parameters(), strict=True):
+            other.grad = parameter.grad.clone()  # type: ignore[union-attr]
         model.zero_grad()
 
     @torch.no_grad()
     def hand_weights() -> None:
-        for copy, parameter in zip(copies, model.parameters(), strict=True):
-            parameter.copy_(copy)
+        for other, parameter in zip(copies, model.parameters(), strict=True):
+            parameter.copy_(other)
 
     return torch.optim.Adam(copies, lr=0.1), hand_gradients, hand_weights
 

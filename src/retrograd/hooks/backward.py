@@ -136,7 +136,7 @@ def unfollow_backward(follower: BackwardFollower) -> None:
 
 
 def has_asked_for_a_pass() -> bool:
-    """Whether this thread waits for an outermost pass that was told of. A device's own thread, which runs one, never."""
+    """Whether this thread waits for an outermost pass that was told of. A device's own thread never does."""
     return _here.running is not None
 
 

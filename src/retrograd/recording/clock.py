@@ -13,7 +13,8 @@ changed in between.
 
 Forwards are kept apart in lanes by their grad mode, so that an evaluation, or a teacher's forward in the middle of
 a step, never mixes with the forward that is waiting for its backward. Forwards that wait for none (without grad, or
-in eval mode) merge into one record a step.
+in eval mode) merge into one record a step. A forward with grad whose graph is gone when the next one begins, or that no
+backward has reached where it did reach another forward of the same model, is an evaluation too: see :mod:`forwards`.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Clock:
     """
 
     __slots__ = (
-        "_emitted_at",
         "_aside",
+        "_emitted_at",
         "_leader",
         "_outlet",
         "_over",
@@ -127,6 +128,12 @@ class Clock:
         return self._roots[0] if self._roots else None
 
     @property
+    def waiting_lane(self) -> Lane | None:
+        """The lane of the outermost call that runs now, if that is recorded and a backward pass may follow it."""
+        is_outermost = len(self._roots) == 1 and self.on
+        return self.lane if is_outermost and self.lane is self.lanes.grad else None
+
+    @property
     def has_leader(self) -> bool:
         """Whether an optimizer makes the steps."""
         return self._leader.is_known
@@ -148,11 +155,9 @@ class Clock:
         if mode is not Mode.GRAD:
             self._merge_forward(lane)
         elif lane.touched and not lane.reached:
-            if lane.training != training:
-                self.close(lane)
-            elif not training:
-                self._merge_forward(lane)
-        lane.training = training
+            self._follow_forward(lane, root, training)
+        if not lane.touched:
+            lane.training = training
         self.lane = lane
 
     def forward_ends(self, root: int, failed: bool) -> None:
@@ -248,6 +253,8 @@ class Clock:
             self._outlet.close(lane, moment)
             lane.restart()
             self._emitted_at = time.monotonic()
+        else:
+            lane.forwards.restart()
         if lane.mode is Mode.GRAD:
             self.backward = -1
 
@@ -267,6 +274,16 @@ class Clock:
         if failed and lane is not None and lane.touched:
             lane.failed = True
             self.close(lane)
+
+    def _follow_forward(self, lane: Lane, root: int, training: bool) -> None:
+        """A forward with grad begins while no pass has come to those before it."""
+        if lane.training and lane.forwards.may_be_joined(root):
+            return
+        if lane.training or training:
+            self.close(lane)
+        else:
+            self._merge_forward(lane)
+            lane.forwards.restart()
 
     def _merge_forward(self, lane: Lane) -> None:
         """Count calls anew but keep the rows: this forward adds to the one before it."""

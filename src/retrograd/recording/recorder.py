@@ -43,7 +43,7 @@ from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
 from retrograd.recording.manual_updates import ManualUpdates
-from retrograd.recording.module_watch import mode_now
+from retrograd.recording.module_watch import SlotWatch, mode_now
 from retrograd.recording.omissions import Evidence, list_omissions
 from retrograd.recording.optimizer_watch import OptimizerWatch
 from retrograd.recording.place import Place
@@ -99,9 +99,10 @@ class Recorder:
         self.leaf_handles: list[RemovableHandle] = []
         self.input_gradients: list[InputGradient] = []
         late = LateGradients()
-        self._emitter = Emitter(sink, self._rows, self.keeper, self, late, self._forget_graph)
+        slots: list[SlotWatch] = []
+        self._emitter = Emitter(sink, self._rows, slots, self.keeper, self, late, self._forget_graph)
         self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._manual.touched, step)
-        self._taps = Taps(self, self.settings, self._lanes, self._rows, late)
+        self._taps = Taps(self, self.settings, self._lanes, self._rows, slots, late)
         self._interventions = InterventionWatch(self, self._taps, self._emitter)
         self._optimizers = OptimizerWatch(self, self._taps.parameters, UpdateTap(self._lanes.grad))
 
@@ -183,11 +184,17 @@ class Recorder:
             clock.forward_left()
         clock.forward_begins(id(model), mode_now(), model.training)
         self._optimizers.model_runs(model)
+        lane = clock.waiting_lane
+        if lane is not None:
+            lane.forwards.begin(id(model), model.training, lane.serial)
 
     @harmless
-    def root_ends(self, model: nn.Module, failed: bool) -> None:
+    def root_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """That call has ended."""
         if current_graph_task() == -1:
+            lane = self.clock.waiting_lane
+            if lane is not None:
+                lane.forwards.end(output, self)
             self.guard.pause()
             self.clock.forward_ends(id(model), failed)
 
@@ -385,7 +392,7 @@ class _RootWatch:
         self._recorder.root_begins(module, (args, kwargs))
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        self._recorder.root_ends(module, failed=output is None and sys.exc_info()[0] is not None)
+        self._recorder.root_ends(module, output, failed=output is None and sys.exc_info()[0] is not None)
 
 
 def _continues_a_graph(arguments: Any) -> bool:
