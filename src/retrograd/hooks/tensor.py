@@ -117,6 +117,11 @@ class GradientWatch:
         if guard.count > FREE_DEPTH:
             guard.string(node)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the tensor that was hooked last is gone, and its node too, so that no gradient of it can come."""
+        return self._table is not None and self._table() is None
+
     def _watch_leaf(self, leaf: torch.Tensor) -> None:
         hooks = leaf._backward_hooks
         if hooks is None or self._see not in hooks.values():

@@ -58,6 +58,11 @@ class Place:
         )
 
     @property
+    def value(self) -> Stream | None:
+        """Where the value goes."""
+        return self._value
+
+    @property
     def gradient(self) -> Stream | None:
         """Where the gradient goes."""
         return self._gradient

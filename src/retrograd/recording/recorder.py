@@ -12,7 +12,14 @@ import torch
 from torch import nn
 
 from retrograd.history.sink import Event, EventKind, Moment, Sink
-from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
+from retrograd.hooks.backward import (
+    EngineRun,
+    follow_backward,
+    has_asked_for_a_pass,
+    listen_to_backward,
+    unfollow_backward,
+    unlisten_to_backward,
+)
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.candidates import (
     NamedModule,
@@ -36,7 +43,7 @@ from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
 from retrograd.recording.manual_updates import ManualUpdates
-from retrograd.recording.module_watch import mode_now
+from retrograd.recording.module_watch import SlotWatch, mode_now
 from retrograd.recording.omissions import Evidence, list_omissions
 from retrograd.recording.optimizer_watch import OptimizerWatch
 from retrograd.recording.place import Place
@@ -92,9 +99,10 @@ class Recorder:
         self.leaf_handles: list[Entry] = []
         self.input_gradients: list[InputGradient] = []
         late = LateGradients()
-        self._emitter = Emitter(sink, self._rows, self.keeper, self, late, self._forget_graph)
+        slots: list[SlotWatch] = []
+        self._emitter = Emitter(sink, self._rows, slots, self.keeper, self, late, self._forget_graph)
         self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._manual.touched, step)
-        self._taps = Taps(self, self.settings, self._lanes, self._rows, late)
+        self._taps = Taps(self, self.settings, self._lanes, self._rows, slots, late)
         self._interventions = InterventionWatch(self, self._taps, self._emitter)
         self._optimizers = OptimizerWatch(self, self._taps.parameters, UpdateTap(self._lanes.grad))
 
@@ -112,6 +120,7 @@ class Recorder:
             raise
         self._new_models.clear()
         listen_to_backward(self)
+        follow_backward(self)
         listen_to_interventions(self._interventions)
         listen_to_optimizers(self._optimizers)
         self._describe()
@@ -179,11 +188,18 @@ class Recorder:
         if clock.outermost is not None and not self._is_running(clock.outermost, model):
             clock.forward_left()
         clock.forward_begins(id(model), mode_now(), model.training)
+        self._optimizers.model_runs(model)
+        lane = clock.waiting_lane
+        if lane is not None:
+            lane.forwards.begin(id(model), model.training, lane.serial)
 
     @harmless
-    def root_ends(self, model: nn.Module, failed: bool) -> None:
+    def root_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """That call has ended."""
         if current_graph_task() == -1:
+            lane = self.clock.waiting_lane
+            if lane is not None:
+                lane.forwards.end(output, self)
             self.guard.pause()
             self.clock.forward_ends(id(model), failed)
 
@@ -226,6 +242,26 @@ class Recorder:
         elif not clock.on:
             self._leave_backward(failed)
         self._losses, self._scale = (), None
+
+    @harmless
+    def run_begins(self, run: EngineRun) -> None:
+        """Told of every run of the engine.
+
+        One inside a pass that hands its gradients back (a Function that solves an equation backwards, say) is a
+        computation of that Function's own. One that adds to ``.grad`` is a part of the pass: a checkpointed one.
+        """
+        if self._is_aside(run):
+            self.clock.step_aside()
+
+    @harmless
+    def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
+        """That run has ended."""
+        if self._is_aside(run):
+            self.clock.come_back()
+
+    def _is_aside(self, run: EngineRun) -> bool:
+        is_ours = threading.get_ident() == self.clock.thread or not has_asked_for_a_pass()
+        return run.is_nested and not run.accumulates and is_ours
 
     @property
     def loss_scale(self) -> torch.Tensor | None:
@@ -313,6 +349,7 @@ class Recorder:
             return
         self._closed = True
         unlisten_to_backward(self)
+        unfollow_backward(self)
         unlisten_to_interventions(self._interventions)
         unlisten_to_optimizers(self._optimizers)
         self.clock.close_all()
@@ -360,7 +397,7 @@ class _RootWatch:
         self._recorder.root_begins(module, (args, kwargs))
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        self._recorder.root_ends(module, failed=output is None and sys.exc_info()[0] is not None)
+        self._recorder.root_ends(module, output, failed=output is None and sys.exc_info()[0] is not None)
 
 
 def _continues_a_graph(arguments: Any) -> bool:

@@ -36,6 +36,7 @@ class Taps:
         settings: what is wanted.
         lanes: where it goes.
         rows: the numbering of rows.
+        slots: where the watches of what has calls are to be listed.
         late: told of every place that hooks tensors.
 
     Attributes:
@@ -44,7 +45,15 @@ class Taps:
         see_gradients: whether any gradient is recorded.
     """
 
-    def __init__(self, host: TapHost, settings: Settings, lanes: Lanes, rows: RowTable, late: LateGradients) -> None:
+    def __init__(
+        self,
+        host: TapHost,
+        settings: Settings,
+        lanes: Lanes,
+        rows: RowTable,
+        slots: list[SlotWatch],
+        late: LateGradients,
+    ) -> None:
         self._host = host
         self._settings = settings
         self._lanes = lanes
@@ -55,7 +64,7 @@ class Taps:
         self._watched: dict[str, SlotWatch] = {}
         self._places: list[Place] = []
         self._frozen: list[tuple[Site, nn.Module, nn.Parameter]] = []
-        self.slots: list[SlotWatch] = []
+        self.slots = slots
         self.parameters: dict[int, ParameterWatch] = {}
         self.see_gradients = False
 
@@ -149,6 +158,7 @@ class Taps:
     def _add_slot(self, watch: SlotWatch) -> None:
         self.slots.append(watch)
         self._late.calls.append(watch.trained_calls)
+        self._lanes.grad.forwards.calls.append(watch.trained_calls)
 
     def _make_stream(self, lane: Lane, module: nn.Module | None, site: Site, *, copy: bool = False) -> Stream | None:
         candidate = Candidate(site, module)
