@@ -17,10 +17,7 @@ from retrograd.recording.lane import Mode
 from retrograd.recording.module_watch import mode_now
 from retrograd.recording.place import Host, Place
 from retrograd.recording.taps import Taps
-from retrograd.sites.site import Site
-
-BEFORE = "before"
-"""The last key of a site whose tensor is recorded as it was before rules changed it: ``fc:output.before.grad``."""
+from retrograd.sites.site import BEFORE, Site
 
 
 class InterventionHost(Host, Protocol):

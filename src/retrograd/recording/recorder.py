@@ -38,13 +38,13 @@ from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimize
 from retrograd.hooks.tables import Entry
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
-from retrograd.recording.faults import Faults, harmless
+from retrograd.recording.faults import Faults, harmless, say
 from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
 from retrograd.recording.manual_updates import ManualUpdates
 from retrograd.recording.module_watch import SlotWatch, mode_now
-from retrograd.recording.omissions import Evidence, list_omissions
+from retrograd.recording.omissions import Evidence, list_omissions, list_unmatched
 from retrograd.recording.optimizer_watch import OptimizerWatch
 from retrograd.recording.place import Place
 from retrograd.recording.row_table import RowTable
@@ -360,8 +360,12 @@ class Recorder:
         for gradient in self._old_input_gradients:
             gradient.remove()
         self.keeper.finish(self.clock.moment)
-        self._sink.describe(not_recorded=list_omissions(self._evidence()), faults=dict(self._faults.counts))
+        evidence = self._evidence()
+        self._sink.describe(not_recorded=list_omissions(evidence), faults=dict(self._faults.counts))
         self._sink.close(status)
+        unmatched = list_unmatched(evidence)
+        if unmatched and status == "finished":  # else what has not come yet is no news
+            say(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
 
     def _evidence(self) -> Evidence:
         return Evidence(

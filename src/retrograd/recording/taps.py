@@ -162,9 +162,12 @@ class Taps:
 
     def _make_stream(self, lane: Lane, module: nn.Module | None, site: Site, *, copy: bool = False) -> Stream | None:
         candidate = Candidate(site, module)
-        row = self._rows.number(site) if self._settings.wants_statistics(candidate) else NO_ROW
+        has_row = self._settings.wants_statistics(candidate)
         keep = find_keep(self._settings.keeps, candidate)
-        return Stream(lane, site, row, keep, copy=copy, host=self._host) if row >= 0 or keep is not None else None
+        if not has_row and keep is None:
+            return None
+        row = self._rows.number(site)  # also where tensors alone are kept: by it the record knows the name
+        return Stream(lane, site, row if has_row else NO_ROW, keep, copy=copy, host=self._host)
 
 
 def _trains(parameter: torch.Tensor) -> bool:

@@ -170,15 +170,20 @@ class Rewriting:
         _check_module(entry, compiled, parameters)
         if parameters:
             self._attach_to_inputs(entry, entry.module, parameters)  # a wrapper may compute it again without itself
-        if "input" in slots:
-            self._attach_to_inputs(entry, entry.tapped, ())
+        needs_input = self._assignments.needs_input
+        inputs = None
+        if "input" in slots or needs_input:
+            inputs = self._attach_to_inputs(entry, entry.tapped, (), notes_inputs=needs_input)
         if "output" in slots:
-            self._taps.append(OutputTap(entry.tapped, OutputRewriter(self, entry.module, entry.path)))
+            self._taps.append(OutputTap(entry.tapped, OutputRewriter(self, entry.module, entry.path, inputs)))
 
-    def _attach_to_inputs(self, entry: NamedModule, tapped: nn.Module, parameters: Sequence[str]) -> None:
-        inputs = InputRewriter(self, entry.module, entry.path, parameters)
+    def _attach_to_inputs(
+        self, entry: NamedModule, tapped: nn.Module, parameters: Sequence[str], *, notes_inputs: bool = False
+    ) -> InputRewriter:
+        inputs = InputRewriter(self, entry.module, entry.path, parameters, notes_inputs=notes_inputs)
         self._inputs.append(inputs)
         self._taps.append(InputTap(tapped, inputs))
+        return inputs
 
     def _attach_to_gradients(self, entry: NamedModule, seen: set[int]) -> None:
         for name, parameter in entry.parameters:
