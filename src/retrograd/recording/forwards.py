@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from retrograd.history.sink import Phase
 from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.nested import flatten
+from retrograd.hooks.tables import Entry
 from retrograd.hooks.tensor import GradientWatch
 
 MOST_FORWARDS = 100
@@ -42,7 +42,7 @@ class Host(Protocol):
     """What is needed of a recorder."""
 
     guard: DeepGraphGuard
-    leaf_handles: list[RemovableHandle]
+    leaf_handles: list[Entry]
 
 
 class Forward:
