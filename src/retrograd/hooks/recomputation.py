@@ -108,6 +108,7 @@ class _CountedWrites:
         except BaseException:
             remove_pair(self._pack)
             raise
+        vars(self._pack).pop("_user_hooks", None)  # those below the checkpoint's own, which drops them here too
 
 
 class _SecondRun:
