@@ -75,7 +75,7 @@ def trace(
         live=live,
         passes=range(passes) if isinstance(passes, int) else passes,
         bundle=bundle,
-        folder=Path(folder) if folder is not None else None,
+        folder=Path(folder).absolute() if folder is not None else None,
         resumable=resumable,
         limit=limit,
     )
