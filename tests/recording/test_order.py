@@ -1,4 +1,4 @@
-"""The order in which sites were reached: that of the forward, then that of the backward pass, then that of the update."""
+"""The order in which sites were reached: that of the forward, then of the backward pass, then of the update."""
 
 from __future__ import annotations
 
