@@ -206,7 +206,7 @@ def test_each_tensor_is_named_for_what_it_is() -> None:
     weight = find(inventory, module="stem", slot="weight")
     assert (weight["kind"], weight["name"]) == ("parameter", "stem:weight")
     mean = find(inventory, module="blocks.0.bn1", slot="running_mean")
-    assert (mean["kind"], mean["name"]) == ("buffer", "blocks.0.bn1.running_mean")
+    assert (mean["kind"], mean["name"]) == ("buffer", "blocks.0.bn1:running_mean")
     transposed = find(inventory, module="head", slot="mat2")
     assert (transposed["kind"], transposed["name"], transposed["shape"]) == ("parameter view", "head:weight", [8, 5])
     assert find(inventory, module="head", slot="mat1")["kind"] == "intermediate"

@@ -76,7 +76,7 @@ def test_the_default_depth_fills_about_a_screen(blocks: int) -> None:
 def test_runs_of_equal_kinds_become_one_line() -> None:
     nodes = [node(i, None, i + 1) for i in range(200)]
     assert text_of(graph_of([*nodes, node(200, name="CatBackward0")])).splitlines()[1:] == [
-        "├── MulBackward0  float32[2, 3]",
+        "├── 1 MulBackward0  float32[2, 3]  → 2",
         "├── … 199 × MulBackward0",
         "└── CatBackward0  float32[2, 3]",
     ]
@@ -155,7 +155,7 @@ def test_a_node_that_knows_little_is_printed() -> None:
     graph = Graph.from_nodes(
         [Node(0, "ViewBackward0", 5, (None,), (None, Edge(1, 0))), Node(1, "Unknown", 4)], (Edge(0, 0),)
     )
-    assert text_of(graph).splitlines()[1:] == ["├── ViewBackward0  not known", "└── Unknown"]
+    assert text_of(graph).splitlines()[1:] == ["├── 1 ViewBackward0  not known  → 2", "└── 2 Unknown"]
 
 
 def test_without_modules_nodes_say_which_nodes_they_feed() -> None:

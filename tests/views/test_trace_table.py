@@ -21,7 +21,7 @@ pass 1 raised in blocks.1:SoftmaxBackward0, /home/me/model.py:30 in forward
 node                         runs     ms  share  mean µs  memory  norm in  norm out  gradients                                 line
 ! blocks.1:SoftmaxBackward0     2  0.120  70.6%     60.0   +2 MB      0.5       nan  float32[4, 8] → float32[4, 8]       model.py:30
 self:MeanBackward0              2  0.020  11.8%     10.0     0 B        -         -  float32[4, 8] → float32[4, 8]
-blocks.0.weight                 1  0.020  11.8%     20.0     0 B        -         -  float32[4, 8]
+blocks.0:weight                 1  0.020  11.8%     20.0     0 B        -         -  float32[4, 8]
 blocks.0:MulBackward0           1  0.010   5.9%     10.0     0 B        -         -  float32[4, 8] → (float32[4, 8], -)
 """  # noqa: E501
 

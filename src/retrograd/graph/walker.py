@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.errors import GraphError
 from retrograd.graph.graph import Columns, Graph
@@ -70,7 +71,7 @@ def walk(
 class _Describer:
     """Fills the columns of a graph; what many nodes share is made once."""
 
-    def __init__(self, origins: Origins | None, leaves: dict[int, str], *, saved: bool) -> None:
+    def __init__(self, origins: Origins | None, leaves: WeakTensorKeyDictionary, *, saved: bool) -> None:
         self.columns = Columns()
         self._origins = origins
         self._leaves = leaves
@@ -100,7 +101,7 @@ class _Describer:
     def _add_leaf(self, node: Any) -> None:
         variable = variable_of(node)
         assert variable is not None
-        name = self._leaves.get(id(variable))
+        name = self._leaves.get(variable)
         if name is None and self._origins is not None:
             name = self._origins.name_parameter(variable)
         if name is None:
@@ -167,8 +168,8 @@ def describe(tensor: Tensor | None) -> TensorInfo | None:
 
 def name_leaves(
     model: nn.Module | Mapping[str, nn.Module] | None, names: Mapping[str, Tensor] | None = None
-) -> dict[int, str]:
-    """Identity → name of tensors that were given names, and of each parameter of a model, or of several by their names.
+) -> WeakTensorKeyDictionary:
+    """The names of tensors that were given some, and of each parameter of a model, or of several; none of them is held.
 
     Raises:
         GraphError: what was given a name is no tensor.
@@ -177,10 +178,10 @@ def name_leaves(
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):
             raise GraphError(f"{name!r} names a {type(tensor).__name__}.", repair="give tensors by name: {'a': a}.")
-    models = {} if model is None else {"": model} if isinstance(model, nn.Module) else model
-    found: dict[int, str] = {}
+    models = {"": model} if isinstance(model, nn.Module) else model or {}
+    found = WeakTensorKeyDictionary()
     for name, leaf in (*given.items(), *walk_parameters(models.items())):
-        found.setdefault(id(leaf), name)  # a tied parameter has its first name, as in a recording
+        found.setdefault(leaf, name)  # a tied parameter has its first name, as in a recording
     return found
 
 

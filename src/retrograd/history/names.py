@@ -102,8 +102,7 @@ class SiteNames:
         names = self._read()
         candidates = [Candidate(site) for site in self._sites]
         for pattern in selection.unmatched(candidates):
-            is_quantity = isinstance(pattern, str) and ":" not in pattern and pattern.endswith((".grad", ".update"))
-            repair = suggest(pattern, candidates) if is_quantity else self._suggest(str(pattern))
+            repair = suggest(pattern, candidates) if candidates else "nothing is recorded yet: run a step first."
             raise NoSuchSiteError(f"The pattern {str(pattern)!r} matches no recorded site.", repair=repair)
         found = [code for code, candidate in enumerate(candidates) if selection.wants(candidate)]
         if not found:

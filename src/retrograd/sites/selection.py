@@ -9,6 +9,7 @@ from functools import partial
 
 from retrograd.errors import NoSuchSiteError, PatternError
 from retrograd.sites.foresight import may_match_later
+from retrograd.sites.glob import translate_glob
 from retrograd.sites.pattern import Candidate, Pattern, compile_pattern, describe_pattern
 from retrograd.sites.site import WATCH
 
@@ -117,8 +118,8 @@ def suggest(pattern: Pattern, candidates: Sequence[Candidate]) -> str:
     if isinstance(bare, type):
         kinds = sorted({type(candidate.module).__name__ for candidate in candidates if candidate.module is not None})
         return f"the modules are of these types: {', '.join(kinds)}."
-    if isinstance(bare, str) and ":" not in bare and bare.endswith((".grad", ".update")):
-        path, _, quantity = bare.rpartition(".")
+    path, _, quantity = str(bare).rpartition(".")
+    if quantity in ("grad", "update") and any(translate_glob(path)(each.site.path) for each in candidates):
         slots = ("parameters", "outputs", "inputs") if quantity == "grad" else ("parameters",)
         return f"say of what: {', '.join(f'{path}:{slot}.{quantity}' for slot in slots)}."
     names = list(dict.fromkeys(str(candidate.site) for candidate in candidates))
