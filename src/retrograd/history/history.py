@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from retrograd.history.columns import decode_batches
+from retrograd.history.copies import Copies, Disagreement
 from retrograd.history.events import EVENT_SCHEMA, build_event_table, read_events, read_loss
 from retrograd.history.kept import Kept, read_kept
 from retrograd.history.matrix import Curve, Matrix, build_matrix
@@ -44,13 +46,19 @@ class History:
         self._names = SiteNames()
         self._pending: deque[RowBatch] = deque()
         self._rows = Rows()
+        self._copies: Copies | None = None
         self._event_table = EVENT_SCHEMA.empty_table()
         self._pending_events: deque[Event] = deque()
         self._reading = threading.Lock()
         self._find_stored: Callable[[str], list[Kept]] = lambda site: []
 
     def load(
-        self, names: SiteNames, parts: Sequence[Part], events: pa.Table, find_tensors: Callable[[str], list[Kept]]
+        self,
+        names: SiteNames,
+        parts: Sequence[Part],
+        events: pa.Table,
+        find_tensors: Callable[[str], list[Kept]],
+        copies: Copies | None = None,
     ) -> None:
         """Hold a record that is kept elsewhere, in place of what was held.
 
@@ -59,10 +67,14 @@ class History:
             parts: columns of rows.
             events: as :data:`retrograd.history.table.EVENT_COLUMNS`.
             find_tensors: what was kept of a site.
+            copies: which ranks hold the same.
         """
         with self._reading:
             self._names, self._event_table, self._find_stored = names, events, find_tensors
-            self._rows = Rows(parts, self._rows, self._merges)
+            if copies is not None and self._copies is not None:
+                copies.told |= self._copies.told
+            self._copies = copies
+            self._rows = Rows(parts, self._rows, self._merges, copies)
 
     # ---- the sink ----
 
@@ -175,6 +187,12 @@ class History:
                 columns["site"] = self._names.codes[columns["site"]]
                 self._rows = Rows(join_neighbours([*self._rows.parts, columns]), self._rows, self._merges)
             return self._rows
+
+    @property
+    def disagreements(self) -> list[Disagreement]:
+        """Sites at which ranks were to hold copies of the same, and do not: of each the first step, and two ranks."""
+        rows = self.rows
+        return [] if rows.copies is None else rows.copies.compare(rows, np.arange(rows.count))
 
     def table(self) -> pa.Table:
         """All rows as an Arrow table: the columns of the run folder, and the rank."""

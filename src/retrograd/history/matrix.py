@@ -87,4 +87,4 @@ def _pick(rows: Rows, codes: Sequence[int], phase: str | None) -> Index:
     mask = wanted[rows["site"]] & (rows["backward"] <= 0)
     if phase is not None:
         mask &= rows["phase"] == encode_phase(phase)
-    return slice(None) if mask.all() else np.flatnonzero(mask)
+    return rows.count_once(slice(None) if mask.all() else np.flatnonzero(mask))

@@ -77,7 +77,7 @@ class Series:
     """One site's statistics over steps, as they were when it was asked for.
 
     By default it speaks of the phase ``train`` and the first backward pass, with micro-batches and ranks
-    merged into one number a step. :meth:`select` says otherwise.
+    merged into one number a step: what several ranks hold the same of counts once. :meth:`select` says otherwise.
 
     Attributes:
         site: its name.
@@ -146,8 +146,8 @@ class Series:
 
     @property
     def rows(self) -> dict[str, npt.NDArray[Any]]:
-        """The rows themselves, unmerged, as columns of equal length; ``phase`` in words."""
-        picked = Picked(self._rows, self._index)
+        """The rows themselves of all ranks, unmerged, as columns of equal length; ``phase`` in words."""
+        picked = Picked(self._rows, self._choice.pick(self._rows, self._site_index))
         columns = {name: picked[name] for name in picked if name not in ("site", "first_bin", "bin_count")}
         columns["phase"] = np.array(PHASES)[columns["phase"]]
         return columns
@@ -191,7 +191,8 @@ class Series:
 
     @cached_property
     def _index(self) -> npt.NDArray[np.int64]:
-        return self._choice.pick(self._rows, self._site_index)
+        index = self._choice.pick(self._rows, self._site_index)
+        return np.asarray(self._rows.count_once(index)) if self._choice.rank is None else index
 
     @cached_property
     def _numbered(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -14,6 +14,7 @@ from retrograd.recording.faults import harmless
 from retrograd.recording.holder import Kept
 from retrograd.recording.lane import Lane, Mode
 from retrograd.recording.late import Closed, LateGradients, pick_custom, split_late
+from retrograd.recording.placements import Placements
 from retrograd.recording.row_table import RowTable
 from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.sites.site import Site
@@ -41,6 +42,7 @@ class Emitter:
         keeper: takes the kept tensors.
         notes: takes events and faults.
         late: knows gradients that come late.
+        placements: told before the rows that they speak of.
         forget_graph: called when a forward and all its passes are over.
 
     Attributes:
@@ -54,6 +56,7 @@ class Emitter:
         keeper: TensorKeeper,
         notes: Notes,
         late: LateGradients,
+        placements: Placements,
         forget_graph: Callable[[], None],
     ) -> None:
         self._sink = sink
@@ -64,6 +67,7 @@ class Emitter:
         self.fault = notes.fault
         self._forget_graph = forget_graph
         self._numbers = b""
+        self._placements = placements
         self._losses: list[tuple[Moment, torch.Tensor, torch.Tensor | None]] = []
         self._changes: list[tuple[Moment, Site, str, torch.Tensor]] = []
         self.scale: torch.Tensor | None = None
@@ -85,6 +89,7 @@ class Emitter:
         late = self._late.find(lane) if lane.mode is Mode.GRAD else {}
         self._emit_losses()
         self._emit_changes(moment)
+        self._placements.flush()
         self._keep(moment, kept, scale, late)
         for batch in batches:
             for part in split_late(batch, late) if late else (batch,):

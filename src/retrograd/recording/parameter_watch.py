@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.exchange import Exchange
+from retrograd.hooks.sharding import is_summand
 from retrograd.hooks.tensor import watch_leaf
 from retrograd.recording.place import Host
 from retrograd.recording.stream import Stream
+from retrograd.sites.site import Site
 
 
 class ParameterWatch:
@@ -15,36 +18,56 @@ class ParameterWatch:
 
     Args:
         host: the recorder.
+        site: the parameter's site.
         parameter: the parameter.
         value: where its value goes when an update begins.
-        gradient: where the gradient of each pass goes, before it is added to ``.grad``.
+        gradient: where the gradient of each pass goes, before it is added to ``.grad``; where processes reduce it,
+            what that has added to ``.grad``.
+        local: where what this process alone has found goes, if processes reduce it.
         update: where the difference that an update makes goes.
+
+    Attributes:
+        exchange: what reduces the gradient between processes; None where nothing does.
+        has_come: this process has found a gradient in the pass.
     """
 
-    __slots__ = ("_clock", "_handle", "_host", "gradient", "parameter", "update", "value")
+    __slots__ = (
+        "_clock", "_handle", "_host", "exchange", "gradient",
+        "has_come", "local", "parameter", "site", "update", "value",
+    )  # fmt: skip
 
     def __init__(
         self,
         host: Host,
+        site: Site,
         parameter: torch.Tensor,
         *,
         value: Stream | None,
         gradient: Stream | None,
+        local: Stream | None,
         update: Stream | None,
     ) -> None:
         self._host = host
         self._clock = host.clock
+        self.site = site
         self.parameter = parameter
         self.value = value
         self.gradient = gradient
+        self.local = local
         self.update = update
-        self._handle = watch_leaf(parameter, self.see_gradient) if gradient is not None else None
+        self.exchange: Exchange | None = None
+        self.has_come = False
+        wants_gradient = gradient is not None or local is not None
+        self._handle = watch_leaf(parameter, self.see_gradient) if wants_gradient else None
 
     @uncompiled
     def see_gradient(self, gradient: torch.Tensor) -> None:
         """The hook: record the gradient."""
         if self._clock.on and (self._clock.entered or self._host.enter_backward()):
-            stream: Stream = self.gradient  # type: ignore[assignment]
+            self.has_come = True
+            stream = self.gradient if self.exchange is None and not is_summand(gradient) else self.local
+            if stream is None:
+                return
             try:
                 stream.see(gradient)
             except Exception as error:

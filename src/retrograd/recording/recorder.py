@@ -39,7 +39,10 @@ from retrograd.recording.manual_updates import ManualUpdates
 from retrograd.recording.module_watch import mode_now
 from retrograd.recording.omissions import Evidence, list_omissions
 from retrograd.recording.optimizer_watch import OptimizerWatch
+from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.place import Place
+from retrograd.recording.placements import Placements
+from retrograd.recording.reductions import Reductions
 from retrograd.recording.row_table import RowTable
 from retrograd.recording.settings import Settings
 from retrograd.recording.taps import Taps
@@ -91,10 +94,12 @@ class Recorder:
         self.guard = DeepGraphGuard()
         self.leaf_handles: list[RemovableHandle] = []
         self.input_gradients: list[InputGradient] = []
+        self.placements = Placements(lambda found: sink.describe(placements=found))
         late = LateGradients()
-        self._emitter = Emitter(sink, self._rows, self.keeper, self, late, self._forget_graph)
+        self._emitter = Emitter(sink, self._rows, self.keeper, self, late, self.placements, self._forget_graph)
         self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._manual.touched, step)
         self._taps = Taps(self, self.settings, self._lanes, self._rows, late)
+        self._reductions = Reductions(self)
         self._interventions = InterventionWatch(self, self._taps, self._emitter)
         self._optimizers = OptimizerWatch(self, self._taps.parameters, UpdateTap(self._lanes.grad))
 
@@ -130,6 +135,8 @@ class Recorder:
         self._modules += entries
         self._interventions.add_modules(entries)
         self._manual.add(model.parameters())
+        self.placements.add_model(model)
+        self._reductions.add_model(model)
         self._optimizers.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
         compiled = compiled_regions(entries)
         if compiled:
@@ -144,6 +151,12 @@ class Recorder:
     def make_place(self, lane: Lane, module: nn.Module | None, site: Site) -> Place | None:
         """The place for a site, or None when nothing of it is wanted."""
         return self._taps.make_place(lane, module, site)
+
+    def parameter_watched(self, watch: ParameterWatch) -> None:
+        """A parameter is recorded from now on: who else has it, and who reduces its gradient?"""
+        self._reductions.adopt(watch)
+        copies = watch.exchange.ranks if watch.exchange is not None else ()
+        self.placements.see_parameter(watch.site, watch.parameter, copies)
 
     def _wants_step(self, step: int) -> bool:
         try:
@@ -173,6 +186,9 @@ class Recorder:
             clock.leave_backward(failed=True)  # a pass that we did not see begin has raised
         if clock.outermost is not None and not self._is_running(clock.outermost, model):
             clock.forward_left()
+        if self._reductions.meets_wrapper():
+            for watch in self._taps.parameters.values():
+                self.parameter_watched(watch)
         clock.forward_begins(id(model), mode_now(), model.training)
 
     @harmless
@@ -204,6 +220,7 @@ class Recorder:
         if self.clock.on:
             self._losses = tuple(root.detach().clone() for root in roots if _is_loss(root))
             self._taps.tap_thawed()
+            self._reductions.pass_begins()
 
     @harmless
     def backward_ends(self, failed: bool) -> None:
@@ -212,6 +229,8 @@ class Recorder:
             return
         self._finish_inputs(failed)
         clock = self.clock
+        if clock.on and not failed:
+            self._reductions.pass_ends()
         if not clock.entered and clock.on and self._lanes.grad.touched and (failed or not self._taps.see_gradients):
             self.enter_backward()
         self._in_backward = False
@@ -314,6 +333,7 @@ class Recorder:
         self.clock.close_all()
         self._optimizers.decide()
         self.clock.stop()
+        self._reductions.remove()
         self._taps.remove()
         for gradient in self._old_input_gradients:
             gradient.remove()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.optim.optimizer import Optimizer
 
+from retrograd.hooks.sharding import local_part
 from retrograd.recording.lane import Lane
 from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.stream import Stream
@@ -30,7 +31,7 @@ class UpdateTap:
         copies: list[tuple[ParameterWatch, torch.Tensor]] = []
         size = 0
         for watch in watches:
-            parameter = watch.parameter.detach()
+            parameter = local_part(watch.parameter.detach())
             if watch.value is not None:
                 watch.value.see(parameter)
             if watch.update is None:
@@ -47,7 +48,7 @@ class UpdateTap:
         for watch, before in self._copies.pop(id(optimizer), ()):
             update: Stream = watch.update  # type: ignore[assignment]
             try:
-                update.see_update(watch.parameter.detach(), before)
+                update.see_update(local_part(watch.parameter.detach()), before)
             except Exception as error:
                 fault(update.site, error)
 

@@ -17,6 +17,7 @@ from retrograd.runs.compaction import compact
 from retrograd.runs.files import write_json, write_whole
 from retrograd.runs.layout import EVENTS, RANK_FILE, STATISTICS, TENSORS
 from retrograd.runs.parts import PartFolder
+from retrograd.runs.placements import Facts, write_placements
 from retrograd.runs.queue import Lost
 from retrograd.runs.ranks import RankClaim
 from retrograd.runs.tensors import ShardFolder
@@ -34,6 +35,7 @@ class RankFolder:
     Attributes:
         next_step: one more than the last step that is recorded, at the start.
         names: the sites.
+        placements: what this process holds at its sites, as far as it is still to be written.
 
     Raises:
         DamagedRunError: a file of the run to continue cannot be read.
@@ -46,6 +48,7 @@ class RankFolder:
         self._claim = claim
         self._began = time.time()
         self.names = SiteNames()
+        self.placements: Facts = {}
         folder = claim.folder
         self._statistics = PartFolder(folder / STATISTICS)
         self._events = PartFolder(folder / EVENTS)
@@ -76,6 +79,12 @@ class RankFolder:
         self._rows += len(columns["step"])
         steps = [int(columns["step"].min()), int(columns["step"].max()), *(self._span or ())]
         self._span = min(steps), max(steps)
+
+    def write_placements(self) -> None:
+        """Write what this process holds at its sites, if that is new."""
+        if self.placements:
+            write_placements(self._claim.folder, self.placements)
+            self.placements = {}
 
     def write_tensors(self, tensors: Sequence[KeptTensor], *, is_paused: bool) -> None:
         """Copy tensors, and write the copies that are known to be true by now."""

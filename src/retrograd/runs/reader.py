@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from retrograd.runs.layout import (
 from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
 from retrograd.runs.parts import read_part
+from retrograd.runs.placements import Facts, find_copies, read_placements
 from retrograd.runs.stored_rows import StoredRows
 from retrograd.runs.stored_tensors import StoredTensors
 
@@ -44,6 +45,7 @@ class Rank:
         folder: where it writes.
         status: ``running``, ``finished``, ``failed``, or ``stopped`` when it died without a word.
         facts: all of its ``rank.json``.
+        placements: what it holds at each site, and which ranks hold the same; empty where that is not known.
         is_extra: it found its rank taken; what it recorded is no part of the run's history.
     """
 
@@ -51,6 +53,7 @@ class Rank:
     folder: Path
     status: str
     facts: dict[str, Any]
+    placements: Facts = field(default_factory=dict)
     is_extra: bool = False
 
 
@@ -122,7 +125,9 @@ class Run:
         table = pa.concat_tables([EVENT_SCHEMA.empty_table(), *events]).unify_dictionaries()
         tensors = StoredTensors({rank: folder / TENSORS for rank, folder in ranks.items()}, lambda: self.history.events)
         self.history.manifest = {**self.manifest, "status": self.status}  # first: it says how statistics merge
-        self.history.load(self._names, list(self._parts.values()), table, tensors.find)
+        placements = {rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history}
+        copies = find_copies(placements, self._names.code_of)
+        self.history.load(self._names, list(self._parts.values()), table, tensors.find, copies)
 
     def _open_parts(self, ranks: dict[int, Path]) -> None:
         """Open part files that are new, and let go of those that are gone."""
@@ -170,4 +175,4 @@ def _load_rank(folder: Path) -> Rank:
     status = str(facts.get("status", "running"))
     if status == "running" and not is_locked(folder / LOCK):
         status = "stopped"
-    return Rank(parse_rank(folder.name) or 0, folder, status, facts, is_extra(folder.name))
+    return Rank(parse_rank(folder.name) or 0, folder, status, facts, read_placements(folder), is_extra(folder.name))

@@ -96,7 +96,8 @@ class RunWriter:
     # ---- the sink: called by the training thread ----
 
     def describe(self, **facts: Any) -> None:
-        """Add facts to the manifest."""
+        """Add facts to the manifest; ``placements`` to the rank's own record."""
+        self._folder.placements = facts.pop("placements", None) or self._folder.placements
         self._manifest.describe(facts)
 
     def add_sites(self, names: Sequence[str]) -> None:
@@ -164,6 +165,7 @@ class RunWriter:
         with self._writing:
             load = self._queue.take()
             self._attempt(self._folder.settle)
+            self._attempt(self._folder.write_placements)  # before the rows that they speak of
             if load.batches:
                 lost = Lost(rows=sum(count_rows(batch) for batch in load.batches))
                 self._attempt(partial(self._folder.write_rows, load.batches), lost)
