@@ -111,7 +111,13 @@ class History:
 
     @property
     def sites(self) -> list[str]:
-        """Names of all sites, in the order first seen, which is the order of calls."""
+        """Names of all sites of which something was recorded, in the order first seen, which is the order of calls."""
+        rows = np.bincount(self.rows["site"], minlength=len(self._names))
+        return [name for name, n in zip(self.site_names, rows, strict=False) if n or self._list_tensors(name)]
+
+    @property
+    def site_names(self) -> list[str]:
+        """Names by the numbers in the column ``site`` of the rows, those of which nothing has come among them."""
         return self._names.listed
 
     def __getitem__(self, site: str) -> Series:
@@ -133,15 +139,15 @@ class History:
     def __repr__(self) -> str:
         steps = self.rows["step"]
         span = f"steps {steps.min()}…{steps.max()}" if len(steps) else "no steps yet"
-        return f"History({len(self)} sites, {span}, {len(steps):,} rows, {self.event_table.num_rows:,} events)"
+        return f"History({len(self.sites)} sites, {span}, {len(steps):,} rows, {self.event_table.num_rows:,} events)"
 
     def select(self, pattern: str) -> list[str]:
-        """Names that a glob matches, such as ``blocks.*:output.grad``, or a regular expression ``re:…``.
+        """Names of recorded sites that a glob (``blocks.*:output.grad``) or a regular expression (``re:…``) matches.
 
         Raises:
             NoSuchSiteError: when there is none.
         """
-        return self._names.match(pattern)
+        return self._names.match(pattern, self.sites)
 
     def matrix(self, statistic: str, sites: Sequence[str] | None = None, phase: str | None = "train") -> Matrix:
         """One statistic of many sites over all steps, with micro-batches and ranks merged.
@@ -197,7 +203,7 @@ class History:
     def table(self) -> pa.Table:
         """All rows as an Arrow table: the columns of the run folder, and the rank."""
         rows = self.rows
-        table = build_table({name: rows[name] for name in rows}, self.sites)
+        table = build_table({name: rows[name] for name in rows}, self.site_names)
         return table.append_column("rank", pa.array(rows["rank"]))
 
     @property

@@ -64,16 +64,16 @@ class SiteNames:
             raise NoSuchSiteError(f"No site {str(name)!r} was recorded.", repair=self._suggest(str(name)))
         return code
 
-    def match(self, pattern: str) -> list[str]:
-        """Names that a glob matches, or a regular expression written as ``re:…``.
+    def match(self, pattern: str, among: Sequence[str]) -> list[str]:
+        """Those of some names that a glob matches, or a regular expression written as ``re:…``.
 
         Raises:
             NoSuchSiteError: when there is none.
         """
         if pattern.startswith("re:"):
-            found = [name for name in self.listed if re.search(pattern[3:], name)]
+            found = [name for name in among if re.search(pattern[3:], name)]
         else:
-            found = [name for name in self.listed if fnmatch.fnmatchcase(name, pattern)]
+            found = [name for name in among if fnmatch.fnmatchcase(name, pattern)]
         if not found:
             raise NoSuchSiteError(f"The pattern {pattern!r} matches no recorded site.", repair=self._suggest(pattern))
         return found

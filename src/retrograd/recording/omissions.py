@@ -12,9 +12,11 @@ from retrograd.hooks.candidates import NamedModule, compiled_regions, parameter_
 from retrograd.recording.keep import find_keep
 from retrograd.recording.settings import Settings
 from retrograd.sites.pattern import Candidate, describe_pattern
-from retrograd.sites.site import Site, parse_site
+from retrograd.sites.site import LOCAL, Site, parse_site
 
 _NO_GRADIENT = "no gradient came: it did not require grad, or no backward pass reached it"
+_SUMMANDS = "each rank found a summand of it, and the sum was never formed; a rank's own is recorded as '….local.grad'"
+_UNREDUCED = "no pass that was recorded has reduced it between ranks; a rank's own is recorded as '….local.grad'"
 _NEVER_CALLED = "the module was never called while a step was recorded"
 _COMPILED = "the module lies inside a compiled region, which is recorded at its boundary"
 
@@ -31,6 +33,8 @@ class Evidence:
         called: modules that were called while a step was recorded.
         unreadable: sites whose tensors could not be read, and why.
         uncopied: printed sites of updates that were left out for their size.
+        alone: printed sites of parameters of which this process has found gradients that were to be reduced, and
+            whether there is somebody who does so.
     """
 
     modules: Sequence[NamedModule]
@@ -40,6 +44,7 @@ class Evidence:
     called: Collection[nn.Module | None]
     unreadable: Mapping[str, str]
     uncopied: Collection[str]
+    alone: Mapping[str, bool]
 
     @cached_property
     def places(self) -> set[tuple[str, tuple[str, ...], str]]:
@@ -101,7 +106,10 @@ def _explain(parameter: nn.Parameter, site: Site, evidence: Evidence) -> str:
         return "the parameter is frozen"
     if str(site) in evidence.uncopied:
         return "more bytes of weights than are copied while an optimizer steps"
-    return _NO_GRADIENT if site.quantity == "grad" else "no optimizer of torch.optim has updated the parameter"
+    if site.quantity != "grad":
+        return "no optimizer of torch.optim has updated the parameter"
+    is_reduced = evidence.alone.get(str(site.value))
+    return _NO_GRADIENT if is_reduced is None else _UNREDUCED if is_reduced else _SUMMANDS
 
 
 def _is_missing(candidate: Candidate, evidence: Evidence) -> bool:
@@ -127,4 +135,5 @@ def _list_patterns(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 
 def _place(site: Site) -> tuple[str, tuple[str, ...], str]:
-    return site.path, site.keys[: 2 if site.slot == "input" else 1], site.quantity
+    is_local = site.slot != "output" and site.keys[-1:] == (LOCAL,)
+    return site.path, site.keys[: 2 if site.slot == "input" or is_local else 1], site.quantity

@@ -29,11 +29,12 @@ class ParameterWatch:
     Attributes:
         exchange: what reduces the gradient between processes; None where nothing does.
         has_come: this process has found a gradient in the pass.
+        is_alone: what it has found was still to be reduced.
     """
 
     __slots__ = (
         "_clock", "_handle", "_host", "exchange", "gradient",
-        "has_come", "local", "parameter", "site", "update", "value",
+        "has_come", "is_alone", "local", "parameter", "site", "update", "value",
     )  # fmt: skip
 
     def __init__(
@@ -56,7 +57,7 @@ class ParameterWatch:
         self.local = local
         self.update = update
         self.exchange: Exchange | None = None
-        self.has_come = False
+        self.has_come = self.is_alone = False
         wants_gradient = gradient is not None or local is not None
         self._handle = watch_leaf(parameter, self.see_gradient) if wants_gradient else None
 
@@ -65,7 +66,9 @@ class ParameterWatch:
         """The hook: record the gradient."""
         if self._clock.on and (self._clock.entered or self._host.enter_backward()):
             self.has_come = True
-            stream = self.gradient if self.exchange is None and not is_summand(gradient) else self.local
+            stream = self.gradient
+            if self.exchange is not None or is_summand(gradient):
+                stream, self.is_alone = self.local, True
             if stream is None:
                 return
             try:

@@ -350,6 +350,9 @@ class Recorder:
             called={watch.module for watch in self._taps.slots if watch.was_called},
             unreadable=self._faults.unreadable,
             uncopied=self._optimizers.tap.left_out,
+            alone={
+                str(each.site): each.exchange is not None for each in self._taps.parameters.values() if each.is_alone
+            },
         )
 
 

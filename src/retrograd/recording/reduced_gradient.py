@@ -57,7 +57,11 @@ class ReducedGradient:
 
 def _gradient_of(watch: ParameterWatch) -> torch.Tensor | None:
     gradient = watch.parameter.grad
-    return None if gradient is None else local_part(gradient.detach())
+    if gradient is None:
+        return None
+    with torch.no_grad():  # else a DTensor gives a copy of its part, which counts its own versions
+        part: torch.Tensor = local_part(gradient)
+    return part.detach()
 
 
 def _mark(gradient: torch.Tensor | None) -> tuple[int, int] | None:

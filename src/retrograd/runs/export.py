@@ -59,7 +59,7 @@ def export_csv(run: Run, path: str | os.PathLike[str]) -> Path:
     Returns:
         Where it was written.
     """
-    rows, sites = run.history.rows, pa.array(run.history.sites, pa.string())
+    rows, sites = run.history.rows, pa.array(run.history.site_names, pa.string())
     with pyarrow.csv.CSVWriter(Path(path), _build_lines(rows, sites, slice(0)).schema) as writer:
         for start in range(0, rows.count, _ROWS_AT_ONCE):
             writer.write_table(_build_lines(rows, sites, slice(start, start + _ROWS_AT_ONCE)))

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from retrograd.history.columns import decode_batches
 from retrograd.history.events import build_event_table
 from retrograd.history.names import SiteNames
@@ -49,6 +51,7 @@ class RankFolder:
         self._began = time.time()
         self.names = SiteNames()
         self.placements: Facts = {}
+        self._recorded: set[str] = set()
         folder = claim.folder
         self._statistics = PartFolder(folder / STATISTICS)
         self._events = PartFolder(folder / EVENTS)
@@ -63,6 +66,11 @@ class RankFolder:
         recorded = self._span or self._events.find_step_limits()  # a recording without statistics has its losses
         self.next_step = recorded[1] + 1 if recorded else 0
 
+    @property
+    def recorded(self) -> list[str]:
+        """The sites of which this session has written something, in the order in which they were named."""
+        return [name for name in self.names.listed if name in self._recorded]
+
     def settle(self) -> None:
         """Move to the folder of the rank as it is known by now."""
         self._claim.move()
@@ -76,6 +84,8 @@ class RankFolder:
             return
         columns["site"] = self.names.codes[columns["site"]]
         self._statistics.add(build_table(columns, self.names.listed))
+        listed = self.names.listed
+        self._recorded.update(listed[code] for code in np.unique(columns["site"]))
         self._rows += len(columns["step"])
         steps = [int(columns["step"].min()), int(columns["step"].max()), *(self._span or ())]
         self._span = min(steps), max(steps)
@@ -90,6 +100,7 @@ class RankFolder:
         """Copy tensors, and write the copies that are known to be true by now."""
         for kept in tensors:
             self.shards.copy(kept)
+            self._recorded.add(kept.site)
         self.shards.write(is_paused=is_paused)
 
     def write_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:

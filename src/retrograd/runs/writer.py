@@ -181,7 +181,7 @@ class RunWriter:
 
     def _write_manifest(self) -> None:
         if self._claim.rank == 0 and not self._claim.is_extra:
-            self._manifest.add_sites(self._folder.names.listed)
+            self._manifest.add_sites(self._folder.recorded)
             self._manifest.write()
 
     def _attempt(self, write: Callable[[], None], lost: Lost | None = None) -> None:
