@@ -30,6 +30,7 @@ from retrograd.features.progress import ProgressReport
 from retrograd.features.shard_writer import ShardWriter, explain_unwritable
 from retrograd.features.stored import StoredFeatures, open_features
 from retrograd.hooks.processes import describe_process
+from retrograd.randomness import random_kept
 from retrograd.runs.files import remove_unfinished
 from retrograd.runs.lock import Lock
 
@@ -144,6 +145,7 @@ def _extract_rest(
     """Extract from the first batch that is not there to the last."""
     done = sum(shard.batches for shard in list_shards(folder))
     with (
+        random_kept(),  # loaders draw a seed from torch's generator
         ProgressReport(done, source.total, shown=progress) as report,
         ShardWriter(folder, done, manifest["features"]) as writer,
     ):

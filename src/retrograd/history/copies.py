@@ -70,12 +70,12 @@ class Copies:
             for group in found:
                 self._owner[self._line[code], list(group)] = min(group)
 
-    def drop(self, rows: Table, index: IntArray) -> IntArray:
-        """Those of the rows at ``index`` that count: of copies made at one moment those of the lowest rank."""
+    def counts(self, rows: Table, index: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of the rows at ``index`` count: of copies made at one moment those of the lowest rank."""
         ordered = self._sort(rows, index)
-        is_dropped = np.zeros(len(index), np.bool_)
-        is_dropped[ordered.places] = ordered.own != ordered.first
-        return index[~is_dropped] if is_dropped.any() else index
+        found = np.ones(len(index), np.bool_)
+        found[ordered.places] = ordered.own == ordered.first
+        return found
 
     def compare(self, rows: Table, index: IntArray) -> list[Disagreement]:
         """For each site, among the rows at ``index``, the first step at which copies differ in what was recorded."""

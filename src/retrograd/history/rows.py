@@ -85,13 +85,12 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         order, ends = self._by_site
         return order[ends[code] : ends[code + 1]] if code + 1 < len(ends) else order[:0]
 
-    def count_once(self, index: Index) -> Index:
-        """The same rows, without those that are copies of others; says where copies differ."""
+    def counts(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of these rows are no copies of others among them; says where copies differ."""
         if self.copies is None:
-            return index
-        listed = np.arange(self.count)[index]
-        self.copies.warn(self, listed)
-        return self.copies.drop(self, listed)
+            return np.ones(len(index), np.bool_)
+        self.copies.warn(self, index)
+        return self.copies.counts(self, index)
 
     @cached_property
     def _by_site(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -15,6 +15,7 @@ from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import ROOT, Site
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_SLOTS = frozenset({"output", "input", "parameter", "outputs", "inputs", "parameters"})
 _MODULE_WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel"})
 
 
@@ -56,8 +57,8 @@ class NamedModule:
 
 
 def parameter_site(path: str, name: str) -> Site:
-    """The site of a module's parameter. One that is called like a slot does not get its name."""
-    return Site(path, ("parameter", name) if name in ("output", "input", "parameter") else (name,))
+    """The site of a module's parameter. One that is called like a slot, or like all of them, does not get its name."""
+    return Site(path, ("parameter", name) if name in _SLOTS else (name,))
 
 
 def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from retrograd.hooks.engine import current_node
 from retrograd.hooks.nodes import LEAF_KIND, number_of
+from retrograd.hooks.tables import Entry, enter_node
 
 _MOST_HOOKED = 100_000
 """Nodes that are remembered, or those of one graph if there are more: some 100 bytes each."""
@@ -47,7 +48,7 @@ class NodeTap:
         self._see_first = see_first
         self._see_all = see_all
         self._see_leaf = see_leaf
-        self._handles: list[Any] = []
+        self._handles: list[Entry] = []
 
     def watch(self, nodes: Sequence[Any], several: Container[Any] = (), *, is_kept: bool = False) -> None:
         """Set the hooks on these nodes.
@@ -69,9 +70,9 @@ class NodeTap:
         _running.add(self)
         for node in nodes:
             if type(node) is leaf_kind:  # it knows only the hooks of its leaf
-                self._handles.append(node.register_prehook(self._see_leaf))
+                self._handles.append(enter_node(node.register_prehook, self._see_leaf))
             elif node in several:
-                self._handles.append(node.register_prehook(self._see_all))
+                self._handles.append(enter_node(node.register_prehook, self._see_all))
             elif not known or known.get(number_of(node)) != id(node):
                 node._register_hook_dict(carrier)
         if is_kept:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from retrograd.launch.inventory_request import InventoryRequest, read_inventory_request
 from retrograd.launch.pass_inventory import PassInventory
@@ -12,7 +12,9 @@ from retrograd.runs.layout import INVENTORY, UNFINISHED
 from retrograd.runs.ranks import RankClaim
 from retrograd.saved.inventory import Inventory
 from retrograd.views.inventory_page import write_inventory
-from retrograd.views.inventory_table import By, print_inventory
+
+if TYPE_CHECKING:
+    from retrograd.views.inventory_table import By
 
 PAGE = "inventory.html"
 
@@ -41,6 +43,8 @@ class InventorySession(PassInventory):
         return f"an inventory of {len(self._inventory):,} saved tensors"
 
     def _show(self, file: TextIO) -> None:
+        from retrograd.views.inventory_table import print_inventory
+
         by: By = self._request.by  # type: ignore[assignment]
         if self._inventory is not None:
             print_inventory(self._inventory, by=by, file=file)

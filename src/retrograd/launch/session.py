@@ -23,6 +23,7 @@ from retrograd.launch.late_sink import LateSink
 from retrograd.launch.naming import name_models
 from retrograd.launch.request import Request, read_request
 from retrograd.launch.search import Search
+from retrograd.randomness import random_kept
 from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
 
@@ -119,7 +120,8 @@ class Session:
         return Recorder(models, self._sink, settings, step=step)
 
     def _open_run(self) -> RunWriter:
-        from retrograd.runs.writer import RunWriter
+        with random_kept():
+            from retrograd.runs.writer import RunWriter
 
         writer = RunWriter(self._request.path, resume=self._request.resume, join=True)
         atexit.register(self.close)  # again, since what is registered last runs first, and the writer has its own

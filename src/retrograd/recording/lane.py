@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from retrograd.history.sink import Phase
+from retrograd.recording.forwards import Forwards
 from retrograd.recording.settings import Settings
 from retrograd.statistics.custom import CustomStatistics
 from retrograd.statistics.slab import Slab, UnreadableTensorError, make_slab
@@ -33,11 +34,12 @@ class Lane:
         reached: a backward pass has reached it since then.
         failed: a forward has raised.
         training: the model was in training mode.
+        forwards: the calls of whole models that have been recorded since then, where backward passes may follow them.
         kept: tensors kept since then, as tuples (stream, tensor, version, bytes).
     """
 
     __slots__ = (
-        "_make", "custom", "failed", "kept", "mode", "opened",
+        "_make", "custom", "failed", "forwards", "kept", "mode", "opened",
         "reached", "rows", "serial", "slabs", "touched", "training",
     )  # fmt: skip
 
@@ -50,6 +52,7 @@ class Lane:
         self.serial = self.opened = 1
         self.touched = self.reached = self.failed = False
         self.training = True
+        self.forwards = Forwards()
         self.kept: list[tuple[Any, torch.Tensor, int, int]] = []
 
     def slab(self, device: torch.device) -> Slab:
@@ -77,6 +80,7 @@ class Lane:
         self.serial += 1
         self.opened = self.serial
         self.touched = self.reached = self.failed = False
+        self.forwards.restart()
 
     @property
     def phase(self) -> Phase:

@@ -45,6 +45,10 @@ class PlaceMaker(Host, Protocol):
         """Told at a site that has more calls than get records of their own."""
 
 
+Places = dict[Keys, Place | None]
+"""The places of one call, by their keys."""
+
+
 class Calls:
     """The places of one slot in one lane, by call.
 
@@ -60,8 +64,8 @@ class Calls:
         self.serial = 0
         self.count = 0
         self.plain: list[Place | None] = []
-        self.places: list[dict[Keys, Place | None]] = []
-        self.unhooked: list[tuple[int, dict[Keys, Place | None]]] = []
+        self.places: list[Places] = []
+        self.unhooked: list[tuple[int, Places]] = []
 
     def gradients(self) -> list[Stream]:
         """Where the gradients of all calls go."""
@@ -145,6 +149,14 @@ class SlotWatch:
             except Exception as error:
                 self._host.fault(Site(self._path, keys, call + 1), error)
         return hooked
+
+    def find_place(self, lane: Lane, call: int, keys: Keys) -> Place | None:
+        """The place of an earlier call with grad, made now if that call did not have these keys."""
+        places = self.trained_calls.places[call]
+        if keys not in places:
+            places[keys] = self._host.make_place(lane, self._module, Site(self._path, keys, call + 1))
+            self.trained_calls.plain[call] = places.get(self._keys)
+        return places[keys]
 
     def _watch(self, place: Place, tensor: torch.Tensor) -> None:
         """Take care of the gradient alone."""

@@ -120,6 +120,11 @@ def _is_missing(candidate: Candidate, evidence: Evidence) -> bool:
     )
 
 
+def list_unmatched(evidence: Evidence) -> list[str]:
+    """Patterns that nothing matched though the model ran, as text."""
+    return [pattern for pattern, _ in _list_patterns(evidence)] if evidence.called else []
+
+
 def _list_patterns(evidence: Evidence) -> Iterator[tuple[str, str]]:
     modules = {entry.path: entry.module for entry in evidence.modules}
     candidates = [candidate for entry in evidence.modules for candidate in entry.candidates()]

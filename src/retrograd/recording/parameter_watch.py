@@ -7,7 +7,7 @@ import torch
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.exchange import Exchange
 from retrograd.hooks.sharding import is_summand
-from retrograd.hooks.tensor import watch_leaf
+from retrograd.hooks.tensor import watch_gradient
 from retrograd.recording.place import Host
 from retrograd.recording.stream import Stream
 from retrograd.sites.site import Site
@@ -59,7 +59,7 @@ class ParameterWatch:
         self.exchange: Exchange | None = None
         self.has_come = self.is_alone = False
         wants_gradient = gradient is not None or local is not None
-        self._handle = watch_leaf(parameter, self.see_gradient) if wants_gradient else None
+        self._handle = watch_gradient(parameter, self.see_gradient) if wants_gradient else None
 
     @uncompiled
     def see_gradient(self, gradient: torch.Tensor) -> None:

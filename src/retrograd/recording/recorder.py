@@ -10,10 +10,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from retrograd.history.sink import Event, EventKind, Moment, Sink
-from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
+from retrograd.hooks.backward import (
+    EngineRun,
+    follow_backward,
+    has_asked_for_a_pass,
+    listen_to_backward,
+    unfollow_backward,
+    unlisten_to_backward,
+)
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.candidates import (
     NamedModule,
@@ -24,20 +30,21 @@ from retrograd.hooks.candidates import (
 )
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
+from retrograd.hooks.hiding import hide_hooks, show_hooks
 from retrograd.hooks.input_gradient import InputGradient
 from retrograd.hooks.interventions import listen_to_interventions, unlisten_to_interventions
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
-from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
+from retrograd.hooks.tables import Entry
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
-from retrograd.recording.faults import Faults, harmless
+from retrograd.recording.faults import Faults, harmless, say
 from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
 from retrograd.recording.manual_updates import ManualUpdates
-from retrograd.recording.module_watch import mode_now
-from retrograd.recording.omissions import Evidence, list_omissions
+from retrograd.recording.module_watch import SlotWatch, mode_now
+from retrograd.recording.omissions import Evidence, list_omissions, list_unmatched
 from retrograd.recording.optimizer_watch import OptimizerWatch
 from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.place import Place
@@ -92,13 +99,14 @@ class Recorder:
         self._old_input_gradients: list[InputGradient] = []
         self.keeper = TensorKeeper(self.settings.keeps, self.settings.tensor_budget, sink)
         self.guard = DeepGraphGuard()
-        self.leaf_handles: list[RemovableHandle] = []
+        self.leaf_handles: list[Entry] = []
         self.input_gradients: list[InputGradient] = []
         self.placements = Placements(lambda found: sink.describe(placements=found))
         late = LateGradients()
-        self._emitter = Emitter(sink, self._rows, self.keeper, self, late, self.placements, self._forget_graph)
+        slots: list[SlotWatch] = []
+        self._emitter = Emitter(sink, self._rows, slots, self.keeper, self, late, self.placements, self._forget_graph)
         self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._manual.touched, step)
-        self._taps = Taps(self, self.settings, self._lanes, self._rows, late)
+        self._taps = Taps(self, self.settings, self._lanes, self._rows, slots, late)
         self._reductions = Reductions(self)
         self._interventions = InterventionWatch(self, self._taps, self._emitter)
         self._optimizers = OptimizerWatch(self, self._taps.parameters, UpdateTap(self._lanes.grad))
@@ -107,13 +115,19 @@ class Recorder:
 
     def attach(self) -> None:
         """Set the taps."""
-        for name, model in self._new_models.items():
-            self._add(name, model)
+        hide_hooks()
+        try:
+            for name, model in self._new_models.items():
+                self._add(name, model)
+        except BaseException:
+            self._taps.remove()
+            show_hooks()
+            raise
         self._new_models.clear()
         listen_to_backward(self)
+        follow_backward(self)
         listen_to_interventions(self._interventions)
         listen_to_optimizers(self._optimizers)
-        hide_from_scripting()
         self._describe()
 
     def add_model(self, name: str, model: nn.Module) -> None:
@@ -190,11 +204,18 @@ class Recorder:
             for watch in self._taps.parameters.values():
                 self.parameter_watched(watch)
         clock.forward_begins(id(model), mode_now(), model.training)
+        self._optimizers.model_runs(model)
+        lane = clock.waiting_lane
+        if lane is not None:
+            lane.forwards.begin(id(model), model.training, lane.serial)
 
     @harmless
-    def root_ends(self, model: nn.Module, failed: bool) -> None:
+    def root_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """That call has ended."""
         if current_graph_task() == -1:
+            lane = self.clock.waiting_lane
+            if lane is not None:
+                lane.forwards.end(output, self)
             self.guard.pause()
             self.clock.forward_ends(id(model), failed)
 
@@ -240,6 +261,26 @@ class Recorder:
         elif not clock.on:
             self._leave_backward(failed)
         self._losses, self._scale = (), None
+
+    @harmless
+    def run_begins(self, run: EngineRun) -> None:
+        """Told of every run of the engine.
+
+        One inside a pass that hands its gradients back (a Function that solves an equation backwards, say) is a
+        computation of that Function's own. One that adds to ``.grad`` is a part of the pass: a checkpointed one.
+        """
+        if self._is_aside(run):
+            self.clock.step_aside()
+
+    @harmless
+    def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
+        """That run has ended."""
+        if self._is_aside(run):
+            self.clock.come_back()
+
+    def _is_aside(self, run: EngineRun) -> bool:
+        is_ours = threading.get_ident() == self.clock.thread or not has_asked_for_a_pass()
+        return run.is_nested and not run.accumulates and is_ours
 
     @property
     def loss_scale(self) -> torch.Tensor | None:
@@ -327,19 +368,24 @@ class Recorder:
             return
         self._closed = True
         unlisten_to_backward(self)
+        unfollow_backward(self)
         unlisten_to_interventions(self._interventions)
         unlisten_to_optimizers(self._optimizers)
-        show_to_scripting()
         self.clock.close_all()
         self._optimizers.decide()
         self.clock.stop()
         self._reductions.remove()
         self._taps.remove()
+        show_hooks()
         for gradient in self._old_input_gradients:
             gradient.remove()
         self.keeper.finish(self.clock.moment)
-        self._sink.describe(not_recorded=list_omissions(self._evidence()), faults=dict(self._faults.counts))
+        evidence = self._evidence()
+        self._sink.describe(not_recorded=list_omissions(evidence), faults=dict(self._faults.counts))
         self._sink.close(status)
+        unmatched = list_unmatched(evidence)
+        if unmatched and status == "finished":  # else what has not come yet is no news
+            say(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
 
     def _evidence(self) -> Evidence:
         return Evidence(
@@ -378,7 +424,7 @@ class _RootWatch:
         self._recorder.root_begins(module, (args, kwargs))
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        self._recorder.root_ends(module, failed=output is None and sys.exc_info()[0] is not None)
+        self._recorder.root_ends(module, output, failed=output is None and sys.exc_info()[0] is not None)
 
 
 def _continues_a_graph(arguments: Any) -> bool:

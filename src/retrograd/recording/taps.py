@@ -40,6 +40,7 @@ class Taps:
         settings: what is wanted.
         lanes: where it goes.
         rows: the numbering of rows.
+        slots: where the watches of what has calls are to be listed.
         late: told of every place that hooks tensors.
 
     Attributes:
@@ -48,7 +49,15 @@ class Taps:
         see_gradients: whether any gradient is recorded.
     """
 
-    def __init__(self, host: TapHost, settings: Settings, lanes: Lanes, rows: RowTable, late: LateGradients) -> None:
+    def __init__(
+        self,
+        host: TapHost,
+        settings: Settings,
+        lanes: Lanes,
+        rows: RowTable,
+        slots: list[SlotWatch],
+        late: LateGradients,
+    ) -> None:
         self._host = host
         self._settings = settings
         self._lanes = lanes
@@ -59,7 +68,7 @@ class Taps:
         self._watched: dict[str, SlotWatch] = {}
         self._places: list[Place] = []
         self._frozen: list[tuple[Site, nn.Module, nn.Parameter]] = []
-        self.slots: list[SlotWatch] = []
+        self.slots = slots
         self.parameters: dict[int, ParameterWatch] = {}
         self.see_gradients = False
 
@@ -160,12 +169,16 @@ class Taps:
     def _add_slot(self, watch: SlotWatch) -> None:
         self.slots.append(watch)
         self._late.calls.append(watch.trained_calls)
+        self._lanes.grad.forwards.calls.append(watch.trained_calls)
 
     def _make_stream(self, lane: Lane, module: nn.Module | None, site: Site, *, copy: bool = False) -> Stream | None:
         candidate = Candidate(site, module)
-        row = self._rows.number(site) if self._settings.wants_statistics(candidate) else NO_ROW
+        has_row = self._settings.wants_statistics(candidate)
         keep = find_keep(self._settings.keeps, candidate)
-        return Stream(lane, site, row, keep, copy=copy, host=self._host) if row >= 0 or keep is not None else None
+        if not has_row and keep is None:
+            return None
+        row = self._rows.number(site)  # also where tensors alone are kept: by it the record knows the name
+        return Stream(lane, site, row if has_row else NO_ROW, keep, copy=copy, host=self._host)
 
 
 def _trains(parameter: torch.Tensor) -> bool:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retrograd.errors import RuleError
+from retrograd.errors import CannotRewriteError, RuleError
 from retrograd.hooks import interventions
 from retrograd.hooks.checkpoints import EnoughComputed
 from retrograd.hooks.interventions import tell_intervention
+from retrograd.rewriting.beside import NOTHING, Beside
 from retrograd.rewriting.clock import Clock
 from retrograd.rules.rule import Rule
 from retrograd.sites.site import Site
@@ -34,9 +35,13 @@ class Chain:
 
     Attributes:
         needs_value: whether one of the rules asks for the activation that belongs to a gradient.
+        needs_input: whether one of them asks for what went into that call of the module.
+
+    Raises:
+        CannotRewriteError: for a rule that asks for an input where there is none.
     """
 
-    __slots__ = ("_clock", "_lock", "_steps", "module", "name", "needs_value", "site")
+    __slots__ = ("_clock", "_lock", "_steps", "module", "name", "needs_input", "needs_value", "site")
 
     def __init__(self, rules: Sequence[Rule], module: nn.Module | None, site: Site, clock: Clock, rank: int) -> None:
         self._clock = clock
@@ -45,21 +50,28 @@ class Chain:
         self.site = site
         self.name = str(site)
         self.needs_value = any(rule.needs_value for rule in rules)
+        self.needs_input = any(rule.needs_input for rule in rules)
+        if self.needs_input and (site.quantity == "value" or site.kind not in ("output", "input")):
+            raise CannotRewriteError(
+                f"A rule at {self.name} asks for the input of a call, and there is none.",
+                repair="set it on the gradient of a module's output or input: 'fc:output.grad'.",
+                reason="the gradient of a parameter comes from all calls, and a watched tensor is of no module.",
+            )
         self._steps = [(rule, rule.state_at(self.name)) for rule in rules]
         for _, state in self._steps:
             state.rank = rank
 
-    def change(self, value: Tensor, call: int, training: bool, activation: Tensor | None = None) -> Tensor:
+    def change(self, value: Tensor, call: int, training: bool, beside: Beside | None = None) -> Tensor:
         """What the rules make of a value; the very same object if they leave it alone.
 
         Raises:
             RuleError: if one of them breaks the contract, or raises.
         """
         with self._lock:
-            return self._act(value, call, training, activation, interventions.listeners != ())
+            return self._act(value, call, training, beside, interventions.listeners != ())
 
     def change_scaled(
-        self, gradient: Tensor, scale: Tensor, call: int, training: bool, activation: Tensor | None
+        self, gradient: Tensor, scale: Tensor, call: int, training: bool, beside: Beside | None
     ) -> Tensor | None:
         """What flows on instead of a gradient that is multiplied by a loss scale; the rules see it without.
 
@@ -69,7 +81,7 @@ class Chain:
         scale = scale.to(gradient.device, non_blocking=True)
         wide = gradient.float() if gradient.dtype is torch.float16 else gradient  # unscaled it is too small for half
         unscaled = wide / scale
-        changed = self.change(unscaled, call, training, activation)
+        changed = self.change(unscaled, call, training, beside)
         return None if changed is unscaled else (changed * scale).to(gradient.dtype)
 
     def change_again(self, value: Tensor, call: int, training: bool, remembered: Sequence[Snapshot]) -> Tensor:
@@ -96,12 +108,13 @@ class Chain:
         for index, (_, state) in enumerate(self._steps):
             state.restore(remembered[index] if remembered else {})
 
-    def _act(self, value: Tensor, call: int, training: bool, activation: Tensor | None, tells: bool) -> Tensor:
+    def _act(self, value: Tensor, call: int, training: bool, beside: Beside | None, tells: bool) -> Tensor:
         for rule, state in self._steps:
             state.step = self._clock.step
             state.call = call
             state.training = training
-            state.value = activation
+            if beside is not None:
+                state.value, state.inputs = beside.read_value(self.name), beside.read_inputs(self.name)
             version = -1 if value.is_inference() else value._version  # those of inference mode count no versions
             try:
                 changed = rule(value, state)
@@ -110,7 +123,7 @@ class Chain:
             except Exception as error:
                 raise self._explain(rule, error) from error
             finally:
-                state.value = None  # the memory outlives the graph; what it is shown does not
+                state.value, state.inputs = None, NOTHING  # the memory outlives the graph; what it is shown does not
             if version >= 0 and value._version != version:
                 raise RuleError(
                     f"The rule {rule.name} has written into its argument at {self.name}.",

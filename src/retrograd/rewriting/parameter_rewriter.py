@@ -8,6 +8,7 @@ from retrograd.errors import CannotRewriteError
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.sharding import is_flattened, is_sharded
 from retrograd.hooks.tensor import change_gradient, leave_gradient, shares_memory
+from retrograd.rewriting.beside import Beside, Noted
 from retrograd.rewriting.chain import Chain
 from retrograd.rewriting.place import Host
 
@@ -61,10 +62,10 @@ class ParameterRewriter:
         if gradient is None or not self._host.is_active:
             return None
         chain, scale, training = self._chain, self._host.clock.scale, self._module.training
-        activation = self._parameter.detach() if chain.needs_value else None
+        beside = Beside(Noted(self._parameter), {}) if chain.needs_value else None
         if scale is not None:
-            return chain.change_scaled(gradient, scale, 1, training, activation)
-        changed = chain.change(gradient, 1, training, activation)
+            return chain.change_scaled(gradient, scale, 1, training, beside)
+        changed = chain.change(gradient, 1, training, beside)
         if shares_memory(changed):  # it may become ``.grad``, which is written into
             return changed.clone()
         return None if changed is gradient else changed

@@ -69,7 +69,7 @@ class RankFolder:
     @property
     def recorded(self) -> list[str]:
         """The sites of which this session has written something, in the order in which they were named."""
-        return [name for name in self.names.listed if name in self._recorded]
+        return [name for name in self.names.written if name in self._recorded]
 
     def settle(self) -> None:
         """Move to the folder of the rank as it is known by now."""
@@ -83,9 +83,9 @@ class RankFolder:
         if not len(columns["step"]):
             return
         columns["site"] = self.names.codes[columns["site"]]
-        self._statistics.add(build_table(columns, self.names.listed))
-        listed = self.names.listed
-        self._recorded.update(listed[code] for code in np.unique(columns["site"]))
+        written = self.names.written
+        self._statistics.add(build_table(columns, written))
+        self._recorded.update(written[code] for code in np.unique(columns["site"]))
         self._rows += len(columns["step"])
         steps = [int(columns["step"].min()), int(columns["step"].max()), *(self._span or ())]
         self._span = min(steps), max(steps)

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from retrograd.randomness import random_kept
 from retrograd.statistics.readable import UnreadableTensorError, make_readable
 from retrograd.statistics.torch_slab import TorchSlab
 
@@ -74,7 +75,8 @@ def make_slab(device: str | torch.device = "cpu", histogram: bool = True) -> Sla
     if device.type == "cpu" and NativeSlab is not None:
         return NativeSlab(histogram, partial(make_readable, device=device))
     if device.type == "cuda" and find_spec("triton") is not None:
-        from retrograd.statistics.cuda_slab import CudaSlab
+        with random_kept():
+            from retrograd.statistics.cuda_slab import CudaSlab
 
         return CudaSlab(device, histogram)
     return TorchSlab(device, histogram)
