@@ -204,7 +204,7 @@ def test_two_ranks_are_one_process(runs: Path, name: str) -> None:
     run = open_run(runs / name)
     assert_merged(run.history, train_whole(), factor=double_gradients)
     assert not run.history.disagreements
-    facts = [rank.placements for rank in run.ranks]
+    facts = [rank.placements.sites for rank in run.ranks]
     assert [each["0:weight.grad"] for each in facts] == [{"holds": "copy", "ranks": [0, 1]}] * 2
     assert [each["0:output"] for each in facts] == [{"holds": "own", "ranks": [rank]} for rank in range(2)]
 

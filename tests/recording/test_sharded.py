@@ -266,7 +266,7 @@ def test_a_sum_that_nobody_has_formed(two: Path) -> None:
     both = [local.select(rank=rank).mean for rank in range(2)]
     total = [each[0].mean().item() for each in truth.seen["norm:weight.grad"].values()]
     assert (both[0] + both[1]).tolist() == pytest.approx(total, rel=1e-5)
-    assert run.ranks[1].placements["norm:weight.local.grad"]["holds"] == "summand"
+    assert run.ranks[1].placements.sites["norm:weight.local.grad"]["holds"] == "summand"
 
 
 def test_spread_inputs_and_kept_tensors(two: Path) -> None:
@@ -280,7 +280,9 @@ def test_spread_inputs_and_kept_tensors(two: Path) -> None:
 
 def test_what_each_rank_holds(two: Path, four: Path) -> None:
     def facts(folder: Path, site: str) -> list[tuple[str, list[int]]]:
-        return [(each["holds"], each["ranks"]) for each in (rank.placements[site] for rank in open_run(folder).ranks)]
+        return [
+            (each["holds"], each["ranks"]) for each in (rank.placements.sites[site] for rank in open_run(folder).ranks)
+        ]
 
     assert facts(two / "leaves", "0:weight.grad") == [("shard", [0]), ("shard", [1])]
     assert facts(two / "leaves", "0:output") == [("own", [0]), ("own", [1])]

@@ -26,12 +26,13 @@ class Placements:
     Where there is one process alone nothing is found, and nothing told.
 
     Args:
-        tell: takes all facts by printed site, whenever there are new ones.
+        tell: takes all facts, the stages of models by name and placements by printed site, whenever there are new ones.
     """
 
     def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
         self._tell = tell
-        self._found: dict[str, Placement] = {}
+        self._found: dict[Site, Placement] = {}
+        self._stages: dict[str, int] = {}
         self._is_told = True
         self._plain = PlainPlacements(())
 
@@ -67,16 +68,22 @@ class Placements:
             return place_own()
         return self._plain.place(tensor) if tensor.grad_fn is not None else None
 
+    def set_stage(self, model: str, stage: int) -> None:
+        """The model of this name is a stage of a pipeline."""
+        if self._stages.get(model) != stage:
+            self._stages[model] = stage
+            self._is_told = False
+
     def flush(self) -> None:
         """Tell what is new."""
         if not self._is_told:
             self._is_told = True
-            self._tell({site: _describe(placement) for site, placement in self._found.items()})
+            sites = {str(site): _describe(placement) for site, placement in self._found.items()}
+            self._tell({"stages": dict(self._stages), "sites": sites})
 
     def _add(self, site: Site, placement: Placement) -> None:
-        name = str(site)
-        if self._found.get(name) != placement:
-            self._found[name] = placement
+        if self._found.get(site) != placement:
+            self._found[site] = placement
             self._is_told = False
 
 

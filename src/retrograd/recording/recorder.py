@@ -35,6 +35,7 @@ from retrograd.hooks.input_gradient import InputGradient
 from retrograd.hooks.interventions import listen_to_interventions, unlisten_to_interventions
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
+from retrograd.hooks.pipeline import is_rehearsal, running_stage
 from retrograd.hooks.tables import Entry
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
@@ -191,7 +192,10 @@ class Recorder:
     @harmless
     def root_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
-        if current_graph_task() != -1:  # a checkpointed part is computed again
+        if current_graph_task() != -1 or self.clock.is_paused:  # a checkpointed part is computed again
+            return
+        if self.clock.outermost is None and is_rehearsal():
+            self.clock.pause(id(model))
             return
         if self.guard.count > FREE_DEPTH and not _continues_a_graph(arguments):
             self.guard.part()
@@ -203,6 +207,8 @@ class Recorder:
         if self._reductions.meets_wrapper():
             for watch in self._taps.parameters.values():
                 self.parameter_watched(watch)
+        if clock.outermost is None:
+            self._find_stage(model)
         clock.forward_begins(id(model), mode_now(), model.training)
         self._optimizers.model_runs(model)
         lane = clock.waiting_lane
@@ -212,12 +218,21 @@ class Recorder:
     @harmless
     def root_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """That call has ended."""
-        if current_graph_task() == -1:
+        if self.clock.is_paused:
+            self.clock.go_on(id(model))
+        elif current_graph_task() == -1:
             lane = self.clock.waiting_lane
             if lane is not None:
                 lane.forwards.end(output, self)
             self.guard.pause()
             self.clock.forward_ends(id(model), failed)
+
+    def _find_stage(self, model: nn.Module) -> None:
+        stage = running_stage()
+        self.clock.is_piped = stage is not None
+        if stage is not None:
+            name = next((name for name, each in self._models.items() if each is model), "")
+            self.placements.set_stage(name, stage)
 
     def _is_running(self, outermost: int, model: nn.Module) -> bool:
         root = next((each for each in self._roots if id(each) == outermost), None)

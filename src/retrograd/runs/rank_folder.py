@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -19,7 +19,7 @@ from retrograd.runs.compaction import compact
 from retrograd.runs.files import write_json, write_whole
 from retrograd.runs.layout import EVENTS, RANK_FILE, STATISTICS, TENSORS
 from retrograd.runs.parts import PartFolder
-from retrograd.runs.placements import Facts, write_placements
+from retrograd.runs.placements import write_placements
 from retrograd.runs.queue import Lost
 from retrograd.runs.ranks import RankClaim
 from retrograd.runs.tensors import ShardFolder
@@ -50,7 +50,7 @@ class RankFolder:
         self._claim = claim
         self._began = time.time()
         self.names = SiteNames()
-        self.placements: Facts = {}
+        self.placements: Mapping[str, Any] = {}
         self._recorded: set[str] = set()
         folder = claim.folder
         self._statistics = PartFolder(folder / STATISTICS)
