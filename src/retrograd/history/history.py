@@ -116,6 +116,8 @@ class History:
     def sites(self) -> list[str]:
         """Names of all sites of which something was recorded, in the order first seen, which is the order of calls.
 
+        Before anything was, of those that are to be.
+
         The name of a module that was called several times stands for all calls; its first one is listed with its
         number, as ``cell#1:output``.
         """
@@ -129,10 +131,11 @@ class History:
 
     @property
     def _recorded(self) -> list[int]:
-        """The codes of sites of which something was recorded."""
+        """The codes of sites of which something was recorded; before anything was, of all."""
         names = self._names.written
         rows = np.bincount(self.rows["site"], minlength=len(names))
-        return [code for code, name in enumerate(names) if rows[code] or self._list_tensors(name)]
+        found = [code for code, name in enumerate(names) if rows[code] or self._list_tensors(name)]
+        return found or list(range(len(names)))
 
     def __getitem__(self, site: str) -> Series:
         """One site over time: all calls of a module, unless the name has the number of one.

@@ -109,8 +109,8 @@ def find_exchanges(model: nn.Module) -> Iterator[Exchange]:
 
 
 def is_averaging(module: nn.Module) -> bool:
-    """Whether it is a ``DistributedDataParallel``."""
-    return type(module).__name__ == "DistributedDataParallel"
+    """Whether it is a ``DistributedDataParallel`` of several processes; one alone has nothing to reduce."""
+    return type(module).__name__ == "DistributedDataParallel" and module.process_group.size() > 1  # type: ignore[operator]
 
 
 def running_wrapper() -> nn.Module | None:

@@ -57,7 +57,7 @@ class Reductions:
     def meets_wrapper(self) -> bool:
         """A recorded model is called: is there a wrapper around it that was not known?"""
         wrapper = running_wrapper()
-        if wrapper is None or wrapper in self._wrappers:
+        if wrapper is None or wrapper in self._wrappers or not is_averaging(wrapper):
             return False
         self._wrappers.add(wrapper)
         exchange = Averaging(wrapper)
