@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "retrograd"
 
 MAY_IMPORT = {
     "errors": set(),
+    "files": set(),
     "randomness": set(),
     "sites": set(),
     "statistics": set(),
@@ -50,7 +51,10 @@ MAY_IMPORT = {
     },
     "cli": {"launch", "recording", "bundles", "views", "runs", "history", "sites"},
 }
-"""Room → the rooms it may import. ``errors`` and ``randomness`` are open to all; ``__init__`` re-exports."""
+"""Room → the rooms it may import. The package's ``__init__`` re-exports."""
+
+OPEN = {"errors", "files", "randomness"}
+"""What is no room, and open to all."""
 
 DEFERRED = {
     "retrograd.statistics.slab": "Triton takes half a second to load, and only CUDA tensors need it",
@@ -146,7 +150,7 @@ def test_there_is_something_to_look_at() -> None:
 
 @pytest.mark.parametrize("name", [name for name in TREES if room(name)])
 def test_a_room_imports_only_what_the_table_allows(name: str) -> None:
-    allowed = MAY_IMPORT[room(name)] | {room(name), "errors", "randomness"}
+    allowed = MAY_IMPORT[room(name)] | {room(name), *OPEN}
     if name == "retrograd.__main__":
         allowed = {"cli"}
     wrong = {target for target in ours(TREES[name]) if room(target) not in allowed}

@@ -655,7 +655,6 @@ def test_fused_kernels_stay_fused(needs: str) -> None:
         assert find(origins, output).line is not None
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_transforms_and_scripts_and_odd_calls_go_on_as_ever() -> None:
     x = torch.randn(4, 4)
     net = nn.Linear(4, 4)

@@ -11,7 +11,6 @@ import itertools
 import platform
 import shutil
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -41,6 +40,7 @@ from retrograd.errors import (
     FreedGraphError,
     ReplayError,
 )
+from retrograd.files import name_aside, remove_abandoned
 from retrograd.hooks.aside import run_aside
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.nodes import inputs_of, is_freed, is_leaf, is_python, name_of, run_node
@@ -215,8 +215,9 @@ def _read_versions() -> Versions:
 
 
 def _write(bundle: Bundle, path: Path) -> Path:
-    unfinished = path.with_name(f".tmp-{uuid.uuid4().hex[:12]}-{path.name}")
+    unfinished = name_aside(path)
     try:
+        remove_abandoned(path.parent)
         unfinished.mkdir(parents=True)
         write_files(unfinished, *print_bundle(bundle))
         return _move(unfinished, path)

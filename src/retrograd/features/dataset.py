@@ -29,9 +29,9 @@ from retrograd.features.pooling import Pool, describe_pool
 from retrograd.features.progress import ProgressReport
 from retrograd.features.shard_writer import ShardWriter, explain_unwritable
 from retrograd.features.stored import StoredFeatures, open_features
+from retrograd.files import remove_unfinished
 from retrograd.hooks.processes import describe_process
 from retrograd.randomness import random_kept
-from retrograd.runs.files import remove_unfinished
 from retrograd.runs.lock import Lock
 
 TARGET = "target"
@@ -88,7 +88,7 @@ def extract_dataset(
             a feature is no tensor with a row for each sample, or changes its shape; the disk is full.
         NoSuchSiteError: the model has no such site.
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()  # the loader may change the directory
     texts = [sites] if isinstance(sites, str) else list(sites)
     check_order(loader, allow_shuffle=allow_shuffle)
     conversion = Conversion(pool, dtype)

@@ -35,12 +35,12 @@ def extract(
 ) -> dict[str, Any]:
     """The features of one batch.
 
-    The model runs once, in the mode (``train`` or ``eval``) that it is in. A name without the number of a call means
-    every call of the module; what they were is known at the forward's end. Where all names say their call
-    (``"layer4#1"``), it runs until the last of them has been seen; no later layer runs, so neither do a later batch
-    norm's statistics move nor later random numbers get drawn. The forward does run to its end where somebody would
-    miss it: the model has forward hooks already (of yours, of :func:`rg.record`), is sharded by FSDP or offloaded by
-    accelerate.
+    The model runs once, in the mode (``train`` or ``eval``) that it is in, until the last site has been seen; no later
+    layer runs, so neither do a later batch norm's statistics move nor later random numbers get drawn. A name without
+    the number of a call means every call of its module, so the forward runs to its end unless the code of the model
+    shows that there is but one (``self.layer4(x)`` in no loop); ``"layer4#1"`` is the first call, whatever the code
+    says. The forward also runs to its end where somebody would miss it: the model has forward hooks already (of
+    yours, of :func:`rg.record`), is sharded by FSDP or offloaded by accelerate.
 
     Args:
         model: any module but ``nn.DataParallel``. Of a ``DistributedDataParallel`` the wrapped module is run, without
@@ -52,7 +52,7 @@ def extract(
             ``"blocks.*:outputs"``.
         differentiable: keep the graph, so that gradients flow from the features to inputs and parameters. Otherwise
             the forward runs without grad.
-        early_end: let the forward end early, where the names say which calls they mean.
+        early_end: let the forward end early.
 
     Returns:
         The names as they were asked, in that order, and in the place of a glob the names of what it matched. A name
@@ -87,9 +87,6 @@ def read_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 class Extractor:
     """Extracts the same sites from one batch after the other.
 
-    The first forward tells how often modules are called: of those that are called once no later forward need be run to
-    its end for another call.
-
     Args:
         model, sites, differentiable, early_end: as in :func:`extract`.
         hold: what is done with each value when it is seen.
@@ -120,12 +117,7 @@ class Extractor:
             forward = _Forward(self._wanted, self._hold, WayOut(self._model, wanted=self._early_end), self._model)
             with read_calls(forward.readings()):
                 forward.run(args, kwargs)
-        features = forward.collect()
-        self._wanted = [
-            replace(wanted, call=1) if wanted.is_plain and forward.count_calls(wanted) == 1 else wanted
-            for wanted in self._wanted
-        ]
-        return features
+        return forward.collect()
 
 
 class _Forward:

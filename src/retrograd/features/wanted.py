@@ -23,6 +23,7 @@ from typing import Any, Literal
 from torch import nn
 
 from retrograd.errors import FeatureError, NoSuchSiteError, SiteSyntaxError
+from retrograd.features.called_once import is_called_once
 from retrograd.hooks.candidates import NamedModule, compiled_regions, walk_modules
 from retrograd.hooks.module import is_compiled
 from retrograd.sites.glob import translate_glob
@@ -84,7 +85,11 @@ def find_wanted(model: nn.Module, sites: str | Iterable[str]) -> list[Wanted]:
     if not texts:
         raise FeatureError("No site is asked for.", repair="name at least one, such as 'layer4' or 'fc:input.input'.")
     search = _Search(walk_modules("", model))
-    return [wanted for text in texts for wanted in search.find(text)]
+    found = [wanted for text in texts for wanted in search.find(text)]
+    return [
+        replace(wanted, call=1) if wanted.is_plain and is_called_once(model, wanted.entry.module) else wanted
+        for wanted in found
+    ]
 
 
 class _Search:

@@ -122,7 +122,12 @@ def _merge(wrapper: NamedModule, wrapped: NamedModule) -> NamedModule:
 
 def compiled_regions(entries: Iterable[NamedModule]) -> tuple[str, ...]:
     """What the paths begin with of modules that lie inside compiled ones; an empty text where the whole model is."""
-    return tuple("" if entry.path == ROOT else f"{entry.path}." for entry in entries if is_compiled(entry.tapped))
+    return tuple(beginning_of(entry.path) for entry in entries if is_compiled(entry.tapped))
+
+
+def beginning_of(path: str) -> str:
+    """What the paths of all modules within this one begin with."""
+    return "" if path == ROOT else f"{path}."
 
 
 def describe_model(name: str, model: nn.Module) -> list[dict[str, str | int]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.placement import walk_data_ranks
@@ -29,11 +30,11 @@ class Exchange:
     ranks: tuple[int, ...] = ()
 
     def __init__(self, parameters: Collection[Tensor]) -> None:
-        self._parameters = frozenset(map(id, parameters))
+        self._parameters = WeakIdKeyDictionary(dict.fromkeys(parameters))
 
     def reduces(self, parameter: Tensor) -> bool:
         """Whether the gradient of this parameter is among them."""
-        return id(parameter) in self._parameters
+        return parameter in self._parameters
 
     def has_begun(self) -> bool:
         """Whether gradients that have come are being reduced, or have been; asked after a pass that brought some."""

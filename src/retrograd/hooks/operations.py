@@ -152,16 +152,19 @@ _lock = threading.Lock()
 
 @uncompiled
 def _see_function(self: Any) -> None:
-    """In place of the constructor of nodes of Python Functions: the newest number is that of this node."""
+    """In place of the constructor of nodes of Python Functions."""
     if not grad_enabled() or is_compiling():
         return
-    last = next_sequence_number()
+    try:
+        number = self._sequence_nr()
+    except RuntimeError:  # before torch 2.12 the number is given out when this has returned
+        number = next_sequence_number()
     for logs in _function_logs:
         log = logs.begin()
         if not log.is_silent:
             frame = user_frame(sys._getframe(1))
             function = getattr(type(self), "_forward_cls", None)
-            log.insert(last - 1, last, frame.f_code, frame.f_lasti, function, log.owner())
+            log.insert(number, number + 1, frame.f_code, frame.f_lasti, function, log.owner())
 
 
 def tell_of_functions(logs: Logs) -> Callable[[], None]:

@@ -143,6 +143,7 @@ class _FirstRun:
         except BaseException:
             remove_pair(self._pack)
             raise
+        vars(self._pack).pop("_user_hooks", None)  # those below the checkpoint's own, which drops them here too
 
 
 class _SecondRun:

@@ -18,7 +18,7 @@ from retrograd.launch.closing import say
 from retrograd.launch.late_ring import LateRing
 from retrograd.launch.pass_session import PassSession
 from retrograd.launch.trace_request import TraceRequest, read_trace_request
-from retrograd.runs.layout import UNFINISHED, rank_name
+from retrograd.runs.layout import rank_name
 from retrograd.runs.ranks import RankClaim, ask_rank
 from retrograd.tracing.trace import Trace
 from retrograd.tracing.tracer import Tracing, trace
@@ -104,8 +104,7 @@ class TracingSession(PassSession):
         if self._trace.passes and self._claim is not None:
             self._trace.rank = ask_rank()
             self._claim.move()
-            unfinished = self._claim.folder / (UNFINISHED + TRACE)
-            self._trace.save(unfinished).replace(self._claim.folder / TRACE)
+            self._trace.save(self._claim.folder / TRACE)
             write_chrome_trace(self._trace, self._claim.folder / CHROME)
         self._leave()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ class InterventionWatch:
         self._host = host
         self._taps = taps
         self._emitter = emitter
-        self._paths: dict[nn.Module, str] = {}
+        self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._places: dict[tuple[Site, Mode], Place | None] = {}
         self.fault = host.fault
 

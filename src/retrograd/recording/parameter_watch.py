@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch.utils.weak import WeakIdRef
 
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.exchange import Exchange
@@ -19,7 +23,8 @@ class ParameterWatch:
     Args:
         host: the recorder.
         site: the parameter's site.
-        parameter: the parameter.
+        parameter: the parameter, which is not held.
+        gone: called when it is no longer there.
         value: where its value goes when an update begins.
         gradient: where the gradient of each pass goes, before it is added to ``.grad``; where processes reduce it,
             what that has added to ``.grad``.
@@ -33,8 +38,8 @@ class ParameterWatch:
     """
 
     __slots__ = (
-        "_clock", "_handle", "_host", "exchange", "gradient",
-        "has_come", "is_alone", "local", "parameter", "site", "update", "value",
+        "_clock", "_handle", "_host", "_parameter", "exchange", "gradient",
+        "has_come", "is_alone", "local", "site", "update", "value",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +47,7 @@ class ParameterWatch:
         host: Host,
         site: Site,
         parameter: torch.Tensor,
+        gone: Callable[[Any], None],
         *,
         value: Stream | None,
         gradient: Stream | None,
@@ -51,7 +57,7 @@ class ParameterWatch:
         self._host = host
         self._clock = host.clock
         self.site = site
-        self.parameter = parameter
+        self._parameter = WeakIdRef(parameter, gone)
         self.value = value
         self.gradient = gradient
         self.local = local
@@ -60,6 +66,12 @@ class ParameterWatch:
         self.has_come = self.is_alone = False
         wants_gradient = gradient is not None or local is not None
         self._handle = watch_gradient(parameter, self.see_gradient) if wants_gradient else None
+
+    @property
+    def parameter(self) -> torch.Tensor | None:
+        """The parameter; None if it is no longer there."""
+        found: torch.Tensor | None = self._parameter()
+        return found
 
     @uncompiled
     def see_gradient(self, gradient: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -56,6 +57,7 @@ from retrograd.recording.settings import Settings
 from retrograd.recording.taps import Taps
 from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.recording.updates import UpdateTap
+from retrograd.recording.wishes import Wishes
 from retrograd.sites.site import ROOT, WATCH, Site
 
 
@@ -83,11 +85,13 @@ class Recorder:
     ) -> None:
         self.settings = settings or Settings()
         self._sink = sink
-        self._models: dict[str, nn.Module] = {}
-        self._roots: list[nn.Module] = []
+        self._structures: dict[str, list[dict[str, str | int]]] = {}
+        self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._roots: WeakSet[nn.Module] = WeakSet()
         self._new_models = name_models(models)
         check_models(self._new_models, self.settings)
-        self._modules: list[NamedModule] = []
+        self._modules: WeakSet[nn.Module] = WeakSet()
+        self._wishes = Wishes(self.settings)
         self._faults = Faults()
         self._manual = ManualUpdates(())
         self._losses: tuple[torch.Tensor, ...] = ()
@@ -133,21 +137,22 @@ class Recorder:
 
     def add_model(self, name: str, model: nn.Module) -> None:
         """Record one more model from now on."""
-        name_models({**self._models, name: model})
+        name_models({name: model})
         self._add(name, model)
         self._describe()
 
     def add_root(self, module: nn.Module) -> None:
         """Take each call of this module for a forward of its own, as those of whole models are."""
         if module not in self._roots:
-            self._roots.append(module)
+            self._roots.add(module)
             self._taps.tap_root(module, _RootWatch(self))
 
     def _add(self, name: str, model: nn.Module) -> None:
-        known = {entry.module for entry in self._modules}
-        entries = [entry for entry in walk_modules(name, model) if entry.module not in known]
-        self._models[name] = model
-        self._modules += entries
+        entries = [entry for entry in walk_modules(name, model) if entry.module not in self._modules]
+        self._structures[name] = describe_model(name, model)
+        self._names[model] = name
+        self._modules.update(entry.module for entry in entries)
+        self._wishes.add(entries)
         self._interventions.add_modules(entries)
         self._manual.add(model.parameters())
         self.placements.add_model(model)
@@ -171,7 +176,8 @@ class Recorder:
         """A parameter is recorded from now on: who else has it, and who reduces its gradient?"""
         self._reductions.adopt(watch)
         copies = watch.exchange.ranks if watch.exchange is not None else ()
-        self.placements.see_parameter(watch.site, watch.parameter, copies)
+        if watch.parameter is not None:
+            self.placements.see_parameter(watch.site, watch.parameter, copies)
 
     def _wants_step(self, step: int) -> bool:
         try:
@@ -205,7 +211,7 @@ class Recorder:
         if clock.outermost is not None and not self._is_running(clock.outermost, model):
             clock.forward_left()
         if self._reductions.meets_wrapper():
-            for watch in self._taps.parameters.values():
+            for watch in list(self._taps.parameters.values()):
                 self.parameter_watched(watch)
         if clock.outermost is None:
             self._find_stage(model)
@@ -231,8 +237,7 @@ class Recorder:
         stage = running_stage()
         self.clock.is_piped = stage is not None
         if stage is not None:
-            name = next((name for name, each in self._models.items() if each is model), "")
-            self.placements.set_stage(name, stage)
+            self.placements.set_stage(self._names.get(model, ""), stage)
 
     def _is_running(self, outermost: int, model: nn.Module) -> bool:
         root = next((each for each in self._roots if id(each) == outermost), None)
@@ -367,7 +372,7 @@ class Recorder:
 
     def _describe(self) -> None:
         self._sink.describe(
-            model=[row for name, model in self._models.items() for row in describe_model(name, model)],
+            model=[row for structure in self._structures.values() for row in structure],
             **self.settings.describe(),
         )
 
@@ -392,8 +397,10 @@ class Recorder:
         self._reductions.remove()
         self._taps.remove()
         show_hooks()
-        for gradient in self._old_input_gradients:
+        for gradient in (*self._old_input_gradients, *self.input_gradients):
             gradient.remove()
+        self._old_input_gradients.clear()
+        self.input_gradients.clear()
         self.keeper.finish(self.clock.moment)
         evidence = self._evidence()
         self._sink.describe(not_recorded=list_omissions(evidence), faults=dict(self._faults.counts))
@@ -404,11 +411,10 @@ class Recorder:
 
     def _evidence(self) -> Evidence:
         return Evidence(
-            modules=self._modules,
-            settings=self.settings,
+            wishes=self._wishes,
             recorded=self._rows.recorded,
             kept=self.keeper.names,
-            called={watch.module for watch in self._taps.slots if watch.was_called},
+            called=self._taps.called,
             unreadable=self._faults.unreadable,
             uncopied=self._optimizers.tap.left_out,
             alone={

@@ -56,7 +56,8 @@ class ReducedGradient:
 
 
 def _gradient_of(watch: ParameterWatch) -> torch.Tensor | None:
-    gradient = watch.parameter.grad
+    parameter = watch.parameter
+    gradient = None if parameter is None else parameter.grad
     if gradient is None:
         return None
     with torch.no_grad():  # else a DTensor gives a copy of its part, which counts its own versions

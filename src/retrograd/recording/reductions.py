@@ -49,8 +49,11 @@ class Reductions:
 
     def adopt(self, watch: ParameterWatch) -> None:
         """Find out who reduces the gradient of a parameter, if anybody does."""
-        for group in self._groups if watch.exchange is None else ():
-            if group.exchange.reduces(watch.parameter):
+        parameter = watch.parameter
+        if parameter is None or watch.exchange is not None:
+            return
+        for group in self._groups:
+            if group.exchange.reduces(parameter):
                 watch.exchange = group.exchange
                 group.gradients.append(ReducedGradient(watch, is_hooked=bool(group.exchange.ranks)))
 
@@ -68,6 +71,7 @@ class Reductions:
     def pass_begins(self) -> None:
         """A pass that may be recorded begins."""
         for group in self._groups:
+            group.gradients = [each for each in group.gradients if each.watch.parameter is not None]
             for gradient in group.gradients:
                 gradient.remember()
 

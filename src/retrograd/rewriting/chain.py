@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,7 @@ class Chain:
 
     Args:
         rules: the rules.
-        module: the module that has the site; None for tensors that are watched by hand.
+        module: the module that has the site, which is not held; None for tensors that are watched by hand.
         site: the site, without the number of a call.
         clock: says what step it is.
         rank: of this process.
@@ -41,12 +42,12 @@ class Chain:
         CannotRewriteError: for a rule that asks for an input where there is none.
     """
 
-    __slots__ = ("_clock", "_lock", "_steps", "module", "name", "needs_input", "needs_value", "site")
+    __slots__ = ("_clock", "_find_module", "_lock", "_steps", "name", "needs_input", "needs_value", "site")
 
     def __init__(self, rules: Sequence[Rule], module: nn.Module | None, site: Site, clock: Clock, rank: int) -> None:
         self._clock = clock
         self._lock = threading.RLock()  # several threads may train one model, and a rule may run a pass of its own
-        self.module = module
+        self._find_module = weakref.ref(module) if module is not None else None
         self.site = site
         self.name = str(site)
         self.needs_value = any(rule.needs_value for rule in rules)
@@ -134,7 +135,8 @@ class Chain:
                 continue
             self._check(rule, value, changed)
             if tells:
-                tell_intervention(self.module, replace(self.site, call=call), rule.name, value, changed)
+                module = self._find_module() if self._find_module is not None else None
+                tell_intervention(module, replace(self.site, call=call), rule.name, value, changed)
             value = changed
         return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,7 +78,7 @@ class InputRewriter:
         self, host: Host, module: nn.Module, path: str, parameters: Sequence[str], *, notes_inputs: bool = False
     ) -> None:
         self._host = host
-        self._module = module
+        self._find_module = weakref.ref(module)
         self._path = path
         self._places = Places(host, module, path)
         self._calls = Calls(host.clock)
@@ -129,8 +130,10 @@ class InputRewriter:
 
     def remove(self) -> None:
         """The rules act no more, maybe in the middle of a call."""
+        module = self._find_module()
         for running in reversed(self._here.running):
-            self._uncover(self._module, running)
+            if module is not None:
+                self._uncover(module, running)
 
     def _end_interrupted(self, module: nn.Module) -> None:
         """A call that was left by KeyboardInterrupt runs no hook at its end."""

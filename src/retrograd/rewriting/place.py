@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -173,7 +174,7 @@ class Places:
 
     Args:
         host: the rewriting.
-        module: the module; None for a tensor that is watched by hand.
+        module: the module, which is not held; None for a tensor that is watched by hand.
         path: its path.
     """
 
@@ -182,7 +183,7 @@ class Places:
 
     def __init__(self, host: Host, module: nn.Module | None, path: str) -> None:
         self._host = host
-        self._module = module
+        self._find_module = weakref.ref(module) if module is not None else None
         self._path = path
         self._chains: dict[tuple[Site, tuple[int, ...]], Chain] = {}
         self._places: dict[tuple[tuple[str, ...], int], Place | None] = {}
@@ -200,10 +201,11 @@ class Places:
         return place
 
     def _chain(self, site: Site) -> Chain | None:
-        rules = self._host.find_rules(Candidate(site, self._module))
+        module = self._find_module() if self._find_module is not None else None
+        rules = self._host.find_rules(Candidate(site, module))
         if not rules:
             return None
         key = (site.first_call, tuple(id(rule) for rule in rules))
         if key not in self._chains:
-            self._chains[key] = self._host.make_chain(rules, self._module, site.first_call)
+            self._chains[key] = self._host.make_chain(rules, module, site.first_call)
         return self._chains[key]

@@ -6,17 +6,19 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from retrograd.files import make_storable, write_whole
 from retrograd.history.columns import decode_batches
 from retrograd.history.events import build_event_table
 from retrograd.history.names import SiteNames
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import build_table
 from retrograd.runs.compaction import compact
-from retrograd.runs.files import write_json, write_whole
+from retrograd.runs.files import write_json
 from retrograd.runs.layout import EVENTS, RANK_FILE, STATISTICS, TENSORS
 from retrograd.runs.parts import PartFolder
 from retrograd.runs.placements import write_placements
@@ -32,12 +34,12 @@ class RankFolder:
         claim: the hold on the folder.
         step: where a resumed run begins anew: whatever is of this step or later is removed. None keeps all.
         tensor_budget: bytes of all tensor files.
+        max_waiting: bytes of tensors that may wait while files cannot be written.
         count_added: see :class:`retrograd.runs.tensors.ShardFolder`.
 
     Attributes:
         next_step: one more than the last step that is recorded, at the start.
         names: the sites.
-        placements: what this process holds at its sites, as far as it is still to be written.
 
     Raises:
         DamagedRunError: a file of the run to continue cannot be read.
@@ -45,17 +47,24 @@ class RankFolder:
     """
 
     def __init__(
-        self, claim: RankClaim, *, step: int | None, tensor_budget: int, count_added: Callable[[], int]
+        self,
+        claim: RankClaim,
+        *,
+        step: int | None,
+        tensor_budget: int,
+        max_waiting: int,
+        count_added: Callable[[], int],
     ) -> None:
         self._claim = claim
         self._began = time.time()
         self.names = SiteNames()
-        self.placements: Mapping[str, Any] = {}
+        self._placements: Mapping[str, Any] = {}
+        self._is_placed = True
         self._recorded: set[str] = set()
         folder = claim.folder
         self._statistics = PartFolder(folder / STATISTICS)
         self._events = PartFolder(folder / EVENTS)
-        self.shards = ShardFolder(folder / TENSORS, tensor_budget, count_added)
+        self.shards = ShardFolder(folder / TENSORS, tensor_budget, count_added, max_waiting)
         if step is not None:
             self._statistics.cut(step)
             self._events.cut(step)
@@ -71,11 +80,23 @@ class RankFolder:
         """The sites of which this session has written something, in the order in which they were named."""
         return [name for name in self.names.written if name in self._recorded]
 
-    def settle(self) -> None:
-        """Move to the folder of the rank as it is known by now."""
-        self._claim.move()
-        for table, name in ((self._statistics, STATISTICS), (self._events, EVENTS), (self.shards, TENSORS)):
-            table.folder = self._claim.folder / name
+    def settle(self) -> bool:
+        """Move to the folder of the rank as it is known by now; what somebody has removed is made again.
+
+        Returns:
+            Whether something had to be made again.
+
+        Raises:
+            RunExistsError: somebody else has begun a run there.
+            OSError: it cannot be made.
+        """
+        is_new = self._claim.settle()
+        is_new |= self._statistics.settle(self._claim.folder / STATISTICS)
+        is_new |= self._events.settle(self._claim.folder / EVENTS)
+        self.shards.folder = self._claim.folder / TENSORS
+        if is_new and self._placements:
+            self._is_placed = False
+        return is_new
 
     def write_rows(self, batches: Sequence[RowBatch]) -> None:
         """Write rows as one more part file."""
@@ -92,21 +113,24 @@ class RankFolder:
 
     def write_placements(self) -> None:
         """Write what this process holds at its sites, if that is new."""
-        if self.placements:
-            write_placements(self._claim.folder, self.placements)
-            self.placements = {}
+        if not self._is_placed:
+            write_placements(self._claim.folder, self._placements)
+            self._is_placed = True
 
-    def write_tensors(self, tensors: Sequence[KeptTensor], *, is_paused: bool) -> None:
-        """Copy tensors, and write the copies that are known to be true by now."""
-        for kept in tensors:
-            self.shards.copy(kept)
-            self._recorded.add(kept.site)
-        self.shards.write(is_paused=is_paused)
+    def place(self, told: Mapping[str, Any]) -> None:
+        """Write this with the next rows, as what this process holds at its sites."""
+        self._placements, self._is_placed = told, False
 
     def write_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:
         """Write a file of another kind."""
         with write_whole(self._claim.folder / name) as file:
             write(file)
+
+    def copy_tensors(self, tensors: Sequence[KeptTensor]) -> None:
+        """Copy tensors before training changes them."""
+        for kept in tensors:
+            self.shards.copy(kept)
+            self._recorded.add(kept.site)
 
     def take_news(self) -> list[Event]:
         """What befell tensors since this was last asked."""
@@ -115,7 +139,8 @@ class RankFolder:
 
     def write_events(self, events: Sequence[Event]) -> None:
         """Write events as one more part file."""
-        self._events.add(build_event_table(events))
+        named = [replace(event, name=make_storable(event.name), text=make_storable(event.text)) for event in events]
+        self._events.add(build_event_table(named))
         self._event_counts.update(event.kind for event in events)
 
     def tidy(self) -> None:
@@ -138,6 +163,6 @@ class RankFolder:
             "events": dict(self._event_counts),
             "tensor_bytes": self.shards.bytes,
             "tensors_dropped": self.shards.dropped,
-            "lost": {"rows": lost.rows, "events": lost.events, "tensors": lost.tensors},
+            "lost": {name: count for name, count in asdict(lost).items() if count or name != "files"},
         }
         write_json(self._claim.folder / RANK_FILE, content)

@@ -18,6 +18,7 @@ from retrograd.hooks.saved import (
     is_in_backward,
     is_jit_tracing,
     is_plain,
+    not_of_the_program,
     remove_pair,
     untraced,
     version_of,
@@ -96,6 +97,7 @@ class Keeper:
                 tap.end()
             self.policy.close()
 
+    @not_of_the_program
     def pack(self, tensor: Tensor) -> Held | View:
         """What autograd is to hold for a tensor."""
         if not self.is_open:  # it was ended by another thread, which could not take the pair off

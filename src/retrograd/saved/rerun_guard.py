@@ -16,7 +16,7 @@ from retrograd.saved.drawing import Drawing
 from retrograd.saved.late_comparison import LateComparison
 from retrograd.saved.overwriting import FILLED_LATE, Place, refuse_overwritten
 from retrograd.saved.policy import Stays
-from retrograd.saved.sampling import are_apart, take_sample, tolerance_of
+from retrograd.saved.sampling import Sample, numbers_are_apart, take_sample, tolerance_of
 
 
 def other_run(place: Place, what: str) -> RecomputeError:
@@ -56,22 +56,20 @@ class RerunGuard:
         """Draws the same numbers."""
         return self.drawing.again()
 
-    def take_sample(self, tensor: Tensor) -> Tensor | None:
+    def take_sample(self, tensor: Tensor) -> Sample | None:
         """What is kept of a tensor that is saved; None where other values do no harm."""
         if self.stays(tensor, tensor.untyped_storage()) or self.find_place().kind in FILLED_LATE:
             return None
         return take_sample(tensor)
 
-    def compare(self, sample: Tensor, tensor: Tensor) -> None:
+    def compare(self, sample: Sample, tensor: Tensor) -> None:
         """What is on a device is compared later, so that nobody waits for it."""
         again = take_sample(tensor) if is_plain(tensor) else None
-        if again is None:
-            return
         other: Place | None = None
-        if again.is_cuda:
+        if isinstance(sample, Tensor) and isinstance(again, Tensor):
             other = self.late.note(sample, again, tensor.dtype, self.place)
-        elif not torch.equal(sample, again) and bool(are_apart(sample, again, tolerance_of(tensor.dtype))):
-            other = self.place
+        elif isinstance(sample, list) and isinstance(again, list):
+            other = self.place if numbers_are_apart(sample, again, tolerance_of(tensor.dtype)) else None
         if other is not None:
             raise other_run(other, "a saved tensor has other values than in the forward")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,42 +14,50 @@ from retrograd.hooks.engine import dispatch_modes
 
 _ELEMENTS = 16
 _MOST_OF_A_DIMENSION = 4
+Sample = Tensor | list[Any]
 Layout = tuple[list[int], list[int]]
 """Sizes and strides."""
 
 
-def take_sample(tensor: Tensor) -> Tensor | None:
-    """Some elements of a plain tensor as a vector in float64 on its device, which is not waited for.
+def take_sample(tensor: Tensor) -> Sample | None:
+    """Some elements of a plain tensor; None where there are none, or where the device cannot be asked.
 
-    None where there are none, or where the device cannot be asked.
+    Of a tensor on a CUDA device it is a vector in float64 there, which is not waited for. Else numbers: to compare
+    these takes a tenth of the time.
     """
     device = tensor.device.type
-    if device not in ("cpu", "cuda") or not tensor.numel():
+    if not tensor.numel() or device not in ("cpu", "cuda"):
         return None
     if device == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
+    take = _take_numbers if device == "cpu" else _take_vector
     if not dispatch_modes():
-        return _take(tensor.detach())
+        return take(tensor.detach())
     with plain_torch():
-        return _take(tensor)
+        return take(tensor)
 
 
-def _take(tensor: Tensor) -> Tensor:
+def _take_numbers(tensor: Tensor) -> list[Any]:
+    numbers: list[Any] = tensor.as_strided(*_choose_distinct(tensor.size(), tensor.stride())).tolist()
+    return numbers
+
+
+def _take_vector(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
-    some = tensor.as_strided(*_choose(tuple(tensor.size()), tensor.stride()))
+    some = tensor.as_strided(*_choose(tensor.size(), tensor.stride()))
     return some.to(torch.float64, copy=True).flatten()[:_ELEMENTS]
 
 
-@lru_cache(maxsize=4096)
-def _choose(size: tuple[int, ...], stride: tuple[int, ...]) -> Layout:
-    """Where the elements are. What has fewer gives them several times."""
+def _choose(size: torch.Size, stride: tuple[int, ...]) -> Layout:
+    """As many for every tensor, so that samples can be stacked: what has fewer gives them several times."""
     sizes, strides = _choose_distinct(size, stride)
     count = math.prod(sizes)
     return ([math.ceil(_ELEMENTS / count), *sizes], [0, *strides]) if count < _ELEMENTS else (sizes, strides)
 
 
-def _choose_distinct(size: tuple[int, ...], stride: tuple[int, ...]) -> Layout:
+@lru_cache(maxsize=4096)
+def _choose_distinct(size: torch.Size, stride: tuple[int, ...]) -> Layout:
     """At equal distances in memory, from its first to about its last; a grid where memory has gaps."""
     total = math.prod(size)
     if total == 1 + sum((each - 1) * step for each, step in zip(size, stride, strict=True)):
@@ -66,6 +75,17 @@ def _choose_distinct(size: tuple[int, ...], stride: tuple[int, ...]) -> Layout:
 def tolerance_of(dtype: torch.dtype) -> float:
     """How far elements may be apart, relative to the largest: more than rounding in another order makes of them."""
     return float(torch.finfo(dtype).eps) ** 0.5 if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
+def numbers_are_apart(first: list[Any], second: list[Any], tolerance: float) -> bool:
+    """Whether samples of numbers differ by more."""
+    if first == second:
+        return False
+    with plain_torch():
+        before, after = (torch.tensor(each, device="cpu").flatten() for each in (first, second))
+        if not before.is_complex():
+            before, after = before.double(), after.double()
+        return bool(are_apart(before, after, tolerance))
 
 
 def are_apart(first: Tensor, second: Tensor, tolerance: float) -> Tensor:
