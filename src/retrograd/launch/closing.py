@@ -34,10 +34,13 @@ def say_end(obstacle: str, done: str = "") -> None:
         return
     verb, left, see = _ENDINGS[asked]
     request = json.loads(os.environ[asked])
-    others = sum(1 for _ in Path(request["path"]).glob(left)) - bool(done)
+    folder = Path(request["path"])
+    others = sum(1 for _ in folder.glob(left)) - bool(done)
     plural = "process" if others == 1 else "processes"
     if others > 0:
         done = f"{done}, and {others} more {plural}" if done else f"in {others} {plural}"
+    if not done and any(folder.glob("rank*")):
+        obstacle = f"a backward pass began and did not end; see where with: retrograd watch {request['shown']}"
     say(f"{verb} {done}; {see.format(request['shown'])}" if done else f"nothing was {verb}: {obstacle}")
 
 

@@ -54,6 +54,7 @@ class TracingSession(PassSession):
         self._trace: Trace | None = None
         self._origins: Origins | None = None
         self._next_call: EveryCallTap | None = None
+        self._due = 1
         self._ring = LateRing(self._open_folder, self._give_up)
         if self._request.first == 0:
             self._begin_trace()
@@ -63,6 +64,8 @@ class TracingSession(PassSession):
         self._ended += 1
         if request.last is not None and self._ended >= request.last:
             self._end()
+        elif failed or number - request.first + 1 >= self._due:
+            self._write()
         if self._ended == request.first:
             self._begin_trace()
         if failed and not request.first <= number < (request.last or sys.maxsize):
@@ -92,15 +95,26 @@ class TracingSession(PassSession):
         """End the trace and write it down; once, but again if Ctrl-C has stopped that."""
         if self._tracing is None or self._trace is None:
             return
-        if self._trace.passes and self._claim is not None:
-            self._trace.rank = ask_rank()
-            self._claim.move()
-            self._trace.save(self._claim.folder / TRACE)
-            write_chrome_trace(self._trace, self._claim.folder / CHROME)
+        self._write()
         tracing, self._tracing = self._tracing, None
         tracing.__exit__(None, None, None)
         if self._next_call is None:
             self._next_call = EveryCallTap(self)
+
+    def _write(self) -> None:
+        """Write down what was traced so far: who is killed has what ended before.
+
+        Each of the first passes is written when it ends, then whenever there are half as many more: all is written
+        three times at most.
+        """
+        if self._trace is None or self._claim is None or not self._trace.passes:
+            return
+        self._trace.rank = ask_rank()
+        self._claim.move()
+        self._trace.save(self._claim.folder / TRACE)
+        write_chrome_trace(self._trace, self._claim.folder / CHROME)
+        traced = self._ended - self._request.first
+        self._due = traced + max(1, traced // 2)
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is called after the last traced pass: here the origins end.
