@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copyreg
 import shutil
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,10 +51,12 @@ def torch_state() -> dict[str, Any]:
             (torch.jit._recursive, ("create_script_module",)),
             (torch.nn.Module, ("__call__", "__setattr__", "_call_impl", "zero_grad")),
             (torch.optim.Optimizer, ("step", "zero_grad")),
+            (threading.Thread, ("_bootstrap_inner",)),
             (torch.amp.GradScaler, ("scale", "step", "unscale_", "update")),
         )
         for name in names
     }
+    state["pickling"] = copyreg.dispatch_table.get(OrderedDict)
     state["default saved-tensor hooks"] = torch._C._autograd._top_saved_tensors_default_hooks(False)
     state["saved-tensor hooks allowed"] = torch._C._autograd._saved_tensors_hooks_is_enabled()
     state["function modes"] = torch._C._len_torch_function_stack()

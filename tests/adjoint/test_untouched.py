@@ -70,7 +70,6 @@ def test_the_model_is_bitwise_the_same(training: bool) -> None:
     assert batch._version == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 def test_a_scripted_model_is_the_same_too() -> None:
     """Torch copies its parameters as a part of the graph: what arrives at the copy's would flow on to the model's."""
     model = torch.jit.script(nn.Sequential(nn.Linear(6, 4), nn.Tanh()))

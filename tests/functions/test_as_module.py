@@ -112,7 +112,6 @@ def test_torchscript_is_refused() -> None:
         MyLinear().__prepare_scriptable__()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_torchscript_of_a_model_with_one_is_refused() -> None:
     with pytest.raises(FunctionError, match=r"Owning cannot be compiled by torch.jit.script"):
         torch.jit.script(nn.Sequential(nn.ReLU(), Owning()))

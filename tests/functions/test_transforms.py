@@ -16,8 +16,6 @@ from retrograd.functions.auxiliary import Auxiliary
 from retrograd.functions.function import Function
 from tests.functions.linear import MyLinear, tensors
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # by torch, when forward mode is first used
-
 
 class FuncLinear(Function):
     """All that torch.func asks for."""

@@ -7,6 +7,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import TraceError
 from retrograd.graph.origins import Origin, Origins, record_origins
+from retrograd.graph.walker import walk
 from retrograd.hooks.nodes import edges_of, is_leaf, number_of
 
 
@@ -432,6 +434,88 @@ def test_threads_have_numbers_of_their_own() -> None:
     assert {span.thread for span in origins.spans} == set(found)
 
 
+@pytest.mark.parametrize("start", ["thread", "subclass", "pool"])
+def test_what_threads_do_outside_of_modules_has_its_line(start: str) -> None:
+    results: list[Tensor] = []
+
+    def work() -> None:
+        results.append((torch.ones(3, requires_grad=True) * 2).sin().sum())  # this line
+        modes.append(torch._C._len_torch_function_stack())
+
+    class Worker(threading.Thread):
+        def run(self) -> None:
+            work()
+
+    modes: list[int] = []
+    with record_origins() as origins:
+        if start == "pool":
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(work).result()
+        else:
+            thread = Worker() if start == "subclass" else threading.Thread(target=work)
+            thread.start()
+            thread.join()
+    assert modes == [1]
+    lines = [each.line and each.line.line for each in walk(results[0], origins=origins) if not each.is_leaf]
+    assert lines == [inspect.getsourcelines(work)[1] + 1] * 3
+    assert [each.line.operation for each in walk(results[0], origins=origins) if each.line] == ["sum", "sin", "mul"]
+
+
+@pytest.mark.parametrize("leave", ["in the thread", "in another thread", "in a pass"])
+def test_the_mode_leaves_every_thread_at_its_next_call(leave: str) -> None:
+    left, go_on = threading.Event(), threading.Event()
+    modes: list[list[int]] = [[], []]
+    net = nn.Linear(3, 3)
+
+    def count(place: int) -> None:
+        net(torch.ones(3))
+        modes[place].append(torch._C._len_torch_function_stack())
+
+    def work() -> None:
+        count(1)
+        left.set()
+        assert go_on.wait(30)
+        count(1)
+
+    origins = record_origins()
+    origins.__enter__()
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert left.wait(30)
+    count(0)
+    if leave == "in a pass":  # torch has put the mode aside, and puts it back when this has returned
+        loss = net(torch.ones(3)).sum()
+        loss.register_hook(lambda gradient: origins.__exit__(None, None, None))
+        loss.backward()
+    elif leave == "in another thread":
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(origins.__exit__, None, None, None).result()
+    else:
+        origins.__exit__(None, None, None)
+    count(0)
+    go_on.set()
+    thread.join()
+    assert modes == [[1, 0], [1, 0]]
+
+
+def test_a_recording_that_is_entered_again_before_the_mode_has_left_goes_on() -> None:
+    origins = record_origins()
+    x = torch.ones(3, requires_grad=True)
+
+    def leave_and_enter(gradient: Tensor) -> None:
+        origins.__exit__(None, None, None)
+        origins.__enter__()
+
+    origins.__enter__()
+    loss = (x * 2).sum()
+    loss.register_hook(leave_and_enter)
+    loss.backward()
+    nn.Linear(3, 3)(x)
+    assert find(origins, x * 3).line is not None
+    origins.__exit__(None, None, None)
+    nn.Linear(3, 3)(x)
+
+
 def test_nested_recordings_see_the_same() -> None:
     net = Shared()
     with record_origins() as outer:
@@ -571,7 +655,6 @@ def test_fused_kernels_stay_fused(needs: str) -> None:
         assert find(origins, output).line is not None
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_transforms_and_scripts_and_odd_calls_go_on_as_ever() -> None:
     x = torch.randn(4, 4)
     net = nn.Linear(4, 4)
@@ -611,86 +694,6 @@ def test_operations_that_raise_raise_the_same() -> None:
     plain = fail()
     with record_origins():
         assert fail() == plain
-
-
-STAND_IN = """
-import torch
-
-class node_creation_hook(torch.overrides.TorchFunctionMode):
-    def __init__(self, hook):
-        super().__init__()
-        self.hook = hook
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        first = torch.autograd._get_sequence_nr()
-        result = function(*args, **(kwargs or {}))
-        results = result if isinstance(result, tuple) else (result,)
-        waiting = [each.grad_fn for each in results if isinstance(each, torch.Tensor)]
-        made = {}
-        while waiting:
-            node = waiting.pop()
-            if node is not None and node._sequence_nr() >= first and node not in made:
-                made[node] = None
-                waiting.extend(below for below, _ in node.next_functions)
-        for node in sorted(made, key=lambda node: node._sequence_nr()):
-            self.hook(node)
-        return result
-"""
-"""As torch 2.14 has it: a context manager that calls ``hook(node)`` for each node made, from inside of torch."""
-
-
-@pytest.fixture
-def creation_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    room: dict[str, Any] = {"__name__": "torch.autograd.graph"}
-    exec(compile(STAND_IN, torch.autograd.graph.__file__, "exec"), room)
-    monkeypatch.setattr(torch.autograd.graph, "node_creation_hook", room["node_creation_hook"], raising=False)
-
-
-@pytest.mark.filterwarnings("ignore:Anomaly Detection")
-@pytest.mark.usefixtures("creation_hook")
-@pytest.mark.parametrize("name", ["mlp", "shared", "attention"])
-def test_torchs_own_hook_is_used_where_it_exists(name: str) -> None:
-    net = NETS[name]()
-    watch = Watch(net)
-    with torch.autograd.detect_anomaly(check_nan=False), record_origins() as origins:
-        output = net(torch.randn(3, 4))
-    watch.remove()
-    for node in nodes_of(output):
-        origin = origins.find(number_of(node))
-        assert origin is not None
-        assert (origin.module, origin.call) == watch.of(number_of(node))
-        assert origin.line is not None
-        assert (origin.line.file, origin.line.line) == user_line(node.metadata["traceback_"])
-        assert not origin.line.operation
-
-
-@pytest.mark.usefixtures("creation_hook")
-def test_a_deep_graph_whose_nodes_were_all_seen_is_freed() -> None:
-    def work() -> None:
-        y = x
-        for _ in range(5000):
-            y = y + 1
-        assert find(origins, y).line is not None
-
-    x = torch.randn(3, requires_grad=True)
-    size = threading.stack_size(512 * 1024)
-    try:
-        thread = threading.Thread(target=nn.Module.__call__, args=(Calling(work),))
-        with record_origins() as origins:
-            thread.start()
-            thread.join()
-    finally:
-        threading.stack_size(size)
-    assert [span.module for span in origins.spans] == ["self"]
-
-
-class Calling(nn.Module):
-    def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__()
-        self.work = work
-
-    def forward(self) -> None:
-        self.work()
 
 
 def test_a_model_made_anew_for_each_call() -> None:

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,46 @@ def test_every_node_and_every_edge(seed: int, size: int) -> None:
         assert node.is_leaf == (node.name == "AccumulateGrad")
         assert [info and info.shape for info in node.incoming] == [tuple(each.shape) for each in live._input_metadata]
     assert [graph.live(index) for index in graph.order()] == engine_order(loss)
+
+
+def tangle_of_threads(seed: int, size: int) -> list[Tensor]:
+    """A random graph whose operations were called in three threads, each with numbers of its own; two roots."""
+    choose = random.Random(seed)
+    tensors = [torch.rand(3, requires_grad=True) for _ in range(6)]
+    threads = [ThreadPoolExecutor(1) for _ in range(3)]
+    for _ in range(size):
+        some = choose.sample(tensors, choose.randrange(1, 5))
+        tensors.append(choose.choice(threads).submit(lambda some=some: torch.stack(some).sin().sum(0)).result())
+    for thread in threads:
+        thread.shutdown()
+    return [sum(tensors[-4:], torch.zeros(3)).sum(), tensors[choose.randrange(6, len(tensors))].sum()]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), size=st.integers(1, 30))
+def test_the_order_is_that_of_a_real_pass_also_over_what_threads_have_made(seed: int, size: int) -> None:
+    roots = tangle_of_threads(seed, size)
+    graph = walk(roots)
+    ran: list[int] = []
+    handles = [graph.live(index).register_prehook(lambda _, i=index: ran.append(i)) for index in range(len(graph))]
+    torch.autograd.backward(roots, retain_graph=True)
+    for handle in handles:
+        handle.remove()
+    assert graph.order() == ran
+    assert Graph.from_nodes(list(graph), graph.roots).order() == ran
+
+
+def test_leaves_that_become_ready_together_run_in_the_order_of_the_engine() -> None:
+    leaves = [torch.ones(2, requires_grad=True) for _ in range(9)]
+    ran: list[int] = []
+    for number, leaf in enumerate(leaves):
+        leaf.register_post_accumulate_grad_hook(lambda _, number=number: ran.append(number))
+    loss = torch.stack(leaves).sum()
+    graph = walk(loss)
+    numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
+    expected = [numbers[id(graph.live(index).variable)] for index in graph.order() if graph[index].is_leaf]
+    loss.backward()
+    assert ran == expected
 
 
 @settings(max_examples=15, deadline=None)

@@ -180,7 +180,6 @@ def test_a_packed_lstm() -> None:
 # ---- tensors without numbers of their own -----------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # of torch's own forward derivatives
 @pytest.mark.parametrize(
     "choices",
     [{}, {"sites": "*:output.grad"}, {"sites": "*:input*"}, {"tensors": "*:output*", "statistics": False}],

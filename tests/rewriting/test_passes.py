@@ -203,7 +203,6 @@ def test_a_pass_that_fails_and_one_after_it() -> None:
     assert_same(found, gradients(net))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, as it loads the decompositions
 def test_forward_mode_passes_through_rules_on_values_and_not_on_gradients() -> None:
     net, x = make_net(), torch.randn(2, 3)
     tangent = torch.randn(2, 3)

@@ -133,7 +133,6 @@ def test_data_parallel_is_refused() -> None:
         rewrite(nn.DataParallel(make_net()), {"*:output": halve})
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_scripting_leaves_the_rules_out() -> None:
     net, x = make_net(), torch.randn(5, 3)
     plain = net(x)
@@ -143,7 +142,6 @@ def test_scripting_leaves_the_rules_out() -> None:
     assert torch.equal(scripted(x), plain)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_a_scripted_model_has_rules_at_its_root_and_on_its_gradients() -> None:
     net, x = make_net(), torch.randn(5, 3)
     scripted = torch.jit.script(net)
@@ -164,7 +162,6 @@ def test_a_scripted_model_has_rules_at_its_root_and_on_its_gradients() -> None:
         scripted(x)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_a_trace_has_what_the_rules_made_of_values() -> None:
     """It holds what ran, as it does of any hook."""

@@ -133,6 +133,15 @@ def test_types(dtype: torch.dtype) -> None:
         np.testing.assert_allclose(joined.numpy(), expected, atol=atol)
 
 
+@pytest.mark.parametrize("scale", [2.0**12, 2.0**-12])
+def test_products_that_half_precision_cannot_hold(scale: float) -> None:
+    passes = [[scale * each.half() for each in draw(seed)] for seed in (0, 100)]
+    ours = combine(PCGrad(), passes)
+    wide = combine(PCGrad(), [[each.double() for each in one] for one in passes])
+    for one, other in zip(ours, wide, strict=True):
+        np.testing.assert_allclose(one.double() / scale, other / scale, atol=1e-2)
+
+
 def test_the_gradients_that_were_given_are_not_written_into() -> None:
     passes = [draw(0), draw(1)]
     versions = [each._version for one in passes for each in one]

@@ -40,8 +40,6 @@ from tests.saved.forced_reruns import force_reruns
 from tests.saved.interrupter import Interrupter
 from tests.saved.test_exactness import Elsewhere
 
-uses_torch_jit = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # and so does torch, for tangents
-
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -131,7 +129,6 @@ def test_nothing_is_run_again_where_hooks_are_forbidden(model: Net) -> None:
 # ---- transforms and compilers ---------------------------------------------------------------------------------
 
 
-@uses_torch_jit
 @pytest.mark.parametrize("make", [Elsewhere, Recompute, Looking])
 @pytest.mark.parametrize("transform", ["vmap", "jvp"])
 def test_inside_of_a_transform(transform: str, make: Callable[[], Policy], model: Net) -> None:
@@ -146,7 +143,6 @@ def test_inside_of_a_transform(transform: str, make: Callable[[], Policy], model
         assert same(gradients(model, call), expected)
 
 
-@uses_torch_jit
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_tangents_are_rounded_as_ever(everywhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a layer norm torch takes another formula while a dispatch mode looks on."""
@@ -167,7 +163,6 @@ def test_tangents_are_rounded_as_ever(everywhere: bool, monkeypatch: pytest.Monk
             assert same(tangents(), expected)
 
 
-@uses_torch_jit
 @pytest.mark.parametrize("kind", ["copies", "lossless", "recompute", "rerun"])
 def test_a_model_is_traced_as_it_is(kind: str, model: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     policies: dict[str, Callable[[], Policy]] = {

@@ -77,7 +77,6 @@ def test_zeros_without_memory(slab: Slab) -> None:
     assert_reads(slab, torch._efficientzerotensor(3, 4))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_inside_vmap_and_grad(slab: Slab) -> None:
     slab.grow(1)
     reasons = []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.bundles.replayed import replay
 from retrograd.errors import CannotBundleError, NoSuchNodeError, RetrogradWarning, StepperError, TraceError
+from retrograd.graph.node import TensorInfo
 from retrograd.graph.walker import walk
 from retrograd.hangs.watch import HangWatch, watch_hangs
 from retrograd.tracing.trace import NodeEvent, Trace
@@ -107,6 +110,27 @@ def test_norms() -> None:
     assert node.norms_out == (10.0, None)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (torch.float16, 6e4),
+        (torch.float16, 1e-4),
+        (torch.bfloat16, 1e15),
+        (torch.float32, 1e15),
+        (torch.complex64, 1e15),
+    ],
+)
+def test_norms_that_the_dtype_itself_cannot_hold(dtype: torch.dtype, value: float) -> None:
+    x = torch.ones(1000, dtype=dtype, requires_grad=True)
+    gradient = torch.full((1000,), value, dtype=dtype)
+    with trace(norms=True) as seen:
+        x.clone().backward(gradient)
+    (node,) = seen.find("CloneBackward0")
+    expected = float(np.linalg.norm(gradient.to(torch.complex128).numpy()))
+    assert node.norms_in == pytest.approx((expected,), rel=1e-5)
+    assert node.norms_out == pytest.approx((expected,), rel=1e-5)
+
+
 def test_memory() -> None:
     """A gradient that is made is memory gained: with this library of C it is counted to the byte."""
     x = torch.ones(1_000_000, requires_grad=True)
@@ -124,6 +148,94 @@ def test_live() -> None:
         (torch.ones(2, requires_grad=True) * 2).sum().backward()
     assert [event.place for event in live] == [event.place for event in seen.events]
     assert live[0].end >= live[0].begin
+
+
+class FailingLate(torch.autograd.Function):
+    """Of its two results one is used; its backward raises."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return a.clone(), b.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
+        raise ArithmeticError("as planned")
+
+
+def test_the_live_line_of_a_node_that_raised_tells_what_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def explain_slowly(*args: Any) -> tuple[None, str]:
+        time.sleep(0.2)
+        return None, "as planned"
+
+    monkeypatch.setattr("retrograd.tracing.watched_pass.bundle_node", explain_slowly)
+    live: list[NodeEvent] = []
+    a, b = torch.ones(2, 3, requires_grad=True), torch.ones(4, requires_grad=True)
+    with pytest.raises(ArithmeticError), trace(live=live.append, folder=tmp_path) as seen:
+        (FailingLate.apply(a, b)[0] * 2).sum().backward()
+    (told,) = (event for event in live if event.raised)
+    assert told.incoming == (TensorInfo((2, 3), "float32"), None)
+    assert told.outgoing == (None, None)
+    assert told.end == seen.passes[0].end  # and not when it had been explained
+    assert [(event.incoming, event.outgoing) for event in seen.events if event.raised] == [
+        (told.incoming, told.outgoing)
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"live": lambda event: None}])
+def test_a_gradient_that_does_not_come_has_no_shape(options: dict[str, Any]) -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    with trace(**options) as seen:
+        x.unbind()[1].sum().backward()
+    (node,) = seen.find("UnbindBackward0")
+    assert node.incoming == (None, TensorInfo((3,), "float32"))
+
+
+def test_a_pass_that_outlives_the_block_is_whole() -> None:
+    inside, left = threading.Event(), threading.Event()
+
+    def hold(gradient: Tensor) -> None:
+        inside.set()
+        assert left.wait(30)
+
+    def work() -> None:
+        x = torch.ones(2, requires_grad=True)
+        y = x * 2
+        y.register_hook(hold)
+        y.sum().backward()
+
+    with trace() as seen:
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert inside.wait(30)
+    left.set()
+    thread.join()
+    assert [event.name for event in seen.events] == ["SumBackward0", "MulBackward0", "AccumulateGrad"]
+    assert seen.passes[0].end >= seen.events[-1].end > 0
+
+
+def test_as_many_passes_of_threads_as_were_asked_for() -> None:
+    barrier = threading.Barrier(10)
+
+    def wait(gradient: Tensor) -> None:
+        barrier.wait(30)  # all ten are in their passes at once
+
+    def work() -> None:
+        x = torch.ones(2, requires_grad=True)
+        y = x * 2
+        y.register_hook(wait)
+        y.sum().backward()
+
+    tracing = trace(passes=3)
+    with tracing as seen:
+        threads = [threading.Thread(target=work) for _ in range(10)]
+        assert not tracing.is_over
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert tracing.is_over
+    assert len(seen.passes) == 3
+    assert [sum(event.run == number for event in seen.events) for number in range(3)] == [3, 3, 3]
 
 
 def test_some_passes_only() -> None:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from retrograd.errors import DetachedGraphError, GraphError, NoSuchNodeError
 from retrograd.files import make_all_storable, write_file
 from retrograd.graph.node import Edge, Line, Node, Saved, TensorInfo, matches
+from retrograd.graph.run_order import order_of_run
 
 _SCHEMA = pa.schema(
     [
@@ -90,8 +91,11 @@ class Graph:
         return f"<Graph of {len(self)} nodes, {leaves} of them leaves>"
 
     def order(self) -> list[int]:
-        """Indices in the order in which the engine runs them: those made last first, leaves as soon as they can."""
-        return _run_order(self)
+        """Indices in the order in which the engine runs them: those made last first, leaves as soon as they can.
+
+        What other threads have made is numbered apart, and the engine compares the numbers as they are.
+        """
+        return order_of_run(self._columns.numbers, self._columns.edges, self.roots)
 
     def find(self, pattern: str) -> list[Node]:
         """All nodes that a glob matches: by kind, by module, by ``module:kind``, or by the name of the leaf.
@@ -222,26 +226,6 @@ class Columns:
             return None
         incoming = self.incoming[edge.node]
         return incoming[edge.slot] if edge.slot < len(incoming) else None
-
-
-def _run_order(graph: Graph) -> list[int]:
-    """A leaf's node runs right after the last node that leads to it; all others by number."""
-    numbers = graph._columns.numbers
-    inner = sorted((i for i, number in enumerate(numbers) if number is not None), key=lambda i: -(numbers[i] or 0))
-    waiting = [0] * len(numbers)
-    for edges in graph._columns.edges:
-        for edge in edges:
-            if edge is not None:
-                waiting[edge.node] += 1
-    order = [i for i, number in enumerate(numbers) if number is None and not waiting[i]]
-    for index in inner:
-        order.append(index)
-        for edge in graph._columns.edges[index]:
-            if edge is not None:
-                waiting[edge.node] -= 1
-                if numbers[edge.node] is None and not waiting[edge.node]:
-                    order.append(edge.node)
-    return order
 
 
 def _nearest(pattern: str, graph: Graph) -> str:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from retrograd.hooks.engine import is_transformed
 
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
 
 def holds_nonfinite(gradients: Iterable[Tensor | None]) -> bool:
     """Whether any of these holds NaN or infinity; False where that cannot be told."""
@@ -33,9 +35,21 @@ def norm_of(gradients: Iterable[Tensor | None]) -> float | None:
         for gradient in gradients:
             values = readable_values(gradient)
             if values is not None:
-                wide = values.to(torch.float32) if values.element_size() < 4 else values
-                norms.append(float(torch.linalg.vector_norm(wide)))
+                norms.append(float(wide_norm(values)))
     return math.hypot(*norms) if norms else None
+
+
+def wide_norm(values: Tensor) -> Tensor:
+    """The Euclidean norm, on its device and without dimensions; that of half precision in float32, where it fits.
+
+    Raises:
+        RuntimeError: torch has no norm for this kind of tensor.
+    """
+    wide = _WIDE.get(values.dtype)
+    if values.dtype.itemsize == 1 or wide is torch.complex64:  # torch reduces neither to another type
+        values = values.to(wide or torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=wide)
+    return norm
 
 
 def readable_values(tensor: Tensor | None) -> Tensor | None:

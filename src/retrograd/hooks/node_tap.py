@@ -15,11 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.hooks.engine import current_node
+from retrograd.hooks.engine import current_node, uncompiled
 from retrograd.hooks.nodes import LEAF_KIND, number_of
+from retrograd.hooks.tables import Entry, enter_node
 
 _MOST_HOOKED = 100_000
 """Nodes that are remembered, or those of one graph if there are more: some 100 bytes each."""
+
+_IDENTITIES_LAST = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+"""Whether a node has one and the same Python object for as long as it lives; before, one that is run again cannot be
+known again, and so gets hooks that can be taken away."""
 
 SeeFirst = Callable[[Tensor | None], None]
 SeeAll = Callable[[tuple[Tensor | None, ...]], None]
@@ -35,7 +40,17 @@ class NodeTap:
     another thread.
     """
 
-    __slots__ = ("_busy", "_handles", "_memory", "_nodes", "_see_all", "_see_first", "_see_leaf", "_thread")
+    __slots__ = (
+        "_busy",
+        "_handles",
+        "_is_paused",
+        "_memory",
+        "_nodes",
+        "_see_all",
+        "_see_first",
+        "_see_leaf",
+        "_thread",
+    )
 
     def __init__(
         self, memory: _Memory, busy: tuple[Any, ...], see_first: SeeFirst, see_all: SeeAll, see_leaf: SeeAll
@@ -47,7 +62,8 @@ class NodeTap:
         self._see_first = see_first
         self._see_all = see_all
         self._see_leaf = see_leaf
-        self._handles: list[Any] = []
+        self._is_paused = False
+        self._handles: list[Entry] = []
 
     def watch(self, nodes: Sequence[Any], several: Container[Any] = (), *, is_kept: bool = False) -> None:
         """Set the hooks on these nodes.
@@ -66,23 +82,26 @@ class NodeTap:
             taken = {id(node) for each in others for node in each}
             nodes = [node for node in nodes if id(node) not in taken and node not in self._busy]
         self._nodes = nodes
+        see_all, see_leaf = self._unless_paused(self._see_all), self._unless_paused(self._see_leaf)
         _running.add(self)
         for node in nodes:
             if type(node) is leaf_kind:  # it knows only the hooks of its leaf
-                self._handles.append(node.register_prehook(self._see_leaf))
-            elif node in several:
-                self._handles.append(node.register_prehook(self._see_all))
+                self._handles.append(enter_node(node.register_prehook, see_leaf))
+            elif node in several or (is_kept and not _IDENTITIES_LAST):
+                self._handles.append(enter_node(node.register_prehook, see_all))
             elif not known or known.get(number_of(node)) != id(node):
                 node._register_hook_dict(carrier)
-        if is_kept:
+        if is_kept and _IDENTITIES_LAST:
             self._memory.remember(node for node in nodes if node not in several)
 
     def pause(self) -> None:
         """Call nothing, for a pass inside this one runs, maybe over the same nodes."""
+        self._is_paused = True
         self._memory.table.clear()
 
     def resume(self) -> None:
         """Call again what is to be called."""
+        self._is_paused = False
         self._memory.table[self._see_first] = self._see_first
 
     def remove(self) -> None:
@@ -92,6 +111,14 @@ class NodeTap:
         self._nodes = ()
         while self._handles:
             self._handles.pop().remove()
+
+    def _unless_paused(self, see: SeeAll) -> SeeAll:
+        @uncompiled
+        def see_unless_paused(incoming: tuple[Tensor | None, ...]) -> None:
+            if not self._is_paused:
+                see(incoming)
+
+        return see_unless_paused
 
 
 _running: set[NodeTap] = set()

@@ -104,10 +104,10 @@ def is_freed(node: Any) -> bool:
     """Whether a backward pass has freed what this node had saved."""
     saved_of(node)
     try:
-        for _, attribute in _saved_names[type(node)]:
-            for raw in _each(getattr(node, attribute)):
-                if type(raw).__name__ == "SavedTensor" and raw.data is None:
-                    raw.unpack()  # nothing is there to be unpacked: None was saved, or it raises
+        for name, attribute in _saved_names[type(node)]:
+            raw = getattr(node, attribute)  # of several, and of a Python Function's, it raises
+            if type(raw).__name__ == "SavedTensor" and raw.data is None:
+                getattr(node, _SAVED + name)  # nothing is there to be unpacked: None was saved, or it raises
     except RuntimeError:
         return True
     return False
@@ -200,7 +200,3 @@ def _read_saved(node: Any, attribute: str) -> Any:
         return getattr(node, attribute)
     except RuntimeError:  # freed: torch raises for some kinds of node, and says None for others
         return None
-
-
-def _each(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else (value,)

@@ -47,9 +47,8 @@ class OperationClock(OperationMode):
 
     def start(self) -> None:
         """Begin to listen."""
-        take_off = self.put_on()
-        if take_off is not None:
-            self._undo.append(take_off)
+        self.put_on()
+        self._undo.append(self.leave)
         self._hooks = _ModuleHooks(self._before, self._after)
         self._undo.append(self._hooks.remove)
         listen_to_compiled_calls(self)
@@ -83,7 +82,7 @@ class OperationClock(OperationMode):
 
     @uncompiled_itself
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._undo:  # left on by a call of backward() that was running when it was stopped
+        if not self._undo:  # stopped, and not yet taken off
             return function(*args, **kwargs) if kwargs else function(*args)
         events = self._events
         mark = _mark() if events is not None else None

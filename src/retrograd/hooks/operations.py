@@ -2,15 +2,15 @@
 
 A function mode sees every operation that is called through torch's Python functions; one that makes no node is not
 noted. Python Functions do not pass through the mode; the making of their node tells of them. From torch 2.14 on, torch
-itself tells of every node, and neither is needed.
+itself tells of every node that is made, but not by which function; so the mode is used there too.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from retrograd.hooks.engine import (
     uncompiled,
     uncompiled_itself,
 )
-from retrograd.hooks.nodes import LEAF_NUMBER
+from retrograd.hooks.errands import before_next_call, run_errands
 from retrograd.hooks.thread_logs import Logs, is_inner, user_frame
 
 
@@ -36,6 +36,9 @@ class OperationMode(TorchFunctionMode):
         self._logs = logs
         self._here = logs.here
         self._limit = logs.limit
+        self._places: Counter[int] = Counter()
+        """Thread → how often it is on its stack, with where torch has put it aside for a call of ``backward``."""
+        self._is_leaving = False
 
     @uncompiled_itself
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -65,6 +68,8 @@ class OperationMode(TorchFunctionMode):
         if _place_of(self) is not None:
             return None
         _insert(self, torch._C._len_torch_function_stack() if place is None else place)
+        self._places[threading.get_ident()] += 1
+        self._is_leaving = False
         return self._take_off
 
     def take_off(self) -> Callable[[], None] | None:
@@ -73,7 +78,37 @@ class OperationMode(TorchFunctionMode):
         if place is None:
             return None
         self._take_off()
-        return lambda: _put_back(self, place)
+        return lambda: self._put_back(place)
+
+    def leave(self) -> None:
+        """Take it off all threads that it is on.
+
+        Off others, and off this one while torch has put it aside for a call of ``backward``, at the next call of a
+        module there. Until then it sees operations and notes nothing.
+        """
+        self._take_off()
+        self._is_leaving = True
+        for thread, count in tuple(self._places.items()):
+            if count:
+                before_next_call(thread, self._leave_thread)
+
+    def is_entered(self) -> bool:
+        """Whether it is on this thread's stack, or put aside for a call of ``backward``."""
+        return self._places[threading.get_ident()] > 0
+
+    def thread_begins(self) -> None:
+        """A thread of the program's begins."""
+        self.put_on()
+
+    def thread_ends(self) -> None:
+        """It ends."""
+        self._take_off()
+        run_errands()
+
+    def _leave_thread(self) -> None:
+        """Unless it was put on anew since."""
+        if self._is_leaving:
+            self._take_off()
 
     def _take_off(self) -> None:
         place = _place_of(self)
@@ -81,11 +116,10 @@ class OperationMode(TorchFunctionMode):
             above = _pop_down_to(place + 1)
             torch._C._pop_torch_function_stack()
             _push(above)
+            self._places[threading.get_ident()] -= 1
 
-
-def _put_back(mode: OperationMode, place: int) -> None:
-    if _place_of(mode) is None:
-        _insert(mode, place)
+    def _put_back(self, place: int) -> None:
+        self.put_on(place)
 
 
 def _place_of(mode: OperationMode) -> int | None:
@@ -110,32 +144,6 @@ def _push(popped: list[Any]) -> None:
         torch._C._push_on_torch_function_stack(mode)
 
 
-class NodeHook:
-    """Notes nodes as torch 2.14 tells of them. Compiled code is not disturbed by it."""
-
-    def __init__(self, logs: Logs, make: Callable[[Callable[[Any], None]], AbstractContextManager[Any]]) -> None:
-        self._logs = logs
-        self._make = make
-
-    def put_on(self) -> Callable[[], None]:
-        """Listen in this thread; returns what ends it."""
-        context = self._make(self._see)
-        context.__enter__()
-        return lambda: context.__exit__(None, None, None)  # type: ignore[return-value]
-
-    def take_off(self) -> None:
-        """Nobody asks whether it is on."""
-
-    @uncompiled
-    def _see(self, node: Any) -> None:
-        number = node._sequence_nr()
-        log = self._logs.begin()
-        if number < LEAF_NUMBER and not log.is_silent:
-            frame = user_frame(sys._getframe(1))
-            log.insert(number, number + 1, frame.f_code, frame.f_lasti, None, log.owner())
-            log.guard.saw(node)
-
-
 _function_logs: tuple[Logs, ...] = ()
 """Who is told of Python Functions."""
 
@@ -144,16 +152,19 @@ _lock = threading.Lock()
 
 @uncompiled
 def _see_function(self: Any) -> None:
-    """In place of the constructor of nodes of Python Functions: the newest number is that of this node."""
+    """In place of the constructor of nodes of Python Functions."""
     if not grad_enabled() or is_compiling():
         return
-    last = next_sequence_number()
+    try:
+        number = self._sequence_nr()
+    except RuntimeError:  # before torch 2.12 the number is given out when this has returned
+        number = next_sequence_number()
     for logs in _function_logs:
         log = logs.begin()
         if not log.is_silent:
             frame = user_frame(sys._getframe(1))
             function = getattr(type(self), "_forward_cls", None)
-            log.insert(last - 1, last, frame.f_code, frame.f_lasti, function, log.owner())
+            log.insert(number, number + 1, frame.f_code, frame.f_lasti, function, log.owner())
 
 
 def tell_of_functions(logs: Logs) -> Callable[[], None]:

@@ -24,9 +24,11 @@ from retrograd.hooks.compiled_calls import (
     unlisten_to_compiled_calls,
 )
 from retrograd.hooks.engine import current_graph_task, grad_enabled, is_compiling, next_sequence_number, uncompiled
+from retrograd.hooks.module import set_after_all, set_before_all
 from retrograd.hooks.module_calls import OUTSIDE, ModuleCall, Names, frame_of_call
-from retrograd.hooks.operations import NodeHook, OperationMode, tell_of_functions
+from retrograd.hooks.operations import OperationMode, tell_of_functions
 from retrograd.hooks.thread_logs import Logs, ThreadLog, user_frame
+from retrograd.hooks.thread_starts import listen_to_threads, unlisten_to_threads
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 """Modules that compute by other kernels where a function mode is on."""
@@ -38,11 +40,7 @@ class _ModuleHooks:
     """The hooks on all modules."""
 
     def __init__(self, before: Any, after: Any) -> None:
-        self._handles = (
-            modules.register_module_forward_pre_hook(before),
-            modules.register_module_forward_hook(after, always_call=True),
-        )
-        numbers = {handle.id for handle in self._handles}
+        numbers = {set_before_all(before).number, set_after_all(after).number}
         self._entries = [
             (table, number, value)
             for table in (getattr(modules, name) for name in _TABLES)
@@ -83,7 +81,7 @@ class _ModuleHooks:
 class ForwardLog:
     """Notes what the forward does, in all threads, from ``start`` to ``stop``.
 
-    Operations are noted in the thread that starts it; in another, those within calls of modules.
+    Operations are noted in the thread that starts it and in those that begin later; in others within calls of modules.
 
     Args:
         names: knows the models.
@@ -94,10 +92,7 @@ class ForwardLog:
     def __init__(self, names: Names, *, lines: bool, limit: int) -> None:
         self._names = names
         self._logs = Logs(limit)
-        self._source: OperationMode | NodeHook | None = None
-        if lines:
-            make = getattr(torch.autograd.graph, "node_creation_hook", None)
-            self._source = NodeHook(self._logs, make) if make is not None else OperationMode(self._logs)
+        self._source = OperationMode(self._logs) if lines else None
         self._undo: list[Callable[[], None]] = []
         self._hooks: _ModuleHooks | None = None
 
@@ -111,22 +106,23 @@ class ForwardLog:
             raise TraceError(
                 "These origins are being recorded already.", repair="call rg.record_origins() once for each block."
             )
-        log = self._logs.begin()
+        self._logs.begin()
         for each in self._logs.all:
             each.is_silent = False
         self._hooks = _ModuleHooks(self._before, self._after)
         self._undo.append(self._hooks.remove)
-        if isinstance(self._source, OperationMode):
+        if self._source is not None:
             self._undo.append(tell_of_functions(self._logs))
             follow_backward(self)
             self._undo.append(lambda: unfollow_backward(self))
         listen_to_compiled_calls(self)
         self._undo.append(lambda: unlisten_to_compiled_calls(self))
         if self._source is not None:
-            log.is_entered = True
-            take_off = self._source.put_on()
-            if take_off is not None:
-                self._undo.append(take_off)
+            source = self._source
+            source.put_on()
+            self._undo.append(source.leave)
+            listen_to_threads(source)
+            self._undo.append(lambda: unlisten_to_threads(source))
 
     def stop(self) -> None:
         """Listen no more. What was noted stays."""
@@ -159,14 +155,12 @@ class ForwardLog:
         log = self._logs.begin()
         if log.is_silent:
             return
-        if log.top is None:
-            log.guard.part()
         call = log.open(module, frame_of_call(), self._names, self.logs())
         source = self._source
         if call is not None and source is not None:
             if isinstance(module, _FUSED) and _can_be_fused(module, args):
                 call.undo = source.take_off()
-            elif call.around is None and (not log.is_entered or current_graph_task() != OUTSIDE):
+            elif call.around is None and (not source.is_entered() or current_graph_task() != OUTSIDE):
                 call.undo = source.put_on()
 
     @uncompiled
@@ -194,8 +188,8 @@ class ForwardLog:
         calls of their modules put it on: everything in a pass that uses torch's Python functions would pay for it.
         """
         log = self._logs.begin()
-        is_wanted = isinstance(self._source, OperationMode) and not log.is_silent and run.creates_graph
-        log.undo_backward.append(self._source.put_on() if is_wanted else None)  # type: ignore[union-attr]
+        source = self._source if run.creates_graph and not log.is_silent else None
+        log.undo_backward.append(source.put_on() if source is not None else None)
 
     @uncompiled
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:

@@ -80,6 +80,7 @@ def _replace_hooks() -> Callable[[], None]:
                 _tell(frame(), group, tensor)
                 return pack(tensor)
 
+            vars(pack_and_tell).update(vars(pack))  # torch marks its own
             self.pack_hook = pack_and_tell
 
     def undo() -> None:

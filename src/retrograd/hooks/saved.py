@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,9 @@ from torch.autograd import forward_ad
 
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.engine import current_graph_task, dispatch_modes, is_tracing, is_transformed
-from retrograd.hooks.module import is_ours
+from retrograd.hooks.tables import is_ours
 
+F = TypeVar("F", bound=Callable[..., object])
 Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
 
@@ -39,6 +40,16 @@ _CHECKPOINTS = frozenset(
         "_replace_hooks.<locals>._TellingHook.__init__.<locals>.pack_and_tell",  # of an inventory, in its place
     }
 )
+
+
+def not_of_the_program(pack: F) -> F:
+    """Decorator for what is pushed: torch's selective checkpoints do as if no hooks of the program's were there.
+
+    What they save passes by all hooks. From torch 2.15 on they warn where the program has set some, for later they
+    will ask those.
+    """
+    pack._checkpoint_internal, pack._user_hooks = True, None  # type: ignore[attr-defined]
+    return pack
 
 
 def push_pair(pack: Pack, unpack: Unpack) -> bool:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.engine import current_graph_task, current_node
 from retrograd.hooks.module_calls import OUTSIDE, CallLog, ModuleCall
 
@@ -53,15 +52,12 @@ class ThreadLog(CallLog):
     Attributes:
         operations: those that made nodes, ordered by number; they do not overlap.
         is_silent: compiled code runs, and nothing is noted.
-        is_entered: the thread's operations are listened to.
     """
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
         self.operations: list[Operation] = [_NOTHING]
         self.is_silent = False
-        self.is_entered = False
-        self.guard = DeepGraphGuard()
         self.undo_backward: list[Callable[[], None] | None] = []
         self.undo_compiled: Callable[[], None] | None = None
 

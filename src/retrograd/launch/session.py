@@ -49,6 +49,7 @@ class Session:
         self._request = request
         self._recorder: Recorder | None = None
         self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._taken: set[str] = set()
         self._obstacle = "no backward pass was seen"
         self._closed = False
         self._inventory: RunInventory | None = None
@@ -90,7 +91,8 @@ class Session:
 
     def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
         unnamed = [model for model in models if model not in self._names]
-        named = name_models(unnamed, taken=set(self._names.values()))
+        named = name_models(unnamed, taken=self._taken)
+        self._taken.update(named)
         self._names.update((model, name) for name, model in named.items())
         try:
             if self._recorder is None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from torch import nn
+from torch import Tensor
 
 from retrograd.errors import RetrogradError
-from retrograd.graph.origins import Origins, record_origins
 from retrograd.hangs.watch import HangWatch, watch_hangs
-from retrograd.hooks.every_call import EveryCallTap
 from retrograd.launch.closing import say
 from retrograd.launch.late_ring import LateRing
 from retrograd.launch.pass_session import PassSession
@@ -52,24 +52,35 @@ class TracingSession(PassSession):
     def _start(self) -> None:
         self._tracing: Tracing | None = None
         self._trace: Trace | None = None
-        self._origins: Origins | None = None
-        self._next_call: EveryCallTap | None = None
+        self._begun: dict[int, int] = {}
+        """Thread → when its pass began."""
         self._due = 1
         self._ring = LateRing(self._open_folder, self._give_up)
         if self._request.first == 0:
             self._begin_trace()
 
+    def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
+        """An outermost pass is about to run."""
+        super().backward_begins(roots)
+        self._begun[threading.get_ident()] = time.perf_counter_ns()
+
     def _count(self, failed: bool) -> None:
-        number, request = self._ended, self._request
+        number = self._ended
         self._ended += 1
-        if request.last is not None and self._ended >= request.last:
+        if self._tracing is not None and self._tracing.is_over:
             self._end()
-        elif failed or number - request.first + 1 >= self._due:
+        elif failed or self._count_traced() >= self._due:
             self._write()
-        if self._ended == request.first:
+        if self._ended == self._request.first:
             self._begin_trace()
-        if failed and not request.first <= number < (request.last or sys.maxsize):
+        if failed and not self._has_traced():
             say(f"backward pass {number} raised, and was not traced; see it with --steps {number}:{number + 1}")
+
+    def _has_traced(self) -> bool:
+        """Whether the pass that has just ended in this thread was traced."""
+        passes = self._trace.passes if self._trace is not None else []
+        here, since = threading.get_ident(), self._begun.get(threading.get_ident(), 0)
+        return any(each.thread == here and each.begin >= since for each in passes)
 
     def _open_folder(self) -> HangWatch:
         self._claim = RankClaim(Path(self._request.path), join=True)
@@ -80,10 +91,8 @@ class TracingSession(PassSession):
         apart = f".p{os.getpid()}" if multiprocessing.parent_process() is not None else ""
         world = int(os.environ.get("WORLD_SIZE", "1"))
         lines = LiveLines(request.nodes, sys.__stderr__, f"rank {ask_rank()} " if world > 1 else "")
-        self._origins = record_origins()
-        self._origins.__enter__()
         self._tracing = trace(
-            origins=self._origins,
+            passes=request.last - request.first if request.last is not None else None,
             norms=request.norms,
             memory=request.memory,
             live=lines if request.live else None,
@@ -96,10 +105,7 @@ class TracingSession(PassSession):
         if self._tracing is None or self._trace is None:
             return
         self._write()
-        tracing, self._tracing = self._tracing, None
-        tracing.__exit__(None, None, None)
-        if self._next_call is None:
-            self._next_call = EveryCallTap(self)
+        self._leave()
 
     def _write(self) -> None:
         """Write down what was traced so far: who is killed has what ended before.
@@ -107,43 +113,30 @@ class TracingSession(PassSession):
         Each of the first passes is written when it ends, then whenever there are half as many more: all is written
         three times at most.
         """
-        if self._trace is None or self._claim is None or not self._trace.passes:
+        if self._tracing is None or self._trace is None or self._claim is None or not self._trace.passes:
             return
         self._trace.rank = ask_rank()
         self._claim.move()
         self._trace.save(self._claim.folder / TRACE)
         write_chrome_trace(self._trace, self._claim.folder / CHROME)
-        traced = self._ended - self._request.first
+        traced = self._count_traced()
         self._due = traced + max(1, traced // 2)
 
-    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A module is called after the last traced pass: here the origins end.
-
-        Not sooner, for torch puts a mode that is taken off while ``backward()`` runs on again when it returns.
-        """
-        self._leave_origins()
-
-    def after_call(self, module: nn.Module, output: Any) -> None:
-        """It has returned."""
-
-    def _leave_origins(self) -> None:
-        next_call, self._next_call = self._next_call, None
-        if next_call is not None:
-            next_call.remove()
-        origins, self._origins = self._origins, None
-        if origins is not None:
-            origins.__exit__(None, None, None)
+    def _count_traced(self) -> int:
+        return sum(not run.depth for run in self._trace.passes) if self._trace is not None else 0
 
     def _stop(self) -> None:
         super()._stop()
         self._ring.close()
+        self._leave()
+
+    def _leave(self) -> None:
         tracing, self._tracing = self._tracing, None
         if tracing is not None:
             tracing.__exit__(None, None, None)
-        self._leave_origins()
 
     def _tell_done(self) -> str:
-        count = sum(not run.depth for run in self._trace.passes) if self._trace is not None else 0
+        count = self._count_traced()
         return f"{count} backward {'pass' if count == 1 else 'passes'}" if count else ""
 
     def _show(self, file: TextIO) -> None:

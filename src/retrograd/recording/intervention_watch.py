@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,7 @@ from retrograd.recording.lane import Mode
 from retrograd.recording.module_watch import mode_now
 from retrograd.recording.place import Host, Place
 from retrograd.recording.taps import Taps
-from retrograd.sites.site import Site
-
-BEFORE = "before"
-"""The last key of a site whose tensor is recorded as it was before rules changed it: ``fc:output.before.grad``."""
+from retrograd.sites.site import BEFORE, Site
 
 
 class InterventionHost(Host, Protocol):
@@ -44,7 +42,7 @@ class InterventionWatch:
         self._host = host
         self._taps = taps
         self._emitter = emitter
-        self._paths: dict[nn.Module, str] = {}
+        self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._places: dict[tuple[Site, Mode], Place | None] = {}
         self.fault = host.fault
 
@@ -83,11 +81,8 @@ class InterventionWatch:
 @torch.no_grad()
 def _measure(before: Tensor, after: Tensor) -> Tensor:
     """‖after − before‖ / ‖before‖, and 0 where nothing has changed: a scalar in float32."""
-    old = before.detach()
-    new = after.detach()
-    if not (old.is_floating_point() or old.is_complex()):
-        old, new = old.float(), new.float()
-    wide = torch.float32 if old.dtype in (torch.float16, torch.bfloat16) else None
-    change = torch.linalg.vector_norm(new - old, dtype=wide)
-    share = change / torch.linalg.vector_norm(old, dtype=wide)
+    wide = torch.promote_types(before.dtype, torch.float32)  # a difference, too, may be too large for half precision
+    old, new = before.detach().to(wide), after.detach().to(wide)
+    change = torch.linalg.vector_norm(new - old)
+    share = change / torch.linalg.vector_norm(old)
     return torch.where(change == 0, 0.0, share).float()

@@ -83,8 +83,8 @@ def _multiply(one: Gradients, other: Gradients) -> Tensor:
 
 
 def _multiply_tensors(a: Tensor, b: Tensor) -> Tensor:
-    product = (a * b.conj()).real if a.is_complex() else a * b
-    return product.sum(dtype=torch.promote_types(product.dtype, torch.float32))
+    a, b = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (a, b))
+    return ((a * b.conj()).real if a.is_complex() else a * b).sum()
 
 
 def _add_up(tensors: Gradients, weights: Sequence[Tensor | float]) -> Tensor | None:

@@ -110,7 +110,7 @@ def _build_lines(rows: Rows, sites: pa.Array, index: slice) -> pa.Table:
     columns["phase"] = pa.array(PHASES).take(pa.array(picked["phase"]))
     columns["site"] = sites.take(pa.array(picked["site"]))
     columns |= {name: pa.array(derive(picked, name)) for name in STATISTICS}
-    columns |= {name: pa.array(picked[name]) for name in ("scale", *rows.custom)}
+    columns |= {name: pa.array(picked[name]) for name in ("order", "scale", *rows.custom)}
     return pa.table(columns)
 
 

@@ -91,7 +91,7 @@ class RankFolder:
         if not len(columns["step"]):
             return
         columns["site"] = self.names.codes[columns["site"]]
-        self._statistics.add(build_table(columns, self.names.listed))
+        self._statistics.add(build_table(columns, self.names.written))
         self._rows += len(columns["step"])
         steps = [int(columns["step"].min()), int(columns["step"].max()), *(self._span or ())]
         self._span = min(steps), max(steps)

@@ -247,7 +247,7 @@ class RunWriter:
 
     def _write_manifest(self) -> None:
         if self._claim.rank == 0 and not self._claim.is_extra:
-            self._manifest.add_sites(self._folder.names.listed)
+            self._manifest.add_sites(self._folder.names.written)
             if self.lost:
                 self._manifest.describe({"lost": self.lost.tell()})
             self._manifest.write()

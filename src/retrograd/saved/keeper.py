@@ -18,6 +18,7 @@ from retrograd.hooks.saved import (
     is_in_backward,
     is_jit_tracing,
     is_plain,
+    not_of_the_program,
     remove_pair,
     untraced,
     version_of,
@@ -26,14 +27,11 @@ from retrograd.hooks.saved import (
 )
 from retrograd.hooks.writes import program_line
 from retrograd.saved.entry import Entry, Held, View
-from retrograd.saved.overwriting import Place
+from retrograd.saved.overwriting import FILLED_LATE, Place
 from retrograd.saved.policy import NEVER, Policy, Saved
 from retrograd.saved.residents import Residents
 
 Key = tuple[int, torch.dtype, int, int]
-
-_FILLED_LATE = frozenset({"RReLU"})
-"""Modules of which torch saves a tensor before the kernel fills it, without counting that write."""
 
 
 @dataclass(slots=True)
@@ -99,6 +97,7 @@ class Keeper:
                 tap.end()
             self.policy.close()
 
+    @not_of_the_program
     def pack(self, tensor: Tensor) -> Held | View:
         """What autograd is to hold for a tensor."""
         if not self.is_open:  # it was ended by another thread, which could not take the pair off
@@ -150,7 +149,7 @@ class Keeper:
 
     def _make_entry(self, tensor: Tensor, storage: torch.UntypedStorage, key: Key, place: Place) -> Entry | None:
         """Offer a stretch to the policy; None if it stays."""
-        if place.kind in _FILLED_LATE:
+        if place.kind in FILLED_LATE:
             return None
         start, end = key[2:]
         if self._has_unpacked:  # a backward pass lies between: what is saved now belongs to another forward

@@ -30,7 +30,7 @@ Mark = Callable[[Any], None]
 
 _MARKS = 6
 """Noted for each node: when it began, in which thread, its identity; shape, dtype and device of the gradient that came
-in, or what torch says of all that it takes, and twice None."""
+in, or what torch says of all that came (None for none), and twice None."""
 
 
 class Marks(NamedTuple):
@@ -94,7 +94,10 @@ class PassLog:
         @uncompiled
         def mark(incoming: Any) -> None:
             node = current_node()
-            note((clock(), get_ident(), id(node), inputs_of(node), None, None))
+            described: Any = inputs_of(node)
+            if type(incoming) is tuple:
+                described = [None if gradient is None else one for gradient, one in zip(incoming, described)]  # noqa: B905
+            note((clock(), get_ident(), id(node), described, None, None))
             current[0] = incoming
 
         @uncompiled
@@ -102,7 +105,7 @@ class PassLog:
             try:
                 note((clock(), get_ident(), id(current_node()), incoming.shape, incoming.dtype, incoming.device))
             except (AttributeError, RuntimeError):  # None, or a nested tensor, which has no shape
-                mark(incoming)
+                mark((incoming,))
             else:
                 current[0] = incoming
 
@@ -155,10 +158,12 @@ class PassLog:
         return Describer(self, find_place, {id(node): inputs_of(node) for node in nodes})
 
     def _read_incoming(self) -> dict[int, tuple[Any, ...]]:
-        marks = self._marks
-        one = zip(marks[3::_MARKS], marks[4::_MARKS], marks[5::_MARKS], strict=True)
-        incoming = [key[0] if key[1] is None else (key,) for key in one]
-        return dict(zip(marks[2::_MARKS], incoming, strict=True))
+        return dict(zip(self._marks[2::_MARKS], map(self.incoming_at, range(len(self))), strict=True))
+
+    def incoming_at(self, index: int) -> tuple[Any, ...]:
+        """What came in to the node that began at this place in the pass."""
+        shape, dtype, device = self._marks[index * _MARKS + 3 : index * _MARKS + 6]
+        return tuple(shape) if dtype is None else ((shape, dtype, device),)
 
     def _with_level(self, mark: Mark, meter: Callable[[], int]) -> Mark:
         note = self.levels.append
@@ -207,6 +212,7 @@ class Describer:
         is_leaf = number == LEAF_NUMBER
         module, call, line = (None, 1, None) if is_leaf else self._find_place(number, log.thread)
         norms = log.norms.get(node)
+        raised = log.failed and index == len(log) - 1
         return NodeEvent(
             name=log._names[log._kinds[place]],
             number=None if is_leaf else number,
@@ -218,12 +224,12 @@ class Describer:
             thread=thread,
             begin=begin,
             end=end or time.perf_counter_ns(),
-            incoming=tuple(map(self._info, self._incoming.get(node, ()))),
-            outgoing=tuple(self._outgoing(edge) for edge in self._edges[place]),
+            incoming=tuple(map(self._info, log.incoming_at(index))),
+            outgoing=tuple(None if raised else self._outgoing(edge) for edge in self._edges[place]),
             memory=log.levels[index + 1] - log.levels[index] if index + 1 < len(log.levels) else None,
             norms_in=norms and _read(norms[0]),
             norms_out=norms and _read(norms[1]),
-            raised=log.failed and index == len(log) - 1,
+            raised=raised,
             bundle=log.bundles.get(node),
         )
 
@@ -234,7 +240,9 @@ class Describer:
         incoming = self._incoming.get(self._log._identities[place], ())
         return self._info(incoming[slot]) if slot < len(incoming) else None
 
-    def _info(self, described: Any) -> TensorInfo:
+    def _info(self, described: Any) -> TensorInfo | None:
+        if described is None:
+            return None
         is_key = isinstance(described, tuple)
         key = described if is_key else (shape_of(described), described.dtype, described.device)
         info = self._infos.get(key)

@@ -27,6 +27,7 @@ class Pending:
     def __init__(self, roots: Sequence[Any], gradients: Sequence[Any]) -> None:
         self.node: Any = None
         self.incoming: Incoming = ()
+        self._roots = tuple(roots)  # before torch 2.13 the object of a Python Function does not keep its node
         self._arrived: dict[Any, list[Tensor | None]] = {}
         for (node, slot), gradient in zip(root_edges(list(roots)), gradients, strict=True):
             self._arrive(node, slot, gradient)

@@ -98,18 +98,17 @@ class Tracing:
         self._wishes = wishes
         self._origins = origins
         self._owns_origins = owns_origins and origins is not None
-        self._model = model
-        self._leaves: dict[int, str] = {}
+        self._leaves = name_leaves(model)
         self._find_place = place_finder(origins)
         self._unread: list[PassLog] = []
         self._running: dict[EngineRun, WatchedPass] = {}
         self._taps = NodeTaps()
         self._outermost = 0
         self._count = 0
+        self._is_left = False
         self._lock = threading.RLock()
 
     def __enter__(self) -> Trace:
-        self._leaves = name_leaves(self._model)
         if self._owns_origins and self._origins is not None:
             self._origins.__enter__()
         self.trace._refresh = self._refresh
@@ -123,9 +122,22 @@ class Tracing:
         unfollow_backward(self)
         if self._owns_origins and self._origins is not None:
             self._origins.__exit__(kind, error, traceback)
+        with self._lock:
+            self._is_left = True
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Leave the trace to itself: when no pass runs any more that began inside of the block."""
         self._refresh()
-        self._leaves = {}
-        self.trace._refresh = nothing_new  # ours holds us, and we hold the trace
+        if not self._running:
+            self.trace._refresh = nothing_new  # ours holds us, and we hold the trace
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all passes that were asked for have ended, where they were asked for by their number."""
+        with self._lock:
+            passes = self._wishes.passes
+            return isinstance(passes, range) and self._outermost >= passes.stop and not self._running
 
     @harmless
     def run_begins(self, run: EngineRun) -> None:
@@ -136,7 +148,7 @@ class Tracing:
     @harmless
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
         """It has ended."""
-        watched = self._running.pop(run, None)
+        watched = self._running.get(run)
         if watched is None:
             return
         try:
@@ -144,9 +156,10 @@ class Tracing:
             if isinstance(error, Exception):
                 self._explain(watched, error)
         finally:
-            watched.close()
-            with self._lock:
-                self._end(watched.log)
+            try:
+                watched.close()
+            finally:
+                self._end(run, watched.log)
 
     def _explain(self, watched: WatchedPass, error: Exception) -> None:
         failure = watched.explain(error)
@@ -169,16 +182,20 @@ class Tracing:
         self.trace.passes.append(log.summary())
         self._running[run] = watched
 
-    def _end(self, log: PassLog) -> None:
-        self.trace.passes[log.number] = log.summary()
-        if self._count >= self._wishes.limit:
-            self.trace.dropped += len(log)
-            return
-        self._count += len(log)
-        self._unread.append(log)
+    def _end(self, run: EngineRun, log: PassLog) -> None:
+        with self._lock:
+            del self._running[run]
+            self.trace.passes[log.number] = log.summary()
+            if self._count >= self._wishes.limit:
+                self.trace.dropped += len(log)
+            else:
+                self._count += len(log)
+                self._unread.append(log)
+            if self._is_left:
+                self._let_go()
 
     def _name_leaf(self, leaf: Tensor) -> str | None:
-        name = self._leaves.get(id(leaf))
+        name: str | None = self._leaves.get(leaf)
         if name is None and self._origins is not None:
             name = self._origins.name_parameter(leaf)
         return name

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from retrograd.graph.node import matches
+from retrograd.graph.values import wide_norm
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import inputs_of, is_leaf
@@ -111,7 +112,7 @@ class WatchedPass:
         self.log.current[0] = None
         guard_nodes(self._reach.nodes, self._reach.links)
         if self._examiner is not None:
-            self._examiner.tell(len(self.log) - 1)
+            self._examiner.tell(len(self.log) - 1, self.log.end)
 
 
 class _Examiner:
@@ -133,10 +134,10 @@ class _Examiner:
         self._marks = marks
         self._describe = log.describe_while_running(nodes, find_place)
 
-    def tell(self, place: int) -> None:
-        """Say live that the node at this place in the pass has run."""
+    def tell(self, place: int, end: int = 0) -> None:
+        """Say live that the node at this place in the pass has run: until now, unless its end is known."""
         if self._wishes.live is not None and place >= 0:
-            self._wishes.live(self._describe.event(place))
+            self._wishes.live(self._describe.event(place, end))
 
     @harmless
     def before(self, index: int, incoming: Gradients) -> None:
@@ -175,7 +176,6 @@ def _measure(gradient: Tensor | None) -> Tensor | None:
     if gradient is None:
         return None
     try:
-        norm: Tensor = torch.linalg.vector_norm(gradient.detach())
+        return wide_norm(gradient.detach())
     except (RuntimeError, NotImplementedError):  # sparse, nested, quantised
         return None
-    return norm
