@@ -50,3 +50,12 @@ def test_a_script_without_torch(outcome: Outcome) -> None:
 def test_a_script_that_trains_nothing(outcome: Outcome) -> None:
     assert outcome.words[1:] == ["retrograd: nothing was recorded: no backward pass was seen"]
     assert not outcome.run.exists()
+
+
+@recorded("prlimit --fsize=8192 python plain_loop.py")
+def test_a_disk_that_does_not_take_all(outcome: Outcome) -> None:
+    lost = outcome.manifest()["lost"]
+    assert lost["rows"] > 0
+    assert f"but {lost['rows']} rows, 0 events and 0 tensors were lost" in outcome.words[-1]
+    assert outcome.events("loss")
+    assert outcome.warnings == 2

@@ -19,12 +19,13 @@ _ENDINGS = {
 """Variable that holds a request → what was to be done, what each process that has done it leaves, how to see it."""
 
 
-def say_end(obstacle: str, done: str = "") -> None:
+def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None:
     """Say how it ended, if this is the process that speaks for all.
 
     Args:
         obstacle: why this process has done nothing.
         done: what it has done; empty for nothing. Its children may have done something all the same.
+        saw_nothing: that is why; a child that was killed may have seen something all the same.
     """
     if not is_speaker():
         return
@@ -34,10 +35,13 @@ def say_end(obstacle: str, done: str = "") -> None:
         return
     verb, left, see = _ENDINGS[asked]
     request = json.loads(os.environ[asked])
-    others = sum(1 for _ in Path(request["path"]).glob(left)) - bool(done)
+    folder = Path(request["path"])
+    others = sum(1 for _ in folder.glob(left)) - bool(done)
     plural = "process" if others == 1 else "processes"
     if others > 0:
         done = f"{done}, and {others} more {plural}" if done else f"in {others} {plural}"
+    if not done and saw_nothing and any(folder.glob("rank*")):
+        obstacle = f"a backward pass began and did not end; see where with: retrograd watch {request['shown']}"
     say(f"{verb} {done}; {see.format(request['shown'])}" if done else f"nothing was {verb}: {obstacle}")
 
 

@@ -88,7 +88,7 @@ class PassSession(ABC):
             # nobody listens, or the script has closed it; and what it does at its exit may draw too
             with contextlib.suppress(OSError, ValueError), random_kept():
                 self._show(sys.__stderr__)
-        say_end(self._tell_obstacle(), done)
+        say_end(self._tell_obstacle(), done, saw_nothing=not self._ended and not self._obstacle)
 
     @abstractmethod
     def _start(self) -> None:

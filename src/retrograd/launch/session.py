@@ -70,7 +70,8 @@ class Session:
         except Exception as error:  # the program has ended, and a traceback would be taken for its own
             say(f"the end of the record is lost: {error!r}")
         sink = self._sink
-        say_end(self._obstacle, f"{sink.steps} steps at {sink.sites} sites" if sink.is_open else "")
+        done = f"{sink.steps} steps at {sink.sites} sites" if sink.is_open else ""
+        say_end(self._obstacle, f"{done}, but {sink.lost} were lost" if sink.lost else done)
 
     def start_over(self) -> None:
         """Record a forked child for itself: what its parent has seen but not yet written is the parent's."""

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -163,6 +163,6 @@ class RankFolder:
             "events": dict(self._event_counts),
             "tensor_bytes": self.shards.bytes,
             "tensors_dropped": self.shards.dropped,
-            "lost": {name: count for name, count in asdict(lost).items() if count or name != "files"},
+            "lost": lost.tell(),
         }
         write_json(self._claim.folder / RANK_FILE, content)

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -253,7 +252,7 @@ class RunWriter:
         if self._claim.rank == 0 and not self._claim.is_extra:
             self._manifest.add_sites(self._folder.recorded)
             if self.lost:
-                self._manifest.describe({"lost": asdict(self.lost)})
+                self._manifest.describe({"lost": self.lost.tell()})
             self._manifest.write()
 
     def _attempt(self, write: Callable[[], None], lost: Lost | None = None) -> bool:
