@@ -17,11 +17,12 @@ from torch import Tensor
 
 from retrograd.hooks.engine import current_node, uncompiled
 from retrograd.hooks.nodes import LEAF_KIND, number_of
+from retrograd.hooks.versions import TORCH
 
 _MOST_HOOKED = 100_000
 """Nodes that are remembered, or those of one graph if there are more: some 100 bytes each."""
 
-_IDENTITIES_LAST = torch.__version__ >= (2, 13)
+_IDENTITIES_LAST = TORCH >= (2, 13)
 """Whether a node has one and the same Python object for as long as it lives; before, one that is run again cannot be
 known again, and so gets hooks that can be taken away."""
 
@@ -39,7 +40,17 @@ class NodeTap:
     another thread.
     """
 
-    __slots__ = ("_busy", "_handles", "_is_paused", "_memory", "_nodes", "_see_all", "_see_first", "_see_leaf", "_thread")
+    __slots__ = (
+        "_busy",
+        "_handles",
+        "_is_paused",
+        "_memory",
+        "_nodes",
+        "_see_all",
+        "_see_first",
+        "_see_leaf",
+        "_thread",
+    )
 
     def __init__(
         self, memory: _Memory, busy: tuple[Any, ...], see_first: SeeFirst, see_all: SeeAll, see_leaf: SeeAll
