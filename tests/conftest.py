@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copyreg
 import shutil
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,6 +56,7 @@ def torch_state() -> dict[str, Any]:
         )
         for name in names
     }
+    state["pickling"] = copyreg.dispatch_table.get(OrderedDict)
     state["default saved-tensor hooks"] = torch._C._autograd._top_saved_tensors_default_hooks(False)
     state["saved-tensor hooks allowed"] = torch._C._autograd._saved_tensors_hooks_is_enabled()
     state["function modes"] = torch._C._len_torch_function_stack()

@@ -95,7 +95,7 @@ def test_a_type_checker_sees_the_names_that_are_loaded() -> None:
     imported = {
         alias.asname: f"{node.module}.{alias.name}"
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("retrograd.")
+        if isinstance(node, ast.ImportFrom) and node.col_offset and str(node.module).startswith("retrograd.")
         for alias in node.names
     }
     assert imported == {name: f"retrograd.{home}.{name}" for name, home in rg._HOMES.items()}

@@ -7,6 +7,8 @@ that never import torch, need none of them.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from retrograd.randomness import random_kept as _random_kept
+
 if TYPE_CHECKING:
     from retrograd import rules as rules
     from retrograd import saved as saved
@@ -117,11 +119,13 @@ __all__ = sorted({*_HOMES, *_ROOMS})  # noqa: PLE0605  # one list, and a test ho
 
 
 def __getattr__(name: str) -> object:
-    if name in _ROOMS:
-        return import_module(f"retrograd.{name}")
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'retrograd' has no attribute {name!r}")
-    thing = getattr(import_module(f"retrograd.{_HOMES[name]}"), name)
+    with _random_kept():  # rich draws when it is loaded, and a script may have seeded before
+        home = import_module(f"retrograd.{_HOMES.get(name, name)}")
+    if name in _ROOMS:
+        return home
+    thing = getattr(home, name)
     globals()[name] = thing
     return thing
 

@@ -34,6 +34,7 @@
     ├── AdjointError               cannot-check
     ├── SavedTensorError
     │   ├── OverwrittenError       saved-overwritten
+    │   ├── RecomputeError         recomputed-otherwise
     │   ├── SavedPolicyError       bad-saved-policy
     │   └── BudgetError            budget-too-small
     ├── LaunchError                cannot-launch
@@ -280,6 +281,15 @@ class OverwrittenError(SavedTensorError, RuntimeError):
     """
 
     slug = "saved-overwritten"
+
+
+class RecomputeError(SavedTensorError, RuntimeError):
+    """A forward that was run again for the backward pass computed something else than before.
+
+    A ``RuntimeError`` too, as what torch's own checkpoint raises.
+    """
+
+    slug = "recomputed-otherwise"
 
 
 class SavedPolicyError(SavedTensorError):

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
+from retrograd import files
 from retrograd.errors import FeatureError, NoSuchSiteError, RetrogradWarning
 from retrograd.features import shard_writer
 from retrograd.features.dataset import extract_dataset
 from retrograd.features.stored import open_features
-from retrograd.runs import files
 from retrograd.runs.lock import Lock
 from tests.features.nets import hook_by_hand
 

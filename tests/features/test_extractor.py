@@ -22,7 +22,7 @@ def count_hooks(model: nn.Module) -> int:
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
-PLAIN = ["stem", "norm", "relu", "mix", "cell", "blocks.0", "blocks.1", "blocks.2", "head.fc"]
+PLAIN = ["stem", "norm", "relu", "mix", "cell#1", "blocks.0", "blocks.1", "blocks.2", "head.fc"]
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
@@ -34,7 +34,7 @@ def test_values_are_those_of_a_hook_by_hand(mode: str) -> None:
     for path in PLAIN:
         model.load_state_dict(state)
         torch.manual_seed(5)
-        expected[path] = hook_by_hand(model, path, images)
+        expected[path] = hook_by_hand(model, path.partition("#")[0], images)
     model.load_state_dict(state)
     torch.manual_seed(5)
     features = extract(model, images, list(reversed(PLAIN)))
@@ -69,6 +69,44 @@ def test_names_of_every_kind() -> None:
     assert torch.equal(features["head.fc:input.input"], hook_by_hand(model, "blocks.2", images))
 
 
+@pytest.mark.parametrize("name", ["cell", "cel*", "cell:output", "cell:outputs", "cell:output*", "c*:outputs"])
+def test_a_name_without_a_number_is_every_call(name: str) -> None:
+    model, images = make_net().eval(), make_images()
+    features = extract(model, images, ["stem", name])
+    slot = ":output" if ":" in name else ""
+    assert list(features) == ["stem", *(f"cell#{call}{slot}" for call in (1, 2, 3))]
+    for call in (1, 2, 3):
+        expected = hook_by_hand(model, "cell", images, call=call)
+        assert torch.equal(features[f"cell#{call}{slot}"], expected)
+        assert torch.equal(extract(model, images, f"cell#{call}")[f"cell#{call}"], expected)
+
+
+def test_kinds_are_all_tensors_of_an_output_or_input() -> None:
+    model, images = make_net().eval(), make_images()
+    names = ["lstm:output.0", "lstm:output.1.0", "lstm:output.1.1", "head:input.states", "cell#2:output"]
+    features = extract(model, images, ["lstm:outputs", "head:inputs", "cell#2:outputs"])
+    assert list(features) == names
+    assert torch.equal(features["head:input.states"], hook_by_hand(model, "blocks.2", images))
+
+
+def test_a_model_that_fails_behind_all_that_was_asked_for_is_told_how_to_end_before() -> None:
+    class Failing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(1):
+                x = self.fc(x)
+            raise ValueError("no head")
+
+    model = Failing()
+    with pytest.raises(ValueError, match="no head") as caught:
+        extract(model, torch.ones(1, 2), "fc")
+    assert "'fc#1:output'" in caught.value.__notes__[0]
+    assert list(extract(model, torch.ones(1, 2), "fc#1")) == ["fc#1"]
+
+
 def test_the_arguments_of_a_call_are_a_dict() -> None:
     model, images = make_net().eval(), make_images()
     arguments = extract(model, images, "head:input")["head:input"]
@@ -84,7 +122,7 @@ def test_globs_expand_in_the_order_of_the_model() -> None:
     names = ["lstm:output.0", "lstm:output.1.0", "lstm:output.1.1"]
     assert list(extract(model, images, "lstm:output.*")) == names
     every = extract(model, images, "cell#*")
-    assert list(every) == ["cell:output", "cell#2:output", "cell#3:output"]
+    assert list(every) == ["cell#1:output", "cell#2:output", "cell#3:output"]
     for number, value in enumerate(every.values(), 1):
         assert torch.equal(value, hook_by_hand(model, "cell", images, call=number))
     assert list(extract(model, images, "cell*#2")) == ["cell#2"]
@@ -115,6 +153,7 @@ def test_a_name_that_the_model_does_not_have(site: str, said: str) -> None:
         ("stem:output.grad", r"rg\.record"),
         ("blocks.*:output.grad", r"rg\.record"),
         ("stem:weight", "parameter"),
+        ("*:parameters", "parameter"),
         ("stem:weight.update", "update"),
         ("blocks", r"'blocks\.\*'"),
         ("unused", "never called"),
@@ -204,11 +243,11 @@ class InPlace(nn.Module):
 
 
 @pytest.mark.parametrize("differentiable", [False, True])
-@pytest.mark.parametrize("site", ["fc", "pair", "same", "relu", "relu:input.input", "remember"])
+@pytest.mark.parametrize("site", ["fc", "pair", "same", "relu#1", "relu#1:input.input", "remember"])
 def test_what_is_written_later_does_not_reach_a_feature(site: str, differentiable: bool) -> None:
     torch.manual_seed(0)
     model, x = InPlace(), torch.randn(4, 3)
-    path = "fc" if site == "relu:input.input" else site
+    path = "fc" if site == "relu#1:input.input" else site.partition("#")[0]
     expected = hook_by_hand(model, path, x, grad=differentiable)
     model.last.zero_()
     feature = extract(model, x, [site, "self"], differentiable=differentiable)[site]

@@ -34,6 +34,7 @@ def make_row(number: int, elements: np.ndarray, reference: float = 0.0) -> tuple
     fields = (
         number,
         1,
+        2 * number,  # its order
         len(elements),
         *(int(which.sum()) for which in counts),
         finite.sum() if len(finite) else 0.0,

@@ -11,7 +11,7 @@ from tests.history.made import SITES, count_exponents, make_batch
 from tests.history.strategies import many_batches
 
 GRADIENTS = np.array([site.endswith(".grad") for site in SITES])
-FIELDS = struct.Struct("<2i5q6d2i")
+FIELDS = struct.Struct("<2i6q6d2i")
 
 
 @settings(deadline=None)
@@ -22,8 +22,8 @@ def test_decoding_agrees_with_struct(batches: list[RowBatch]) -> None:
     for batch in batches:
         counts = np.frombuffer(batch.bins, np.int64)
         used = 0
-        for fields in FIELDS.iter_unpack(batch.rows):
-            number, calls, count, nan, pos, neg, zeros, total, m2, abs_sum, low, high, reference, _, length = fields
+        for number, calls, order, count, *fields in FIELDS.iter_unpack(batch.rows):
+            nan, pos, neg, zeros, total, m2, abs_sum, low, high, reference, _, length = fields
             is_gradient = SITES[number].endswith(".grad")
             scale = batch.scale if is_gradient else 1.0
             assert columns["site"][place] == number
@@ -33,8 +33,8 @@ def test_decoding_agrees_with_struct(batches: list[RowBatch]) -> None:
             assert PHASES[columns["phase"][place]] == batch.moment.phase
             assert columns["scale"][place] == scale
             for name, value in zip(
-                ("calls", "count", "nan", "pos_inf", "neg_inf", "zeros"),
-                (calls, count, nan, pos, neg, zeros),
+                ("calls", "order", "count", "nan", "pos_inf", "neg_inf", "zeros"),
+                (calls, order, count, nan, pos, neg, zeros),
                 strict=True,
             ):
                 assert columns[name][place] == value

@@ -84,7 +84,7 @@ def test_rows_are_unmerged() -> None:
     assert len({len(column) for column in rows.values()}) == 1
 
 
-def test_the_input_is_of_the_very_same_calls() -> None:
+def test_the_value_is_of_the_very_same_calls() -> None:
     batches = [
         make_batch(Moment(0, 0, 0), {0: np.array([1.0]), 1: np.array([10.0])}),
         make_batch(Moment(0, 1, 0), {0: np.array([2.0])}),  # no backward in this micro-batch
@@ -93,13 +93,13 @@ def test_the_input_is_of_the_very_same_calls() -> None:
         make_batch(Moment(2, 0, 0), {0: np.array([5.0]), 1: np.array([50.0])}),
     ]
     history = make_history(batches)
-    paired = history["a:output.grad"].input
+    paired = history["a:output.grad"].value
     assert paired.site == "a:output"
     assert paired.steps.tolist() == [0, 2]
     assert paired.mean.tolist() == [1, 5]
-    assert history["a:output.grad"].select(micro=1).input.steps.tolist() == []
+    assert history["a:output.grad"].select(micro=1).value.steps.tolist() == []
     with pytest.raises(NoSuchSiteError, match="'b:weight'"):
-        _ = history["b:weight.update"].input
+        _ = history["b:weight.update"].value
 
 
 def test_a_series_stays_as_it_was() -> None:

@@ -185,3 +185,20 @@ def test_a_compiled_function_is_not_disturbed() -> None:
         assert slope(x).tolist() == [4, 4]
     torch._dynamo.reset()
     assert graphs
+
+
+def test_who_begins_to_listen_within_a_pass_is_told_of_it() -> None:
+    first, late = Listener(), Listener()
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda gradient: listen_to_backward(late))
+    listen_to_backward(first)
+    try:
+        y.sum().backward()
+        assert [str(each) for each in late.heard] == [str(each) for each in first.heard]
+        assert late.heard[1:] == ["ended"]
+        loss().backward()
+        assert late.heard[3:] == ["ended"]
+    finally:
+        unlisten_to_backward(first)
+        unlisten_to_backward(late)

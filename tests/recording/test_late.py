@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrograd.history.sink import Moment, RowBatch
+from retrograd.recording.batches import pick_custom
 from retrograd.recording.lane import Lane, Mode
-from retrograd.recording.late import Closed, LateGradients, pick_custom, split_late
+from retrograd.recording.late import Closed, LateGradients, split_late
 from retrograd.statistics.row import ROW
 
 

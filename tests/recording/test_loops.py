@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
+from retrograd.recording.recorder import Recorder
 from tests.recording.collector import Collector, collect
 from tests.recording.oracle import assert_row, listen
 
@@ -285,3 +288,141 @@ def test_a_model_that_is_called_by_another_method() -> None:
         assert steps_of(seen, site) == [(0, 0), (0, 1), (2, 0), (2, 1)]
     reasons = {item["site"]: item["reason"] for item in seen.facts["not_recorded"]}
     assert "never called" in reasons["self:output"]
+
+
+def train_apart(models: dict[str, nn.Module], order: list[str]) -> Collector:
+    """One update of each of these models by an optimizer of its own, in this order."""
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name, model in models.items()}
+    with collect(models) as seen:
+        for name in order:
+            models[name](torch.randn(4, 3)).square().sum().backward()
+            optimizers[name].step()
+    return seen
+
+
+@pytest.mark.parametrize(
+    "order",
+    ["a" * 4 + "b" * 4 + "c" * 4, "abc", "abababab", "aabbaabb", "abbbcccaab"],
+    ids=["one after the other", "once each", "by turns", "in rounds", "at random"],
+)
+def test_models_that_do_not_run_together_share_no_step(order: str) -> None:
+    seen = train_apart({name: make_net() for name in "abc"}, list(order))
+    for name in set(order):
+        expected = [(step, 0) for step, trained in enumerate(order) if trained == name]
+        for site in ("0:output", "0:output.grad", "0:weight.grad", "2:bias.update"):
+            assert steps_of(seen, f"{name}.{site}") == expected
+    assert [event.moment.step for event in seen.events_of("loss")] == list(range(len(order)))
+    assert [event.moment.step for event in seen.events_of("update")] == list(range(len(order)))
+
+
+def test_a_model_that_is_trained_where_another_one_was() -> None:
+    """Their parameters may lie at the same addresses."""
+    seen = Collector()
+    recorder = Recorder({"0": make_net()}, seen)
+    recorder.attach()
+    for name in range(1, 4):
+        net = make_net()
+        recorder.add_model(str(name), net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            net(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+        del net, optimizer
+        gc.collect()
+    recorder.close()
+    assert [event.moment.step for event in seen.events_of("loss")] == list(range(9))
+
+
+def copy_to(model: nn.Module) -> tuple[torch.optim.Optimizer, Callable[[], None], Callable[[], None]]:
+    """An optimizer of copies, what brings them the gradients, and what brings the model the new weights."""
+    copies = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
+
+    def hand_gradients() -> None:
+        for other, parameter in zip(copies, model.parameters(), strict=True):
+            other.grad = parameter.grad.clone()  # type: ignore[union-attr]
+        model.zero_grad()
+
+    @torch.no_grad()
+    def hand_weights() -> None:
+        for other, parameter in zip(copies, model.parameters(), strict=True):
+            parameter.copy_(other)
+
+    return torch.optim.Adam(copies, lr=0.1), hand_gradients, hand_weights
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("micros", [1, 2])
+def test_an_optimizer_of_copies(every: int, micros: int) -> None:
+    net = make_net()
+    optimizer, hand_gradients, hand_weights = copy_to(net)
+    with collect(net, schedule=every) as seen:
+        for _ in range(6):
+            for _ in range(micros):
+                net(torch.randn(4, 3)).square().sum().backward()
+            hand_gradients()
+            optimizer.step()
+            hand_weights()
+    assert steps_of(seen, "0:output.grad") == [(step, micro) for step in range(0, 6, every) for micro in range(micros)]
+    assert [event.moment.step for event in seen.events_of("update")] == list(range(0, 6, every))
+
+
+def test_a_model_that_was_copied_after_its_optimizer_was_made() -> None:
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net = copy.deepcopy(net)
+    with collect(net) as seen:
+        for _ in range(20):
+            net(torch.randn(4, 3)).square().sum().backward()
+            optimizer.step()
+    assert steps_of(seen, "0:output.grad") == [(step, 0) for step in range(20)]
+
+
+def test_two_optimizers_of_copies_that_step_together() -> None:
+    net = make_net()
+    ways = [copy_to(net[0]), copy_to(net[2])]
+    with collect(net) as seen:
+        for _ in range(5):
+            net(torch.randn(4, 3)).square().sum().backward()
+            for optimizer, hand_gradients, hand_weights in ways:
+                hand_gradients()
+                optimizer.step()
+                hand_weights()
+    assert steps_of(seen, "0:output.grad") == [(step, 0) for step in range(5)]
+
+
+def test_an_optimizer_of_something_else_makes_no_steps() -> None:
+    """Another model is trained for a while, before and within the steps of the recorded one."""
+    net, other = make_net(), make_net()
+    ours, theirs = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (net, other))
+    with collect(net) as seen:
+        for _ in range(3):
+            other(torch.randn(4, 3)).sum().backward()
+            theirs.step()
+        for _ in range(4):
+            net(torch.randn(4, 3)).sum().backward()
+            ours.step()
+            other(torch.randn(4, 3)).sum().backward()
+            theirs.step()
+    assert steps_of(seen, "0:output.grad") == [(step, 0) for step in range(4)]
+    assert [event.moment.step for event in seen.events_of("update")] == list(range(4))
+
+
+def test_a_picture_that_is_optimized_through_a_frozen_model() -> None:
+    net = make_net().requires_grad_(False)
+    picture = torch.randn(4, 3, requires_grad=True)
+    optimizer = torch.optim.LBFGS([picture], max_iter=3, history_size=2)
+    runs: list[int] = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = net(picture).square().sum()
+        loss.backward()
+        runs[-1] += 1
+        return loss
+
+    with collect(net) as seen:
+        for _ in range(3):
+            runs.append(0)
+            optimizer.step(closure)
+    expected = [(step, micro) for step, number in enumerate(runs) for micro in range(number)]
+    assert steps_of(seen, "0:output.grad") == expected

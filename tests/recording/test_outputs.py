@@ -155,8 +155,8 @@ def test_an_output_may_change_its_nest_from_call_to_call() -> None:
 
     net = Two(wrap)
     with collect(net) as seen:
-        for _ in range(4):
-            net(torch.ones(2, requires_grad=True))
+        held = [net(torch.ones(2, requires_grad=True)) for _ in range(4)]
+    assert len(held) == 4  # until here a pass could have come to each of them
     assert [row.site for row in seen.rows if row.phase == "forward" and row.backward == -1] == [
         "self:output",
         "self#2:output.0",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -204,3 +206,73 @@ def test_a_hook_that_runs_a_backward_of_its_own_is_no_pass_of_ours() -> None:
         out.register_hook(inner)
         out.sum().backward()
     assert {(row.micro, row.backward) for row in seen.rows if row.backward >= 0} == {(0, 0)}
+
+
+class _Backwards(torch.autograd.Function):
+    """Euler's method for dy/dt = f(y), whose backward solves the adjoint equation, differentiating f on its way."""
+
+    @staticmethod
+    def forward(ctx: Any, f: nn.Module, y: torch.Tensor, steps: int, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.f, ctx.steps, ctx.parameters = f, steps, parameters
+        for _ in range(steps):
+            y = y + 0.1 * f(y)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        (y,) = ctx.saved_tensors
+        totals = [torch.zeros_like(parameter) for parameter in ctx.parameters]
+        for _ in range(ctx.steps):
+            with torch.enable_grad():
+                y = y.detach().requires_grad_()
+                slope = ctx.f(y)
+            change, *shares = torch.autograd.grad(slope, (y, *ctx.parameters), gradient)
+            totals = [total + 0.1 * share for total, share in zip(totals, shares, strict=True)]
+            y, gradient = y.detach() - 0.1 * slope.detach(), gradient + 0.1 * change
+        return None, gradient, None, *totals
+
+
+class _Flow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.f, self.last = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = _Backwards.apply(self.f, self.first(x), 3, *self.f.parameters())
+        return self.last(y)
+
+
+def test_a_function_that_differentiates_in_its_backward_makes_no_passes_of_ours() -> None:
+    net = _Flow()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses: list[float] = []
+    gradients: list[dict[str, torch.Tensor]] = []
+    with collect(net) as seen:
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = net(torch.randn(5, 3)).square().sum()
+            loss.backward()
+            losses.append(loss.item())
+            gradients.append({name: parameter.grad.clone() for name, parameter in net.named_parameters()})  # type: ignore[union-attr]
+            optimizer.step()
+    assert [event.value for event in seen.events_of("loss")] == losses
+    for step, of_step in enumerate(gradients):
+        for name, gradient in of_step.items():
+            path, _, last = name.rpartition(".")
+            assert_row(seen.one(f"{path}:{last}.grad", step=step, backward=0), gradient)
+    assert {row.backward for row in seen.rows} == {-1, 0}
+    assert not seen.all("f:output.grad")  # those were of other points, in another order
+    assert len(seen.all("first:output.grad")) == len(seen.all("last:output.grad")) == 4
+
+
+def test_a_flow_alone_whose_model_is_first_called_without_grad() -> None:
+    f = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(f.parameters(), lr=0.1)
+    with collect(f) as seen:
+        for _ in range(3):
+            _Backwards.apply(f, torch.randn(5, 4), 3, *f.parameters()).sum().backward()
+            optimizer.step()
+    assert [event.moment.step for event in seen.events_of("loss")] == [0, 1, 2]
+    rows = seen.all("self:weight.grad")
+    assert [(row.step, row.calls, row.backward) for row in rows] == [(0, 1, 0), (1, 1, 0), (2, 1, 0)]

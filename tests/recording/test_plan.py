@@ -40,7 +40,7 @@ def test_it_can_be_read() -> None:
 
 def test_bytes_are_those_of_rows() -> None:
     with_bins, without = (rg.plan(make_net(), sites="0:output", histogram=histogram) for histogram in (True, False))
-    assert (without.bytes_per_step, with_bins.bytes_per_step) == (104, 104 + 255 * 8)
+    assert (without.bytes_per_step, with_bins.bytes_per_step) == (112, 112 + 255 * 8)
     assert rg.plan(make_net(), sites="*").memory > with_bins.memory
 
 

@@ -38,7 +38,7 @@ def test_in_memory_the_history_can_be_read_while_it_grows() -> None:
             assert recording.step == step + 1
     history = recording.history
     gradient = history["2:output.grad"]
-    assert gradient.input.steps.tolist() == gradient.steps.tolist() == [0, 1, 2]
+    assert gradient.value.steps.tolist() == gradient.steps.tolist() == [0, 1, 2]
     assert history.loss.steps.tolist() == [0, 1, 2]
     assert repr(recording) == "<Recording in memory, step 3>"
 

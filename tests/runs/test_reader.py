@@ -1,10 +1,12 @@
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from retrograd.errors import DamagedRunError, NotARunError
+from retrograd.runs import compaction
 from retrograd.runs.files import read_json, write_json
 from retrograd.runs.reader import open_run
 from tests.history.made import SITES
@@ -100,3 +102,29 @@ def test_the_manifest_is_part_of_the_history(run: Path) -> None:
     history = open_run(run).history
     assert history.manifest["status"] == "finished"
     assert history.manifest["sites"] == SITES
+
+
+def _forget_order(path: Path) -> None:
+    pq.write_table(pq.read_table(path).drop_columns("order"), path)
+
+
+def test_a_run_from_before_the_order_was_recorded_opens(run: Path) -> None:
+    for path in (run / "rank00000/statistics").iterdir():
+        _forget_order(path)
+    history = open_run(run).history
+    assert set(history.table()["order"].to_pylist()) == {-1}
+    assert len(history["a:output"].rms) == 3
+    assert set(history["a:output"].rows["order"].tolist()) == {-1}
+
+
+def test_such_a_run_goes_on_and_its_parts_merge(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "FAN_IN", 4)
+    for path in (run / "rank00000/statistics").iterdir():
+        _forget_order(path)
+    write_run(run, range(3, 24), resume=True)
+    assert len(list((run / "rank00000/statistics").iterdir())) < 24  # some were merged
+    table = open_run(run).history.table()
+    old = pc.less(table["step"], 3)
+    assert set(table.filter(old)["order"].to_pylist()) == {-1}
+    assert -1 not in table.filter(pc.invert(old))["order"].to_pylist()
+    assert len(set(table["step"].to_pylist())) == 24

@@ -1,5 +1,7 @@
+import contextlib
 import errno
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -11,9 +13,9 @@ from typing import Any, BinaryIO, Self
 import pytest
 import torch
 
+from retrograd import files
 from retrograd.errors import NotARunError, RetrogradWarning, RunExistsError, RunWriteError
 from retrograd.history.sink import Event, Moment
-from retrograd.runs import files
 from retrograd.runs.reader import open_run
 from retrograd.runs.writer import RunWriter
 from tests.history.made import make_batch, make_steps
@@ -162,39 +164,223 @@ def create_on_full_device(path: Path) -> BinaryIO:
     return open("/dev/full", "wb")  # noqa: PTH123  # whoever asks for it closes it
 
 
-@pytest.mark.parametrize("create", [create_on_full_disk, create_on_full_device])
-def test_a_full_disk_during_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, create: Any) -> None:
-    first, second, third = make_steps([0, 1, 2])
+def create_without_descriptors(path: Path) -> BinaryIO:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+FULL = pytest.mark.parametrize("create", [create_on_full_disk, create_on_full_device, create_without_descriptors])
+
+
+@FULL
+def test_a_disk_that_is_full_for_a_while_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, create: Any
+) -> None:
     writer = open_writer(tmp_path)
-    add_step(writer, first)
+    steps = make_steps(range(4))
+    add_step(writer, steps[0])
     writer.flush()
     with monkeypatch.context() as patch:
         patch.setattr(files, "create", create)
-        with pytest.warns(RetrogradWarning, match="No space left on device. Training goes on"):
-            add_step(writer, second)
+        with pytest.warns(RetrogradWarning, match=r"(No space left on device|Too many open files)\. Training goes on"):
+            add_step(writer, steps[1])
+            writer.add_file("notes.txt", lambda file: file.write(b"kept"))
             writer.flush()
         with warnings.catch_warnings():  # it is said once
             warnings.simplefilter("error")
-            add_step(writer, second)
+            add_step(writer, steps[2])
             writer.flush()
-    add_step(writer, third)
-    with pytest.warns(RetrogradWarning, match="10 rows, 2 events and 2 tensors were not written"):
-        writer.close()
+    add_step(writer, steps[3])
+    writer.close()
     run = open_run(tmp_path)
-    assert run.history["a:output"].steps.tolist() == [0, 2]
-    assert [kept.step for kept in run.history["a:output"].tensors] == [0, 2]
-    assert run.ranks[0].facts["lost"] == {"rows": 10, "events": 2, "tensors": 2}
+    assert run.history["a:output"].steps.tolist() == [0, 1, 2, 3]
+    assert run.history.loss.steps.tolist() == [0, 1, 2, 3]
+    assert [kept.step for kept in run.history["a:output"].tensors] == [0, 1, 2, 3]
+    assert run.ranks[0].facts["lost"] == {"rows": 0, "events": 0, "tensors": 0}
+    assert (tmp_path / "rank00000" / "notes.txt").read_bytes() == b"kept"
+    assert "lost" not in run.manifest
     assert not list(tmp_path.rglob(".tmp-*"))
 
 
-def test_a_folder_that_vanishes(tmp_path: Path) -> None:
-    writer = open_writer(tmp_path / "run")
-    (tmp_path / "run").rename(tmp_path / "elsewhere")
-    with pytest.warns(RetrogradWarning, match="No such file or directory"):
-        add_step(writer, make_steps([0])[0])
-        writer.flush()
-    with pytest.warns(RetrogradWarning, match="5 rows"):
+@FULL
+def test_what_has_no_room_to_wait_is_lost_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, create: Any
+) -> None:
+    writer = open_writer(tmp_path, queue_bytes=10_000)
+    with monkeypatch.context() as patch, pytest.warns(RetrogradWarning):
+        patch.setattr(files, "create", create)
+        for batch in make_steps(range(100)):
+            writer.add_rows(batch)
+            writer.flush()
+    with pytest.warns(RetrogradWarning, match="rows, 0 events and 0 tensors were not written"):
         writer.close()
+    run = open_run(tmp_path)
+    lost = run.ranks[0].facts["lost"]
+    assert run.history.rows.count + lost["rows"] == 500
+    assert 0 < run.history.rows.count < 500
+    assert run.manifest["lost"]["rows"] == lost["rows"] == writer.lost.rows
+
+
+def test_a_disk_that_stays_full_is_given_up_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = open_writer(tmp_path)
+    add_step(writer, make_steps([0])[0])
+    monkeypatch.setattr(files, "create", create_on_full_disk)
+    with (
+        pytest.warns(RetrogradWarning, match="No space left"),
+        pytest.warns(RetrogradWarning, match="5 rows, 1 events and 1 tensors were not written"),
+    ):
+        writer.close()
+    assert (writer.lost.rows, writer.lost.events, writer.lost.tensors) == (5, 1, 1)
+
+
+def test_a_disk_that_is_full_when_the_program_ends_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = open_writer(tmp_path)
+    add_step(writer, make_steps([0])[0])
+    tries = []
+
+    def create(path: Path) -> Any:
+        tries.append(path)
+        return create_on_full_disk(path) if len(tries) < 8 else path.open("xb")
+
+    monkeypatch.setattr(files, "create", create)
+    with pytest.warns(RetrogradWarning, match="No space left"):
+        writer.close()
+    assert open_run(tmp_path).history["a:output"].steps.tolist() == [0]
+    assert not writer.lost
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from tests.history.made import make_steps
+from tests.runs.written import add_step, open_writer
+writer = open_writer(Path(sys.argv[1]))
+name, low = (resource.RLIMIT_FSIZE, 100) if sys.argv[2] == "size" else (resource.RLIMIT_NOFILE, 3)
+usual = resource.getrlimit(name)
+for step, batch in enumerate(make_steps(range(5))):
+    resource.setrlimit(name, (low if 0 < step < 4 else usual[0], usual[1]))
+    add_step(writer, batch)
+    writer.flush()
+writer.close()
+"""
+
+
+@pytest.mark.parametrize("limit", ["size", "descriptors"])
+def test_limits_of_the_system_for_a_while(tmp_path: Path, limit: str) -> None:
+    words = [sys.executable, "-W", "ignore", "-c", LIMITED, str(tmp_path / "run"), limit]
+    subprocess.run(words, check=True, timeout=60)
+    run = open_run(tmp_path / "run")
+    assert run.history["a:output"].steps.tolist() == list(range(5))
+    assert run.history.loss.steps.tolist() == list(range(5))
+    assert [kept.step for kept in run.history["a:output"].tensors] == list(range(5))
+
+
+@pytest.mark.parametrize("removed", [".", "rank00000", "rank00000/statistics", "rank00000/events", "rank00000/.lock"])
+def test_what_is_removed_is_made_again(tmp_path: Path, removed: str) -> None:
+    writer = open_writer(tmp_path / "run")
+    for step, batch in enumerate(make_steps(range(3))):
+        if step == 1:
+            (tmp_path / "run" / removed).rename(tmp_path / "elsewhere")
+        with pytest.warns(RetrogradWarning, match="made again") if step == 1 else contextlib.nullcontext():
+            add_step(writer, batch)
+            writer.flush()
+    writer.close()
+    run = open_run(tmp_path / "run")
+    assert set(run.history["a:output"].steps.tolist()) >= {1, 2}
+    assert set(run.history.loss.steps.tolist()) >= {1, 2}
+    assert [kept.step for kept in run.history["a:output"].tensors][-2:] == [1, 2]
+    assert run.status == "finished"
+    assert not writer.lost
+
+
+def test_parts_that_are_removed_do_not_stop_the_merging_of_others(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path)
+    for step, batch in enumerate(make_steps(range(80))):
+        writer.add_rows(batch)
+        writer.flush()
+        if step == 10:
+            (tmp_path / "rank00000" / "statistics" / "part-00000003-00000003.parquet").unlink()
+    writer.close()
+    assert open_run(tmp_path).history["a:output"].steps.tolist() == [step for step in range(80) if step != 3]
+    assert len(list_files(tmp_path, "statistics")) < 40
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_run_that_has_taken_the_place_of_a_removed_one_is_left_alone(tmp_path: Path, is_over: bool) -> None:
+    writer = open_writer(tmp_path / "run")
+    add_step(writer, make_steps([0])[0])
+    writer.flush()
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    other = open_writer(tmp_path / "run")
+    for batch in make_steps(range(50)):
+        add_step(other, batch)
+        other.flush()
+    if is_over:
+        other.close()
+    theirs = read_all(tmp_path / "run")
+    with pytest.warns(RetrogradWarning):
+        add_step(writer, make_steps([1])[0])
+        writer.flush()
+        writer.close()
+    found = read_all(tmp_path / "run")
+    assert {name: found.get(name) for name in theirs} == theirs
+    assert {name.split("/")[0] for name in found.keys() - theirs.keys()} <= {f"rank00000.p{os.getpid()}"}
+    other.close()
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_program_that_changes_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+    finished = write_run(tmp_path / "after" / "run", range(50))
+    theirs = read_all(finished)
+    monkeypatch.chdir(tmp_path / "before")
+    writer = open_writer(Path("run"))
+    monkeypatch.chdir(tmp_path / "after")
+    for batch in make_steps(range(10)):
+        add_step(writer, batch)
+        writer.flush()
+    writer.close()
+    assert read_all(finished) == theirs
+    assert open_run(tmp_path / "before" / "run").history["a:output"].steps.tolist() == list(range(10))
+
+
+def test_names_that_no_file_can_hold(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, flush_seconds=1e6)
+    writer.add_sites(["l\udc80r:output", "b\0\n:output", "c:output"])
+    writer.describe(model={"l\udc80r": "Linear"})
+    [batch] = make_steps([0], n_sites=3)
+    writer.add_rows(batch)
+    writer.add_event(Event(Moment(0), "fault", "l\udc80r:output", text="no\ud800"))
+    writer.add_tensor(keep(0, torch.ones(2), "l\udc80r:output"))
+    writer.close()
+    run = open_run(tmp_path)
+    assert run.history.sites == ["l\\udc80r:output", "b\0\n:output", "c:output"]
+    assert all(run.history[site].steps.tolist() == [0] for site in run.history.sites)
+    assert [(event.name, event.text) for event in run.history.events] == [("l\\udc80r:output", "no\\ud800")]
+    assert len(run.history["l\\udc80r:output"].tensors) == 1
+    assert run.manifest["model"] == {"l\udc80r": "Linear"}
+    assert run.manifest["sites"] == run.history.sites
+
+
+def test_a_link_that_somebody_has_planted_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".tmp-manifest.json").symlink_to(precious)
+    writer = open_writer(run)
+    (run / "rank00000" / "rank.json").unlink()
+    (run / "rank00000" / "rank.json").symlink_to(precious)
+    (run / "rank00000" / "statistics" / ".tmp-part-00000000-00000000.parquet").symlink_to(precious)
+    add_step(writer, make_steps([0])[0])
+    writer.close()
+    assert precious.read_text() == "mine"
+    assert read_rank(run)["status"] == "finished"
 
 
 def test_a_warning_that_is_an_error_does_not_stop_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

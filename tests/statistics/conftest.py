@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from retrograd.statistics.readable import make_readable
-from retrograd.statistics.slab import NativeSlab, Slab, TorchSlab
+from retrograd.statistics.slab import NativeSlab, Slab, TorchSlab, make_turns
 
 CPU = torch.device("cpu")
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 def make_native(histogram: bool = True) -> Slab:
     if NativeSlab is None:
         pytest.skip("the kernel is not compiled here")
-    return NativeSlab(histogram, partial(make_readable, device=CPU))
+    return NativeSlab(histogram, partial(make_readable, device=CPU), make_turns())
 
 
 @pytest.fixture(params=["native", "torch"])

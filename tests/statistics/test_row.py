@@ -22,7 +22,7 @@ tensors = st.lists(numbers, max_size=20).map(np.array)
 
 
 def rows_of(parts: list[npt.NDArray[np.float64]], reference: float = 0.0) -> Rows:
-    rows = [expected_row(part) | {"reference": reference} for part in parts]
+    rows = [expected_row(part) | {"reference": reference, "order": 7 + number} for number, part in enumerate(parts)]
     return {name: np.array([row[name] for row in rows], ROW[name]) for name in rows[0]}
 
 
@@ -123,6 +123,12 @@ def test_scaling_rows_is_scaling_elements(part: npt.NDArray[np.float64], exponen
     assert_same(rows, rows_of([part * factor]))
 
 
+def test_the_first_of_a_group_is_its_order() -> None:
+    rows = rows_of([np.ones(1)] * 5) | {"order": np.array([5, 3, -1, 8, 9])}
+    merged = merge_rows(rows, np.array([0, 0, 1, 1, 3]), 4)
+    assert merged["order"].tolist() == [3, -1, -1, 9]
+
+
 def test_columns_that_add_are_columns_of_a_row() -> None:
     assert set(ADDED) <= set(ROW.names or ())
-    assert ROW.itemsize == 104
+    assert ROW.itemsize == 112

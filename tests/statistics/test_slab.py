@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrograd.statistics.slab import NativeSlab, Slab, TorchSlab, make_slab
+from retrograd.statistics.slab import NativeSlab, Slab, TorchSlab, make_slab, make_turns
 from tests.statistics.oracle import assert_reads, assert_row, drain, elements, expected_bins
 
 
@@ -172,3 +172,37 @@ def test_updates_of_unlike_tensors(slab: Slab, new: Tensor, old: Tensor) -> None
     with pytest.raises(ValueError, match="one size and dtype"):
         slab.observe_update(new, old, 0)
     assert slab.drain() == (b"", b"")
+
+
+def test_rows_are_numbered_in_the_order_in_which_they_are_first_reached(slab: Slab) -> None:
+    slab.grow(6)
+    for _ in range(2):
+        for row in (4, 1, 4, 5, 1, 0):
+            if row == 5:
+                slab.observe_update(torch.ones(3), torch.zeros(3), row)
+            else:
+                slab.observe(torch.empty(0) if row == 1 else torch.ones(2), row)
+        rows, _ = drain(slab)
+        assert dict(zip(rows["row"].tolist(), rows["order"].tolist(), strict=True)) == {4: 0, 1: 1, 5: 2, 0: 3}
+    slab.observe(torch.ones(2), 3)
+    slab.forget()
+    slab.observe(torch.ones(2), 2)
+    assert drain(slab)[0]["order"].tolist() == [0]
+
+
+def test_slabs_that_share_their_turns_are_one_order() -> None:
+    turns = make_turns()
+    first, second = make_slab("cpu", turns=turns), TorchSlab("cpu", turns=turns)
+    for each in (first, second):
+        each.grow(2)
+    for each, row in ((first, 1), (second, 1), (second, 0), (first, 0), (second, 1)):
+        each.observe(torch.ones(2), row)
+    assert [drain(each)[0]["order"].tolist() for each in (first, second)] == [[3, 0], [2, 1]]
+
+
+@pytest.mark.parametrize("turns", [b"12345678", bytearray(4), None, bytearray(16)], ids=str)
+def test_the_kernel_refuses_what_cannot_count(turns: object) -> None:
+    if NativeSlab is None:
+        pytest.skip("the kernel is not compiled here")
+    with pytest.raises((TypeError, ValueError, BufferError)):
+        NativeSlab(True, torch.Tensor.clone, turns)  # type: ignore[arg-type]

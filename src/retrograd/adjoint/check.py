@@ -16,13 +16,13 @@ from retrograd.adjoint.copies import clone, copy_module, copy_nest
 from retrograd.adjoint.examination import Examination
 from retrograd.adjoint.plain_function import PlainFunction
 from retrograd.adjoint.progress import Progress
-from retrograd.adjoint.randomness import Randomness
 from retrograd.adjoint.row import Row
 from retrograd.adjoint.visit import Request, Visit
 from retrograd.errors import AdjointError
 from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, walk_modules
 from retrograd.hooks.interlude import unseen_by_lookouts
 from retrograd.hooks.module import CallTap
+from retrograd.randomness import Randomness
 from retrograd.sites.pattern import Candidate, Pattern
 from retrograd.sites.selection import Selection
 from retrograd.sites.site import Site

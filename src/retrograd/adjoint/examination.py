@@ -13,7 +13,6 @@ from torch import Tensor
 from retrograd.adjoint.comparison import Comparison, Outcome, Probe, compare
 from retrograd.adjoint.module_call import ModuleCall
 from retrograd.adjoint.pattern import Suspect
-from retrograd.adjoint.randomness import Randomness
 from retrograd.adjoint.row import Row, Verdict, rank
 from retrograd.adjoint.variable import Variable
 from retrograd.adjoint.vectors import inner_product
@@ -23,6 +22,7 @@ from retrograd.hooks.engine import is_transformed
 from retrograd.hooks.interlude import interlude
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.rewriters import try_rules
+from retrograd.randomness import Randomness
 from retrograd.sites.site import ROOT, Site
 
 _MOST_LETTERS = 160

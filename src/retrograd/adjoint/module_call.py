@@ -15,7 +15,6 @@ from torch.autograd import forward_ad
 from retrograd.adjoint.arguments import is_differentiable, name_arguments
 from retrograd.adjoint.copies import clone, clone_wide, copy_module, copy_nest
 from retrograd.adjoint.precision import find_precision
-from retrograd.adjoint.randomness import Randomness
 from retrograd.adjoint.variable import Variable
 from retrograd.adjoint.vectors import draw_like, inner_product, measure_size
 from retrograd.hooks.bare_calls import NoTensorHooks, strip_hooks
@@ -24,6 +23,7 @@ from retrograd.hooks.module import CallTap
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import inputs_of, root_edges
 from retrograd.hooks.reach import find_nodes, guard_nodes
+from retrograd.randomness import Randomness
 
 _SHIFT = 1e-2
 """How far from the batch a kink is left behind, relative to the root mean square of a tensor."""

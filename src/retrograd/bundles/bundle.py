@@ -11,7 +11,6 @@ import itertools
 import platform
 import shutil
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -34,16 +33,18 @@ from retrograd.bundles.node_facts import describe_node, tensors_of
 from retrograd.bundles.program import Program, describe_error
 from retrograd.bundles.recorder import Recorded, record_program
 from retrograd.bundles.running import find_deviation, find_differences, run_bundle
-from retrograd.bundles.switches import devices_of, random_kept, read_random, read_switches
+from retrograd.bundles.switches import read_random, read_switches
 from retrograd.errors import (
     BundleVersionError,
     CannotBundleError,
     FreedGraphError,
     ReplayError,
 )
+from retrograd.files import name_aside, remove_abandoned
 from retrograd.hooks.aside import run_aside
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.nodes import inputs_of, is_freed, is_leaf, is_python, name_of, run_node
+from retrograd.randomness import random_kept
 
 _REFUSED = {
     "CheckpointFunctionBackward": (
@@ -129,8 +130,7 @@ def _make(node: Any, incoming: Sequence[Tensor | None], about: Mapping[str, Any]
     )
     _prove(bundle)
     if recorded.error is not None or not (is_python(node) or is_leaf(node)):
-        devices = devices_of([*incoming, *named.values()])
-        outgoing = _run_plainly(node, incoming, recorded, devices)
+        outgoing = _run_plainly(node, incoming, recorded)
         deviation = find_deviation(recorded.outgoing, outgoing)
         bundle = replace(bundle, outgoing=outgoing, node=replace(facts, deviation=deviation))
     return bundle
@@ -165,7 +165,7 @@ def _record_leaf(incoming: Sequence[Tensor | None]) -> Recorded:
     return Recorded(program, names, inputs, memory, (read_random(()),), copy_tensors(incoming))
 
 
-def _run_plainly(node: Any, incoming: Sequence[Tensor | None], recorded: Recorded, devices: Sequence[str]) -> Copies:
+def _run_plainly(node: Any, incoming: Sequence[Tensor | None], recorded: Recorded) -> Copies:
     """What a node gives where nobody watches it: some formulas go another way under a dispatch mode.
 
     Raises:
@@ -173,7 +173,7 @@ def _run_plainly(node: Any, incoming: Sequence[Tensor | None], recorded: Recorde
     """
     with contextlib.ExitStack() as stack:
         stack.callback(recorded.memory.restore)
-        stack.enter_context(random_kept(devices))
+        stack.enter_context(random_kept())
         stack.enter_context(plain_torch())
         try:
             outgoing = run_node(node, [None if each is None else each.detach() for each in incoming])
@@ -215,8 +215,9 @@ def _read_versions() -> Versions:
 
 
 def _write(bundle: Bundle, path: Path) -> Path:
-    unfinished = path.with_name(f".tmp-{uuid.uuid4().hex[:12]}-{path.name}")
+    unfinished = name_aside(path)
     try:
+        remove_abandoned(path.parent)
         unfinished.mkdir(parents=True)
         write_files(unfinished, *print_bundle(bundle))
         return _move(unfinished, path)

@@ -21,6 +21,7 @@ from torch import Tensor
 from retrograd.bundles.copies import Block, Copies, StoredTensor
 from retrograd.bundles.program import Operation, Program, Raised
 from retrograd.errors import DamagedBundleError
+from retrograd.files import to_utf8
 
 FORMAT = 1
 """Number of this form of bundle."""
@@ -44,7 +45,7 @@ def write_files(folder: Path, facts: dict[str, Any], entries: dict[str, Tensor])
     data = safetensors.torch.save(entries)
     (folder / TENSORS).write_bytes(data)
     facts = {"format": FORMAT, "digest": _digest(data), **facts}
-    (folder / FACTS).write_text(_print_json(facts, ""), encoding="utf-8")
+    (folder / FACTS).write_bytes(to_utf8(_print_json(facts, "")))
 
 
 def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

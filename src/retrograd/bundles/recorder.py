@@ -18,7 +18,7 @@ from retrograd.bundles.program import (
     Program,
     describe_error,
 )
-from retrograd.bundles.switches import devices_of, random_kept, read_random
+from retrograd.bundles.switches import devices_of, read_random
 from retrograd.errors import CannotBundleError
 from retrograd.hooks.dispatch import (
     OperationWatch,
@@ -30,6 +30,7 @@ from retrograd.hooks.dispatch import (
     written_arguments,
 )
 from retrograd.hooks.nodes import run_node
+from retrograd.randomness import random_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def record_program(node: Any, incoming: Sequence[Tensor | None], named: Mapping[
             recorder.add_input(gradient, f"incoming.{index}")
     with ExitStack() as stack:
         stack.callback(recorder.memory.restore)
-        stack.enter_context(random_kept(devices))
+        stack.enter_context(random_kept())
         stack.enter_context(plain_torch())
         return recorder.record(node, gradients)
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from retrograd.bundles.contents import Bundle
 from retrograd.bundles.copies import Copies, same_bits
 from retrograd.bundles.program import Ran, describe_error, run_program
-from retrograd.bundles.switches import random_kept, set_random, switched
+from retrograd.bundles.switches import set_random, switched
 from retrograd.errors import ReplayError
 from retrograd.hooks.dispatch import plain_torch
+from retrograd.randomness import random_kept
 
 
 def run_bundle(bundle: Bundle, incoming: Sequence[Tensor | None] | None = None) -> Ran:
@@ -31,7 +32,7 @@ def run_bundle(bundle: Bundle, incoming: Sequence[Tensor | None] | None = None) 
         inputs = _rebuild_inputs(bundle)
         if incoming is not None:
             _replace(bundle, inputs, incoming)
-        stack.enter_context(random_kept([device for device in bundle.random[0] if device != "cpu"]))
+        stack.enter_context(random_kept())
         stack.enter_context(switched(bundle.switches))
         set_random(bundle.random[0])
         return run_program(bundle.program, inputs, lambda number: set_random(bundle.random[number]))

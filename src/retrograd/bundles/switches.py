@@ -70,16 +70,6 @@ def set_random(states: Mapping[str, Tensor]) -> None:
             torch.cuda.set_rng_state(state, device)
 
 
-@contextlib.contextmanager
-def random_kept(devices: Sequence[str]) -> Iterator[None]:
-    """Whatever is drawn inside of it, the random generators are as before at its end."""
-    before = read_random(devices)
-    try:
-        yield
-    finally:
-        set_random(before)
-
-
 def _set_switches(switches: Mapping[str, Any]) -> None:
     """Set those that are otherwise; some of them cost a second to set, because torch loads its compiler."""
     now = read_switches()

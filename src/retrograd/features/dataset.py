@@ -29,8 +29,9 @@ from retrograd.features.pooling import Pool, describe_pool
 from retrograd.features.progress import ProgressReport
 from retrograd.features.shard_writer import ShardWriter, explain_unwritable
 from retrograd.features.stored import StoredFeatures, open_features
+from retrograd.files import remove_unfinished
 from retrograd.hooks.processes import describe_process
-from retrograd.runs.files import remove_unfinished
+from retrograd.randomness import random_kept
 from retrograd.runs.lock import Lock
 
 TARGET = "target"
@@ -87,7 +88,7 @@ def extract_dataset(
             a feature is no tensor with a row for each sample, or changes its shape; the disk is full.
         NoSuchSiteError: the model has no such site.
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()  # the loader may change the directory
     texts = [sites] if isinstance(sites, str) else list(sites)
     check_order(loader, allow_shuffle=allow_shuffle)
     conversion = Conversion(pool, dtype)
@@ -144,6 +145,7 @@ def _extract_rest(
     """Extract from the first batch that is not there to the last."""
     done = sum(shard.batches for shard in list_shards(folder))
     with (
+        random_kept(),  # loaders draw a seed from torch's generator
         ProgressReport(done, source.total, shown=progress) as report,
         ShardWriter(folder, done, manifest["features"]) as writer,
     ):

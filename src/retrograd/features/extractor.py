@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,8 +15,11 @@ from retrograd.features.wanted import EVERY_CALL, SLOTS, Slot, Wanted, find_want
 from retrograd.hooks.early_end import WayOut
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.readings import Reading, read_calls
-from retrograd.sites.pattern import translate_glob
-from retrograd.sites.site import Site
+from retrograd.sites.glob import translate_glob
+from retrograd.sites.site import Site, parse_site
+
+_Names = tuple[str, str]
+"""What a value is called if its module is called once, and if it is called several times."""
 
 Hold = Callable[[str, Any], Callable[[], Any]]
 """Takes the name of a site and what is there while the forward runs; returns what gives the feature at its end."""
@@ -32,9 +36,11 @@ def extract(
     """The features of one batch.
 
     The model runs once, in the mode (``train`` or ``eval``) that it is in, until the last site has been seen; no later
-    layer runs, so neither do a later batch norm's statistics move nor later random numbers get drawn. The forward
-    does run to its end where somebody would miss it: the model has forward hooks already (of yours, of
-    :func:`rg.record`), is sharded by FSDP or offloaded by accelerate.
+    layer runs, so neither do a later batch norm's statistics move nor later random numbers get drawn. A name without
+    the number of a call means every call of its module, so the forward runs to its end unless the code of the model
+    shows that there is but one (``self.layer4(x)`` in no loop); ``"layer4#1"`` is the first call, whatever the code
+    says. The forward also runs to its end where somebody would miss it: the model has forward hooks already (of
+    yours, of :func:`rg.record`), is sharded by FSDP or offloaded by accelerate.
 
     Args:
         model: any module but ``nn.DataParallel``. Of a ``DistributedDataParallel`` the wrapped module is run, without
@@ -42,14 +48,16 @@ def extract(
         batch: a tuple is the positional arguments, a mapping the keyword arguments, ``(args, kwargs)`` with a tuple
             and a dict both; anything else, lists and named tuples too, is the only argument.
         sites: names and globs, or a single one. A module's path stands for what it returns; further forms are
-            ``"lstm:output.0"``, ``"fc:input.input"``, ``"cell#2:output"``, ``"self:output"``, ``"blocks.*"``.
+            ``"lstm:output.0"``, ``"fc:input.input"``, ``"cell#2:output"``, ``"self:output"``, ``"blocks.*"``,
+            ``"blocks.*:outputs"``.
         differentiable: keep the graph, so that gradients flow from the features to inputs and parameters. Otherwise
             the forward runs without grad.
         early_end: let the forward end early.
 
     Returns:
         The names as they were asked, in that order, and in the place of a glob the names of what it matched. A name
-        gives the tensor, or the nest of tensors where a whole nested output was asked for.
+        gives the tensor, or the nest of tensors where a whole nested output was asked for. In the place of a module
+        that was called several times there are its calls: ``"cell#1"``, ``"cell#2"``.
 
         Without ``differentiable`` every tensor is a copy of its own. With it, it is the very tensor that went through
         the model, unless that was overwritten in place later: then it is a copy of what it was, through which
@@ -121,7 +129,7 @@ class _Forward:
         self._way_out = way_out
         self._model = model
         self._calls: dict[tuple[str, Slot], int] = {}
-        self._held: list[list[tuple[str, Callable[[], Any]]]] = [[] for _ in wanted]
+        self._held: list[list[tuple[_Names, Callable[[], Any]]]] = [[] for _ in wanted]
         self._missing = len(wanted)
         self._failure: Exception | None = None
 
@@ -143,7 +151,11 @@ class _Forward:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the model; raises what went wrong while a value was held."""
-        self._way_out.run(self._model, args, kwargs)
+        try:
+            self._way_out.run(self._model, args, kwargs)
+        except Exception as error:
+            self._explain_failure(error)
+            raise
         failure, self._failure = self._failure, None
         if failure is not None:
             try:
@@ -158,8 +170,23 @@ class _Forward:
         for wanted, held in zip(self._wanted, self._held, strict=True):
             if not held and (not wanted.is_optional or wanted.text not in texts_found):
                 raise self._explain_missing(wanted)
-            found.update({name: settle() for name, settle in held})
+            found.update({names[self.count_calls(wanted) > 1]: settle() for names, settle in held})
         return found
+
+    def count_calls(self, wanted: Wanted) -> int:
+        """How often its module was called, as far as this forward has run."""
+        return self._calls.get((wanted.entry.path, wanted.slot), 0)
+
+    def _explain_failure(self, error: Exception) -> None:
+        """A model that raises behind all that was asked for need not have run there."""
+        if all(held or wanted.is_optional for wanted, held in zip(self._wanted, self._held, strict=True)):
+            plain = next((wanted for wanted in self._wanted if wanted.is_plain), None)
+            if plain is not None:
+                name = Site(plain.entry.path, (plain.slot, *plain.keys)).numbered
+                error.add_note(
+                    "retrograd: all that was asked for had been seen, and the forward went on only to learn whether "
+                    f"there are further calls; with their numbers, as in {name!r}, it ends there."
+                )
 
     def _by_path(self, slot: Slot) -> dict[str, list[int]]:
         places: dict[str, list[int]] = {}
@@ -186,8 +213,8 @@ class _Forward:
     def _take(self, place: int, call: int, value: Any) -> None:
         wanted = self._wanted[place]
         try:
-            for name, each in _find_values(wanted, call, value):
-                self._held[place].append((name, self._hold(name, each)))
+            for names, each in _find_values(wanted, call, value):
+                self._held[place].append((names, self._hold(names[call > 1], each)))
         except Exception as error:  # it shall not pass through the user's model
             error.add_note(f"while the feature {wanted.text!r} was read")
             self._failure = error
@@ -195,7 +222,7 @@ class _Forward:
             self._missing -= 1
 
     def _explain_missing(self, wanted: Wanted) -> FeatureError:
-        calls = self._calls.get((wanted.entry.path, wanted.slot), 0)
+        calls = self.count_calls(wanted)
         path = wanted.entry.path
         if not calls:
             return FeatureError(
@@ -213,22 +240,31 @@ class _Forward:
         )
 
 
-def _find_values(wanted: Wanted, call: int, value: Any) -> list[tuple[str, Any]]:
-    """The values that are wanted of what a slot holds, each with its name."""
+def _find_values(wanted: Wanted, call: int, value: Any) -> list[tuple[_Names, Any]]:
+    """The values that are wanted of what a slot holds, each with its names."""
     path, slot = wanted.entry.path, wanted.slot
     if not wanted.tensors and not wanted.keys:
-        return [(wanted.name, value)]
+        return [(_name(wanted, call), value)]
     tensors = {Site(path, (slot, *keys), call): tensor for keys, tensor in flatten(value, ())}
     if wanted.tensors:
         matches = translate_glob(f":{wanted.tensors}")
-        return [(str(site), tensor) for site, tensor in tensors.items() if matches(f":{site.first_call.label}")]
+        found = {site: tensor for site, tensor in tensors.items() if matches(f":{site.first_call.label}")}
+        return [((str(site), site.numbered), tensor) for site, tensor in found.items()]
     site = Site(path, (slot, *wanted.keys), call)
     if site not in tensors and wanted.is_optional:
         return []
     if site not in tensors:
         there = ", ".join(map(str, tensors)) or "no tensor"
         raise FeatureError(f"{wanted.text!r} is no tensor of this call.", repair=f"there are: {there}.")
-    return [(wanted.name, tensors[site])]
+    return [(_name(wanted, call), tensors[site])]
+
+
+def _name(wanted: Wanted, call: int) -> _Names:
+    """What a value is called if its module is called once, and if it is called several times."""
+    if wanted.call != EVERY_CALL:
+        return wanted.name, wanted.name
+    is_path = wanted.name == wanted.entry.path
+    return wanted.name, f"{wanted.name}#{call}" if is_path else replace(parse_site(wanted.name), call=call).numbered
 
 
 def _unwrap(model: Any) -> nn.Module:

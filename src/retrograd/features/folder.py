@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from retrograd.errors import FeatureError
-from retrograd.runs.files import read_json, write_whole
+from retrograd.files import to_utf8, write_whole
+from retrograd.runs.files import read_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -104,7 +105,7 @@ def write_manifest(folder: Path, content: dict[str, Any]) -> None:
         OSError: it cannot be written.
     """
     text = json.dumps({"format": FORMAT, **content}, indent=2, ensure_ascii=False)
-    _write_durably(folder / MANIFEST, text.encode())
+    _write_durably(folder / MANIFEST, to_utf8(text))
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

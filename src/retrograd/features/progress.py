@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from retrograd.randomness import random_kept
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _SECONDS_A_LINE = 10.0
 _SECONDS_A_FRAME = 0.1
@@ -49,6 +51,9 @@ class ProgressReport:
             self._show()
 
     def _open_bar(self) -> Progress:
+        with random_kept():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
         columns = (TextColumn("features"), BarColumn(), MofNCompleteColumn(), TextColumn("batches"))
         self._next = time.monotonic()
         console = Console(stderr=True)

@@ -22,7 +22,7 @@ def open_features(folder: str | Path) -> StoredFeatures:
     Raises:
         FeatureError: the folder holds no features, or a file of it cannot be read.
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()  # it is read when something is asked for
     manifest = read_manifest(folder)
     if manifest is None:
         raise FeatureError(f"{str(folder)!r} holds no features.", repair="write some with rg.extract_dataset.")

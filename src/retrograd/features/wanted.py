@@ -1,29 +1,36 @@
 """What is asked of a forward: names and globs of sites, held against a model.
 
-layer4                  what the module returns, whole; ``layer4:output`` is the same
+layer4                  what the module returns, whole, in every call; ``layer4:output`` is the same
 lstm:output.0           one tensor of a nested output
 fc:input.input          an argument by its name; ``fc:input`` is the dict of all of them
-rnn.cell#2:output       the second call of a module; without a number, the first
+rnn.cell#2:output       the second call of a module
 blocks.*                glob over paths: what each of these modules returns, in the model's order
 lstm:output.*           glob behind the colon: each tensor whose name it matches
-cell#*                  every call
+blocks.*:outputs        all tensors that these modules return; ``:inputs``, all that they are called with
+cell#*                  each tensor of every call
+
+A value of every call has the name as it was asked for where there was one call, and the number of the call in it where
+there were several: ``cell#1``, ``cell#2``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import nn
 
 from retrograd.errors import FeatureError, NoSuchSiteError, SiteSyntaxError
+from retrograd.features.called_once import is_called_once
 from retrograd.hooks.candidates import NamedModule, compiled_regions, walk_modules
 from retrograd.hooks.module import is_compiled
-from retrograd.sites.pattern import Candidate, translate_glob
+from retrograd.sites.glob import translate_glob
+from retrograd.sites.kinds import KindPattern, parse_kinds
+from retrograd.sites.pattern import Candidate
 from retrograd.sites.selection import Selection
-from retrograd.sites.site import ROOT, WATCH, Site, parse_site
+from retrograd.sites.site import ROOT, WATCH, Site, parse_site, says_call
 
 Slot = Literal["output", "input"]
 SLOTS: tuple[Slot, Slot] = ("output", "input")
@@ -41,7 +48,8 @@ class Wanted:
 
     Attributes:
         text: as the user wrote it.
-        name: the key in the result; names of tensors that a glob finds are made as they are found.
+        name: the key in the result; for every call that of a module that is called once, and names of tensors that a
+            glob finds are made as they are found.
         entry: the module.
         slot: which side of it.
         call: which of its calls, from 1, or ``EVERY_CALL``.
@@ -54,10 +62,15 @@ class Wanted:
     name: str
     entry: NamedModule
     slot: Slot = "output"
-    call: int = 1
+    call: int = EVERY_CALL
     keys: tuple[str, ...] = ()
     tensors: str = ""
     is_optional: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is said of calls, so that a module that is called once is meant as well."""
+        return self.call == EVERY_CALL and not says_call(self.text)
 
 
 def find_wanted(model: nn.Module, sites: str | Iterable[str]) -> list[Wanted]:
@@ -72,7 +85,11 @@ def find_wanted(model: nn.Module, sites: str | Iterable[str]) -> list[Wanted]:
     if not texts:
         raise FeatureError("No site is asked for.", repair="name at least one, such as 'layer4' or 'fc:input.input'.")
     search = _Search(walk_modules("", model))
-    return [wanted for text in texts for wanted in search.find(text)]
+    found = [wanted for text in texts for wanted in search.find(text)]
+    return [
+        replace(wanted, call=1) if wanted.is_plain and is_called_once(model, wanted.entry.module) else wanted
+        for wanted in found
+    ]
 
 
 class _Search:
@@ -84,6 +101,10 @@ class _Search:
 
     def find(self, text: Any) -> Iterator[Wanted]:
         _check_form(text)
+        kinds = parse_kinds(text)
+        if kinds is not None:
+            yield from self._find_kind(text, kinds)
+            return
         named = self._named(text)
         if named is not None:
             yield self._check(named)
@@ -103,16 +124,23 @@ class _Search:
         site = _parse_or_none(text)
         return self._at_site(text, site) if site is not None and site.path in self._entries else None
 
+    def _find_kind(self, text: str, kinds: KindPattern) -> Iterator[Wanted]:
+        """All tensors of one kind."""
+        if kinds.kind not in SLOTS:
+            raise _parameter(text)
+        calls = "" if kinds.call is None else f"#{kinds.call}"
+        found = list(self._glob(f"{kinds.path}{calls}:{kinds.kind}*"))
+        if not found:
+            raise self._name_nearest(text)
+        yield from (replace(each, text=text) for each in found)
+
     def _at_site(self, text: str, site: Site) -> Wanted:
         for slot in SLOTS:
             if site.slot == slot:
-                return Wanted(text, text, self._entries[site.path], slot, site.call, site.keys[1:])
+                call = site.call if says_call(text) else EVERY_CALL
+                return Wanted(text, text, self._entries[site.path], slot, call, site.keys[1:])
         if any(site.slot == name for name, _ in self._entries[site.path].parameters):
-            raise FeatureError(
-                f"{text!r} is a parameter, not a feature.",
-                repair="read it from the model: model.get_parameter(...).",
-                reason="it is the same for every batch.",
-            )
+            raise _parameter(text)
         raise self._name_nearest(text)
 
     def _glob(self, text: str) -> Iterator[Wanted]:
@@ -182,18 +210,27 @@ def _check_form(text: Any) -> None:
 
 def _glob_slots(text: str, entry: NamedModule, call: str | None, slot: str | None) -> Iterator[Wanted]:
     """What a glob asks of one module."""
-    number = EVERY_CALL if call == "*" else int(call or 1)
-    if slot is None and number != EVERY_CALL:
+    number = EVERY_CALL if call in (None, "*") else int(str(call))
+    if slot is None and call != "*":
         yield Wanted(text, f"{entry.path}#{call}" if call else entry.path, entry, call=number, is_optional=True)
-    elif number == EVERY_CALL or _GLOB.search(slot or ""):
+    elif call == "*" or _GLOB.search(slot or ""):
         tensors = slot or "output"
         tensors = tensors if _GLOB.search(tensors) else f"{tensors}*"  # each tensor of each call has a name of its own
         for each in SLOTS:
             if translate_glob(tensors.partition(".")[0])(each):
                 yield Wanted(text, "", entry, each, number, tensors=tensors, is_optional=True)
     elif (site := _parse_or_none(f"_:{slot}")) is not None and site.slot in SLOTS:
-        name = str(Site(entry.path, site.keys, number))
+        here = Site(entry.path, site.keys, max(number, 1))
+        name = here.numbered if call else str(here)
         yield Wanted(text, name, entry, site.slot, number, site.keys[1:], is_optional=True)
+
+
+def _parameter(text: str) -> FeatureError:
+    return FeatureError(
+        f"{text!r} is a parameter, not a feature.",
+        repair="read it from the model: model.get_parameter(...).",
+        reason="it is the same for every batch.",
+    )
 
 
 def _inside_compiled(text: str) -> FeatureError:

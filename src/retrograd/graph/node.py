@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Protocol
 
+from retrograd.sites.site import says_call
+
 _INFO = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?: on (?P<device>.+))?")
 
 
@@ -149,13 +151,23 @@ class Placed(Protocol):
         """Path of the module."""
 
     @property
+    def call(self) -> int:
+        """Which call of the module."""
+
+    @property
     def parameter(self) -> str | None:
         """Name of the leaf."""
 
 
 def matches(pattern: str, node: Placed) -> bool:
-    """Whether a glob is meant to match this node: by kind, module, ``module:kind`` or the name of the leaf."""
-    names = [node.name, node.place, node.module, node.parameter]
-    if node.module is not None:
-        names.append(f"{node.module}:{node.name}")
-    return any(name is not None and fnmatchcase(name, pattern) for name in names)
+    """Whether a glob is meant to match this node: by kind, module, ``module:kind`` or the name of the leaf.
+
+    One with a ``#`` asks for calls, ``fc#1``, ``fc#2:AddmmBackward0``, ``fc#*``; one without means every call.
+    """
+    module = node.module
+    if says_call(pattern):
+        names = [] if module is None else [f"{module}#{node.call}", f"{module}#{node.call}:{node.name}"]
+        return any(fnmatchcase(name, pattern) for name in names)
+    inside = [] if module is None else [module, f"{module}:{node.name}"]
+    names = [node.name, *inside] if node.parameter is None else [node.name, *inside, node.parameter]
+    return any(fnmatchcase(name, pattern) for name in names)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.graph.graph import Columns, Graph
 from retrograd.graph.node import Edge, Line, Saved, TensorInfo
@@ -64,7 +65,7 @@ def walk(
 class _Describer:
     """Fills the columns of a graph; what many nodes share is made once."""
 
-    def __init__(self, origins: Origins | None, leaves: dict[int, str], *, saved: bool) -> None:
+    def __init__(self, origins: Origins | None, leaves: WeakTensorKeyDictionary, *, saved: bool) -> None:
         self.columns = Columns()
         self._origins = origins
         self._leaves = leaves
@@ -94,7 +95,7 @@ class _Describer:
     def _add_leaf(self, node: Any) -> None:
         variable = variable_of(node)
         assert variable is not None
-        name = self._leaves.get(id(variable))
+        name = self._leaves.get(variable)
         if name is None and self._origins is not None:
             name = self._origins.name_parameter(variable)
         if name is not None:
@@ -157,16 +158,14 @@ def describe(tensor: Tensor | None) -> TensorInfo | None:
     return None if tensor is None else describe_tensor(shape_of(tensor), tensor.dtype, tensor.device)
 
 
-def name_leaves(model: nn.Module | Mapping[str, nn.Module] | None) -> dict[int, str]:
-    """Identity → name of each parameter of a model, or of several by their names."""
-    if model is None:
-        return {}
-    models = {"": model} if isinstance(model, nn.Module) else model
-    return {
-        id(parameter): f"{prefix}.{name}" if prefix else name
-        for prefix, each in models.items()
-        for name, parameter in each.named_parameters(remove_duplicate=False)
-    }
+def name_leaves(model: nn.Module | Mapping[str, nn.Module] | None) -> WeakTensorKeyDictionary:
+    """The name of each parameter of a model, or of several by their names; none of them is held."""
+    names = WeakTensorKeyDictionary()
+    models = {"": model} if isinstance(model, nn.Module) else model or {}
+    for prefix, each in models.items():
+        for name, parameter in each.named_parameters(remove_duplicate=False):
+            names[parameter] = f"{prefix}.{name}" if prefix else name
+    return names
 
 
 def _is_saved_tensor(value: Any) -> bool:

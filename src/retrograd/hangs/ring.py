@@ -23,6 +23,7 @@ from threading import get_ident
 from typing import Any
 
 from retrograd.errors import RunWriteError, TraceError
+from retrograd.files import write_whole
 from retrograd.hangs.rank_state import RankState
 from retrograd.hangs.ring_file import (
     BACK,
@@ -48,7 +49,6 @@ from retrograd.hangs.ring_file import (
 )
 from retrograd.hooks.engine import current_node, uncompiled
 from retrograd.hooks.nodes import name_of, number_of
-from retrograd.runs.files import create, write_whole
 from retrograd.runs.layout import LOCK, RING, rank_name
 from retrograd.runs.lock import Lock
 from retrograd.runs.ranks import ask_rank
@@ -131,12 +131,13 @@ class Ring:
         capacity = 1 << max(capacity - 1, 1).bit_length()
         if run is None:
             return cls(None, rank, capacity)
+        run = Path(run).absolute()
         try:
-            Path(run).mkdir(parents=True, exist_ok=True)
-            lock = Lock(Path(run) / LOCK)
+            run.mkdir(parents=True, exist_ok=True)
+            lock = Lock(run / LOCK)
             lock.acquire(_ADMISSION_SECONDS)
             try:
-                folder = _choose_folder(Path(run), rank)
+                folder = _choose_folder(run, rank)
                 folder.mkdir(exist_ok=True)
                 return cls(folder, rank, capacity)
             finally:
@@ -378,7 +379,7 @@ def _map(folder: Path | None, header: tuple[Any, ...], size: int, first: str) ->
         memory = bytearray(size)
         HEADER.pack_into(memory, 0, *header)
         return memory
-    with create(folder / NAMES) as file:
+    with write_whole(folder / NAMES) as file:
         file.write(f"{first}\n".encode())
     with contextlib.suppress(FileNotFoundError):
         (folder / MODULES).unlink()

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from retrograd.errors import NoGraphError, TraceError
+from retrograd.files import write_whole
 from retrograd.graph.origins import Origins
 from retrograd.hangs.rank_state import RankState, RingEvent
 from retrograd.hangs.ring import Ring
@@ -30,7 +31,6 @@ from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backwa
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.reach import Reach, find_nodes_of, guard_nodes
 from retrograd.runs.complaints import Complaints
-from retrograd.runs.files import write_whole
 
 THREAD_NAME = "retrograd-hang"
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from retrograd.errors import NoSuchSiteError
 from retrograd.history.columns import decode_batches
 from retrograd.history.events import EVENT_SCHEMA, build_event_table, read_events, read_loss
 from retrograd.history.kept import Kept, read_kept
 from retrograd.history.matrix import Curve, Matrix, build_matrix
 from retrograd.history.names import SiteNames
+from retrograd.history.relatives import RecordedRelatives
 from retrograd.history.ring import Ring
 from retrograd.history.rows import Part, Rows, join_neighbours
-from retrograd.history.series import Choice, Series
+from retrograd.history.series import Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import build_table
-from retrograd.sites.site import parse_site
+from retrograd.sites.pattern import Pattern
 
 
 class History:
@@ -28,6 +29,8 @@ class History:
 
         history.sites                                  names, in the order of calls
         history["blocks.3:output.grad"].rms            one number a step
+        history["cell:output.grad"].rms                all calls of a module merged
+        history["cell#2:output.grad"].rms              the second call alone
         history["blocks.3:output.grad"].tensors[-5:]   what was kept whole
         history.matrix("rms")                          sites × steps
 
@@ -99,21 +102,25 @@ class History:
 
     @property
     def sites(self) -> list[str]:
-        """Names of all sites, in the order first seen, which is the order of calls."""
+        """Names of all sites, in the order first seen, which is the order of calls.
+
+        The name of a module that was called several times stands for all calls; its first one is listed with its
+        number, as ``cell#1:output``.
+        """
         return self._names.listed
 
     def __getitem__(self, site: str) -> Series:
-        """One site over time.
+        """One site over time: all calls of a module, unless the name has the number of one.
 
         Raises:
             NoSuchSiteError: naming the sites that are nearest.
         """
-        code, rows = self._names.find(site), self.rows
-        list_tensors = partial(self._list_tensors, str(site))
-        return Series(rows, str(site), rows.of_site(code), Choice(), list_tensors, self._find_input)
+        rows, codes = self.rows, self._find(str(site))
+        calls = {call: rows.of_site(code) for code, call in codes.items()}
+        return Series(rows, str(site), calls, RecordedRelatives(self._names, self.__getitem__, self._list_tensors))
 
     def __contains__(self, site: object) -> bool:
-        return str(site) in self._names.code_of
+        return site in self._names
 
     def __len__(self) -> int:
         return len(self._names)
@@ -123,16 +130,17 @@ class History:
         span = f"steps {steps.min()}…{steps.max()}" if len(steps) else "no steps yet"
         return f"History({len(self)} sites, {span}, {len(steps):,} rows, {self.event_table.num_rows:,} events)"
 
-    def select(self, pattern: str) -> list[str]:
-        """Names that a glob matches, such as ``blocks.*:output.grad``, or a regular expression ``re:…``.
+    def select(self, patterns: Pattern | Iterable[Pattern]) -> list[str]:
+        """Names that a pattern, or one of several, matches: those of :func:`retrograd.record`, but for module types.
 
         Raises:
-            NoSuchSiteError: when there is none.
+            PatternError: for a pattern that is none.
+            NoSuchSiteError: when one of them matches nothing.
         """
-        return self._names.match(pattern)
+        return self._names.match(patterns)
 
     def matrix(self, statistic: str, sites: Sequence[str] | None = None, phase: str | None = "train") -> Matrix:
-        """One statistic of many sites over all steps, with micro-batches and ranks merged.
+        """One statistic of many sites over all steps, with micro-batches, ranks, and calls of a module merged.
 
         Args:
             statistic: one of :data:`retrograd.statistics.row.STATISTICS`, or a user's own.
@@ -144,7 +152,7 @@ class History:
             NoSuchSiteError: for a site that was not recorded.
         """
         listed = self.sites if sites is None else list(sites)
-        return build_matrix(self.rows, [self._names.find(site) for site in listed], listed, statistic, phase)
+        return build_matrix(self.rows, [self._find(site) for site in listed], listed, statistic, phase)
 
     @property
     def loss(self) -> Curve:
@@ -182,6 +190,16 @@ class History:
         table = build_table({name: rows[name] for name in rows}, self.sites)
         return table.append_column("rank", pa.array(rows["rank"]))
 
+    def _find(self, site: str) -> dict[int, int]:
+        """The codes of a name, each with the number of its call; an error says why nothing was recorded, if known."""
+        try:
+            return self._names.find(site)
+        except NoSuchSiteError as error:
+            missed = self.manifest.get("not_recorded")
+            listed = [each for each in missed if isinstance(each, Mapping)] if isinstance(missed, list) else []
+            reasons = {str(each.get("site")).strip("'"): str(each.get("reason")) for each in listed}
+            raise NoSuchSiteError(error.problem, repair=error.repair, reason=reasons.get(site, "")) from None
+
     @property
     def _merges(self) -> dict[str, str]:
         """How users' statistics merge, as the recorder described it."""
@@ -190,9 +208,6 @@ class History:
 
     def _list_tensors(self, site: str) -> list[Kept]:
         return self._find_stored(site) + [read_kept(kept) for kept in self.ring.of_site(site)]
-
-    def _find_input(self, series: Series) -> Series:
-        return self[str(parse_site(series.site).value)].paired_with(series)
 
 
 def _take_all(items: deque[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from retrograd.history.sink import KeptTensor, Moment, Phase
+from retrograd.sites.site import parse_leniently
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,11 @@ class Kept:
     @property
     def phase(self) -> Phase:
         return self.moment.phase
+
+    @property
+    def call(self) -> int:
+        """Of which call of the module, from 1."""
+        return parse_leniently(self.site).call
 
     @property
     def tensor(self) -> torch.Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,13 +35,24 @@ class Curve(NamedTuple):
     values: npt.NDArray[np.float64]
 
 
-def build_matrix(rows: Rows, codes: Sequence[int], sites: list[str], statistic: str, phase: str | None) -> Matrix:
-    """Lay one statistic out over sites and steps, with micro-batches and ranks merged."""
-    index = _pick(rows, codes, phase)
+def build_matrix(
+    rows: Rows, codes: Sequence[Collection[int]], sites: list[str], statistic: str, phase: str | None
+) -> Matrix:
+    """Lay one statistic out over sites and steps, with micro-batches and ranks merged.
+
+    Args:
+        rows: all rows.
+        codes: for each line the codes that are merged in it.
+        sites: names of the lines.
+        statistic: which.
+        phase: of which kind of forward; None for all.
+    """
+    members = np.array([code for several in codes for code in several], np.int64)
+    index = _pick(rows, members, phase)
+    lines = np.repeat(np.arange(len(codes)), [len(several) for several in codes])
+    index, line = _spread(rows["site"][index], index, members, lines)
     steps, column = number_steps(rows["step"][index])
-    line_of = np.zeros(max(codes, default=0) + 1, np.int64)
-    line_of[np.asarray(codes, np.int64)] = np.arange(len(codes))
-    cells = line_of[rows["site"][index]] * len(steps) + column
+    cells = line * len(steps) + column
     values = np.full(len(codes) * len(steps), np.nan)
     occupied = np.bincount(cells, minlength=len(values))
     picked: Part = Picked(rows, index)
@@ -50,7 +61,7 @@ def build_matrix(rows: Rows, codes: Sequence[int], sites: list[str], statistic: 
         picked = Picked(rows, index).merge((np.cumsum(occupied > 0) - 1)[cells], len(filled))
         cells = filled
     values[cells] = compute_statistic(picked, statistic, rows.custom)
-    return Matrix(sites, steps, values.reshape(len(codes), len(steps))[line_of[np.asarray(codes, np.int64)]])
+    return Matrix(sites, steps, values.reshape(len(codes), len(steps)))
 
 
 def compute_statistic(rows: Part, statistic: str, custom: Sequence[str]) -> npt.NDArray[np.float64]:
@@ -80,11 +91,26 @@ def number_steps(steps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], n
     return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[steps - low]
 
 
-def _pick(rows: Rows, codes: Sequence[int], phase: str | None) -> Index:
+def _pick(rows: Rows, members: npt.NDArray[np.int64], phase: str | None) -> Index:
     wanted = np.zeros(int(rows["site"].max(initial=-1)) + 1, np.bool_)
-    listed: npt.NDArray[Any] = np.asarray(codes, np.int64)
-    wanted[listed[listed < len(wanted)]] = True
+    wanted[members[members < len(wanted)]] = True
     mask = wanted[rows["site"]] & (rows["backward"] <= 0)
     if phase is not None:
         mask &= rows["phase"] == encode_phase(phase)
     return slice(None) if mask.all() else np.flatnonzero(mask)
+
+
+def _spread(
+    site: npt.NDArray[Any], index: Index, members: npt.NDArray[np.int64], lines: npt.NDArray[np.int64]
+) -> tuple[Index, npt.NDArray[np.int64]]:
+    """The rows again, and the line of each: once for every line that a row belongs to."""
+    size = int(max(site.max(initial=-1), members.max(initial=-1))) + 1
+    counts = np.bincount(members, minlength=size)
+    order = np.argsort(members, kind="stable")
+    starts = np.cumsum(counts) - counts
+    if counts.max(initial=0) <= 1:
+        return index, lines[order][starts[site]]
+    often = counts[site]
+    within = np.arange(often.sum()) - np.repeat(np.cumsum(often) - often, often)
+    rows = np.arange(len(site)) if isinstance(index, slice) else index
+    return np.repeat(rows, often), lines[order][np.repeat(starts[site], often) + within]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
-import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from retrograd.errors import NoSuchSiteError
-from retrograd.sites.site import parse_site
+from retrograd.sites.pattern import Candidate, Pattern
+from retrograd.sites.selection import Selection
+from retrograd.sites.site import BEFORE, Site, parse_leniently, parse_site, says_call
 
 
 class SiteNames:
@@ -19,12 +19,18 @@ class SiteNames:
 
     A recorder counts its rows from 0 on in the order in which it names them; a record may hold other sites
     before them, from an earlier session or another rank. So a row has a number, and its name a code.
+
+    A module's first call is written without its number, as nobody knows yet whether there will be another one. It is
+    listed as ``fc#1:output`` once there is, for ``fc:output`` means all of them then.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self.code_of: dict[str, int] = {}
         self._codes: list[int] = []
         self._is_gradient: list[bool] = []
+        self._sites: list[Site] = []
+        self._codes_of: dict[Site, tuple[int, ...]] = {}
+        self._calls_of: dict[Site, set[int]] = {}  # of a value, its gradient and its update together
         for name in names:
             self.code_of.setdefault(name, len(self.code_of))
 
@@ -32,9 +38,14 @@ class SiteNames:
         return len(self.code_of)
 
     @property
-    def listed(self) -> list[str]:
-        """All names, by code."""
+    def written(self) -> list[str]:
+        """All names as they are written, by code."""
         return list(self.code_of)
+
+    @property
+    def listed(self) -> list[str]:
+        """All names as they are listed, by code."""
+        return [self._list(code, name) for code, name in enumerate(self._read())]
 
     @property
     def codes(self) -> npt.NDArray[np.int32]:
@@ -53,33 +64,77 @@ class SiteNames:
             self._is_gradient.append(parse_site(name).quantity == "grad")
             self._codes.append(self.code_of.setdefault(name, len(self.code_of)))
 
-    def find(self, name: str) -> int:
-        """The code of a name.
+    def find(self, name: str) -> dict[int, int]:
+        """The codes that a name stands for, each with the number of its call: one, or those of all calls of a site.
 
         Raises:
             NoSuchSiteError: naming those that are nearest.
         """
-        code = self.code_of.get(str(name))
-        if code is None:
+        codes = self._find(str(name))
+        if not codes:
             raise NoSuchSiteError(f"No site {str(name)!r} was recorded.", repair=self._suggest(str(name)))
-        return code
+        return {code: self._sites[code].call for code in codes}
 
-    def match(self, pattern: str) -> list[str]:
-        """Names that a glob matches, or a regular expression written as ``re:…``.
+    def __contains__(self, name: object) -> bool:
+        return bool(self._find(str(name)))
+
+    def write(self, code: int) -> str:
+        """The name of this code as it is written."""
+        return str(self._sites[code])
+
+    def list_arguments(self, path: str) -> list[Site]:
+        """The values that a module was called with, at its first call, of which anything was recorded."""
+        self._read()
+        return [
+            site
+            for site in self._codes_of
+            if site.path == path and site.kind == "input" and site.quantity == "value" and site.keys[-1] != BEFORE
+        ]
+
+    def match(self, patterns: Pattern | Iterable[Pattern]) -> list[str]:
+        """Names that are selected, in order.
 
         Raises:
-            NoSuchSiteError: when there is none.
+            PatternError: for a pattern that is none.
+            NoSuchSiteError: when one of the patterns matches none of the names, or nothing is left over.
         """
-        if pattern.startswith("re:"):
-            found = [name for name in self.listed if re.search(pattern[3:], name)]
-        else:
-            found = [name for name in self.listed if fnmatch.fnmatchcase(name, pattern)]
+        selection = Selection(patterns)
+        names = self._read()
+        candidates = [Candidate(site) for site in self._sites]
+        for pattern in selection.unmatched(candidates):
+            raise NoSuchSiteError(
+                f"The pattern {str(pattern)!r} matches no recorded site.", repair=self._suggest(str(pattern))
+            )
+        found = [code for code, candidate in enumerate(candidates) if selection.wants(candidate)]
         if not found:
-            raise NoSuchSiteError(f"The pattern {pattern!r} matches no recorded site.", repair=self._suggest(pattern))
-        return found
+            raise NoSuchSiteError(
+                f"The patterns {', '.join(selection.describe())} leave no site over.", repair="exclude less."
+            )
+        return [self._list(code, names[code]) for code in found]
+
+    def _find(self, name: str) -> tuple[int, ...]:
+        self._read()
+        site = parse_leniently(name)
+        codes = self._codes_of.get(site.first_call, ())
+        return tuple(code for code in codes if self._sites[code].call == site.call) if says_call(name) else codes
+
+    def _list(self, code: int, name: str) -> str:
+        site = self._sites[code]
+        return site.numbered if len(self._calls_of[site.first_call.value]) > 1 else name
+
+    def _read(self) -> list[str]:
+        """Take in what has been named since this was last asked; all names by code."""
+        names = list(self.code_of)
+        for code in range(len(self._sites), len(names)):
+            site = parse_leniently(names[code])
+            self._sites.append(site)
+            self._codes_of[site.first_call] = (*self._codes_of.get(site.first_call, ()), code)
+            self._calls_of.setdefault(site.first_call.value, set()).add(site.call)
+        return names
 
     def _suggest(self, name: str) -> str:
-        nearest = difflib.get_close_matches(name, self.listed, n=3, cutoff=0.5) or self.listed[:3]
+        listed = self.listed
+        nearest = difflib.get_close_matches(name, listed, n=3, cutoff=0.5) or listed[:3]
         if not nearest:
             return "nothing is recorded yet: run a step first."
         return "the nearest are " + ", ".join(repr(near) for near in nearest) + "."

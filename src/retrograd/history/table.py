@@ -39,6 +39,12 @@ STATISTICS_COLUMNS: tuple[Column, ...] = (
     Column("phase", _TEXT, "kind of forward: " + ", ".join(PHASES)),
     Column("site", _TEXT, "where, as printed: `blocks.3.attn:output.grad`, `rnn.cell#2:output`"),
     Column("calls", pa.int32(), "tensors merged into this row"),
+    Column(
+        "order",
+        pa.int64(),
+        "counts up in the order in which sites were first reached: through the forward, then through the backward pass "
+        "and the update of a micro-batch; anew for a second pass; −1 in a record from before there was this column",
+    ),
     Column("count", pa.int64(), "elements"),
     Column("nan", pa.int64(), "elements that are NaN"),
     Column("pos_inf", pa.int64(), "elements that are +∞"),

@@ -73,10 +73,20 @@ class BackwardFollower(Protocol):
         """It has ended, with this error if it failed."""
 
 
+@dataclass(slots=True, eq=False)
+class _Outermost:
+    """An outermost pass that runs: what it starts from, and who is told of it."""
+
+    roots: tuple[torch.Tensor, ...]
+    listeners: tuple[BackwardListener, ...]
+
+
 class _Here(threading.local):
     inside: tuple[int, ...] = ()
     """For each pass in this thread that was told of, the number of the pass around it. Asked, for whoever wrapped our
     wrapper may still call it."""
+    running: _Outermost | None = None
+    """The outermost pass of this thread."""
 
 
 _here = _Here()
@@ -87,11 +97,18 @@ _undo: list[Callable[[], None]] = []
 
 
 def listen_to_backward(listener: BackwardListener) -> None:
-    """Tell this listener of every outermost backward pass of the process."""
+    """Tell this listener of every outermost backward pass of the process.
+
+    The one that runs now in this thread is among them, if somebody was listening when it began.
+    """
     global _listeners
     with _lock:
         _wrap()
         _listeners = (*_listeners, listener)
+    running = _here.running
+    if running is not None:
+        running.listeners = (*running.listeners, listener)
+        listener.backward_begins(running.roots)
 
 
 def unlisten_to_backward(listener: BackwardListener) -> None:
@@ -118,6 +135,11 @@ def unfollow_backward(follower: BackwardFollower) -> None:
         _unwrap()
 
 
+def has_asked_for_a_pass() -> bool:
+    """Whether this thread waits for an outermost pass that was told of. A device's own thread never does."""
+    return _here.running is not None
+
+
 def _wrap() -> None:
     if not _undo:
         _undo.append(_wrap_engine())
@@ -141,17 +163,18 @@ def _wrap_engine() -> Callable[[], None]:
         if not (followers or listeners) or (around and around[-1] == outer) or is_tracing():
             return original(roots, *args, **kwargs)
         run = _describe(roots, args, kwargs, outer) if followers else None
+        running = _describe_outermost(roots, listeners) if outer == _OUTSIDE else None
         failure: BaseException | None = None
         try:
             _here.inside = (*around, outer)
-            _tell_begin(listeners, followers, roots, run)
+            _tell_begin(running, followers, run)
             return original(roots, *args, **kwargs)
         except BaseException as error:
             failure = error
             raise
         finally:
             _here.inside = around
-            _tell_end(listeners, followers, run, failure)
+            _tell_end(running, followers, run, failure)
             failure = None  # an error that its own frame holds is a cycle
 
     def undo() -> None:
@@ -184,12 +207,16 @@ def _is_batched(gradient: torch.Tensor) -> bool:
 
 
 @uncompiled
-def _tell_begin(
-    listeners: tuple[BackwardListener, ...], followers: tuple[BackwardFollower, ...], roots: Any, run: EngineRun | None
-) -> None:
-    tensors = tuple(root for root in roots if isinstance(root, torch.Tensor))
-    for listener in listeners:
-        listener.backward_begins(tensors)
+def _describe_outermost(roots: Any, listeners: tuple[BackwardListener, ...]) -> _Outermost:
+    return _Outermost(tuple(root for root in roots if isinstance(root, torch.Tensor)), listeners)
+
+
+@uncompiled
+def _tell_begin(running: _Outermost | None, followers: tuple[BackwardFollower, ...], run: EngineRun | None) -> None:
+    if running is not None:
+        _here.running = running
+        for listener in running.listeners:
+            listener.backward_begins(running.roots)
     if run is not None:
         for follower in followers:
             follower.run_begins(run)
@@ -197,7 +224,7 @@ def _tell_begin(
 
 @uncompiled
 def _tell_end(
-    listeners: tuple[BackwardListener, ...],
+    running: _Outermost | None,
     followers: tuple[BackwardFollower, ...],
     run: EngineRun | None,
     error: BaseException | None,
@@ -205,5 +232,7 @@ def _tell_end(
     if run is not None:
         for follower in followers:
             follower.run_ends(run, error)
-    for listener in listeners:
-        listener.backward_ends(error is not None)
+    if running is not None:
+        _here.running = None
+        for listener in running.listeners:
+            listener.backward_ends(error is not None)

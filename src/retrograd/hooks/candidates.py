@@ -15,6 +15,7 @@ from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import ROOT, Site
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_SLOTS = frozenset({"output", "input", "parameter", "outputs", "inputs", "parameters"})
 _MODULE_WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel"})
 
 
@@ -56,8 +57,8 @@ class NamedModule:
 
 
 def parameter_site(path: str, name: str) -> Site:
-    """The site of a module's parameter. One that is called like a slot does not get its name."""
-    return Site(path, ("parameter", name) if name in ("output", "input", "parameter") else (name,))
+    """The site of a module's parameter. One that is called like a slot, or like all of them, does not get its name."""
+    return Site(path, ("parameter", name) if name in _SLOTS else (name,))
 
 
 def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -121,7 +122,12 @@ def _merge(wrapper: NamedModule, wrapped: NamedModule) -> NamedModule:
 
 def compiled_regions(entries: Iterable[NamedModule]) -> tuple[str, ...]:
     """What the paths begin with of modules that lie inside compiled ones; an empty text where the whole model is."""
-    return tuple("" if entry.path == ROOT else f"{entry.path}." for entry in entries if is_compiled(entry.tapped))
+    return tuple(beginning_of(entry.path) for entry in entries if is_compiled(entry.tapped))
+
+
+def beginning_of(path: str) -> str:
+    """What the paths of all modules within this one begin with."""
+    return "" if path == ROOT else f"{path}."
 
 
 def describe_model(name: str, model: nn.Module) -> list[dict[str, str | int]]:

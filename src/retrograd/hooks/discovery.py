@@ -12,16 +12,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_pre_hook,
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules import module as modules
 from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.compiled_calls import keep_compiled_modules_quiet
 from retrograd.hooks.engine import grad_enabled, is_compiling
+from retrograd.hooks.module import set_before_all
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
+from retrograd.hooks.tables import Entry
 
 
 class DiscoveryListener(Protocol):
@@ -51,8 +49,8 @@ class Lookout:
         self._is_stopped = False
         self._armed: list[Callable[[], None]] = []
         self._standing = [
-            register_module_module_registration_hook(self._join),
-            register_module_parameter_registration_hook(self._give),
+            Entry(self._join, modules._global_module_registration_hooks),
+            Entry(self._give, modules._global_parameter_registration_hooks),
         ]
         listen_to_optimizers(self)
 
@@ -64,8 +62,8 @@ class Lookout:
     def arm(self) -> None:
         """Begin to tell of forward calls."""
         if not self._armed and not self._is_stopped:
-            handle = register_module_forward_pre_hook(self._call)
-            self._armed = [handle.remove, keep_compiled_modules_quiet(handle.id)]
+            entry = set_before_all(self._call)
+            self._armed = [entry.remove, keep_compiled_modules_quiet(entry.number)]
 
     def disarm(self) -> None:
         """Tell of forward calls no more."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.nn.modules import module as modules
 
 from retrograd.hooks.engine import is_compiling, uncompiled
-from retrograd.hooks.module import InputWatcher
+from retrograd.hooks.module import InputWatcher, set_after_all, set_before_all
 
 
 class EveryCallTap:
     """A pair of global hooks for one watcher; ``remove()`` takes both away."""
 
-    __slots__ = ("_handles",)
+    __slots__ = ("_entries",)
 
     def __init__(self, watcher: InputWatcher) -> None:
         @uncompiled
@@ -27,12 +26,9 @@ class EveryCallTap:
             if not is_compiling():
                 watcher.after_call(module, output)
 
-        self._handles = (
-            modules.register_module_forward_pre_hook(before),
-            modules.register_module_forward_hook(after, always_call=True),
-        )
+        self._entries = (set_before_all(before), set_after_all(after))
 
     def remove(self) -> None:
         """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
+        for entry in self._entries:
+            entry.remove()

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils.hooks import RemovableHandle
 
 from retrograd.hooks.branches import origin_of
 from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.engine import is_compiling, uncompiled
+from retrograd.hooks.tables import Entry, enter_node
+from retrograd.hooks.tensor import watch_gradient
 
 _LEAF = 2**63  # AccumulateGrad carries the largest number of all, and nothing lies behind it
 
@@ -53,9 +54,9 @@ class InputGradient:
         self._parts = 0
         self._missing = 0
         self._total: torch.Tensor | None = None
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Entry] = []
 
-    def expect(self, handle: RemovableHandle) -> None:
+    def expect(self, handle: Entry) -> None:
         """One more part will come, through this hook."""
         self._parts += 1
         self._missing += 1
@@ -71,6 +72,8 @@ class InputGradient:
         self._missing -= 1
         if self._missing == 0:
             self.finish()
+
+    add.__torch_unserializable__ = True  # type: ignore[attr-defined]
 
     def finish(self) -> None:
         """Hand on what has come: the pass is over, or all parts are there."""
@@ -109,7 +112,7 @@ def hook_input_gradients(
     outputs: Iterable[torch.Tensor],
     first_number: int,
     guard: DeepGraphGuard,
-    leaf_handles: list[RemovableHandle],
+    leaf_handles: list[Entry],
 ) -> None:
     """Set hooks on all nodes of one module call that feed the edges of its inputs.
 
@@ -137,7 +140,7 @@ def hook_input_gradients(
     for node in made:
         slots = _find_slots(node, wanted)
         if slots:
-            handle = node.register_hook(_Feed(slots))
+            handle = enter_node(node.register_hook, _Feed(slots))
             for _, gradient in slots:
                 gradient.expect(handle)
     for gradient in inputs:
@@ -174,12 +177,12 @@ def change_input_gradient(
         return False
     node, slot = feeding[0]
     if node is not watched:
-        node.register_hook(_Exchange(slot, change))
+        enter_node(node.register_hook, _Exchange(slot, change))
     return True
 
 
-def _hand_on(gradient: InputGradient, output: torch.Tensor, leaf_handles: list[RemovableHandle]) -> None:
-    handle = output.register_hook(gradient.add)
+def _hand_on(gradient: InputGradient, output: torch.Tensor, leaf_handles: list[Entry]) -> None:
+    handle = watch_gradient(output, gradient.add)
     gradient.expect(handle)
     if output.is_leaf:
         leaf_handles.append(handle)

@@ -2,22 +2,21 @@
 
 Whoever set what, all that rewrites comes before all that reads.
 
-The hook is removed with its last watcher. Models are copied and pickled with their hooks in place; the copies get
-a callable of the standard library that does nothing, so that a checkpoint never needs this package to be loaded.
+The hook is removed with its last watcher.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
+from torch.nn.modules import module as modules
 
 from retrograd.hooks.engine import is_compiling, uncompiled
+from retrograd.hooks.tables import Entry, Hook
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,6 +30,40 @@ class Switch(Protocol):
 def is_compiled(module: nn.Module) -> bool:
     """Whether calls of this module run as compiled code, so that hooks on the modules within it do not."""
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
+def set_before(module: nn.Module, hook: Hook, *, is_first: bool = False) -> Entry:
+    """Call ``hook(module, args, kwargs)`` before each forward of a module."""
+    tables: Any = module  # of a scripted one, too, which refuses to be asked for hooks
+    return Entry(hook, tables._forward_pre_hooks, marks=(tables._forward_pre_hooks_with_kwargs,), is_first=is_first)
+
+
+def set_after(module: nn.Module, hook: Hook, *, with_kwargs: bool = False, always: bool = False) -> Entry:
+    """Call ``hook(module, args, [kwargs,] output)`` after each forward of a module.
+
+    Args:
+        module: the module.
+        hook: what to call.
+        with_kwargs: give it the keyword arguments.
+        always: call it also after an exception, with None as the output.
+    """
+    tables: Any = module
+    marks = []
+    if with_kwargs:
+        marks.append(tables._forward_hooks_with_kwargs)
+    if always:
+        marks.append(tables._forward_hooks_always_called)
+    return Entry(hook, tables._forward_hooks, marks=tuple(marks))
+
+
+def set_before_all(hook: Callable[..., None]) -> Entry:
+    """Call ``hook(module, args)`` before each forward of any module, and before the module's own hooks."""
+    return Entry(hook, modules._global_forward_pre_hooks)
+
+
+def set_after_all(hook: Callable[..., None]) -> Entry:
+    """Call ``hook(module, args, output)`` after each forward of any module, also after an exception."""
+    return Entry(hook, modules._global_forward_hooks, marks=(modules._global_forward_hooks_always_called,))
 
 
 class ForwardWatcher(Protocol):
@@ -54,29 +87,12 @@ class InputWatcher(Protocol):
         """See that the call ended; ``output`` is None when it raised."""
 
 
-class _Inert:
-    """A hook that is neither copied nor pickled: its copy is ``nullcontext().__exit__``, which does nothing."""
-
-    __slots__ = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return contextlib.nullcontext().__exit__
-
-
-def is_ours(hook: object) -> bool:
-    """Whether a module's hook was set here."""
-    return isinstance(hook, _Inert)
-
-
-class _ForwardTap(_Inert):
-    __slots__ = ("handle", "watchers")
+class _ForwardTap(Hook):
+    __slots__ = ("entry", "watchers")
 
     def __init__(self, module: nn.Module) -> None:
         self.watchers: tuple[ForwardWatcher, ...] = ()
-        self.handle: RemovableHandle = nn.Module.register_forward_hook(module, self)  # scripted ones refuse to be asked
+        self.entry = set_after(module, self)
 
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -108,34 +124,31 @@ def unwatch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
             return
         tap.watchers = tuple(other for other in tap.watchers if other is not watcher)
         if not tap.watchers:
-            tap.handle.remove()
+            tap.entry.remove()
             del _taps[module]
 
 
-class CallTap(_Inert):
+class CallTap:
     """A pair of hooks around the calls of one module, for one watcher; ``remove()`` takes both away.
 
     Of two taps the one that was set later begins and ends later; ``outermost`` makes it begin first.
     """
 
-    __slots__ = ("_handles", "_watcher")
+    __slots__ = ("_entries",)
 
     def __init__(self, module: nn.Module, watcher: InputWatcher, *, outermost: bool = False) -> None:
-        self._watcher = watcher
-        self._handles = (
-            nn.Module.register_forward_pre_hook(
-                module, _Before(watcher, is_outermost=outermost), with_kwargs=True, prepend=outermost
-            ),
-            nn.Module.register_forward_hook(module, _After(watcher), always_call=True),
+        self._entries = (
+            set_before(module, _Before(watcher, is_outermost=outermost), is_first=outermost),
+            set_after(module, _After(watcher), always=True),
         )
 
     def remove(self) -> None:
         """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
+        for entry in self._entries:
+            entry.remove()
 
 
-class _Before(_Inert):
+class _Before(Hook):
     __slots__ = ("is_outermost", "watcher")
 
     def __init__(self, watcher: InputWatcher, *, is_outermost: bool) -> None:
@@ -148,7 +161,7 @@ class _Before(_Inert):
             self.watcher.before_forward(module, args, kwargs)
 
 
-class _After(_Inert):
+class _After(Hook):
     __slots__ = ("watcher",)
 
     def __init__(self, watcher: InputWatcher) -> None:
@@ -179,42 +192,42 @@ class InputRewriter(Protocol):
         """See that the call ended; ``output`` is None when it raised."""
 
 
-class OutputTap(_Inert):
+class OutputTap:
     """The hook behind the calls of one module for one rewriter; ``remove()`` takes it away.
 
     It comes behind the hooks that the user has set so far, and before all that read.
     """
 
-    __slots__ = ("_handle",)
+    __slots__ = ("_entry",)
 
     def __init__(self, module: nn.Module, rewriter: OutputRewriter) -> None:
-        self._handle = nn.Module.register_forward_hook(module, _RewriteOutput(rewriter), with_kwargs=True)
+        self._entry = set_after(module, _RewriteOutput(rewriter), with_kwargs=True)
         _put_readers_last(module)
 
     def remove(self) -> None:
         """Take the hook away."""
-        self._handle.remove()
+        self._entry.remove()
 
 
-class InputTap(_Inert):
+class InputTap:
     """The hooks around the calls of one module for one rewriter; ``remove()`` takes them away.
 
     They come behind the hooks that the user has set so far, and before all that read.
     """
 
-    __slots__ = ("_handles",)
+    __slots__ = ("_entries",)
 
     def __init__(self, module: nn.Module, rewriter: InputRewriter) -> None:
-        self._handles = (
-            nn.Module.register_forward_pre_hook(module, _RewriteInput(rewriter), with_kwargs=True),
-            nn.Module.register_forward_hook(module, _EndCall(rewriter), always_call=True),
+        self._entries = (
+            set_before(module, _RewriteInput(rewriter)),
+            set_after(module, _EndCall(rewriter), always=True),
         )
         _put_readers_last(module)
 
     def remove(self) -> None:
         """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
+        for entry in self._entries:
+            entry.remove()
 
 
 def _put_readers_last(module: nn.Module) -> None:
@@ -236,7 +249,7 @@ def _breaks_graph(call: F) -> F:
     return call
 
 
-class _RewriteOutput(_Inert):
+class _RewriteOutput(Hook):
     __slots__ = ("_rewrite",)
 
     def __init__(self, rewriter: OutputRewriter) -> None:
@@ -248,7 +261,7 @@ class _RewriteOutput(_Inert):
         return self._rewrite(module, args, kwargs, output)
 
 
-class _RewriteInput(_Inert):
+class _RewriteInput(Hook):
     __slots__ = ("_rewrite",)
 
     def __init__(self, rewriter: InputRewriter) -> None:
@@ -260,7 +273,7 @@ class _RewriteInput(_Inert):
         return self._rewrite(module, args, kwargs)
 
 
-class _EndCall(_Inert):
+class _EndCall(Hook):
     __slots__ = ("_end",)
 
     def __init__(self, rewriter: InputRewriter) -> None:

@@ -7,7 +7,6 @@ from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules import module as modules
 
 from retrograd.hooks.compiled_calls import (
     keep_compiled_modules_quiet,
@@ -15,7 +14,9 @@ from retrograd.hooks.compiled_calls import (
     unlisten_to_compiled_calls,
 )
 from retrograd.hooks.engine import is_compiling, is_transformed, uncompiled
+from retrograd.hooks.module import set_before_all
 from retrograd.hooks.saved_reading import hold_key, key_of, storages_of, tensors_in
+from retrograd.hooks.tables import Entry
 
 
 class ModuleArguments:
@@ -28,7 +29,7 @@ class ModuleArguments:
     def __init__(self) -> None:
         self._held: dict[int, object] = {}
         self._undo: list[Callable[[], None]] = []
-        self._handle: Any = None
+        self._entry: Entry | None = None
         self.at_next_call: Callable[[], None] | None = None
 
     def start(self) -> None:
@@ -61,14 +62,14 @@ class ModuleArguments:
         return key in self._held
 
     def _register(self) -> None:
-        self._handle = modules.register_module_forward_pre_hook(self._see)
-        self._undo_quiet = keep_compiled_modules_quiet(self._handle.id)
+        self._entry = set_before_all(self._see)
+        self._undo_quiet = keep_compiled_modules_quiet(self._entry.number)
 
     def _remove(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
+        if self._entry is not None:
+            self._entry.remove()
             self._undo_quiet()
-            self._handle = None
+            self._entry = None
 
     @uncompiled
     def _see(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -87,5 +88,5 @@ class ModuleArguments:
     @uncompiled
     def compiled_call_ends(self) -> None:
         """It has ended."""
-        if self._undo and self._handle is None:
+        if self._undo and self._entry is None:
             self._register()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from retrograd.hooks.engine import current_node, uncompiled
 from retrograd.hooks.nodes import LEAF_KIND, number_of
+from retrograd.hooks.tables import Entry, enter_node
 from retrograd.hooks.versions import TORCH
 
 _MOST_HOOKED = 100_000
@@ -63,7 +64,7 @@ class NodeTap:
         self._see_all = see_all
         self._see_leaf = see_leaf
         self._is_paused = False
-        self._handles: list[Any] = []
+        self._handles: list[Entry] = []
 
     def watch(self, nodes: Sequence[Any], several: Container[Any] = (), *, is_kept: bool = False) -> None:
         """Set the hooks on these nodes.
@@ -86,9 +87,9 @@ class NodeTap:
         _running.add(self)
         for node in nodes:
             if type(node) is leaf_kind:  # it knows only the hooks of its leaf
-                self._handles.append(node.register_prehook(see_leaf))
+                self._handles.append(enter_node(node.register_prehook, see_leaf))
             elif node in several or (is_kept and not _IDENTITIES_LAST):
-                self._handles.append(node.register_prehook(see_all))
+                self._handles.append(enter_node(node.register_prehook, see_all))
             elif not known or known.get(number_of(node)) != id(node):
                 node._register_hook_dict(carrier)
         if is_kept and _IDENTITIES_LAST:

@@ -11,14 +11,12 @@ from typing import Any, Protocol
 
 import torch
 from torch.amp.grad_scaler import GradScaler
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim import optimizer as optimizers
+from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.calls import count_steps
 from retrograd.hooks.engine import uncompiled, uncompiled_itself
+from retrograd.hooks.tables import Entry, Hook
 
 
 class OptimizerListener(Protocol):
@@ -60,8 +58,8 @@ def listen_to_optimizers(listener: OptimizerListener) -> None:
         if not _listeners:
             _undo.extend(
                 (
-                    register_optimizer_step_pre_hook(_before_step).remove,
-                    register_optimizer_step_post_hook(_after_step).remove,
+                    Entry(_before_step, optimizers._global_optimizer_pre_hooks).remove,
+                    Entry(_after_step, optimizers._global_optimizer_post_hooks).remove,
                     _wrap_method(GradScaler, "scale", _scale),
                     _wrap_method(GradScaler, "step", _scaler_step),
                 )
@@ -92,18 +90,18 @@ class UpdateTap:
     """
 
     def __init__(self, optimizer: Optimizer, before: Callable[[int], None], after: Callable[[], None]) -> None:
-        self._handles = (
-            optimizer.register_step_pre_hook(_Before(before)),
-            optimizer.register_step_post_hook(_After(after)),
+        self._entries = (
+            Entry(_Before(before), optimizer._optimizer_step_pre_hooks),
+            Entry(_After(after), optimizer._optimizer_step_post_hooks),
         )
 
     def remove(self) -> None:
         """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
+        for entry in self._entries:
+            entry.remove()
 
 
-class _Before:
+class _Before(Hook):
     def __init__(self, tell: Callable[[int], None]) -> None:
         self._tell = tell
 
@@ -140,7 +138,7 @@ class _Closure:
         return loss
 
 
-class _After:
+class _After(Hook):
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell
 

@@ -24,6 +24,7 @@ from retrograd.hooks.compiled_calls import (
     unlisten_to_compiled_calls,
 )
 from retrograd.hooks.engine import current_graph_task, grad_enabled, is_compiling, next_sequence_number, uncompiled
+from retrograd.hooks.module import set_after_all, set_before_all
 from retrograd.hooks.module_calls import OUTSIDE, ModuleCall, Names, frame_of_call
 from retrograd.hooks.operations import OperationMode, tell_of_functions
 from retrograd.hooks.thread_logs import Logs, ThreadLog, user_frame
@@ -39,11 +40,7 @@ class _ModuleHooks:
     """The hooks on all modules."""
 
     def __init__(self, before: Any, after: Any) -> None:
-        self._handles = (
-            modules.register_module_forward_pre_hook(before),
-            modules.register_module_forward_hook(after, always_call=True),
-        )
-        numbers = {handle.id for handle in self._handles}
+        numbers = {set_before_all(before).number, set_after_all(after).number}
         self._entries = [
             (table, number, value)
             for table in (getattr(modules, name) for name in _TABLES)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.tables import Entry, enter_node
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -35,11 +36,11 @@ class NodeHooks:
     """
 
     def __init__(self, nodes: Sequence[Any], listener: NodeListener) -> None:
-        self._handles: list[Any] = []
+        self._handles: list[Entry] = []
         before, after = _make_hooks(listener)
         for index, node in enumerate(nodes):
-            self._handles.append(node.register_prehook(partial(before, index)))
-            self._handles.append(node.register_hook(partial(after, index)))
+            self._handles.append(enter_node(node.register_prehook, partial(before, index)))
+            self._handles.append(enter_node(node.register_hook, partial(after, index)))
 
     def remove(self) -> None:
         """Take all of them away."""

@@ -12,6 +12,9 @@ from torch import nn
 
 from retrograd.hooks.arguments import argument_names
 from retrograd.hooks.engine import current_graph_task, is_compiling, uncompiled
+from retrograd.hooks.hiding import hide_hooks, show_hooks
+from retrograd.hooks.module import set_after, set_before
+from retrograd.hooks.tables import Hook
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +37,21 @@ class Reading:
 @contextlib.contextmanager
 def read_calls(readings: Iterable[Reading]) -> Iterator[None]:
     """Read while the block runs, behind all hooks that are there: calls of this thread that are no recomputation."""
-    handles = []
+    entries = []
     here = _Here()
+    hide_hooks()
     try:
         for each in readings:
             if each.see_arguments is not None:
                 before = _Before(each.module, each.see_arguments, here)
-                handles.append(nn.Module.register_forward_pre_hook(each.tapped, before, with_kwargs=True))
+                entries.append(set_before(each.tapped, before))
             if each.see_output is not None:
-                handles.append(nn.Module.register_forward_hook(each.tapped, _After(each.see_output, here)))
+                entries.append(set_after(each.tapped, _After(each.see_output, here)))
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for entry in entries:
+            entry.remove()
+        show_hooks()
 
 
 class _Here:
@@ -63,7 +68,7 @@ class _Here:
         return threading.get_ident() == self._thread and current_graph_task() == self._task
 
 
-class _Before:
+class _Before(Hook):
     __slots__ = ("_here", "_names", "_rest", "_see")
 
     def __init__(self, module: nn.Module, see: Callable[[dict[str, Any]], None], here: _Here) -> None:
@@ -81,7 +86,7 @@ class _Before:
         self._see({**bound, **kwargs})
 
 
-class _After:
+class _After(Hook):
     __slots__ = ("_here", "_see")
 
     def __init__(self, see: Callable[[Any], None], here: _Here) -> None:

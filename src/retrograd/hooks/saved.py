@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.engine import current_graph_task, dispatch_modes, is_tracing, is_transformed
-from retrograd.hooks.module import is_ours
+from retrograd.hooks.tables import is_ours
 
 F = TypeVar("F", bound=Callable[..., object])
 Pack = Callable[[Tensor], Any]

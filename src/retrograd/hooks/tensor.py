@@ -8,19 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.storage_uses import is_held_elsewhere
+from retrograd.hooks.tables import Entry
 
 SeeGradient = Callable[[torch.Tensor], None]
 ChangeGradient = Callable[[torch.Tensor | None], torch.Tensor | None]
 
 
-def watch_leaf(leaf: torch.Tensor, see: SeeGradient) -> RemovableHandle:
-    """Call ``see(gradient)`` with what each backward pass finds for a leaf, before it is added to ``.grad``."""
-    handle: RemovableHandle = leaf.register_hook(see)
-    return handle
+def watch_gradient(tensor: torch.Tensor, see: SeeGradient) -> Entry:
+    """Call ``see(gradient)`` with what each pass finds for a tensor; for a leaf, before it is added to ``.grad``.
+
+    Where tensors are pickled whole, torch says so of each hook that is not marked with ``__torch_unserializable__``.
+    """
+    return Entry(see, _table_of(tensor))
 
 
 def change_gradient(tensor: torch.Tensor, change: ChangeGradient) -> None:
@@ -29,12 +31,7 @@ def change_gradient(tensor: torch.Tensor, change: ChangeGradient) -> None:
     So the rules of an outer module, whose result it may be too, come before those of an inner one, and all of them
     before whoever reads. :func:`leave_gradient` takes the hook back.
     """
-    table: Any = tensor._backward_hooks
-    if table is None:
-        tensor._backward_hooks = table = OrderedDict()
-        node = tensor.grad_fn
-        if node is not None:
-            node._register_hook_dict(tensor)
+    table = _table_of(tensor)
     earlier = list(table.items()) if table else ()
     table.clear()  # torch goes by the order of insertion, whatever is moved within the table
     table[change] = change
@@ -49,8 +46,21 @@ def leave_gradient(tensor: torch.Tensor, change: ChangeGradient) -> None:
 
 def after_accumulation(leaf: torch.Tensor, see: SeeGradient) -> Callable[[], None]:
     """Call ``see(leaf)`` whenever a gradient has been added to its ``.grad``; returns what takes the hook back."""
-    handle: RemovableHandle = leaf.register_post_accumulate_grad_hook(see)
-    return handle.remove
+    table: Any = leaf._post_accumulate_grad_hooks
+    if table is None:
+        leaf._post_accumulate_grad_hooks = table = OrderedDict()
+    return Entry(see, table).remove
+
+
+def _table_of(tensor: torch.Tensor) -> Any:
+    """The hooks on a tensor."""
+    table: Any = tensor._backward_hooks
+    if table is None:
+        tensor._backward_hooks = table = OrderedDict()
+        node = tensor.grad_fn
+        if node is not None:
+            node._register_hook_dict(tensor)
+    return table
 
 
 def shares_memory(tensor: torch.Tensor) -> bool:
@@ -81,7 +91,7 @@ class GradientWatch:
         self,
         see: SeeGradient,
         guard: DeepGraphGuard,
-        leaf_handles: list[RemovableHandle],
+        leaf_handles: list[Entry],
         leaf_found: Callable[[], None] = lambda: None,
     ) -> None:
         self._see = see
@@ -107,10 +117,15 @@ class GradientWatch:
         if guard.count > FREE_DEPTH:
             guard.string(node)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the tensor that was hooked last is gone, and its node too, so that no gradient of it can come."""
+        return self._table is not None and self._table() is None
+
     def _watch_leaf(self, leaf: torch.Tensor) -> None:
         hooks = leaf._backward_hooks
         if hooks is None or self._see not in hooks.values():
-            self._leaf_handles.append(watch_leaf(leaf, self._see))
+            self._leaf_handles.append(watch_gradient(leaf, self._see))
             self._leaf_found()
 
     def remove(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from retrograd.errors import LaunchError
+from retrograd.files import write_text
 from retrograd.launch.process import BOOTSTRAP, OURS
 
 NAME = "retrograd_hook.pth"
@@ -26,9 +27,7 @@ def install_hook(site_packages: Path) -> Path:
     run = f"exec(open({bootstrap!r}).read(), {{'__name__': 'retrograd_hook', '__file__': {bootstrap!r}}})"
     hook = site_packages / NAME
     try:
-        hook.write_text(
-            f"import os; any(name.startswith({OURS!r}) for name in os.environ) and {run}\n", encoding="utf-8"
-        )
+        write_text(hook, f"import os; any(name.startswith({OURS!r}) for name in os.environ) and {run}\n")
     except OSError as error:
         raise LaunchError(f"{str(hook)!r} cannot be written: {error.strerror}.") from error
     return hook

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from retrograd.launch.inventory_request import InventoryRequest, read_inventory_request
 from retrograd.launch.pass_inventory import PassInventory
-from retrograd.runs.layout import INVENTORY, UNFINISHED
+from retrograd.runs.layout import INVENTORY
 from retrograd.runs.ranks import RankClaim
 from retrograd.saved.inventory import Inventory
 from retrograd.views.inventory_page import write_inventory
-from retrograd.views.inventory_table import By, print_inventory
+
+if TYPE_CHECKING:
+    from retrograd.views.inventory_table import By
 
 PAGE = "inventory.html"
 
@@ -32,8 +34,8 @@ class InventorySession(PassInventory):
     def _keep(self, inventory: Inventory) -> None:
         self._claim = RankClaim(Path(self._request.path), join=True)
         folder = self._claim.folder
-        inventory.save(folder / (UNFINISHED + INVENTORY)).replace(folder / INVENTORY)
-        write_inventory(inventory, folder / (UNFINISHED + PAGE)).replace(folder / PAGE)
+        inventory.save(folder / INVENTORY)
+        write_inventory(inventory, folder / PAGE)
 
     def _tell_done(self) -> str:
         if self._claim is None or self._inventory is None:
@@ -41,6 +43,8 @@ class InventorySession(PassInventory):
         return f"an inventory of {len(self._inventory):,} saved tensors"
 
     def _show(self, file: TextIO) -> None:
+        from retrograd.views.inventory_table import print_inventory
+
         by: By = self._request.by  # type: ignore[assignment]
         if self._inventory is not None:
             print_inventory(self._inventory, by=by, file=file)

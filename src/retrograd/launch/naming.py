@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 
 from torch import nn
 
 from retrograd.launch.family import unwrap
+
+_OURS = f"{Path(__file__).parents[1]}/"
 
 
 def name_models(models: Sequence[nn.Module], taken: Collection[str] = ()) -> dict[str, nn.Module]:
@@ -44,7 +49,7 @@ def _name_by_variables(models: Sequence[nn.Module]) -> dict[int, str]:
 def _variables() -> Iterator[tuple[str, object]]:
     """Variables of all frames, the outermost first, and the attributes of each ``self`` (a trainer's models)."""
     for frame in reversed(list(_frames())):
-        local = frame.f_locals
+        local = _read_locals(frame)
         owner = local.get("self")
         yield from ((name, value) for name, value in local.items() if name != "self")
         if owner is not None and not isinstance(owner, nn.Module):
@@ -52,10 +57,25 @@ def _variables() -> Iterator[tuple[str, object]]:
 
 
 def _frames() -> Iterator[FrameType]:
+    """The frames of the program, from the inside; without those of this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        yield frame
+        if not frame.f_code.co_filename.startswith(_OURS):
+            yield frame
         frame = frame.f_back
+
+
+def _read_locals(frame: FrameType) -> dict[str, object]:
+    """The variables of a frame; the frame holds nothing more than before.
+
+    Up to Python 3.12 a function's frame that is asked for its variables keeps a dict of them until it ends, and with
+    it a model that the program has dropped meanwhile. One that was there before is the program's own, of ``locals()``.
+    """
+    held = len(gc.get_referents(frame))
+    local = dict(frame.f_locals)
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and len(gc.get_referents(frame)) > held:
+        frame.f_locals.clear()
+    return local
 
 
 def _name_by_class(model: nn.Module) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from retrograd.errors import RetrogradError, RetrogradWarning
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.launch.closing import say, say_end
+from retrograd.randomness import random_kept
 from retrograd.runs.ranks import RankClaim
 
 
@@ -84,7 +85,8 @@ class PassSession(ABC):
         """Show what was found, and say what has become of what was asked for."""
         done = self._tell_done()
         if done and self._is_first_rank() and sys.__stderr__ is not None:
-            with contextlib.suppress(OSError, ValueError):  # nobody listens, or the script has closed it
+            # nobody listens, or the script has closed it; and what it does at its exit may draw too
+            with contextlib.suppress(OSError, ValueError), random_kept():
                 self._show(sys.__stderr__)
         say_end(self._tell_obstacle(), done)
 

@@ -41,6 +41,7 @@ class Search:
         self._models: WeakSet[nn.Module] = WeakSet()
         self._known: WeakSet[nn.Module] = WeakSet()
         self._settled: WeakSet[Optimizer] = WeakSet()
+        self._count = 0
         self._steps = 0
         self._traced = False
         self._lock = threading.RLock()
@@ -109,14 +110,15 @@ class Search:
         known = self._known_parameters().union(id(each) for model in models for each in nn.Module.parameters(model))
         models += self._family.find_trained(known)
         new = [model for model in models if not self._known.issuperset(nn.Module.modules(model))]
-        del new[MOST_MODELS - len(self._models) :]
+        del new[MOST_MODELS - self._count :]
         for model in new:
             self._known.update(nn.Module.modules(model))
+        self._count += sum(model not in self._models for model in new)
         self._models.update(new)
         self._steps = 0
         if new:
             self._found(new, called)
-        if len(self._models) >= MOST_MODELS:
+        if self._count >= MOST_MODELS:
             self.stop()
             self._failed(RecordingError(f"Only the first {MOST_MODELS} models of this process are recorded."))
         return bool(new)

@@ -23,6 +23,7 @@ from retrograd.launch.late_sink import LateSink
 from retrograd.launch.naming import name_models
 from retrograd.launch.request import Request, read_request
 from retrograd.launch.search import Search
+from retrograd.randomness import random_kept
 from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
 
@@ -48,6 +49,7 @@ class Session:
         self._request = request
         self._recorder: Recorder | None = None
         self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._taken: set[str] = set()
         self._obstacle = "no backward pass was seen"
         self._closed = False
         self._inventory: RunInventory | None = None
@@ -88,7 +90,8 @@ class Session:
 
     def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
         unnamed = [model for model in models if model not in self._names]
-        named = name_models(unnamed, taken=set(self._names.values()))
+        named = name_models(unnamed, taken=self._taken)
+        self._taken.update(named)
         self._names.update((model, name) for name, model in named.items())
         try:
             if self._recorder is None:
@@ -119,7 +122,8 @@ class Session:
         return Recorder(models, self._sink, settings, step=step)
 
     def _open_run(self) -> RunWriter:
-        from retrograd.runs.writer import RunWriter
+        with random_kept():
+            from retrograd.runs.writer import RunWriter
 
         writer = RunWriter(self._request.path, resume=self._request.resume, join=True)
         atexit.register(self.close)  # again, since what is registered last runs first, and the writer has its own

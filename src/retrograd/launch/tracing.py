@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from torch import Tensor
 
@@ -18,13 +18,15 @@ from retrograd.launch.closing import say
 from retrograd.launch.late_ring import LateRing
 from retrograd.launch.pass_session import PassSession
 from retrograd.launch.trace_request import TraceRequest, read_trace_request
-from retrograd.runs.layout import UNFINISHED, rank_name
+from retrograd.runs.layout import rank_name
 from retrograd.runs.ranks import RankClaim, ask_rank
 from retrograd.tracing.trace import Trace
 from retrograd.tracing.tracer import Tracing, trace
 from retrograd.views.chrome_trace import write_chrome_trace
 from retrograd.views.trace_lines import LiveLines
-from retrograd.views.trace_table import By, Measure, print_trace
+
+if TYPE_CHECKING:
+    from retrograd.views.trace_table import By, Measure
 
 TRACE = "trace.json.gz"
 CHROME = "chrome.json"
@@ -102,8 +104,7 @@ class TracingSession(PassSession):
         if self._trace.passes and self._claim is not None:
             self._trace.rank = ask_rank()
             self._claim.move()
-            unfinished = self._claim.folder / (UNFINISHED + TRACE)
-            self._trace.save(unfinished).replace(self._claim.folder / TRACE)
+            self._trace.save(self._claim.folder / TRACE)
             write_chrome_trace(self._trace, self._claim.folder / CHROME)
         self._leave()
 
@@ -122,6 +123,8 @@ class TracingSession(PassSession):
         return f"{count} backward {'pass' if count == 1 else 'passes'}" if count else ""
 
     def _show(self, file: TextIO) -> None:
+        from retrograd.views.trace_table import print_trace
+
         request = self._request
         by: By = request.by  # type: ignore[assignment]
         sort: Measure = request.sort  # type: ignore[assignment]

@@ -41,7 +41,7 @@ class ArgumentWatch(SlotWatch):
             try:
                 self.see(self._bind(args, kwargs))
             except Exception as error:
-                self._host.fault(Site(self._path, self._keys), error)
+                self._host.fault(Site(self.path, self._keys), error)
         self._open.append((next_sequence_number(), self._pending))
 
     def after_call(self, module: nn.Module, output: Any) -> None:
@@ -55,7 +55,7 @@ class ArgumentWatch(SlotWatch):
                 hook_input_gradients(gradients, outputs, first_number, self._host.guard, self._host.leaf_handles)
                 self._host.input_gradients.extend(gradients)  # type: ignore[attr-defined]
         except Exception as error:
-            self._host.fault(Site(self._path, self._keys, quantity="grad"), error)
+            self._host.fault(Site(self.path, self._keys, quantity="grad"), error)
         finally:
             gradients.clear()  # each holds the graph until its hooks are set
 

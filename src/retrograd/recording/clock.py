@@ -6,12 +6,15 @@
 
 A step is over once its update has been made, and the next one begins with the next forward; so whatever comes in
 between (the update of a second optimizer, another backward over the same graph) still belongs to it. With several
-optimizers the one that updates most often makes the steps. Where no optimizer of torch is seen, a step has been made
-when a forward follows a backward and parameters have been changed in between.
+optimizers the one that updates most often makes the steps. Models that do not run together share no step: each update
+of a model that is trained after another, or apart from it, is a step of its own, and they are counted on in one row.
+Where no optimizer of torch is seen, a step has been made when a forward follows a backward and parameters have been
+changed in between.
 
 Forwards are kept apart in lanes by their grad mode, so that an evaluation, or a teacher's forward in the middle of
 a step, never mixes with the forward that is waiting for its backward. Forwards that wait for none (without grad, or
-in eval mode) merge into one record a step.
+in eval mode) merge into one record a step. A forward with grad whose graph is gone when the next one begins, or that no
+backward has reached where it did reach another forward of the same model, is an evaluation too: see :mod:`forwards`.
 """
 
 from __future__ import annotations
@@ -55,10 +58,12 @@ class Clock:
         awake: taps have something to do: the step is recorded, or the next forward may begin a new one.
         stale: a backward or an update has ended, so the next forward begins something new.
         entered: the running backward pass has reached a tap.
+        was_reached: a backward pass that concerned us has ended in this step.
         lane: the lane of the forward that runs now; None outside of the recorded models' own forward.
     """
 
     __slots__ = (
+        "_aside",
         "_emitted_at",
         "_leader",
         "_outlet",
@@ -78,6 +83,7 @@ class Clock:
         "stale",
         "step",
         "thread",
+        "was_reached",
     )
 
     def __init__(
@@ -95,6 +101,8 @@ class Clock:
         self._roots: list[int] = []
         self._emitted_at = time.monotonic()
         self._over = self._stopped = self._saw_forward = False
+        self._aside: list[bool] = []
+        self.was_reached = False
         self.lanes = lanes
         self.lane: Lane | None = None
         self.thread = threading.get_ident()
@@ -120,9 +128,20 @@ class Clock:
         return self._roots[0] if self._roots else None
 
     @property
+    def waiting_lane(self) -> Lane | None:
+        """The lane of the outermost call that runs now, if that is recorded and a backward pass may follow it."""
+        is_outermost = len(self._roots) == 1 and self.on
+        return self.lane if is_outermost and self.lane is self.lanes.grad else None
+
+    @property
     def has_leader(self) -> bool:
         """Whether an optimizer makes the steps."""
         return self._leader.is_known
+
+    @property
+    def leader(self) -> int | None:
+        """The number of that optimizer."""
+        return self._leader.number
 
     # ---- forward ----
 
@@ -136,11 +155,9 @@ class Clock:
         if mode is not Mode.GRAD:
             self._merge_forward(lane)
         elif lane.touched and not lane.reached:
-            if lane.training != training:
-                self.close(lane)
-            elif not training:
-                self._merge_forward(lane)
-        lane.training = training
+            self._follow_forward(lane, root, training)
+        if not lane.touched:
+            lane.training = training
         self.lane = lane
 
     def forward_ends(self, root: int, failed: bool) -> None:
@@ -171,6 +188,8 @@ class Clock:
 
         That the step is recorded is not asked: the hooks on outputs were set when it was.
         """
+        if self._aside:
+            return False
         if self._over and not self._saw_forward:  # the forwards are run by a compiled function
             self._advance()
             if not self.on:
@@ -188,10 +207,20 @@ class Clock:
     def leave_backward(self, failed: bool = False) -> None:
         """The running pass has ended and concerned us; the next forward begins something new."""
         self.entered = False
+        self.was_reached = True
         if failed:
             self.lanes.grad.failed = self.lanes.grad.touched
         if not self._roots:  # a pass within a forward (forces, penalties) ends nothing
             self.stale = self.awake = True
+
+    def step_aside(self) -> None:
+        """What comes now belongs to a computation of a node's own, and is no part of the running pass."""
+        self._aside.append(self.entered)
+        self.entered = False
+
+    def come_back(self) -> None:
+        """That computation has ended."""
+        self.entered = self._aside.pop()
 
     # ---- updates ----
 
@@ -199,11 +228,16 @@ class Clock:
         """An optimizer, known by a number, is about to update."""
         self._leader.update_begins(optimizer)
 
-    def update_made(self, optimizer: int) -> None:
-        """That optimizer has updated, or was skipped by loss scaling."""
-        if self._leader.ends_step(optimizer):
-            self.settle()  # a second update without a forward in between
-            self._over = self.stale = self.awake = True
+    def update_made(self, optimizer: int, rests: Callable[[], bool] = lambda: False) -> bool:
+        """That optimizer has updated, or was skipped by loss scaling; returns whether a step is over thereby.
+
+        ``rests()`` is asked as :meth:`retrograd.hooks.leader.Leader.ends_step` says.
+        """
+        if not self._leader.ends_step(optimizer, rests):
+            return False
+        self.settle()  # a second update without a forward in between
+        self._over = self.stale = self.awake = True
+        return True
 
     def settle(self) -> None:
         """Begin the next step at once if this one is over, so that all of it can be read."""
@@ -219,6 +253,8 @@ class Clock:
             self._outlet.close(lane, moment)
             lane.restart()
             self._emitted_at = time.monotonic()
+        else:
+            lane.forwards.restart()
         if lane.mode is Mode.GRAD:
             self.backward = -1
 
@@ -238,6 +274,16 @@ class Clock:
         if failed and lane is not None and lane.touched:
             lane.failed = True
             self.close(lane)
+
+    def _follow_forward(self, lane: Lane, root: int, training: bool) -> None:
+        """A forward with grad begins while no pass has come to those before it."""
+        if lane.training and lane.forwards.may_be_joined(root):
+            return
+        if lane.training or training:
+            self.close(lane)
+        else:
+            self._merge_forward(lane)
+            lane.forwards.restart()
 
     def _merge_forward(self, lane: Lane) -> None:
         """Count calls anew but keep the rows: this forward adds to the one before it."""
@@ -259,7 +305,7 @@ class Clock:
         self.close_all()
         self.step += 1
         self.micro = 0
-        self.stale = self._over = self._saw_forward = False
+        self.stale = self._over = self._saw_forward = self.was_reached = False
         self.on = self.awake = self._schedule(self.step)
 
 

@@ -10,10 +10,13 @@ import numpy as np
 import torch
 
 from retrograd.history.sink import EventKind, Moment, RowBatch, Sink
+from retrograd.recording.batches import pick_custom
+from retrograd.recording.division import divide
 from retrograd.recording.faults import harmless
 from retrograd.recording.holder import Kept
 from retrograd.recording.lane import Lane, Mode
-from retrograd.recording.late import Closed, LateGradients, pick_custom, split_late
+from retrograd.recording.late import Closed, LateGradients, split_late
+from retrograd.recording.module_watch import SlotWatch
 from retrograd.recording.row_table import RowTable
 from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.sites.site import Site
@@ -38,6 +41,7 @@ class Emitter:
     Args:
         sink: where it goes.
         rows: the numbering of rows.
+        slots: what counts calls: the watches of outputs, inputs and tensors watched by hand.
         keeper: takes the kept tensors.
         notes: takes events and faults.
         late: knows gradients that come late.
@@ -51,6 +55,7 @@ class Emitter:
         self,
         sink: Sink,
         rows: RowTable,
+        slots: Sequence[SlotWatch],
         keeper: TensorKeeper,
         notes: Notes,
         late: LateGradients,
@@ -58,6 +63,7 @@ class Emitter:
     ) -> None:
         self._sink = sink
         self._rows = rows
+        self._slots = slots
         self._keeper = keeper
         self._notes = notes
         self._late = late
@@ -79,22 +85,29 @@ class Emitter:
     @harmless
     def emit(self, lane: Lane, moment: Moment) -> None:
         """Hand over what a lane holds."""
+        self._emit(lane, moment, is_closing=False)
+
+    def _emit(self, lane: Lane, moment: Moment, *, is_closing: bool) -> None:
         kept, lane.kept = lane.kept, []
         scale = self._read_scale(moment) if lane.mode is Mode.GRAD else 1.0
         batches = list(_drain(lane, moment, scale))
+        division = divide(lane, self._slots, batches, is_closing=is_closing)
         late = self._late.find(lane) if lane.mode is Mode.GRAD else {}
         self._emit_losses()
         self._emit_changes(moment)
-        self._keep(moment, kept, scale, late)
+        for when, items in division.split_kept(moment, kept) if division else [(moment, kept)]:
+            self._keep(when, items, scale, late)
+        if division:
+            batches = [part for batch in batches for part in division.split_rows(batch)]
         for batch in batches:
             for part in split_late(batch, late) if late else (batch,):
-                self._sink.add_rows(part)
                 self._note_rows(lane, part)
+                self._sink.add_rows(self._rows.translate(part))
 
     @harmless
     def close(self, lane: Lane, moment: Moment) -> None:
         """Hand over what a lane holds; its forward and all passes over it are done with."""
-        self.emit(lane, moment)
+        self._emit(lane, moment, is_closing=True)
         if lane.mode is Mode.GRAD:
             self._late.close(lane, moment)
             self.scale = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,7 @@ from retrograd.recording.lane import Mode
 from retrograd.recording.module_watch import mode_now
 from retrograd.recording.place import Host, Place
 from retrograd.recording.taps import Taps
-from retrograd.sites.site import Site
-
-BEFORE = "before"
-"""The last key of a site whose tensor is recorded as it was before rules changed it: ``fc:output.before.grad``."""
+from retrograd.sites.site import BEFORE, Site
 
 
 class InterventionHost(Host, Protocol):
@@ -44,7 +42,7 @@ class InterventionWatch:
         self._host = host
         self._taps = taps
         self._emitter = emitter
-        self._paths: dict[nn.Module, str] = {}
+        self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._places: dict[tuple[Site, Mode], Place | None] = {}
         self.fault = host.fault
 

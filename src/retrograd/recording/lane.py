@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import torch
 
 from retrograd.history.sink import Phase
+from retrograd.recording.forwards import Forwards
 from retrograd.recording.settings import Settings
 from retrograd.statistics.custom import CustomStatistics
-from retrograd.statistics.slab import Slab, UnreadableTensorError, make_slab
+from retrograd.statistics.slab import Slab, UnreadableTensorError, make_slab, make_turns
 
 
 class Mode(IntEnum):
@@ -33,23 +35,28 @@ class Lane:
         reached: a backward pass has reached it since then.
         failed: a forward has raised.
         training: the model was in training mode.
+        forwards: the calls of whole models that have been recorded since then, where backward passes may follow them.
         kept: tensors kept since then, as tuples (stream, tensor, version, bytes).
     """
 
     __slots__ = (
-        "_make", "custom", "failed", "kept", "mode", "opened",
+        "_make", "_turns", "custom", "failed", "forwards", "kept", "mode", "opened",
         "reached", "rows", "serial", "slabs", "touched", "training",
     )  # fmt: skip
 
-    def __init__(self, mode: Mode, make: Callable[[torch.device], Slab], custom: CustomStatistics | None) -> None:
+    def __init__(
+        self, mode: Mode, make: Callable[[torch.device, array[int]], Slab], custom: CustomStatistics | None
+    ) -> None:
         self.mode = mode
         self._make = make
+        self._turns = make_turns()
         self.custom = custom
         self.slabs: dict[torch.device, Slab] = {}
         self.rows = 0
         self.serial = self.opened = 1
         self.touched = self.reached = self.failed = False
         self.training = True
+        self.forwards = Forwards()
         self.kept: list[tuple[Any, torch.Tensor, int, int]] = []
 
     def slab(self, device: torch.device) -> Slab:
@@ -62,7 +69,7 @@ class Lane:
         if slab is None:
             if device.type == "meta":
                 raise UnreadableTensorError("a meta tensor has no elements")
-            slab = self.slabs[device] = self._make(device)
+            slab = self.slabs[device] = self._make(device, self._turns)
             slab.grow(self.rows)
         return slab
 
@@ -77,6 +84,7 @@ class Lane:
         self.serial += 1
         self.opened = self.serial
         self.touched = self.reached = self.failed = False
+        self.forwards.restart()
 
     @property
     def phase(self) -> Phase:
@@ -96,8 +104,8 @@ class Lanes:
     """The three lanes of a recorder, which share the numbering of rows."""
 
     def __init__(self, settings: Settings) -> None:
-        def make(device: torch.device) -> Slab:
-            return make_slab(device, settings.histogram)
+        def make(device: torch.device, turns: array[int]) -> Slab:
+            return make_slab(device, settings.histogram, turns)
 
         self.all = tuple(Lane(mode, make, settings.make_custom()) for mode in Mode)
         self.grad = self.all[Mode.GRAD]

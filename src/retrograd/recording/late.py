@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from retrograd.history.sink import Moment, RowBatch
+from retrograd.recording.batches import take_rows
 from retrograd.recording.lane import Lane
 from retrograd.recording.stream import Stream
 from retrograd.statistics.row import ROW
@@ -110,22 +111,3 @@ def split_late(batch: RowBatch, late: Mapping[Stream, Closed]) -> Iterator[RowBa
         for chosen, backward in ((mine & ~again, 0), (again, closed.moment.backward)):
             if chosen.any():
                 yield take_rows(batch, chosen, replace(closed.moment, backward=backward, phase="train"))
-
-
-def take_rows(batch: RowBatch, chosen: npt.NDArray[np.bool_], moment: Moment) -> RowBatch:
-    """A batch of some of the rows of another one."""
-    if chosen.all():
-        return replace(batch, moment=moment)
-    table = np.frombuffer(batch.rows, ROW)
-    bins = np.frombuffer(batch.bins, np.int64)[np.repeat(chosen, table["bins"])]
-    return pick_custom(replace(batch, moment=moment, rows=table[chosen].tobytes(), bins=bins.tobytes()))
-
-
-def pick_custom(batch: RowBatch) -> RowBatch:
-    """A batch whose users' statistics are only those of its own rows."""
-    rows = set(np.frombuffer(batch.rows, ROW)["row"].tolist())
-    custom: dict[str, Any] = {}
-    for name, (numbers, values) in batch.custom.items():
-        pairs = [(number, value) for number, value in zip(numbers, values, strict=True) if number in rows]
-        custom[name] = ([number for number, _ in pairs], [value for _, value in pairs])
-    return replace(batch, custom=custom)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdRef
 
 _PROBES = 8
 _SAMPLED = 1
@@ -14,7 +15,7 @@ _SAMPLE = 64
 
 
 class ManualUpdates:
-    """Remembers a few parameters as they are when a backward ends.
+    """Remembers a few parameters as they are when a backward ends. It does not hold them.
 
     An update by hand shows in a parameter's version (``p -= lr * p.grad``), in its gradient being cleared or replaced,
     or, where it is written past autograd (``p.data``), in the numbers themselves. Gradients that lie there as backward
@@ -22,23 +23,26 @@ class ManualUpdates:
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        self._parameters = list(parameters)
+        self._parameters = list(map(WeakIdRef, parameters))
         self._before: list[_Probe] = []
 
     def add(self, parameters: Iterable[torch.Tensor]) -> None:
         """Look at these too."""
-        self._parameters += parameters
+        self._parameters += map(WeakIdRef, parameters)
 
     def remember(self) -> None:
         """A backward has ended."""
-        trained = (p for p in self._parameters if p.requires_grad and not is_lazy(p))
-        reached = list(islice((p for p in self._parameters if p.grad is not None), _PROBES))
+        trained = (p for p in self._alive() if p.requires_grad and not is_lazy(p))
+        reached = list(islice((p for p in self._alive() if p.grad is not None), _PROBES))
         probed = reached or islice(trained, _PROBES)
         self._before = [_Probe(p, sampled=number < _SAMPLED) for number, p in enumerate(probed)]
 
     def touched(self) -> bool:
         """Whether an update was made since then."""
         return any(probe.has_changed() for probe in self._before)
+
+    def _alive(self) -> Iterator[torch.Tensor]:
+        return (parameter for find in self._parameters if (parameter := find()) is not None)
 
 
 class _Probe:
@@ -47,13 +51,15 @@ class _Probe:
     __slots__ = ("_gradient", "_parameter", "_sample", "_version")
 
     def __init__(self, parameter: torch.Tensor, *, sampled: bool) -> None:
-        self._parameter = parameter
+        self._parameter = WeakIdRef(parameter)
         self._version = parameter._version
         self._gradient = _state(parameter.grad)
         self._sample = _sample(parameter) if sampled else None
 
     def has_changed(self) -> bool:
-        parameter = self._parameter
+        parameter: torch.Tensor | None = self._parameter()
+        if parameter is None:  # nothing is added to its gradient any more
+            return True
         return (
             self._version != parameter._version
             or self._gradient != _state(parameter.grad)

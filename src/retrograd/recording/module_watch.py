@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Protocol
 
 import torch
@@ -42,6 +43,10 @@ class PlaceMaker(Host, Protocol):
         """Told at a site that has more calls than get records of their own."""
 
 
+Places = dict[Keys, Place | None]
+"""The places of one call, by their keys."""
+
+
 class Calls:
     """The places of one slot in one lane, by call.
 
@@ -57,8 +62,8 @@ class Calls:
         self.serial = 0
         self.count = 0
         self.plain: list[Place | None] = []
-        self.places: list[dict[Keys, Place | None]] = []
-        self.unhooked: list[tuple[int, dict[Keys, Place | None]]] = []
+        self.places: list[Places] = []
+        self.unhooked: list[tuple[int, Places]] = []
 
     def gradients(self) -> list[Stream]:
         """Where the gradients of all calls go."""
@@ -71,12 +76,15 @@ class SlotWatch:
 
     Args:
         host: the recorder.
-        module: the module; None for a tensor watched by hand.
+        module: the module, which is not held; None for a tensor watched by hand.
         path: its path.
         keys: the slot.
+
+    Attributes:
+        path: the same.
     """
 
-    __slots__ = ("_host", "_keys", "_lanes", "_module", "_path", "switch")
+    __slots__ = ("_host", "_keys", "_lanes", "_module", "path", "switch")
 
     _visit = staticmethod(Place.see_value)
     """Records a tensor; returns whether its gradient is taken care of."""
@@ -84,8 +92,8 @@ class SlotWatch:
     def __init__(self, host: PlaceMaker, module: nn.Module | None, path: str, keys: Keys) -> None:
         self._host = host
         self.switch = host.clock
-        self._module = module
-        self._path = path
+        self._module = weakref.ref(module) if module is not None else None
+        self.path = path
         self._keys = keys
         self._lanes = (Calls(), Calls(), Calls())
 
@@ -122,7 +130,7 @@ class SlotWatch:
             calls.plain.append(None)
             calls.places.append({})
         elif calls.count == MOST_CALLS + 1:
-            self._host.crowded(Site(self._path, self._keys, MOST_CALLS))
+            self._host.crowded(Site(self.path, self._keys, MOST_CALLS))
         return len(calls.plain) - 1
 
     def _see_nested(self, lane: Lane, calls: Calls, call: int, value: Any) -> bool:
@@ -130,8 +138,8 @@ class SlotWatch:
         places = calls.places[call]
         for keys, tensor in flatten(value, self._keys):
             if keys not in places:
-                site = Site(self._path, keys, call + 1)
-                places[keys] = self._host.make_place(lane, self._module, site)
+                site = Site(self.path, keys, call + 1)
+                places[keys] = self._make_place(lane, site)
                 calls.plain[call] = places.get(self._keys)
             place = places[keys]
             if place is None:
@@ -139,8 +147,19 @@ class SlotWatch:
             try:
                 hooked &= self._visit(place, tensor)
             except Exception as error:
-                self._host.fault(Site(self._path, keys, call + 1), error)
+                self._host.fault(Site(self.path, keys, call + 1), error)
         return hooked
+
+    def find_place(self, lane: Lane, call: int, keys: Keys) -> Place | None:
+        """The place of an earlier call with grad, made now if that call did not have these keys."""
+        places = self.trained_calls.places[call]
+        if keys not in places:
+            places[keys] = self._make_place(lane, Site(self.path, keys, call + 1))
+            self.trained_calls.plain[call] = places.get(self._keys)
+        return places[keys]
+
+    def _make_place(self, lane: Lane, site: Site) -> Place | None:
+        return self._host.make_place(lane, self._module() if self._module is not None else None, site)
 
     def _watch(self, place: Place, tensor: torch.Tensor) -> None:
         """Take care of the gradient alone."""
@@ -176,11 +195,6 @@ class SlotWatch:
         lane.touched = True
 
     @property
-    def module(self) -> nn.Module | None:
-        """The module that is watched."""
-        return self._module
-
-    @property
     def was_called(self) -> bool:
         """Whether anything was ever seen here."""
         return any(calls.serial for calls in self._lanes)
@@ -201,4 +215,4 @@ class OutputWatch(SlotWatch):
         try:
             self.see(output)
         except Exception as error:
-            self._host.fault(Site(self._path, self._keys), error)
+            self._host.fault(Site(self.path, self._keys), error)

@@ -6,12 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from torch import nn
-
-from retrograd.hooks.candidates import NamedModule, compiled_regions, parameter_site
-from retrograd.recording.keep import find_keep
-from retrograd.recording.settings import Settings
-from retrograd.sites.pattern import Candidate, describe_pattern
+from retrograd.recording.wishes import ParameterWish, Wish, Wishes
+from retrograd.sites.pattern import describe_pattern
 from retrograd.sites.site import Site, parse_site
 
 _NO_GRADIENT = "no gradient came: it did not require grad, or no backward pass reached it"
@@ -24,33 +20,39 @@ class Evidence:
     """What is known at the end of a recording.
 
     Attributes:
-        modules: the modules of the recorded models.
-        settings: what was asked for.
+        wishes: what was asked for.
         recorded: sites that have statistics.
         kept: printed sites of which a tensor was kept.
-        called: modules that were called while a step was recorded.
+        called: paths of modules that were called while a step was recorded.
         unreadable: sites whose tensors could not be read, and why.
         uncopied: printed sites of updates that were left out for their size.
     """
 
-    modules: Sequence[NamedModule]
-    settings: Settings
+    wishes: Wishes
     recorded: Sequence[Site]
     kept: Collection[str]
-    called: Collection[nn.Module | None]
+    called: Collection[str]
     unreadable: Mapping[str, str]
     uncopied: Collection[str]
 
     @cached_property
+    def sites(self) -> list[Site]:
+        """All that was recorded or kept."""
+        return [*self.recorded, *(parse_site(name) for name in self.kept)]
+
+    @cached_property
     def places(self) -> set[tuple[str, tuple[str, ...], str]]:
-        """Path, slot and quantity of all that was recorded; further keys and calls are left out."""
-        seen = [*self.recorded, *(parse_site(name) for name in self.kept)]
-        return {_place(site) for site in seen}
+        """Path, slot and quantity of all that was; further keys and calls are left out."""
+        return {_place(site) for site in self.sites}
 
     @cached_property
     def compiled(self) -> tuple[str, ...]:
         """Beginnings of the paths that lie inside compiled modules."""
-        return compiled_regions(self.modules)
+        return self.wishes.compiled
+
+    def lacks(self, site: Site) -> bool:
+        """Whether there is nothing of a site that was asked for."""
+        return _place(site) not in self.places and str(site) not in self.unreadable
 
 
 def list_omissions(evidence: Evidence) -> list[dict[str, str]]:
@@ -65,65 +67,46 @@ def list_omissions(evidence: Evidence) -> list[dict[str, str]]:
 
 
 def _list_calls(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    for entry in evidence.modules:
-        for candidate in entry.candidates():
-            site = candidate.site
-            stands_for_others = site.keys == ("input",)
-            if site.slot in ("output", "input") and not stands_for_others and _is_missing(candidate, evidence):
-                yield str(site), _explain_call(entry, site, evidence)
+    for wish in evidence.wishes.modules:
+        for site in wish.calls:
+            if evidence.lacks(site):
+                yield str(site), _explain_call(wish, site, evidence)
 
 
-def _explain_call(entry: NamedModule, site: Site, evidence: Evidence) -> str:
-    if entry.module not in evidence.called:
-        return _COMPILED if evidence.compiled and entry.path.startswith(evidence.compiled) else _NEVER_CALLED
+def _explain_call(wish: Wish, site: Site, evidence: Evidence) -> str:
+    if wish.path not in evidence.called:
+        return _COMPILED if evidence.compiled and wish.path.startswith(evidence.compiled) else _NEVER_CALLED
     if site.quantity == "grad":
         return _NO_GRADIENT
     return "no tensor was returned" if site.slot == "output" else "no tensor was passed"
 
 
 def _list_parameters(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    first_names: dict[int, str] = {}
-    for entry in evidence.modules:
-        for name, parameter in entry.parameters:
-            site = parameter_site(entry.path, name)
-            first = first_names.setdefault(id(parameter), str(site))
-            for wanted in (site, site.grad, site.update):
-                if _is_missing(Candidate(wanted, entry.module), evidence):
-                    is_tied = first != str(site)
-                    reason = (
-                        f"the parameter is recorded as {first}" if is_tied else _explain(parameter, wanted, evidence)
-                    )
-                    yield str(wanted), reason
+    for module in evidence.wishes.modules:
+        for parameter in module.parameters:
+            for site in parameter.sites:
+                if evidence.lacks(site):
+                    yield str(site), _explain_parameter(parameter, site, evidence)
 
 
-def _explain(parameter: nn.Parameter, site: Site, evidence: Evidence) -> str:
-    if not parameter.requires_grad:
+def _explain_parameter(parameter: ParameterWish, site: Site, evidence: Evidence) -> str:
+    if parameter.first_name != str(site.value):
+        return f"the parameter is recorded as {parameter.first_name}"
+    if parameter.is_frozen:
         return "the parameter is frozen"
     if str(site) in evidence.uncopied:
         return "more bytes of weights than are copied while an optimizer steps"
     return _NO_GRADIENT if site.quantity == "grad" else "no optimizer of torch.optim has updated the parameter"
 
 
-def _is_missing(candidate: Candidate, evidence: Evidence) -> bool:
-    settings = evidence.settings
-    is_wanted = settings.wants_statistics(candidate) or find_keep(settings.keeps, candidate) is not None
-    return (
-        is_wanted and _place(candidate.site) not in evidence.places and str(candidate.site) not in evidence.unreadable
-    )
+def list_unmatched(evidence: Evidence) -> list[str]:
+    """Patterns that nothing matched though the model ran, as text."""
+    return [pattern for pattern, _ in _list_patterns(evidence)] if evidence.called else []
 
 
 def _list_patterns(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    modules = {entry.path: entry.module for entry in evidence.modules}
-    candidates = [candidate for entry in evidence.modules for candidate in entry.candidates()]
-    candidates += [Candidate(site, modules.get(site.path)) for site in evidence.recorded]
-    candidates += [Candidate(site, modules.get(site.path)) for site in map(parse_site, evidence.kept)]
-    settings = evidence.settings
-    for selection in (
-        *([settings.selection] if settings.statistics else []),
-        *(keep.selection for keep in settings.keeps),
-    ):
-        for pattern in selection.unmatched(candidates):
-            yield describe_pattern(pattern), "nothing matched this pattern while the model ran"
+    for pattern in evidence.wishes.list_unmatched(evidence.sites):
+        yield describe_pattern(pattern), "nothing matched this pattern while the model ran"
 
 
 def _place(site: Site) -> tuple[str, tuple[str, ...], str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from torch import nn
 from torch.optim.optimizer import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.history.sink import Moment
 from retrograd.hooks.loss_scales import LossScales
@@ -30,6 +32,9 @@ class Updated(Notes, Protocol):
 class OptimizerWatch:
     """Listens to every optimizer of the process and heeds those of the recorded models.
 
+    One that holds none of their parameters makes steps too, where no other one does: it may hold copies of them, or
+    train what the models are only a part of. It counts when a backward pass has reached the models since the last step.
+
     Args:
         host: the recorder.
         parameters: the watches of parameters, by identity.
@@ -45,15 +50,24 @@ class OptimizerWatch:
         self.fault = host.fault
         self.tap = tap
         self.scales = LossScales()
-        self._ours: set[int] = set()
-        self._owners: dict[int, int] = {}
+        self._numbers_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._next = 0
+        self._strangers_only = True
+        self._ran: WeakSet[nn.Module] = WeakSet()
         self._numbers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._undecided: list[tuple[Moment, str, int, torch.Tensor]] = []
 
     def add_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """These are of the recorded models."""
-        self._ours.update(map(id, parameters))
+        for parameter in parameters:
+            self._numbers_of.setdefault(parameter, None)
+        for optimizer in [each for each, number in self._numbers.items() if _is_stranger(number)]:
+            del self._numbers[optimizer]
+
+    def model_runs(self, model: nn.Module) -> None:
+        """A recorded model, or a part that is called by itself, runs."""
+        self._ran.add(model)
 
     @harmless
     def update_begins(self, optimizer: Optimizer) -> None:
@@ -78,7 +92,7 @@ class OptimizerWatch:
         name = type(optimizer).__name__
         if self._host.clock.on:
             self._tell(name, count, found_inf)
-        self._host.clock.update_made(number)
+        self._end_update(number)
 
     def _tell(self, name: str, count: int, found_inf: torch.Tensor | None) -> None:
         if found_inf is None:
@@ -93,7 +107,7 @@ class OptimizerWatch:
         if number is not None:
             self.tap.abandon(optimizer)
             self._host.note("skipped", type(optimizer).__name__, text=_SKIPPED)
-            self._host.clock.update_made(number)
+            self._end_update(number)
 
     @harmless
     def loss_scaled(self, losses: Iterable[torch.Tensor], scale: torch.Tensor) -> None:
@@ -110,17 +124,45 @@ class OptimizerWatch:
             else:
                 self._host.note("update", name, value=count, moment=moment)
 
+    def _end_update(self, number: int) -> None:
+        if self._host.clock.update_made(number, self._does_leader_rest):
+            self._ran.clear()
+
+    def _does_leader_rest(self) -> bool:
+        """Whether models have run since the last step, and none of them is what the leading optimizer updates."""
+        leader = self._host.clock.leader
+        if leader is None or _is_stranger(leader):
+            return not self._strangers_only
+        led = {id(each) for optimizer, number in self._numbers.items() if number == leader for each in _all(optimizer)}
+        ran = list(self._ran)
+        return bool(ran) and not any(id(each) in led for model in ran for each in nn.Module.parameters(model))
+
     def _find_number(self, optimizer: Optimizer) -> int | None:
-        """The number of an optimizer, None if it is not of our models. One that replaces another has its number."""
+        """The number of an optimizer, None if it does not concern us. One that replaces another has its number."""
         number = self._numbers.get(optimizer)
         if number is None:
-            ours = [id(parameter) for parameter in _all(optimizer) if id(parameter) in self._ours]
-            if not ours:
-                return None
-            number = next((self._owners[each] for each in ours if each in self._owners), len(self._owners))
-            self._owners.update(dict.fromkeys(ours, number))
-            self._numbers[optimizer] = number
+            number = self._numbers[optimizer] = self._make_number(optimizer)
+        return number if not _is_stranger(number) or self._is_heeded() else None
+
+    def _make_number(self, optimizer: Optimizer) -> int:
+        self._next += 1
+        ours = [parameter for parameter in _all(optimizer) if parameter in self._numbers_of]
+        if not ours:
+            return -self._next
+        self._strangers_only = False
+        number = next((found for each in ours if (found := self._numbers_of[each]) is not None), self._next)
+        for parameter in ours:
+            self._numbers_of[parameter] = number
         return number
+
+    def _is_heeded(self) -> bool:
+        """Whether a stranger's update counts."""
+        clock = self._host.clock
+        return self._strangers_only and clock.was_reached and threading.get_ident() == clock.thread
+
+
+def _is_stranger(number: int) -> bool:
+    return number < 0
 
 
 def _all(optimizer: Optimizer) -> Iterable[torch.Tensor]:

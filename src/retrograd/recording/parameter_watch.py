@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch.utils.weak import WeakIdRef
 
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.tensor import watch_leaf
+from retrograd.hooks.tensor import watch_gradient
 from retrograd.recording.place import Host
 from retrograd.recording.stream import Stream
 
@@ -15,18 +19,20 @@ class ParameterWatch:
 
     Args:
         host: the recorder.
-        parameter: the parameter.
+        parameter: the parameter, which is not held.
+        gone: called when it is no longer there.
         value: where its value goes when an update begins.
         gradient: where the gradient of each pass goes, before it is added to ``.grad``.
         update: where the difference that an update makes goes.
     """
 
-    __slots__ = ("_clock", "_handle", "_host", "gradient", "parameter", "update", "value")
+    __slots__ = ("_clock", "_handle", "_host", "_parameter", "gradient", "update", "value")
 
     def __init__(
         self,
         host: Host,
         parameter: torch.Tensor,
+        gone: Callable[[Any], None],
         *,
         value: Stream | None,
         gradient: Stream | None,
@@ -34,11 +40,17 @@ class ParameterWatch:
     ) -> None:
         self._host = host
         self._clock = host.clock
-        self.parameter = parameter
+        self._parameter = WeakIdRef(parameter, gone)
         self.value = value
         self.gradient = gradient
         self.update = update
-        self._handle = watch_leaf(parameter, self.see_gradient) if gradient is not None else None
+        self._handle = watch_gradient(parameter, self.see_gradient) if gradient is not None else None
+
+    @property
+    def parameter(self) -> torch.Tensor | None:
+        """The parameter; None if it is no longer there."""
+        found: torch.Tensor | None = self._parameter()
+        return found
 
     @uncompiled
     def see_gradient(self, gradient: torch.Tensor) -> None:

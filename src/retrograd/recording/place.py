@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.tables import Entry
 from retrograd.hooks.tensor import GradientWatch
 from retrograd.recording.clock import Clock
 from retrograd.recording.stream import Stream
@@ -25,7 +25,7 @@ class Host(Protocol):
 
     clock: Clock
     guard: DeepGraphGuard
-    leaf_handles: list[RemovableHandle]
+    leaf_handles: list[Entry]
 
     def enter_backward(self) -> bool:
         """Told at the first gradient of a pass; returns whether it is recorded."""
@@ -56,6 +56,11 @@ class Place:
             if gradient is not None
             else None
         )
+
+    @property
+    def value(self) -> Stream | None:
+        """Where the value goes."""
+        return self._value
 
     @property
     def gradient(self) -> Stream | None:

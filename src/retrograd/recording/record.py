@@ -146,7 +146,7 @@ def record(
     step = int(resume["step"]) if isinstance(resume, Mapping) else None
     check_models(model, settings)  # before the folder is made
     writer = RunWriter(path, resume=resume is not False, step=step, tensor_budget=settings.tensor_budget)
-    return Recording(Recorder(model, writer, settings, step=writer.next_step), writer, Path(path))
+    return Recording(Recorder(model, writer, settings, step=writer.next_step), writer, writer.path)
 
 
 @uncompiled

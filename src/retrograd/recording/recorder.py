@@ -7,13 +7,20 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from retrograd.history.sink import Event, EventKind, Moment, Sink
-from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
+from retrograd.hooks.backward import (
+    EngineRun,
+    follow_backward,
+    has_asked_for_a_pass,
+    listen_to_backward,
+    unfollow_backward,
+    unlisten_to_backward,
+)
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.candidates import (
     NamedModule,
@@ -24,20 +31,21 @@ from retrograd.hooks.candidates import (
 )
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
+from retrograd.hooks.hiding import hide_hooks, show_hooks
 from retrograd.hooks.input_gradient import InputGradient
 from retrograd.hooks.interventions import listen_to_interventions, unlisten_to_interventions
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
-from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
+from retrograd.hooks.tables import Entry
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
-from retrograd.recording.faults import Faults, harmless
+from retrograd.recording.faults import Faults, harmless, say
 from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
 from retrograd.recording.manual_updates import ManualUpdates
-from retrograd.recording.module_watch import mode_now
-from retrograd.recording.omissions import Evidence, list_omissions
+from retrograd.recording.module_watch import SlotWatch, mode_now
+from retrograd.recording.omissions import Evidence, list_omissions, list_unmatched
 from retrograd.recording.optimizer_watch import OptimizerWatch
 from retrograd.recording.place import Place
 from retrograd.recording.row_table import RowTable
@@ -45,6 +53,7 @@ from retrograd.recording.settings import Settings
 from retrograd.recording.taps import Taps
 from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.recording.updates import UpdateTap
+from retrograd.recording.wishes import Wishes
 from retrograd.sites.site import ROOT, WATCH, Site
 
 
@@ -72,11 +81,12 @@ class Recorder:
     ) -> None:
         self.settings = settings or Settings()
         self._sink = sink
-        self._models: dict[str, nn.Module] = {}
-        self._roots: list[nn.Module] = []
+        self._structures: dict[str, list[dict[str, str | int]]] = {}
+        self._roots: WeakSet[nn.Module] = WeakSet()
         self._new_models = name_models(models)
         check_models(self._new_models, self.settings)
-        self._modules: list[NamedModule] = []
+        self._modules: WeakSet[nn.Module] = WeakSet()
+        self._wishes = Wishes(self.settings)
         self._faults = Faults()
         self._manual = ManualUpdates(())
         self._losses: tuple[torch.Tensor, ...] = ()
@@ -89,12 +99,13 @@ class Recorder:
         self._old_input_gradients: list[InputGradient] = []
         self.keeper = TensorKeeper(self.settings.keeps, self.settings.tensor_budget, sink)
         self.guard = DeepGraphGuard()
-        self.leaf_handles: list[RemovableHandle] = []
+        self.leaf_handles: list[Entry] = []
         self.input_gradients: list[InputGradient] = []
         late = LateGradients()
-        self._emitter = Emitter(sink, self._rows, self.keeper, self, late, self._forget_graph)
+        slots: list[SlotWatch] = []
+        self._emitter = Emitter(sink, self._rows, slots, self.keeper, self, late, self._forget_graph)
         self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._manual.touched, step)
-        self._taps = Taps(self, self.settings, self._lanes, self._rows, late)
+        self._taps = Taps(self, self.settings, self._lanes, self._rows, slots, late)
         self._interventions = InterventionWatch(self, self._taps, self._emitter)
         self._optimizers = OptimizerWatch(self, self._taps.parameters, UpdateTap(self._lanes.grad))
 
@@ -102,32 +113,38 @@ class Recorder:
 
     def attach(self) -> None:
         """Set the taps."""
-        for name, model in self._new_models.items():
-            self._add(name, model)
+        hide_hooks()
+        try:
+            for name, model in self._new_models.items():
+                self._add(name, model)
+        except BaseException:
+            self._taps.remove()
+            show_hooks()
+            raise
         self._new_models.clear()
         listen_to_backward(self)
+        follow_backward(self)
         listen_to_interventions(self._interventions)
         listen_to_optimizers(self._optimizers)
-        hide_from_scripting()
         self._describe()
 
     def add_model(self, name: str, model: nn.Module) -> None:
         """Record one more model from now on."""
-        name_models({**self._models, name: model})
+        name_models({name: model})
         self._add(name, model)
         self._describe()
 
     def add_root(self, module: nn.Module) -> None:
         """Take each call of this module for a forward of its own, as those of whole models are."""
         if module not in self._roots:
-            self._roots.append(module)
+            self._roots.add(module)
             self._taps.tap_root(module, _RootWatch(self))
 
     def _add(self, name: str, model: nn.Module) -> None:
-        known = {entry.module for entry in self._modules}
-        entries = [entry for entry in walk_modules(name, model) if entry.module not in known]
-        self._models[name] = model
-        self._modules += entries
+        entries = [entry for entry in walk_modules(name, model) if entry.module not in self._modules]
+        self._structures[name] = describe_model(name, model)
+        self._modules.update(entry.module for entry in entries)
+        self._wishes.add(entries)
         self._interventions.add_modules(entries)
         self._manual.add(model.parameters())
         self._optimizers.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
@@ -174,11 +191,18 @@ class Recorder:
         if clock.outermost is not None and not self._is_running(clock.outermost, model):
             clock.forward_left()
         clock.forward_begins(id(model), mode_now(), model.training)
+        self._optimizers.model_runs(model)
+        lane = clock.waiting_lane
+        if lane is not None:
+            lane.forwards.begin(id(model), model.training, lane.serial)
 
     @harmless
-    def root_ends(self, model: nn.Module, failed: bool) -> None:
+    def root_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """That call has ended."""
         if current_graph_task() == -1:
+            lane = self.clock.waiting_lane
+            if lane is not None:
+                lane.forwards.end(output, self)
             self.guard.pause()
             self.clock.forward_ends(id(model), failed)
 
@@ -221,6 +245,26 @@ class Recorder:
         elif not clock.on:
             self._leave_backward(failed)
         self._losses, self._scale = (), None
+
+    @harmless
+    def run_begins(self, run: EngineRun) -> None:
+        """Told of every run of the engine.
+
+        One inside a pass that hands its gradients back (a Function that solves an equation backwards, say) is a
+        computation of that Function's own. One that adds to ``.grad`` is a part of the pass: a checkpointed one.
+        """
+        if self._is_aside(run):
+            self.clock.step_aside()
+
+    @harmless
+    def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
+        """That run has ended."""
+        if self._is_aside(run):
+            self.clock.come_back()
+
+    def _is_aside(self, run: EngineRun) -> bool:
+        is_ours = threading.get_ident() == self.clock.thread or not has_asked_for_a_pass()
+        return run.is_nested and not run.accumulates and is_ours
 
     @property
     def loss_scale(self) -> torch.Tensor | None:
@@ -292,7 +336,7 @@ class Recorder:
 
     def _describe(self) -> None:
         self._sink.describe(
-            model=[row for name, model in self._models.items() for row in describe_model(name, model)],
+            model=[row for structure in self._structures.values() for row in structure],
             **self.settings.describe(),
         )
 
@@ -308,26 +352,32 @@ class Recorder:
             return
         self._closed = True
         unlisten_to_backward(self)
+        unfollow_backward(self)
         unlisten_to_interventions(self._interventions)
         unlisten_to_optimizers(self._optimizers)
-        show_to_scripting()
         self.clock.close_all()
         self._optimizers.decide()
         self.clock.stop()
         self._taps.remove()
-        for gradient in self._old_input_gradients:
+        show_hooks()
+        for gradient in (*self._old_input_gradients, *self.input_gradients):
             gradient.remove()
+        self._old_input_gradients.clear()
+        self.input_gradients.clear()
         self.keeper.finish(self.clock.moment)
-        self._sink.describe(not_recorded=list_omissions(self._evidence()), faults=dict(self._faults.counts))
+        evidence = self._evidence()
+        self._sink.describe(not_recorded=list_omissions(evidence), faults=dict(self._faults.counts))
         self._sink.close(status)
+        unmatched = list_unmatched(evidence)
+        if unmatched and status == "finished":  # else what has not come yet is no news
+            say(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
 
     def _evidence(self) -> Evidence:
         return Evidence(
-            modules=self._modules,
-            settings=self.settings,
+            wishes=self._wishes,
             recorded=self._rows.recorded,
             kept=self.keeper.names,
-            called={watch.module for watch in self._taps.slots if watch.was_called},
+            called=self._taps.called,
             unreadable=self._faults.unreadable,
             uncopied=self._optimizers.tap.left_out,
         )
@@ -355,7 +405,7 @@ class _RootWatch:
         self._recorder.root_begins(module, (args, kwargs))
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        self._recorder.root_ends(module, failed=output is None and sys.exc_info()[0] is not None)
+        self._recorder.root_ends(module, output, failed=output is None and sys.exc_info()[0] is not None)
 
 
 def _continues_a_graph(arguments: Any) -> bool:

@@ -1,4 +1,8 @@
-"""The rows of a recording: which site has which number, and whether anything was ever recorded of it."""
+"""The rows of a recording: which site has which number, and whether anything was ever recorded of it.
+
+A sink is told of a module's second and further calls only when they have rows: until a backward pass has come nobody
+knows whether a call is one of them, or the first one of an evaluation. So its numbers may not be ours.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.history.sink import Sink
+from retrograd.history.sink import RowBatch, Sink
+from retrograd.recording.batches import rename_rows
 from retrograd.recording.lane import Lanes
 from retrograd.sites.site import Site
+from retrograd.statistics.row import ROW
 
 
 class RowTable:
@@ -25,6 +31,8 @@ class RowTable:
         self._sink = sink
         self._numbers: dict[Site, int] = {}
         self._seen = np.zeros(0, dtype=bool)
+        self._told: dict[int, int] = {}
+        self._is_translated = False
         self.sites: list[Site] = []
         self.names: list[str] = []
 
@@ -35,8 +43,22 @@ class RowTable:
             row = self._numbers[site] = self._lanes.add_row()
             self.sites.append(site)
             self.names.append(str(site))
-            self._sink.add_sites(self.names[-1:])
+            if site.call == 1:
+                self._tell(row)
         return row
+
+    def translate(self, batch: RowBatch) -> RowBatch:
+        """A batch by the numbers of the sink, which is told of the sites that it does not know yet."""
+        if len(self._told) < len(self.sites):
+            for row in np.frombuffer(batch.rows, ROW)["row"].tolist():
+                if row not in self._told:
+                    self._tell(row)
+        return rename_rows(batch, self._told) if self._is_translated else batch
+
+    def _tell(self, row: int) -> None:
+        self._is_translated |= row != len(self._told)
+        self._told[row] = len(self._told)
+        self._sink.add_sites([self.names[row]])
 
     def mark(self, rows: npt.NDArray[Any]) -> None:
         """These rows have been recorded."""

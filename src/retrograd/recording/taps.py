@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from functools import partial
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdRef
 
 from retrograd.hooks.candidates import NamedModule, parameter_site
 from retrograd.hooks.module import CallTap, InputWatcher, unwatch_forward, watch_forward
@@ -29,33 +33,41 @@ class TapHost(ArgumentHost, StreamHost, Protocol):
 
 
 class Taps:
-    """Sets taps where something is wanted, and takes them back.
+    """Sets taps where something is wanted, and takes them back. It holds nothing of the models.
 
     Args:
         host: the recorder.
         settings: what is wanted.
         lanes: where it goes.
         rows: the numbering of rows.
+        slots: where the watches of what has calls are to be listed.
         late: told of every place that hooks tensors.
 
     Attributes:
-        slots: the watches of outputs, inputs and tensors watched by hand.
         parameters: the watches of parameters, by identity.
         see_gradients: whether any gradient is recorded.
     """
 
-    def __init__(self, host: TapHost, settings: Settings, lanes: Lanes, rows: RowTable, late: LateGradients) -> None:
+    def __init__(
+        self,
+        host: TapHost,
+        settings: Settings,
+        lanes: Lanes,
+        rows: RowTable,
+        slots: list[SlotWatch],
+        late: LateGradients,
+    ) -> None:
         self._host = host
         self._settings = settings
         self._lanes = lanes
         self._rows = rows
         self._late = late
         self._calls: list[CallTap] = []
-        self._outputs: dict[nn.Module, OutputWatch] = {}
+        self._outputs: WeakKeyDictionary[nn.Module, OutputWatch] = WeakKeyDictionary()
         self._watched: dict[str, SlotWatch] = {}
         self._places: list[Place] = []
-        self._frozen: list[tuple[Site, nn.Module, nn.Parameter]] = []
-        self.slots: list[SlotWatch] = []
+        self._frozen: list[tuple[Site, weakref.ref[nn.Module], WeakIdRef]] = []
+        self._slots = slots
         self.parameters: dict[int, ParameterWatch] = {}
         self.see_gradients = False
 
@@ -84,12 +96,16 @@ class Taps:
 
     def tap_thawed(self) -> None:
         """Parameters that have become trainable are recorded from now on."""
-        thawed = [entry for entry in self._frozen if _trains(entry[2])]
-        if thawed:
-            self._frozen = [entry for entry in self._frozen if not _trains(entry[2])]
-        for site, module, parameter in thawed:
-            self.parameters.pop(id(parameter), None)
-            self._tap_parameter(site, module, parameter)
+        frozen, self._frozen = self._frozen, []
+        for entry in frozen:
+            site, module, parameter = entry[0], entry[1](), entry[2]()
+            if module is None or parameter is None:
+                continue
+            if _trains(parameter):
+                self.parameters.pop(id(parameter), None)
+                self._tap_parameter(site, module, parameter)
+            else:
+                self._frozen.append(entry)
 
     def find_watched(self, name: str) -> SlotWatch:
         """The watch of a tensor that is watched by hand."""
@@ -98,6 +114,11 @@ class Taps:
             watch = self._watched[name] = SlotWatch(self._host, None, WATCH + name, ())
             self._add_slot(watch)
         return watch
+
+    @property
+    def called(self) -> set[str]:
+        """Paths of modules that were called while a step was recorded."""
+        return {watch.path for watch in self._slots if watch.was_called}
 
     def make_place(self, lane: Lane, module: nn.Module | None, site: Site) -> Place | None:
         """The place for a site, or None when neither its value nor its gradient is wanted."""
@@ -120,7 +141,7 @@ class Taps:
             tap.remove()
         for module, watch in self._outputs.items():
             unwatch_forward(module, watch)
-        for parameter in self.parameters.values():
+        for parameter in list(self.parameters.values()):
             parameter.remove()
         for place in self._places:
             place.remove()
@@ -133,12 +154,13 @@ class Taps:
         watch = ParameterWatch(
             self._host,
             parameter,
+            partial(_forget, self.parameters, id(parameter)),
             value=self._make_stream(lane, module, site, copy=True),
             gradient=self._make_stream(lane, module, site.grad, copy=True) if trains else None,
             update=self._make_stream(lane, module, site.update) if trains else None,
         )
         if not trains:
-            self._frozen.append((site, module, parameter))
+            self._frozen.append((site, weakref.ref(module), WeakIdRef(parameter)))
         if watch.value or watch.gradient or watch.update:
             self.parameters[id(parameter)] = watch
             self.see_gradients |= watch.gradient is not None
@@ -147,14 +169,23 @@ class Taps:
         return any(self._settings.may_reach(each) for each in entry.candidates() if each.site.slot == slot)
 
     def _add_slot(self, watch: SlotWatch) -> None:
-        self.slots.append(watch)
+        self._slots.append(watch)
         self._late.calls.append(watch.trained_calls)
+        self._lanes.grad.forwards.calls.append(watch.trained_calls)
 
     def _make_stream(self, lane: Lane, module: nn.Module | None, site: Site, *, copy: bool = False) -> Stream | None:
         candidate = Candidate(site, module)
-        row = self._rows.number(site) if self._settings.wants_statistics(candidate) else NO_ROW
+        has_row = self._settings.wants_statistics(candidate)
         keep = find_keep(self._settings.keeps, candidate)
-        return Stream(lane, site, row, keep, copy=copy, host=self._host) if row >= 0 or keep is not None else None
+        if not has_row and keep is None:
+            return None
+        row = self._rows.number(site)  # also where tensors alone are kept: by it the record knows the name
+        return Stream(lane, site, row if has_row else NO_ROW, keep, copy=copy, host=self._host)
+
+
+def _forget(parameters: dict[int, ParameterWatch], number: int, _: object) -> None:
+    """A parameter is no longer there, and its number may become that of another."""
+    parameters.pop(number, None)
 
 
 def _trains(parameter: torch.Tensor) -> bool:

@@ -83,8 +83,9 @@ class TensorKeeper:
     def finish(self, moment: Moment) -> None:
         """The recording ends: hand over the last steps where that was asked, and tell what was dropped."""
         for keep, holder in self._holders.values():
+            held = holder.release()  # what no trigger has asked for is let go
             if keep.when is None:
-                self._hand_over(*holder.release())
+                self._hand_over(*held)
         for pattern, number in self._dropped.items():
             text = f"{number:,} tensors of {pattern} did not fit into the budget of {self._budget:,} bytes"
             self._sink.add_event(Event(moment, "dropped", value=float(number), text=text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -21,7 +22,7 @@ class UpdateTap:
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._copies: dict[int, list[tuple[ParameterWatch, torch.Tensor]]] = {}
+        self._copies: WeakKeyDictionary[Optimizer, list[tuple[ParameterWatch, torch.Tensor]]] = WeakKeyDictionary()
         self.left_out: set[str] = set()
 
     def begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch]) -> None:
@@ -30,7 +31,10 @@ class UpdateTap:
         copies: list[tuple[ParameterWatch, torch.Tensor]] = []
         size = 0
         for watch in watches:
-            parameter = watch.parameter.detach()
+            parameter = watch.parameter
+            if parameter is None:
+                continue
+            parameter = parameter.detach()
             if watch.value is not None:
                 watch.value.see(parameter)
             if watch.update is None:
@@ -40,17 +44,19 @@ class UpdateTap:
                 self.left_out.add(str(watch.update.site))
             else:
                 copies.append((watch, parameter.clone()))
-        self._copies[id(optimizer)] = copies
+        self._copies[optimizer] = copies
 
     def end(self, optimizer: Optimizer, fault: Callable[[Site, Exception], None]) -> None:
         """The update has been made: measure it."""
-        for watch, before in self._copies.pop(id(optimizer), ()):
+        for watch, before in self._copies.pop(optimizer, ()):
             update: Stream = watch.update  # type: ignore[assignment]
+            parameter = watch.parameter
             try:
-                update.see_update(watch.parameter.detach(), before)
+                if parameter is not None:
+                    update.see_update(parameter.detach(), before)
             except Exception as error:
                 fault(update.site, error)
 
     def abandon(self, optimizer: Optimizer) -> None:
         """The update was not made."""
-        self._copies.pop(id(optimizer), None)
+        self._copies.pop(optimizer, None)

@@ -78,6 +78,11 @@ class Assignments:
                     repair="set the rule on the parameter's gradient (…:weight.grad).",
                 )
 
+    @property
+    def needs_input(self) -> bool:
+        """Whether one of the rules asks for what goes into calls."""
+        return any(rule.needs_input for each in self.all for rule in each.rules)
+
     def may_reach(self, candidate: Candidate) -> bool:
         """Whether a rule may act at this site, or at one nested in it."""
         return any(each.selection.may_reach(candidate) for each in self.all)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retrograd.errors import RuleError
+from retrograd.errors import CannotRewriteError, RuleError
 from retrograd.hooks import interventions
 from retrograd.hooks.checkpoints import EnoughComputed
 from retrograd.hooks.interventions import tell_intervention
+from retrograd.rewriting.beside import NOTHING, Beside
 from retrograd.rewriting.clock import Clock
 from retrograd.rules.rule import Rule
 from retrograd.sites.site import Site
@@ -27,39 +29,50 @@ class Chain:
 
     Args:
         rules: the rules.
-        module: the module that has the site; None for tensors that are watched by hand.
+        module: the module that has the site, which is not held; None for tensors that are watched by hand.
         site: the site, without the number of a call.
         clock: says what step it is.
         rank: of this process.
 
     Attributes:
         needs_value: whether one of the rules asks for the activation that belongs to a gradient.
+        needs_input: whether one of them asks for what went into that call of the module.
+
+    Raises:
+        CannotRewriteError: for a rule that asks for an input where there is none.
     """
 
-    __slots__ = ("_clock", "_lock", "_steps", "module", "name", "needs_value", "site")
+    __slots__ = ("_clock", "_find_module", "_lock", "_steps", "name", "needs_input", "needs_value", "site")
 
     def __init__(self, rules: Sequence[Rule], module: nn.Module | None, site: Site, clock: Clock, rank: int) -> None:
         self._clock = clock
         self._lock = threading.RLock()  # several threads may train one model, and a rule may run a pass of its own
-        self.module = module
+        self._find_module = weakref.ref(module) if module is not None else None
         self.site = site
         self.name = str(site)
         self.needs_value = any(rule.needs_value for rule in rules)
+        self.needs_input = any(rule.needs_input for rule in rules)
+        if self.needs_input and (site.quantity == "value" or site.kind not in ("output", "input")):
+            raise CannotRewriteError(
+                f"A rule at {self.name} asks for the input of a call, and there is none.",
+                repair="set it on the gradient of a module's output or input: 'fc:output.grad'.",
+                reason="the gradient of a parameter comes from all calls, and a watched tensor is of no module.",
+            )
         self._steps = [(rule, rule.state_at(self.name)) for rule in rules]
         for _, state in self._steps:
             state.rank = rank
 
-    def change(self, value: Tensor, call: int, training: bool, activation: Tensor | None = None) -> Tensor:
+    def change(self, value: Tensor, call: int, training: bool, beside: Beside | None = None) -> Tensor:
         """What the rules make of a value; the very same object if they leave it alone.
 
         Raises:
             RuleError: if one of them breaks the contract, or raises.
         """
         with self._lock:
-            return self._act(value, call, training, activation, interventions.listeners != ())
+            return self._act(value, call, training, beside, interventions.listeners != ())
 
     def change_scaled(
-        self, gradient: Tensor, scale: Tensor, call: int, training: bool, activation: Tensor | None
+        self, gradient: Tensor, scale: Tensor, call: int, training: bool, beside: Beside | None
     ) -> Tensor | None:
         """What flows on instead of a gradient that is multiplied by a loss scale; the rules see it without.
 
@@ -69,7 +82,7 @@ class Chain:
         scale = scale.to(gradient.device, non_blocking=True)
         wide = gradient.float() if gradient.dtype is torch.float16 else gradient  # unscaled it is too small for half
         unscaled = wide / scale
-        changed = self.change(unscaled, call, training, activation)
+        changed = self.change(unscaled, call, training, beside)
         return None if changed is unscaled else (changed * scale).to(gradient.dtype)
 
     def change_again(self, value: Tensor, call: int, training: bool, remembered: Sequence[Snapshot]) -> Tensor:
@@ -96,12 +109,13 @@ class Chain:
         for index, (_, state) in enumerate(self._steps):
             state.restore(remembered[index] if remembered else {})
 
-    def _act(self, value: Tensor, call: int, training: bool, activation: Tensor | None, tells: bool) -> Tensor:
+    def _act(self, value: Tensor, call: int, training: bool, beside: Beside | None, tells: bool) -> Tensor:
         for rule, state in self._steps:
             state.step = self._clock.step
             state.call = call
             state.training = training
-            state.value = activation
+            if beside is not None:
+                state.value, state.inputs = beside.read_value(self.name), beside.read_inputs(self.name)
             version = -1 if value.is_inference() else value._version  # those of inference mode count no versions
             try:
                 changed = rule(value, state)
@@ -110,7 +124,7 @@ class Chain:
             except Exception as error:
                 raise self._explain(rule, error) from error
             finally:
-                state.value = None  # the memory outlives the graph; what it is shown does not
+                state.value, state.inputs = None, NOTHING  # the memory outlives the graph; what it is shown does not
             if version >= 0 and value._version != version:
                 raise RuleError(
                     f"The rule {rule.name} has written into its argument at {self.name}.",
@@ -121,7 +135,8 @@ class Chain:
                 continue
             self._check(rule, value, changed)
             if tells:
-                tell_intervention(self.module, replace(self.site, call=call), rule.name, value, changed)
+                module = self._find_module() if self._find_module is not None else None
+                tell_intervention(module, replace(self.site, call=call), rule.name, value, changed)
             value = changed
         return value
 

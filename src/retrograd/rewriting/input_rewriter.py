@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from retrograd.hooks.candidates import parameter_site
 from retrograd.hooks.engine import current_graph_task, next_sequence_number
 from retrograd.hooks.input_gradient import change_input_gradient
 from retrograd.hooks.nested import Keys, flatten, replace_tensors
+from retrograd.rewriting.beside import Noted
 from retrograd.rewriting.calls import Call, Calls
 from retrograd.rewriting.place import Host, Place, Places
 from retrograd.rewriting.stand_ins import stand_ins_of
@@ -40,12 +42,13 @@ class _Use:
 class _Running:
     """A call that has begun and not ended."""
 
-    __slots__ = ("again", "call", "has_stand_ins", "uses")
+    __slots__ = ("again", "call", "has_stand_ins", "inputs", "uses")
 
     def __init__(self, call: Call | None, *, again: bool) -> None:
         self.call = call
         self.again = again
         self.has_stand_ins = False
+        self.inputs: dict[str, Noted] = {}
         self.uses: list[_Use] = []
 
     @property
@@ -57,6 +60,7 @@ class _Running:
 class _Here(threading.local):
     def __init__(self) -> None:
         self.running: list[_Running] = []
+        self.inputs: dict[str, Noted] = {}
 
 
 class InputRewriter:
@@ -67,16 +71,20 @@ class InputRewriter:
         module: the module.
         path: its path.
         parameters: names of its parameters, if it is their values that have rules, and not its arguments.
+        notes_inputs: a rule asks for what goes into the module.
     """
 
-    def __init__(self, host: Host, module: nn.Module, path: str, parameters: Sequence[str]) -> None:
+    def __init__(
+        self, host: Host, module: nn.Module, path: str, parameters: Sequence[str], *, notes_inputs: bool = False
+    ) -> None:
         self._host = host
-        self._module = module
+        self._find_module = weakref.ref(module)
         self._path = path
         self._places = Places(host, module, path)
         self._calls = Calls(host.clock)
         self._names, self._rest = argument_names(module)
         self._parameters = tuple(parameters)
+        self._notes_inputs = notes_inputs
         self._stand_ins = stand_ins_of(module)
         self._here = _Here()
 
@@ -104,6 +112,7 @@ class InputRewriter:
         if not self._here.running:  # a hook before ours has raised
             return
         running = self._here.running.pop()
+        self._here.inputs = running.inputs
         self._uncover(module, running)
         if output is None or not running.uses:
             return
@@ -114,10 +123,17 @@ class InputRewriter:
             elif any(each._base is use.tensor._base for each in outputs):  # who gets it may write into it
                 self._host.watch_view(use.place.name, use.tensor)
 
+    def take_inputs(self) -> dict[str, Noted]:
+        """What went into the call that has just ended, by argument."""
+        inputs, self._here.inputs = self._here.inputs, {}
+        return inputs
+
     def remove(self) -> None:
         """The rules act no more, maybe in the middle of a call."""
+        module = self._find_module()
         for running in reversed(self._here.running):
-            self._uncover(self._module, running)
+            if module is not None:
+                self._uncover(module, running)
 
     def _end_interrupted(self, module: nn.Module) -> None:
         """A call that was left by KeyboardInterrupt runs no hook at its end."""
@@ -149,14 +165,20 @@ class InputRewriter:
     def _change_tensors(self, module: nn.Module, bound: dict[str, Any], running: _Running) -> dict[str, Any]:
         number = running.call.number if running.call is not None else 1
         changed: dict[Keys, Tensor] = {}
+        reached: list[tuple[Keys, Place, Tensor]] = []
         for keys, tensor in flatten(bound, _INPUT):
             place = self._places.find(keys, number)
-            if place is None:
-                continue
-            new = place.change_value(tensor, running.call, module.training, again=running.again)
-            if running.has_gradient:
-                new = self._watch_use(place, new, running, module.training)
-            if new is not tensor:
+            value = tensor
+            if place is not None:
+                value = place.change_value(tensor, running.call, module.training, again=running.again)
+                reached.append((keys, place, value))
+            if value is not tensor:
+                changed[keys] = value
+            if self._notes_inputs:
+                running.inputs[".".join(keys[1:])] = Noted(value)
+        for keys, place, value in reached if running.has_gradient else ():
+            new = self._watch_use(place, value, running, module.training)
+            if new is not value:
                 changed[keys] = new
         return replace_tensors(bound, _INPUT, changed) if changed else bound
 
@@ -164,7 +186,7 @@ class InputRewriter:
         if not tensor.requires_grad or not place.acts_on_gradient:
             return tensor
         edge, number = get_gradient_edge(tensor), next_sequence_number()
-        branched = place.watch(tensor, training, branches=True, is_private=True)
+        branched = place.watch(tensor, training, branches=True, is_private=True, inputs=running.inputs)
         if branched is not tensor:
             running.uses.append(_Use(place, branched, edge, number))
         return branched
@@ -172,8 +194,10 @@ class InputRewriter:
     def _watch_overwritten(self, use: _Use, outputs: list[Tensor]) -> None:
         """A module that writes into its argument has taken the node of ours out of the way."""
         place, guard = use.place, self._host.clock.guard
-        if place.needs_value or not change_input_gradient(
-            use.edge, outputs, use.number, place.change_gradient, guard, use.node
+        if (
+            place.needs_value
+            or place.needs_input
+            or not change_input_gradient(use.edge, outputs, use.number, place.change_gradient, guard, use.node)
         ):
             raise CannotRewriteError(
                 f"{use.place.name} is written into by its module, so that its gradient cannot be changed there.",

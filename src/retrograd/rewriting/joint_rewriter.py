@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -29,7 +32,7 @@ class JointRewriter:
     """Lets rules act on the gradients of an optimizer as on one vector.
 
     Args:
-        optimizer: the optimizer.
+        optimizer: the optimizer, which is not held.
         rules: rules of a norm, and rules that combine several passes.
         clock: the time.
 
@@ -40,10 +43,10 @@ class JointRewriter:
     def __init__(self, optimizer: Optimizer, rules: list[Rule], clock: Clock) -> None:
         for rule in rules:
             _check(optimizer, rule)
-        self._optimizer = optimizer
         self._clock = clock
         self._steps: list[tuple[Rule, SiteState]] = [(rule, rule.state_at(str(SITE))) for rule in rules]
-        self._passes = Passes(clock)
+        self._passes = passes = Passes(clock)
+        self._find_optimizer = weakref.ref(optimizer, lambda _: passes.remove())
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self._set_found_inf = False
         self._tap = UpdateTap(optimizer, self._before_update, self._after_update)
@@ -67,11 +70,12 @@ class JointRewriter:
         self._after_update()
 
     def _forget_passes(self, optimizer: Optimizer) -> None:
-        if optimizer is self._optimizer:
+        if optimizer is self._find_optimizer():
             self._passes.take(())
 
     def _parameters(self) -> list[Tensor]:
-        return _parameters_of(self._optimizer)
+        optimizer = self._find_optimizer()
+        return _parameters_of(optimizer) if optimizer is not None else []
 
     def _before_update(self, times: int) -> None:
         if times > 1:
@@ -93,7 +97,7 @@ class JointRewriter:
         passes = self._passes.take(parameters)
         if not passes:
             return
-        scale = getattr(self._optimizer, "grad_scale", None)
+        scale = getattr(self._find_optimizer(), "grad_scale", None)
         for parameter, gradient in zip(parameters, rule.combine(passes, state), strict=True):
             if gradient is not None and parameter.grad is not None:
                 parameter.grad.copy_(gradient if scale is None else gradient * scale)
@@ -103,7 +107,7 @@ class JointRewriter:
         if not gradients:
             return
         norm = total_norm(gradients)
-        scale = getattr(self._optimizer, "grad_scale", None)  # set while it unscales by itself
+        scale = getattr(self._find_optimizer(), "grad_scale", None)  # set while it unscales by itself
         if scale is not None:
             norm = norm / scale.to(norm.device)
         factor = rule.scale(norm, state)
@@ -116,15 +120,15 @@ class JointRewriter:
 
     def _skip(self, is_skipped: Tensor) -> None:
         """Drop the update where that is so, on the device itself if the optimizer can."""
-        optimizer = self._optimizer
+        optimizer: Any = self._find_optimizer()
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             found = getattr(optimizer, "found_inf", None)
             flag = is_skipped.to(torch.float32)
             if found is None:
                 self._set_found_inf = True
-                optimizer.found_inf = flag  # type: ignore[attr-defined]
+                optimizer.found_inf = flag
             else:
-                optimizer.found_inf = torch.maximum(found, flag)  # type: ignore[attr-defined]
+                optimizer.found_inf = torch.maximum(found, flag)
             return
         if is_skipped:  # waits for a device; optimizers leave parameters alone whose gradient is None
             self._withheld = [(each, each.grad) for each in self._parameters() if each.grad is not None]
@@ -137,7 +141,9 @@ class JointRewriter:
         self._withheld = []
         if self._set_found_inf:
             self._set_found_inf = False
-            del self._optimizer.found_inf  # type: ignore[attr-defined]
+            optimizer = self._find_optimizer()
+            if optimizer is not None:
+                del optimizer.found_inf  # type: ignore[attr-defined]
 
 
 def _parameters_of(optimizer: Optimizer) -> list[Tensor]:

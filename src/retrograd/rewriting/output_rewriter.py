@@ -6,13 +6,16 @@ with grad, rules for its gradient alone) is written out in it: a further Python 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from retrograd.hooks.engine import current_graph_task, grad_enabled
 from retrograd.hooks.nested import Keys, flatten, replace_tensors
+from retrograd.rewriting.beside import Noted
 from retrograd.rewriting.calls import Calls
+from retrograd.rewriting.input_rewriter import InputRewriter
 from retrograd.rewriting.place import Host, Place, Places
 
 _OUTPUT: Keys = ("output",)
@@ -25,24 +28,27 @@ class OutputRewriter:
         host: the rewriting.
         module: the module.
         path: its path.
+        inputs: notes what goes into the module, where a rule asks for that.
     """
 
-    def __init__(self, host: Host, module: nn.Module, path: str) -> None:
+    def __init__(self, host: Host, module: nn.Module, path: str, inputs: InputRewriter | None = None) -> None:
         self._host = host
         self._clock = host.clock
         self._places = Places(host, module, path)
         self._calls = Calls(host.clock)
         self._plain: dict[int, Place | None] = {}
+        self._inputs = inputs
 
     def rewrite_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """The forward hook: what is returned instead."""
         if not self._host.is_active:
             return output
+        inputs = self._inputs.take_inputs() if self._inputs is not None else None
         if self._clock.is_outside:
             self._host.part_begins(module, args, kwargs)
         calls = self._calls
         if type(output) is not Tensor or not grad_enabled() or current_graph_task() != -1:
-            return self._rewrite(module, args, kwargs, output)
+            return self._rewrite(module, args, kwargs, output, inputs)
         number = calls.count_on()
         place = self._plain[number] if number in self._plain else self._find_plain(number)
         if place is None:
@@ -51,8 +57,8 @@ class OutputRewriter:
         if place.acts_on_value:
             new = place.change_value(output, calls.note(number), module.training, again=False)
         if kwargs or any([new is each or type(each) is not Tensor for each in args]):  # noqa: C419  # the quicker
-            return place.watch(new, module.training, branches=_is_among(new, args, kwargs))
-        return place.watch(new, module.training)
+            return place.watch(new, module.training, branches=_is_among(new, args, kwargs), inputs=inputs)
+        return place.watch(new, module.training, inputs=inputs)
 
     def _find_plain(self, number: int) -> Place | None:
         place = self._places.find(_OUTPUT, number)
@@ -60,7 +66,14 @@ class OutputRewriter:
             self._plain[number] = place
         return place
 
-    def _rewrite(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def _rewrite(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+        inputs: Mapping[str, Noted] | None,
+    ) -> Any:
         """The same for all kinds of results, without grad, and where they are computed again."""
         again = current_graph_task() != -1
         call = self._calls.find_again() if again else self._calls.begin()
@@ -73,7 +86,7 @@ class OutputRewriter:
             new = place.change_value(tensor, call, module.training, again=again)
             if has_gradient:
                 branches = new is tensor and _is_among(tensor, args, kwargs)
-                new = place.watch(new, module.training, branches=branches)
+                new = place.watch(new, module.training, branches=branches, inputs=inputs)
             if new is not tensor:
                 changed[keys] = new
         return replace_tensors(output, _OUTPUT, changed) if changed else output

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdRef
 
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.sharding import is_flattened, is_sharded
 from retrograd.hooks.tensor import change_gradient, leave_gradient, shares_memory
+from retrograd.rewriting.beside import Beside, Noted
 from retrograd.rewriting.chain import Chain
 from retrograd.rewriting.place import Host
 
@@ -17,7 +21,7 @@ class ParameterRewriter:
 
     Args:
         host: the rewriting.
-        module: the module that has the parameter.
+        module: the module that has the parameter; neither of them is held.
         name: what the module calls it.
         parameter: the parameter.
         chain: the rules.
@@ -26,33 +30,36 @@ class ParameterRewriter:
         CannotRewriteError: for a parameter whose hooks torch does not call.
     """
 
-    __slots__ = ("_chain", "_host", "_is_attached", "_module", "_name", "_parameter")
+    __slots__ = ("_chain", "_find", "_find_module", "_host", "_is_attached", "_name")
 
     def __init__(self, host: Host, module: nn.Module, name: str, parameter: Tensor, chain: Chain) -> None:
         self._host = host
-        self._module = module
+        self._find_module = weakref.ref(module)
         self._name = name
-        self._parameter = parameter
+        self._find = WeakIdRef(parameter)
         self._chain = chain
         self._is_attached = False
         self.attach()
 
     def attach(self) -> None:
         """Set the hook, once the parameter trains; on another one, if that has taken its place in the module."""
-        own = dict(self._module._parameters.items())  # a scripted module has no dict, but something like it
-        parameter = own.get(self._name)
-        if parameter is not None and parameter is not self._parameter:
-            self.remove()
-            self._parameter = parameter
-        if self._is_attached or not self._parameter.requires_grad:
+        module, parameter = self._find_module(), self._find()
+        if module is None:
             return
-        if is_sharded(self._parameter) or is_flattened(self._parameter):
+        own = dict(module._parameters.items()).get(self._name)  # a scripted module has no dict, but something like it
+        if own is not None and own is not parameter:
+            self.remove()
+            parameter = own
+            self._find = WeakIdRef(own)
+        if self._is_attached or parameter is None or not parameter.requires_grad:
+            return
+        if is_sharded(parameter) or is_flattened(parameter):
             raise CannotRewriteError(
                 f"The gradient of {self._chain.name} cannot be rewritten: the parameter is sharded.",
                 repair="set the rule on the gradient of the module's output.",
                 reason="torch calls no hook of a sharded parameter.",
             )
-        change_gradient(self._parameter, self.change)
+        change_gradient(parameter, self.change)
         self._is_attached = True
 
     @uncompiled
@@ -60,11 +67,12 @@ class ParameterRewriter:
         """The hook: what is added to ``.grad`` instead."""
         if gradient is None or not self._host.is_active:
             return None
-        chain, scale, training = self._chain, self._host.clock.scale, self._module.training
-        activation = self._parameter.detach() if chain.needs_value else None
+        chain, scale, module, parameter = self._chain, self._host.clock.scale, self._find_module(), self._find()
+        training = module is None or module.training
+        beside = Beside(Noted(parameter), {}) if chain.needs_value and parameter is not None else None
         if scale is not None:
-            return chain.change_scaled(gradient, scale, 1, training, activation)
-        changed = chain.change(gradient, 1, training, activation)
+            return chain.change_scaled(gradient, scale, 1, training, beside)
+        changed = chain.change(gradient, 1, training, beside)
         if shares_memory(changed):  # it may become ``.grad``, which is written into
             return changed.clone()
         return None if changed is gradient else changed
@@ -73,5 +81,7 @@ class ParameterRewriter:
 
     def remove(self) -> None:
         """Take the hook back."""
-        leave_gradient(self._parameter, self.change)
+        parameter = self._find()
+        if parameter is not None:
+            leave_gradient(parameter, self.change)
         self._is_attached = False

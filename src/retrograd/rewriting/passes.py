@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
+from torch.utils.weak import WeakIdRef
 
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.processes import has_other_processes
@@ -59,12 +60,12 @@ class _Collector:
     the hooks. What a pass has brought is then what ``.grad`` has grown by in it.
     """
 
-    __slots__ = ("_arrived", "_before", "_clock", "_found", "_is_added", "_number", "_parameter", "_undo")
+    __slots__ = ("_arrived", "_before", "_clock", "_find", "_found", "_is_added", "_number", "_undo")
 
     __torch_unserializable__ = True
 
     def __init__(self, parameter: Tensor, found: dict[int, dict[int, Tensor]], clock: Clock) -> None:
-        self._parameter = parameter
+        self._find = WeakIdRef(parameter)  # which holds this
         self._found = found
         self._clock = clock
         self._arrived: Tensor | None = None
@@ -82,9 +83,10 @@ class _Collector:
             self._begin()
         scale = self._clock.scale
         self._arrived = gradient.detach().clone() if scale is None else gradient.detach() / scale.to(gradient.device)
-        if self._parameter.grad is None:
+        parameter = self._find()
+        if parameter is not None and parameter.grad is None:
             for found in self._found.values():
-                found.pop(id(self._parameter), None)
+                found.pop(id(parameter), None)
 
     @uncompiled
     def add(self, parameter: Tensor) -> None:
@@ -99,7 +101,8 @@ class _Collector:
     add.__torch_unserializable__ = True  # type: ignore[attr-defined]
 
     def _begin(self) -> None:
-        held = self._parameter.grad
+        parameter = self._find()
+        held = parameter.grad if parameter is not None else None
         self._number = self._clock.pass_number
         self._before = held.detach().clone() if held is not None and has_other_processes() else None
         self._is_added = False
@@ -107,16 +110,17 @@ class _Collector:
     def settle(self) -> None:
         """The pass has ended: take what ``.grad`` has grown by for what has arrived."""
         before, self._before = self._before, None
-        held = self._parameter.grad
+        parameter = self._find()
+        held = parameter.grad if parameter is not None else None
         if self._is_added and held is not None:
             brought = held.detach().clone() if before is None else held.detach() - before
             scale = self._clock.scale
-            self._found[self._number][id(self._parameter)] = (
-                brought if scale is None else brought / scale.to(brought.device)
-            )
+            self._found[self._number][id(parameter)] = brought if scale is None else brought / scale.to(brought.device)
         self._is_added = False
 
     def remove(self) -> None:
         """Take the hooks back."""
-        leave_gradient(self._parameter, self)
+        parameter = self._find()
+        if parameter is not None:
+            leave_gradient(parameter, self)
         self._undo()

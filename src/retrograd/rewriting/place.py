@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from retrograd.hooks.branches import branch
 from retrograd.hooks.deep_graphs import FREE_DEPTH
 from retrograd.hooks.engine import grad_enabled, uncompiled
 from retrograd.hooks.tensor import change_gradient
+from retrograd.rewriting.beside import Beside, Noted
 from retrograd.rewriting.calls import Call
 from retrograd.rewriting.chain import Chain
 from retrograd.rewriting.clock import Clock
@@ -50,7 +53,7 @@ class Place:
 
     __slots__ = (
         "_call", "_clock", "_gradient", "_host", "_training", "_value", "acts_on_gradient", "acts_on_value", "name",
-        "needs_value",
+        "needs_input", "needs_value",
     )  # fmt: skip
 
     def __init__(self, host: Host, value: Chain | None, gradient: Chain | None, call: int) -> None:
@@ -63,6 +66,7 @@ class Place:
         self.acts_on_value = value is not None
         self.acts_on_gradient = gradient is not None
         self.needs_value = gradient is not None and gradient.needs_value
+        self.needs_input = gradient is not None and gradient.needs_input
         self.name = gradient.name if gradient is not None else value.name if value is not None else ""
 
     def change_value(self, tensor: Tensor, call: Call | None, training: bool, *, again: bool) -> Tensor:
@@ -94,7 +98,15 @@ class Place:
             )
         return chain.change_again(tensor, self._call, training, call.remembered.get(chain, ()) if call else ())
 
-    def watch(self, tensor: Tensor, training: bool, *, branches: bool = False, is_private: bool = False) -> Tensor:
+    def watch(
+        self,
+        tensor: Tensor,
+        training: bool,
+        *,
+        branches: bool = False,
+        is_private: bool = False,
+        inputs: Mapping[str, Noted] | None = None,
+    ) -> Tensor:
         """Let the rules act on the gradient of a tensor; returns the tensor to go on with.
 
         Args:
@@ -102,6 +114,7 @@ class Place:
             training: whether the module is in training mode.
             branches: it has other uses, whose gradients are to be left alone.
             is_private: the caller looks after writes into it.
+            inputs: what went into the call that it is of, where a rule asks for that.
         """
         if self._gradient is None or not tensor.requires_grad or not grad_enabled():
             return tensor
@@ -115,48 +128,45 @@ class Place:
             node = tensor.grad_fn
         if not is_private and tensor._is_view():
             self._host.watch_view(self.name, tensor)
-        change_gradient(tensor, _Paired(self, tensor) if self.needs_value else self.change_gradient)
+        if self.needs_value or self.needs_input:
+            value = Noted(tensor) if self.needs_value else None
+            change_gradient(tensor, _Paired(self, Beside(value, inputs or {})))
+        else:
+            change_gradient(tensor, self.change_gradient)
         guard.count += 1
         if guard.count > FREE_DEPTH:
             guard.string(node)
         return tensor
 
     @uncompiled
-    def change_gradient(self, gradient: Tensor | None, activation: Tensor | None = None) -> Tensor | None:
-        """The hook: what flows on instead of the gradient, of this activation where a rule asks for it."""
+    def change_gradient(self, gradient: Tensor | None, beside: Beside | None = None) -> Tensor | None:
+        """The hook: what flows on instead of the gradient, beside which this is shown where a rule asks for it."""
         chain = self._gradient
         if gradient is None or chain is None or not self._host.is_active:
             return None
         scale = self._clock.scale
         if scale is not None:
-            return chain.change_scaled(gradient, scale, self._call, self._training, activation)
-        changed = chain.change(gradient, self._call, self._training, activation)
+            return chain.change_scaled(gradient, scale, self._call, self._training, beside)
+        changed = chain.change(gradient, self._call, self._training, beside)
         return None if changed is gradient else changed
 
     change_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
 
 
 class _Paired:
-    """The hook for a gradient whose rules ask for the activation that it belongs to."""
+    """The hook for a gradient whose rules ask for what belongs to it."""
 
-    __slots__ = ("_activation", "_place", "_version")
+    __slots__ = ("_beside", "_place")
 
     __torch_unserializable__ = True
 
-    def __init__(self, place: Place, tensor: Tensor) -> None:
+    def __init__(self, place: Place, beside: Beside) -> None:
         self._place = place
-        self._activation = tensor.detach()  # the tensor itself holds its node, and the node this hook
-        self._version = tensor._version
+        self._beside = beside
 
     @uncompiled
     def __call__(self, gradient: Tensor | None) -> Tensor | None:
-        if self._activation._version != self._version:
-            raise CannotRewriteError(
-                f"A rule at {self._place.name} asks for the activation, and that has been overwritten in place.",
-                repair="make the layer behind it work out of place (inplace=False).",
-                reason="the rule would see what the next layer has made of it.",
-            )
-        return self._place.change_gradient(gradient, self._activation)
+        return self._place.change_gradient(gradient, self._beside)
 
 
 class Places:
@@ -164,7 +174,7 @@ class Places:
 
     Args:
         host: the rewriting.
-        module: the module; None for a tensor that is watched by hand.
+        module: the module, which is not held; None for a tensor that is watched by hand.
         path: its path.
     """
 
@@ -173,7 +183,7 @@ class Places:
 
     def __init__(self, host: Host, module: nn.Module | None, path: str) -> None:
         self._host = host
-        self._module = module
+        self._find_module = weakref.ref(module) if module is not None else None
         self._path = path
         self._chains: dict[tuple[Site, tuple[int, ...]], Chain] = {}
         self._places: dict[tuple[tuple[str, ...], int], Place | None] = {}
@@ -191,10 +201,11 @@ class Places:
         return place
 
     def _chain(self, site: Site) -> Chain | None:
-        rules = self._host.find_rules(Candidate(site, self._module))
+        module = self._find_module() if self._find_module is not None else None
+        rules = self._host.find_rules(Candidate(site, module))
         if not rules:
             return None
         key = (site.first_call, tuple(id(rule) for rule in rules))
         if key not in self._chains:
-            self._chains[key] = self._host.make_chain(rules, self._module, site.first_call)
+            self._chains[key] = self._host.make_chain(rules, module, site.first_call)
         return self._chains[key]

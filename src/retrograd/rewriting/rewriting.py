@@ -14,11 +14,11 @@ from torch.optim.optimizer import Optimizer
 from retrograd.errors import CannotRewriteError, RetrogradWarning, RewriteError
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, parameter_site, walk_modules
+from retrograd.hooks.hiding import hide_hooks, show_hooks
 from retrograd.hooks.module import CallTap, InputTap, OutputTap, is_compiled
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.hooks.processes import own_rank
 from retrograd.hooks.rewriters import announce_rewriter, withdraw_rewriter
-from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
 from retrograd.hooks.watched import leave_watched_tensors, rewrite_watched_tensors
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
 from retrograd.rewriting.chain import Chain
@@ -94,6 +94,7 @@ class Rewriting:
             leave_watched_tensors(self._watched)
         if self._joint is not None:
             self._joint.remove()
+        show_hooks()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold for the rules to go on with the same decisions."""
@@ -125,6 +126,7 @@ class Rewriting:
         entries = [entry for name, model in models.items() for entry in walk_modules(name, model)]
         candidates = [candidate for entry in entries for candidate in entry.candidates()]
         self._assignments.check(candidates)
+        hide_hooks()
         try:
             for model in models.values():
                 self._roots.append(CallTap(model, _Root(self), outermost=True))
@@ -142,15 +144,14 @@ class Rewriting:
     def attach_to_optimizer(self, optimizer: Optimizer) -> None:
         """Let the rules act on its gradients together."""
         self._joint = JointRewriter(optimizer, self._rules, self.clock)
+        hide_hooks()
         self._listen()
 
     def _listen(self) -> None:
-        hide_from_scripting()
         listen_to_backward(self)
         listen_to_optimizers(self.clock)
         announce_rewriter(self)
         self._undo += [
-            show_to_scripting,
             lambda: withdraw_rewriter(self),
             lambda: unlisten_to_backward(self),
             lambda: unlisten_to_optimizers(self.clock),
@@ -169,15 +170,20 @@ class Rewriting:
         _check_module(entry, compiled, parameters)
         if parameters:
             self._attach_to_inputs(entry, entry.module, parameters)  # a wrapper may compute it again without itself
-        if "input" in slots:
-            self._attach_to_inputs(entry, entry.tapped, ())
+        needs_input = self._assignments.needs_input
+        inputs = None
+        if "input" in slots or needs_input:
+            inputs = self._attach_to_inputs(entry, entry.tapped, (), notes_inputs=needs_input)
         if "output" in slots:
-            self._taps.append(OutputTap(entry.tapped, OutputRewriter(self, entry.module, entry.path)))
+            self._taps.append(OutputTap(entry.tapped, OutputRewriter(self, entry.module, entry.path, inputs)))
 
-    def _attach_to_inputs(self, entry: NamedModule, tapped: nn.Module, parameters: Sequence[str]) -> None:
-        inputs = InputRewriter(self, entry.module, entry.path, parameters)
+    def _attach_to_inputs(
+        self, entry: NamedModule, tapped: nn.Module, parameters: Sequence[str], *, notes_inputs: bool = False
+    ) -> InputRewriter:
+        inputs = InputRewriter(self, entry.module, entry.path, parameters, notes_inputs=notes_inputs)
         self._inputs.append(inputs)
         self._taps.append(InputTap(tapped, inputs))
+        return inputs
 
     def _attach_to_gradients(self, entry: NamedModule, seen: set[int]) -> None:
         for name, parameter in entry.parameters:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from retrograd.errors import RuleError
+from retrograd.errors import NoSuchSiteError, RuleError
 from retrograd.history.history import History
 from retrograd.history.kept import Kept
 from retrograd.history.matrix import compute_statistic
 from retrograd.rules.norm_rule import join_norms, measure_norm
-from retrograd.sites.site import Site, parse_site
+from retrograd.sites.site import Site, name_like, parse_site
 
 TOGETHER = "together"
 """What all sites as one vector are called."""
@@ -46,6 +46,7 @@ class Occasion:
         kept: the tensor, if it was kept.
         norm: its norm, if that is all there is.
         value: for a gradient, the activation that belongs to it, if that was asked for and kept.
+        inputs: likewise what went into that call, by argument.
     """
 
     when: When
@@ -54,6 +55,7 @@ class Occasion:
     kept: Kept | None = None
     norm: float = float("nan")
     value: Kept | None = None
+    inputs: Mapping[str, Kept] = field(default_factory=dict)
 
     def load_norm(self) -> Tensor:
         """The norm, in the precision that a rule sees it in: without dimensions, float32 unless the tensor is wider."""
@@ -80,7 +82,9 @@ def list_norms(history: History, name: str, rule: str) -> list[Occasion]:
     ]
 
 
-def list_tensors(history: History, name: str, rule: str, *, with_values: bool) -> list[Occasion]:
+def list_tensors(
+    history: History, name: str, rule: str, *, with_values: bool, with_inputs: bool = False
+) -> list[Occasion]:
     """Every tensor that was kept of a site in training.
 
     Args:
@@ -88,24 +92,38 @@ def list_tensors(history: History, name: str, rule: str, *, with_values: bool) -
         name: the site.
         rule: for whom, as an error says it.
         with_values: also find the activations that gradients belong to.
+        with_inputs: also find what went into the calls that they belong to.
 
     Raises:
-        RuleError: if none was kept, or an activation is missing.
+        RuleError: if none was kept, or an activation or input is missing.
     """
     site = parse_site(name)
-    kept = [each for each in history[name].tensors if each.phase == "train"]
-    if not kept:
+    series = history[name]
+    if not any(each.phase == "train" for each in series.tensors):
         raise _miss(name, rule, f"record its tensors: rg.record(model, tensors={name!r}).")
-    values = _find_values(history, site) if with_values else {}
-    occasions = []
-    for each in kept:
-        when = When(each.rank, each.step, each.micro, each.backward, _turn_of(site))
-        value = values.get(when[:3])
-        if with_values and value is None:
-            wanted = str(site.value)
-            raise _miss(wanted, rule, f"record its tensors too: rg.record(model, tensors=[{name!r}, {wanted!r}]).")
-        occasions.append(Occasion(when, name, str(site.first_call), each, value=value))
-    return occasions
+    try:
+        values = series.value.tensors if with_values else [None] * len(series.tensors)
+        inputs = {key: each.tensors for key, each in series.inputs.items()} if with_inputs else {}
+    except NoSuchSiteError as error:
+        value_name = name_like(site.value, name)
+        wanted = [
+            name,
+            *([value_name] if with_values else []),
+            *([f"{site.printed_path}:inputs"] if with_inputs else []),
+        ]
+        raise _miss(name, rule, f"record its tensors too: rg.record(model, tensors={wanted}).") from error
+    return [
+        Occasion(
+            When(each.rank, each.step, each.micro, each.backward, _turn_of(site)),
+            name,
+            str(site.first_call),
+            each,
+            value=values[place],
+            inputs={key: tensors[place] for key, tensors in inputs.items()},
+        )
+        for place, each in enumerate(series.tensors)
+        if each.phase == "train"
+    ]
 
 
 def join_occasions(occasions: Sequence[Occasion]) -> Iterator[Occasion]:
@@ -147,13 +165,6 @@ def load(kept: Kept) -> Tensor:
 
 def _turn_of(site: Site) -> int:
     return -site.call if site.quantity == "grad" else site.call
-
-
-def _find_values(history: History, site: Site) -> dict[tuple[int, ...], Kept]:
-    """The kept values of a site, by rank, step and micro-batch."""
-    name = str(site.value)
-    kept = history[name].tensors if name in history else ()
-    return {(each.rank, each.step, each.micro): each for each in kept if each.phase == "train"}
 
 
 def _miss(name: str, rule: str, repair: str) -> RuleError:

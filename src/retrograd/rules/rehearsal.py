@@ -52,14 +52,15 @@ def rehearse(
     rule = as_rule(rule)
     _check(rule, together)
     history = _history_of(record)
-    patterns = [sites] if isinstance(sites, str) else list(sites)
-    names = dict.fromkeys(name for pattern in patterns for name in history.select(pattern))
+    names = history.select(sites if isinstance(sites, str) else list(sites))
     occasions: list[Occasion] = []
     for name in names:
         if isinstance(rule, NormRule):
             occasions += list_norms(history, name, rule.name)
         else:
-            occasions += list_tensors(history, name, rule.name, with_values=rule.needs_value)
+            occasions += list_tensors(
+                history, name, rule.name, with_values=rule.needs_value, with_inputs=rule.needs_input
+            )
     occasions.sort(key=lambda each: each.when)
     if together:
         occasions = list(join_occasions(occasions))
@@ -107,6 +108,7 @@ def _act(rule: Rule, occasion: Occasion) -> tuple[float, float, float, bool]:
     state = rule.state_at(occasion.memory)
     state.step, state.rank, state.call = occasion.when.step, occasion.when.rank, abs(occasion.when.turn)
     state.value = None if occasion.value is None else load(occasion.value)
+    state.inputs = {key: load(kept) for key, kept in occasion.inputs.items()}
     if isinstance(rule, NormRule):
         norm = occasion.load_norm()
         factor = rule.scale(norm, state).item()

@@ -25,9 +25,12 @@ class Rule:
     Attributes:
         needs_value: the rule acts on gradients and reads ``state.value``, the activation that belongs to this very
             gradient. That activation is then held until its backward pass.
+        needs_input: the rule acts on gradients of outputs or inputs and reads ``state.input`` or ``state.inputs``, what
+            went into that very call of the module. That is then held until its backward pass.
     """
 
     needs_value: ClassVar[bool] = False
+    needs_input: ClassVar[bool] = False
 
     _states: dict[str, SiteState]
 

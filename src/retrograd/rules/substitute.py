@@ -28,9 +28,9 @@ class Substitute(Rule):
 
     For another site use one instance on both: there it remembers and changes nothing.
 
-    Of a recording the training phase counts, and the k-th call of a step gets what was k-th in that step; values of
-    forwards in eval mode are left alone and not counted. It is read when its step comes, from the run folder if it
-    lies there.
+    Of a recording the training phase counts, and the k-th call of a step gets what was k-th in that step. Of a module
+    that was recorded at several calls, each call gets what was recorded of it. Values of forwards in eval mode are left
+    alone and not counted. It is read when its step comes, from the run folder if it lies there.
 
     What is put here is a copy, converted to the type and device of what was here; no gradient flows to where it is
     from.
@@ -56,11 +56,13 @@ class Substitute(Rule):
         self._site = source if isinstance(source, str) else None
         self._by_step: dict[int, list[Kept]] = {}
         self._in_order: list[Tensor] = []
+        self._by_call = False
         if isinstance(source, Series):
             self._by_step = _sort_by_step(source.tensors)
         elif isinstance(source, Sequence) and not isinstance(source, str):
             self._by_step = _sort_by_step(each for each in source if isinstance(each, Kept))
             self._in_order = [each.detach() for each in source if isinstance(each, Tensor)]
+        self._by_call = len({kept.call for several in self._by_step.values() for kept in several}) > 1
         if not (self._past or self._site or self._by_step or self._in_order):
             raise RuleError(
                 f"Substitute: there are no tensors in {source!r}.",
@@ -93,11 +95,12 @@ class Substitute(Rule):
     def _find_recorded(self, state: SiteState) -> Tensor | None:
         if not (state.training or parse_site(state.site).quantity == "grad"):
             return None
-        step, seen = state.get("step", -1), state.get("seen", 0)
+        call = state.call if self._by_call else 0
+        step, seen = state.get(f"step/{call}", -1), state.get(f"seen/{call}", 0)
         number = seen if step == state.step else 0
-        state.put("step", state.step)
-        state.put("seen", number + 1)
-        kept = self._by_step.get(state.step, [])
+        state.put(f"step/{call}", state.step)
+        state.put(f"seen/{call}", number + 1)
+        kept = [each for each in self._by_step.get(state.step, []) if call in (0, each.call)]
         return load(kept[number]) if number < len(kept) else None
 
     def _find_past(self, value: Tensor, state: SiteState) -> Tensor | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from retrograd.runs.files import write_whole
+from retrograd.files import write_whole
 from retrograd.runs.layout import Span
 from retrograd.runs.parts import PartFolder, open_part, parquet_options
 
@@ -34,12 +34,15 @@ def compact(parts: PartFolder) -> None:
     Raises:
         OSError: if the merged file cannot be written; the parts are untouched then.
     """
-    while (run := _find_mergeable(parts.spans)) and _count_rows(parts.folder, run) <= MAX_ROWS:
-        merged = Span(run[0].first, run[-1].last)
-        _merge_files([parts.folder / span.file_name for span in run], parts.folder / merged.file_name)
-        parts.spans[-len(run) :] = [merged]
-        for span in run:
-            (parts.folder / span.file_name).unlink(missing_ok=True)
+    try:
+        while (run := _find_mergeable(parts.spans)) and _count_rows(parts.folder, run) <= MAX_ROWS:
+            merged = Span(run[0].first, run[-1].last)
+            _merge_files([parts.folder / span.file_name for span in run], parts.folder / merged.file_name)
+            parts.spans[-len(run) :] = [merged]
+            for span in run:
+                (parts.folder / span.file_name).unlink(missing_ok=True)
+    except FileNotFoundError:
+        parts.forget_missing()
 
 
 def _find_mergeable(spans: Sequence[Span]) -> Sequence[Span]:

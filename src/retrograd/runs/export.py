@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from retrograd.errors import RunError
+from retrograd.files import write_file
 from retrograd.history.rows import Picked, Rows
 from retrograd.history.series import Series
 from retrograd.history.sink import PHASES
@@ -60,7 +61,8 @@ def export_csv(run: Run, path: str | os.PathLike[str]) -> Path:
         Where it was written.
     """
     rows, sites = run.history.rows, pa.array(run.history.sites, pa.string())
-    with pyarrow.csv.CSVWriter(Path(path), _build_lines(rows, sites, slice(0)).schema) as writer:
+    schema = _build_lines(rows, sites, slice(0)).schema
+    with write_file(path) as file, pyarrow.csv.CSVWriter(file, schema) as writer:
         for start in range(0, rows.count, _ROWS_AT_ONCE):
             writer.write_table(_build_lines(rows, sites, slice(start, start + _ROWS_AT_ONCE)))
     return Path(path)
@@ -100,7 +102,7 @@ def _build_lines(rows: Rows, sites: pa.Array, index: slice) -> pa.Table:
     columns["phase"] = pa.array(PHASES).take(pa.array(picked["phase"]))
     columns["site"] = sites.take(pa.array(picked["site"]))
     columns |= {name: pa.array(derive(picked, name)) for name in STATISTICS}
-    columns |= {name: pa.array(picked[name]) for name in ("scale", *rows.custom)}
+    columns |= {name: pa.array(picked[name]) for name in ("order", "scale", *rows.custom)}
     return pa.table(columns)
 
 

@@ -16,8 +16,6 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 RANK_FILE = "rank.json"
 LOCK = ".lock"
-UNFINISHED = ".tmp-"
-"""Prefix of files that are being written; a reader passes over them, the next writer removes them."""
 
 STATISTICS = "statistics"
 EVENTS = "events"

@@ -40,6 +40,10 @@ class Lock:
         self._descriptor = descriptor
         return True
 
+    def is_of(self, path: Path) -> bool:
+        """Whether the file that was locked is the one of this name: not removed, nor made anew by somebody."""
+        return self._descriptor is not None and is_open_file(self._descriptor, path)
+
     def release(self) -> None:
         """Give the lock back; harmless when it is not held.
 
@@ -48,6 +52,14 @@ class Lock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def is_open_file(descriptor: int, path: Path) -> bool:
+    """Whether the file of this name is the one that is open; its number goes to no other one while it is."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def is_locked(path: Path) -> bool:

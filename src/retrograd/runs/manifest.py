@@ -117,13 +117,13 @@ class Manifest:
             self.describe({"sites": [*known, *new]})
 
     def write(self) -> None:
-        """Write the file, if there is anything new.
+        """Write the file, if there is anything new, or if somebody has removed it.
 
         Raises:
             OSError: it cannot be written.
         """
         with self._lock:
-            if self._is_new:
+            if self._is_new or not self.path.exists():
                 write_json(self.path, self._content)
                 self._is_new = False
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from retrograd.errors import DamagedRunError
-from retrograd.runs.files import remove_unfinished, write_whole
+from retrograd.files import remove_unfinished, write_whole
 from retrograd.runs.layout import Span, list_merged_parts, list_parts
 
 _CODED = frozenset({"phase", "site", "kind", "name"})
@@ -34,6 +34,24 @@ class PartFolder:
             merged.unlink(missing_ok=True)
         remove_unfinished(folder)
         self.spans = [span for span, _ in list_parts(folder)]
+        self._next = self.spans[-1].last + 1 if self.spans else 0
+
+    def settle(self, folder: Path) -> bool:
+        """Write to this folder from now on; it is made again, and True returned, where somebody has removed it.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self.folder = folder
+        is_missing = not folder.is_dir()
+        if is_missing:
+            folder.mkdir()
+            self.forget_missing()
+        return is_missing
+
+    def forget_missing(self) -> None:
+        """Somebody has removed part files: what is left can still be merged."""
+        self.spans = [span for span in self.spans if self._path(span).exists()]
 
     def add(self, table: pa.Table) -> None:
         """Write one more part file.
@@ -41,10 +59,11 @@ class PartFolder:
         Raises:
             OSError: if it cannot be written; nothing has changed then.
         """
-        number = self.spans[-1].last + 1 if self.spans else 0
-        span = Span(number, number)
+        while self._path(span := Span(self._next, self._next)).exists():  # it is not ours: nothing is written over
+            self._next += 1
         write_part(self._path(span), table)
         self.spans.append(span)
+        self._next += 1
 
     def cut(self, first_step: int) -> None:
         """Remove all rows of this step and later ones."""

@@ -20,15 +20,19 @@ class Lost:
     rows: int = 0
     events: int = 0
     tensors: int = 0
+    files: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.events or self.tensors)
+        return bool(self.rows or self.events or self.tensors or self.files)
 
     def __add__(self, other: Lost) -> Lost:
-        return Lost(self.rows + other.rows, self.events + other.events, self.tensors + other.tensors)
+        return Lost(
+            self.rows + other.rows, self.events + other.events, self.tensors + other.tensors, self.files + other.files
+        )
 
     def __str__(self) -> str:
-        return f"{self.rows:,} rows, {self.events:,} events and {self.tensors:,} tensors"
+        files = f", and {self.files} files" if self.files else ""
+        return f"{self.rows:,} rows, {self.events:,} events and {self.tensors:,} tensors{files}"
 
 
 @dataclass(slots=True)
@@ -38,6 +42,11 @@ class Load:
     batches: list[RowBatch] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     tensors: list[KeptTensor] = field(default_factory=list)
+
+    @property
+    def items(self) -> list[RowBatch | Event | KeptTensor]:
+        """All of it, by kind."""
+        return [*self.batches, *self.events, *self.tensors]
 
     def __bool__(self) -> bool:
         return bool(self.batches or self.events or self.tensors)
@@ -92,6 +101,24 @@ class WriteQueue:
             else:
                 load.tensors.append(item)
         return load
+
+    def put_back(self, load: Load) -> None:
+        """What could not be written goes first the next time. What has no room any more is lost, and counted."""
+        with self._lock:
+            back: list[RowBatch | Event | KeptTensor] = []
+            for item in load.items:
+                size = _BYTES_AN_ITEM + _count_item(item)
+                if self._waiting and self._waiting + size > self.max_bytes:
+                    self._count_lost(item)
+                else:
+                    self._waiting += size
+                    back.append(item)
+            self._items[:0] = back
+
+    def give_up(self) -> None:
+        """What still waits is lost."""
+        for item in self.take().items:
+            self._count_lost(item)
 
     def _count_lost(self, item: RowBatch | Event | KeptTensor) -> None:
         if isinstance(item, RowBatch):

@@ -6,15 +6,17 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import Any, BinaryIO
 
+from retrograd.files import make_storable, write_whole
 from retrograd.history.columns import decode_batches
 from retrograd.history.events import build_event_table
 from retrograd.history.names import SiteNames
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import build_table
 from retrograd.runs.compaction import compact
-from retrograd.runs.files import write_json, write_whole
+from retrograd.runs.files import write_json
 from retrograd.runs.layout import EVENTS, RANK_FILE, STATISTICS, TENSORS
 from retrograd.runs.parts import PartFolder
 from retrograd.runs.queue import Lost
@@ -29,6 +31,7 @@ class RankFolder:
         claim: the hold on the folder.
         step: where a resumed run begins anew: whatever is of this step or later is removed. None keeps all.
         tensor_budget: bytes of all tensor files.
+        max_waiting: bytes of tensors that may wait while files cannot be written.
         count_added: see :class:`retrograd.runs.tensors.ShardFolder`.
 
     Attributes:
@@ -41,7 +44,13 @@ class RankFolder:
     """
 
     def __init__(
-        self, claim: RankClaim, *, step: int | None, tensor_budget: int, count_added: Callable[[], int]
+        self,
+        claim: RankClaim,
+        *,
+        step: int | None,
+        tensor_budget: int,
+        max_waiting: int,
+        count_added: Callable[[], int],
     ) -> None:
         self._claim = claim
         self._began = time.time()
@@ -49,7 +58,7 @@ class RankFolder:
         folder = claim.folder
         self._statistics = PartFolder(folder / STATISTICS)
         self._events = PartFolder(folder / EVENTS)
-        self.shards = ShardFolder(folder / TENSORS, tensor_budget, count_added)
+        self.shards = ShardFolder(folder / TENSORS, tensor_budget, count_added, max_waiting)
         if step is not None:
             self._statistics.cut(step)
             self._events.cut(step)
@@ -60,11 +69,21 @@ class RankFolder:
         recorded = self._span or self._events.find_step_limits()  # a recording without statistics has its losses
         self.next_step = recorded[1] + 1 if recorded else 0
 
-    def settle(self) -> None:
-        """Move to the folder of the rank as it is known by now."""
-        self._claim.move()
-        for table, name in ((self._statistics, STATISTICS), (self._events, EVENTS), (self.shards, TENSORS)):
-            table.folder = self._claim.folder / name
+    def settle(self) -> bool:
+        """Move to the folder of the rank as it is known by now; what somebody has removed is made again.
+
+        Returns:
+            Whether something had to be made again.
+
+        Raises:
+            RunExistsError: somebody else has begun a run there.
+            OSError: it cannot be made.
+        """
+        is_new = self._claim.settle()
+        is_new |= self._statistics.settle(self._claim.folder / STATISTICS)
+        is_new |= self._events.settle(self._claim.folder / EVENTS)
+        self.shards.folder = self._claim.folder / TENSORS
+        return is_new
 
     def write_rows(self, batches: Sequence[RowBatch]) -> None:
         """Write rows as one more part file."""
@@ -72,21 +91,20 @@ class RankFolder:
         if not len(columns["step"]):
             return
         columns["site"] = self.names.codes[columns["site"]]
-        self._statistics.add(build_table(columns, self.names.listed))
+        self._statistics.add(build_table(columns, self.names.written))
         self._rows += len(columns["step"])
         steps = [int(columns["step"].min()), int(columns["step"].max()), *(self._span or ())]
         self._span = min(steps), max(steps)
-
-    def write_tensors(self, tensors: Sequence[KeptTensor], *, is_paused: bool) -> None:
-        """Copy tensors, and write the copies that are known to be true by now."""
-        for kept in tensors:
-            self.shards.copy(kept)
-        self.shards.write(is_paused=is_paused)
 
     def write_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:
         """Write a file of another kind."""
         with write_whole(self._claim.folder / name) as file:
             write(file)
+
+    def copy_tensors(self, tensors: Sequence[KeptTensor]) -> None:
+        """Copy tensors before training changes them."""
+        for kept in tensors:
+            self.shards.copy(kept)
 
     def take_news(self) -> list[Event]:
         """What befell tensors since this was last asked."""
@@ -95,7 +113,8 @@ class RankFolder:
 
     def write_events(self, events: Sequence[Event]) -> None:
         """Write events as one more part file."""
-        self._events.add(build_event_table(events))
+        named = [replace(event, name=make_storable(event.name), text=make_storable(event.text)) for event in events]
+        self._events.add(build_event_table(named))
         self._event_counts.update(event.kind for event in events)
 
     def tidy(self) -> None:
@@ -118,6 +137,6 @@ class RankFolder:
             "events": dict(self._event_counts),
             "tensor_bytes": self.shards.bytes,
             "tensors_dropped": self.shards.dropped,
-            "lost": {"rows": lost.rows, "events": lost.events, "tensors": lost.tensors},
+            "lost": {name: count for name, count in asdict(lost).items() if count or name != "files"},
         }
         write_json(self._claim.folder / RANK_FILE, content)

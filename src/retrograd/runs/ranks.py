@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from retrograd.errors import RunExistsError, RunWriteError
-from retrograd.runs.layout import LOCK, MANIFEST, UNFINISHED, is_extra, list_rank_folders, parse_rank, rank_name
-from retrograd.runs.lock import Lock, is_locked
+from retrograd.files import UNFINISHED
+from retrograd.runs.layout import LOCK, MANIFEST, is_extra, list_rank_folders, parse_rank, rank_name
+from retrograd.runs.lock import Lock, is_locked, is_open_file
 
 _ADMISSION_SECONDS = 10.0
 
@@ -42,11 +43,10 @@ class RankClaim:
     def __init__(self, run: Path, *, resume: bool = False, join: bool = False) -> None:
         self.run = run
         self.is_continued = False
+        self._join = join
+        self._mark: int | None = None
         try:
-            run.mkdir(parents=True, exist_ok=True)
-            with _admit(run):
-                check_vacant(run, resume=resume, join=join)
-                self.folder, self._lock = self._take(ask_rank(), resume)
+            self.folder, self._lock = self._enter(resume=resume)
         except OSError as error:
             raise RunWriteError(
                 f"The run folder {str(run)!r} cannot be written: {error.strerror or error}.",
@@ -63,6 +63,25 @@ class RankClaim:
         """Whether the rank's own folder was taken."""
         return is_extra(self.folder.name)
 
+    def settle(self) -> bool:
+        """Go to the folder of the rank as it is known by now, if nobody has it.
+
+        Where the folder was removed meanwhile it is made again, unless somebody else has begun a run there.
+
+        Returns:
+            Whether it was made again.
+
+        Raises:
+            RunExistsError: that is so.
+            OSError: it cannot be made.
+        """
+        is_lost = not self._lock.is_of(self.folder / LOCK)
+        if is_lost:
+            self._lock.release()
+            self.folder, self._lock = self._enter()
+        self.move()
+        return is_lost
+
     def move(self) -> None:
         """Go to the folder of the rank as it is known by now, if nobody has it."""
         target = self.run / rank_name(ask_rank())
@@ -76,6 +95,22 @@ class RankClaim:
     def release(self) -> None:
         """Let go of the folder."""
         self._lock.release()
+        self._forget()
+
+    def _enter(self, *, resume: bool = False) -> tuple[Path, Lock]:
+        self.run.mkdir(parents=True, exist_ok=True)
+        with _admit(self.run):
+            is_same = self._mark is not None and is_open_file(self._mark, self.run / LOCK)
+            check_vacant(self.run, resume=resume, join=self._join or is_same)
+            if not is_same:
+                self._forget()
+                self._mark = os.open(self.run / LOCK, os.O_RDONLY)
+            return self._take(ask_rank(), resume)
+
+    def _forget(self) -> None:
+        if self._mark is not None:
+            os.close(self._mark)
+            self._mark = None
 
     def _take(self, rank: int, resume: bool) -> tuple[Path, Lock]:
         folder = self.run / rank_name(rank)

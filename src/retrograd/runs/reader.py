@@ -61,7 +61,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         NotARunError: there is none.
         DamagedRunError: a file of it cannot be read; reading the history may raise it too.
     """
-    return Run(Path(path))
+    return Run(Path(path).absolute())  # more is read of it later
 
 
 class Run:

@@ -10,9 +10,9 @@ import safetensors
 import safetensors.torch
 import torch
 
+from retrograd.files import make_storable, write_whole
 from retrograd.history.sink import Moment
 from retrograd.runs.encoding import INDICES, decode_tensor
-from retrograd.runs.files import write_whole
 
 NOTES = "retrograd"
 """Key of the metadata of a shard under which the notes on its tensors stand, as JSON."""
@@ -20,7 +20,7 @@ NOTES = "retrograd"
 
 def print_name(moment: Moment, site: str) -> str:
     """The name of a tensor in a shard: ``step/micro/backward/phase/site``."""
-    return f"{moment.step}/{moment.micro}/{moment.backward}/{moment.phase}/{site}"
+    return f"{moment.step}/{moment.micro}/{moment.backward}/{moment.phase}/{make_storable(site)}"
 
 
 def parse_name(name: str) -> tuple[Moment, str]:

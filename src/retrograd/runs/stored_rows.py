@@ -17,6 +17,9 @@ from retrograd.history.table import STATISTICS_NAMES, read_codes, read_numbers
 from retrograd.runs.parts import explain_damage, open_part
 
 _LARGEST = np.iinfo(np.uint32).max
+_LATER_COLUMNS = frozenset({"order"})
+"""Columns that records have not always had; −1 where they are missing."""
+
 _PHASE_CODES = {str(phase): code for code, phase in enumerate(PHASES)}
 
 
@@ -43,7 +46,7 @@ class StoredRows(Mapping[str, npt.NDArray[Any]]):
         found = self._file.schema_arrow.names
         self._names = [*FIXED_TYPES, *(name for name in found if name not in STATISTICS_NAMES)]
         with explain_damage(path):
-            missing = STATISTICS_NAMES.difference(found)
+            missing = STATISTICS_NAMES.difference(found, _LATER_COLUMNS)
             if missing:
                 raise ValueError(f"it lacks the columns {', '.join(sorted(missing))}")
             self._stretches: npt.NDArray[Any] | None = None
@@ -85,7 +88,11 @@ class StoredRows(Mapping[str, npt.NDArray[Any]]):
         if name == "bins":
             stretches, self._stretches = self._stretches, None
             return self._read_bins()[1] if stretches is None else stretches
+        if name in _LATER_COLUMNS and name not in self._file.schema_arrow.names:
+            return np.full(len(self._sites), -1, FIXED_TYPES[name])
         column = self._file.read(columns=[name])[name]
+        if name in _LATER_COLUMNS:  # rows from before may have been merged with later ones
+            column = column.fill_null(-1)
         if name == "phase":
             return read_codes(column, dict(_PHASE_CODES)).astype(np.uint8)
         return read_numbers(column)

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from retrograd.files import remove_unfinished
 from retrograd.history.kept import is_overwritten
 from retrograd.history.ring import count_bytes
 from retrograd.history.sink import Event, KeptTensor
 from retrograd.runs.encoding import UnstorableTensorError, encode_tensor
-from retrograd.runs.files import remove_unfinished
 from retrograd.runs.layout import list_shards, shard_name
 from retrograd.runs.shards import parse_name, print_name, read_shard, write_shard
 
@@ -42,16 +42,18 @@ class ShardFolder:
         folder: made with the first shard.
         budget: bytes of all files; never passed.
         count_added: tells how much the training thread has added so far, which shows that it goes on.
+        max_waiting: bytes of copies that may wait while files cannot be written.
 
     Attributes:
         bytes: what the files take.
         dropped: tensors for which there was no room.
-        lost: tensors that could not be written.
+        lost: tensors that could not be written, and for which there was no room to wait.
         news: what happened, as events; whoever takes them clears the list.
     """
 
-    def __init__(self, folder: Path, budget: int, count_added: Callable[[], int]) -> None:
+    def __init__(self, folder: Path, budget: int, count_added: Callable[[], int], max_waiting: int = 256 << 20) -> None:
         self.folder = folder
+        self._max_waiting = max_waiting
         self._count_added = count_added
         self.budget = budget
         self.dropped = 0
@@ -62,6 +64,7 @@ class ShardFolder:
         self.bytes = sum(path.stat().st_size for _, path in shards)
         self._next = shards[-1][0] + 1 if shards else 0
         self._copies: list[Copy] = []
+        self._true: list[Copy] = []
         self._waiting_bytes = 0
         self._said: set[str] = set()
 
@@ -89,7 +92,7 @@ class ShardFolder:
             self._waiting_bytes += size
 
     def write(self, *, is_paused: bool) -> None:
-        """Write the copies whose originals cannot have been changing while they were made.
+        """Write the copies whose originals cannot have been changing while they were made, and those left from before.
 
         An operation that changes a tensor in place counts its version up only when it is done. So a copy is
         trusted when the training thread has been heard of since, and the version still stands.
@@ -98,20 +101,25 @@ class ShardFolder:
             is_paused: the training thread is waiting for this, so it changes nothing.
 
         Raises:
-            OSError: if a shard cannot be written; its tensors are lost.
+            OSError: if a shard cannot be written; its tensors wait for the next time.
         """
-        added = self._count_added()
-        trusted = [copy for copy in self._copies if is_paused or copy.added < added]
-        self._copies = [] if is_paused else [copy for copy in self._copies if copy.added >= added]
-        self._waiting_bytes = sum(copy.size for copy in self._copies)
-        unchanged = [copy for copy in trusted if not is_overwritten(copy.kept)]
-        for copy in trusted:
-            if copy.kept.overwritten:
-                self._report_overwritten(copy.kept)
-        self.lost += len(unchanged)  # until they are written
-        for shard in _pack(unchanged):
-            self._write_shard(shard)
-            self.lost -= len(shard)
+        self._find_true(is_paused=is_paused)
+        try:
+            for shard in _pack(self._true):
+                self._write_shard(shard)
+                self._true = self._true[len(shard) :]
+        except OSError:
+            while sum(copy.size for copy in self._true) > self._max_waiting:
+                self._true.pop()
+                self.lost += 1
+            raise
+        finally:
+            self._waiting_bytes = sum(copy.size for copy in (*self._copies, *self._true))
+
+    def give_up(self) -> None:
+        """What still waits is lost."""
+        self.lost += len(self._true)
+        self._true = []
 
     def cut(self, first_step: int) -> None:
         """Remove all tensors of this step and later ones."""
@@ -126,6 +134,15 @@ class ShardFolder:
                 self.bytes += path.stat().st_size
             else:
                 path.unlink()
+
+    def _find_true(self, *, is_paused: bool) -> None:
+        added = self._count_added()
+        trusted = [copy for copy in self._copies if is_paused or copy.added < added]
+        self._copies = [] if is_paused else [copy for copy in self._copies if copy.added >= added]
+        self._true += [copy for copy in trusted if not is_overwritten(copy.kept)]
+        for copy in trusted:
+            if copy.kept.overwritten:
+                self._report_overwritten(copy.kept)
 
     @property
     def _used(self) -> int:

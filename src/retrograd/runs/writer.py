@@ -1,7 +1,8 @@
 """Writes a run folder while a model trains: the sink of a recorder that was given a path.
 
 The training thread only appends to a queue. One background thread takes what is there every two seconds, decodes
-it, and writes it as files that appear whole; so a killed process loses at most what was added since.
+it, and writes it as files that appear whole; so a killed process loses at most what was added since. What cannot be
+written, since the disk is full, say, waits in the queue and is tried again.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import atexit
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from retrograd.errors import RunWriteError
+from retrograd.errors import RunExistsError, RunWriteError
+from retrograd.files import make_storable
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.runs.complaints import Complaints
 from retrograd.runs.forks import outlive_forks
@@ -26,16 +30,20 @@ from retrograd.runs.rank_folder import RankFolder
 from retrograd.runs.ranks import RankClaim
 
 _LAST_WORDS_SECONDS = 60.0
+_LAST_PAUSES = (0.1, 0.4, 1.0)
+"""Seconds between what is tried at the end, when a disk does not take what is left."""
+_LONGEST_PAUSE = 10.0
 
 
 class RunWriter:
     """A sink that writes a run folder.
 
-    Once training goes on it raises nothing: what cannot be written is lost, counted in ``rank.json``, and said
-    once as a :class:`retrograd.errors.RetrogradWarning`. After a fork the child's copy is silent.
+    Once training goes on it raises nothing: what cannot be written, though it was tried until there was no more room
+    to wait, is lost, counted in ``rank.json`` and the manifest, and said once as a
+    :class:`retrograd.errors.RetrogradWarning`. After a fork the child's copy is silent.
 
     Args:
-        path: the run folder: new, or empty.
+        path: the run folder: new, or empty. It stays the same if the program changes its directory.
         resume: continue the run that is there, if there is one.
         step: where it begins anew: what is recorded of this step or later is removed first. None keeps all.
         join: the folder was made for all processes of this launch, so others may have written to it.
@@ -63,7 +71,7 @@ class RunWriter:
         flush_seconds: float = 2.0,
         queue_bytes: int = 256 << 20,
     ) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self.flush_seconds = flush_seconds
         self._queue = WriteQueue(queue_bytes)
         self._lost = Lost()
@@ -71,7 +79,11 @@ class RunWriter:
         self._claim = RankClaim(self.path, resume=resume, join=join)
         try:
             self._folder = RankFolder(
-                self._claim, step=step, tensor_budget=tensor_budget, count_added=lambda: self._queue.added
+                self._claim,
+                step=step,
+                tensor_budget=tensor_budget,
+                max_waiting=queue_bytes,
+                count_added=lambda: self._queue.added,
             )
             self._manifest = Manifest(self.path / MANIFEST, resume=self._claim.is_continued)
             self._folder.write_status("running", self._lost)
@@ -86,7 +98,10 @@ class RunWriter:
             raise
         self.next_step = self._folder.next_step if step is None else step
         self._is_open = True
+        self._failures = 0
+        self._files: dict[str, Callable[[BinaryIO], None]] = {}
         self._writing = threading.Lock()
+        self._closing = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="retrograd-writer", daemon=True)
         outlive_forks(self._writing, self._silence)
@@ -101,7 +116,7 @@ class RunWriter:
 
     def add_sites(self, names: Sequence[str]) -> None:
         """Name the next rows."""
-        self._folder.names.add_rows(names)
+        self._folder.names.add_rows(list(map(make_storable, names)))
 
     def add_rows(self, batch: RowBatch) -> None:
         """Write rows with the next flush."""
@@ -116,11 +131,12 @@ class RunWriter:
         self._add(kept)
 
     def add_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:
-        """Write a file of another kind beside what is recorded; returns when it is there."""
+        """Write a file of another kind beside what is recorded; returns when it is there, if the disk takes it."""
         if self._is_open:
             with self._writing:
-                self._attempt(self._folder.settle)
-                self._attempt(partial(self._folder.write_file, name, write))
+                self._files[name] = write
+                if self._attempt(self._settle):
+                    self._write_files()
 
     def flush(self) -> None:
         """Write all that was added, and return when it can be read."""
@@ -133,12 +149,23 @@ class RunWriter:
             return
         self._is_open = False
         atexit.unregister(self._close_at_exit)
+        self._closing.set()
         self._wake.set()
         self._thread.join(_LAST_WORDS_SECONDS)
-        self._write_all(is_paused=True, status=status)
+        for pause in _LAST_PAUSES:
+            if self._write_all(is_paused=True, status=status):
+                break
+            time.sleep(pause)
+        else:
+            self._write_all(is_paused=True, status=status, is_last=True)
         self._claim.release()
-        if lost := self._total_lost():
-            self._complaints.say("lost", f"{lost} were not written to {self.path}.")
+        if self.lost:
+            self._complaints.say("lost", f"{self.lost} were not written to {self.path}.")
+
+    @property
+    def lost(self) -> Lost:
+        """What was not written, and never will be."""
+        return self._queue.lost + self._lost + Lost(tensors=self._folder.shards.lost)
 
     def _add(self, item: RowBatch | Event | KeptTensor) -> None:
         if not self._is_open:
@@ -158,39 +185,90 @@ class RunWriter:
         while self._is_open:
             self._wake.wait(self.flush_seconds)
             self._wake.clear()
+            if self._failures:  # and what is more than half full does not ask a full disk at once again
+                self._closing.wait(min(self.flush_seconds * 2 ** min(self._failures, 8), _LONGEST_PAUSE))
             self._write_all(is_paused=False)
 
-    def _write_all(self, *, is_paused: bool, status: str = "running") -> None:
+    def _write_all(self, *, is_paused: bool, status: str = "running", is_last: bool = False) -> bool:
+        """Write what waits; returns whether nothing is left to be tried again."""
         with self._writing:
             load = self._queue.take()
-            self._attempt(self._folder.settle)
-            if load.batches:
-                lost = Lost(rows=sum(count_rows(batch) for batch in load.batches))
-                self._attempt(partial(self._folder.write_rows, load.batches), lost)
-            self._attempt(partial(self._folder.write_tensors, load.tensors, is_paused=is_paused))
-            events = load.events + self._folder.take_news()
-            if events:
-                self._attempt(partial(self._folder.write_events, events), Lost(events=len(events)))
-            self._attempt(self._folder.tidy)
-            if load or events or is_paused:
-                self._attempt(partial(self._folder.write_status, status, self._total_lost()))
-            self._attempt(self._write_manifest)
+            self._attempt(partial(self._folder.copy_tensors, load.tensors))
+            load.events += self._folder.take_news()
+            is_new = bool(load)
+            left, is_done = load, False
+            if is_ours := self._attempt(self._settle):
+                left, is_done = self._write_load(load, is_paused=is_paused)
+            self._queue.put_back(left)
+            if is_last:
+                self._give_up()
+            if is_ours:
+                is_done &= self._write_about(status if is_new or is_paused else None)
+            self._failures = 0 if is_done else self._failures + 1
             self._complain_of(load)
+            return is_done
+
+    def _settle(self) -> None:
+        if self._folder.settle():
+            self._complaints.say(
+                "removed", f"Of {self.path} something was removed or renamed. It is made again, without what it held."
+            )
+
+    def _write_load(self, load: Load, *, is_paused: bool) -> tuple[Load, bool]:
+        """Write each kind by itself; returns what has to wait, and whether all else is written."""
+        left = Load()
+        lost = Lost(rows=sum(map(count_rows, load.batches)))
+        if load.batches and not self._attempt(partial(self._folder.write_rows, load.batches), lost):
+            left.batches = load.batches
+        is_done = self._attempt(partial(self._folder.shards.write, is_paused=is_paused))
+        load.events += self._folder.take_news()
+        lost = Lost(events=len(load.events))
+        if load.events and not self._attempt(partial(self._folder.write_events, load.events), lost):
+            left.events = load.events
+        return left, is_done & self._write_files() and not left
+
+    def _write_files(self) -> bool:
+        for name, write in list(self._files.items()):
+            if self._attempt(partial(self._folder.write_file, name, write), Lost(files=1)):
+                del self._files[name]
+        return not self._files
+
+    def _write_about(self, status: str | None) -> bool:
+        """Tell how it fares, and merge small files; a status of None has been told."""
+        is_done = self._attempt(self._folder.tidy)
+        if status is not None:
+            is_done &= self._attempt(partial(self._folder.write_status, status, self.lost))
+        return is_done & self._attempt(self._write_manifest)
+
+    def _give_up(self) -> None:
+        self._queue.give_up()
+        self._folder.shards.give_up()
+        self._lost += Lost(files=len(self._files))
+        self._files.clear()
 
     def _write_manifest(self) -> None:
         if self._claim.rank == 0 and not self._claim.is_extra:
-            self._manifest.add_sites(self._folder.names.listed)
+            self._manifest.add_sites(self._folder.names.written)
+            if self.lost:
+                self._manifest.describe({"lost": asdict(self.lost)})
             self._manifest.write()
 
-    def _attempt(self, write: Callable[[], None], lost: Lost | None = None) -> None:
+    def _attempt(self, write: Callable[[], None], lost: Lost | None = None) -> bool:
+        """Do this; False if the system refuses it, so that it is to be tried again. What fails otherwise is lost."""
         try:
             write()
+        except (OSError, RunExistsError) as error:
+            what = getattr(error, "strerror", None) or getattr(error, "problem", f"{error!r}")
+            self._complaints.say(
+                "disk",
+                f"{self.path} cannot be written: {what}. Training goes on; what is recorded waits until it can, and is "
+                "lost when there is too much of it.",
+            )
+            return False
         except Exception as error:  # no fault of ours may end the thread, or the user's training
             self._lost += lost or Lost()
-            what = error.strerror if isinstance(error, OSError) and error.strerror else f"{error!r}"
-            self._complaints.say(
-                "disk", f"{self.path} cannot be written: {what}. Training goes on; what is recorded meanwhile is lost."
-            )
+            self._complaints.say("fault", f"What was recorded cannot be written to {self.path}: {error!r}. It is lost.")
+        return True
 
     def _complain_of(self, load: Load) -> None:
         if load.batches and self._claim.is_extra:
@@ -204,9 +282,6 @@ class RunWriter:
                 "budget",
                 f"The budget of {self._folder.shards.budget:,} bytes for tensors is spent; no more are written.",
             )
-
-    def _total_lost(self) -> Lost:
-        return self._queue.lost + self._lost + Lost(tensors=self._folder.shards.lost)
 
     def _silence(self) -> None:
         """In a forked child: write nothing, and leave the parent's lock alone."""

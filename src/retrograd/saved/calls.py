@@ -20,8 +20,9 @@ from retrograd.hooks.operation_tap import OperationTap, is_in_compiled_call
 from retrograd.hooks.recomputation import Recomputation
 from retrograd.hooks.saved import belongs_to_checkpoint, can_recompute, is_in_backward, push_pair, remove_pair
 from retrograd.saved.keeper import Keeper
-from retrograd.saved.overwriting import Place, RerunRefusal
+from retrograd.saved.overwriting import FILLED_LATE, Place
 from retrograd.saved.recompute import Recompute
+from retrograd.saved.rerun_guard import RerunGuard
 
 NOWHERE = Place()
 
@@ -124,11 +125,13 @@ class Calls(threading.local):
         call = Call(frame, place, keeper)
         is_inside = bool(running) and running[-1].keeper is keeper
         is_in_charge = keeper.is_open and not is_inside and self.covering is None and not belongs_to_checkpoint()
-        is_recomputed = is_in_charge and isinstance(keeper.policy, Recompute)
-        if is_recomputed and can_recompute(module):
-            call.recomputation = Recomputation(module, args, kwargs, RerunRefusal(place))
+        policy = keeper.policy
+        if is_in_charge and isinstance(policy, Recompute) and can_recompute(module):
+            guard = RerunGuard(place, self.place, keeper.residents.include, policy.late)
+            is_whole = any(type(part).__name__ in FILLED_LATE for part in module.modules())
+            call.recomputation = Recomputation(module, args, kwargs, guard, is_whole=is_whole)
         running.append(call)
-        if is_in_charge and not is_recomputed:
+        if is_in_charge and not isinstance(policy, Recompute):
             call.set_up()
 
     def end(self) -> None:

@@ -38,7 +38,7 @@ class Disk(Policy):
         max_waiting: int = _MAX_WAITING,
         min_bytes: int = 4 * Policy.min_bytes,
     ) -> None:
-        self.folder = default_folder() if folder is None else Path(folder)
+        self.folder = (default_folder() if folder is None else Path(folder)).absolute()
         self.max_waiting = max_waiting
         self.min_bytes = min_bytes
         self._users = 0

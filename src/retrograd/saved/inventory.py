@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from retrograd.errors import SavedTensorError
+from retrograd.files import write_file
 from retrograd.saved.held import HeldStorage, Peak, Timeline, is_held, list_storages, make_timeline
 from retrograd.saved.inventory_columns import PERMANENT, SCHEMA
 from retrograd.saved.inventory_text import describe_inventory
@@ -143,7 +144,7 @@ class Inventory:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as a Parquet file, one row a saved tensor; returns its path."""
-        with Path(path).open("wb") as file:
+        with write_file(path) as file:
             self.write(file)
         return Path(path)
 

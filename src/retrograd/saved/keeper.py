@@ -27,14 +27,11 @@ from retrograd.hooks.saved import (
 )
 from retrograd.hooks.writes import program_line
 from retrograd.saved.entry import Entry, Held, View
-from retrograd.saved.overwriting import Place
+from retrograd.saved.overwriting import FILLED_LATE, Place
 from retrograd.saved.policy import NEVER, Policy, Saved
 from retrograd.saved.residents import Residents
 
 Key = tuple[int, torch.dtype, int, int]
-
-_FILLED_LATE = frozenset({"RReLU"})
-"""Modules of which torch saves a tensor before the kernel fills it, without counting that write."""
 
 
 @dataclass(slots=True)
@@ -152,7 +149,7 @@ class Keeper:
 
     def _make_entry(self, tensor: Tensor, storage: torch.UntypedStorage, key: Key, place: Place) -> Entry | None:
         """Offer a stretch to the policy; None if it stays."""
-        if place.kind in _FILLED_LATE:
+        if place.kind in FILLED_LATE:
             return None
         start, end = key[2:]
         if self._has_unpacked:  # a backward pass lies between: what is saved now belongs to another forward

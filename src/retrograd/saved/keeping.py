@@ -13,8 +13,8 @@ from torch import nn
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.candidates import NamedModule, walk_modules
 from retrograd.hooks.every_call import EveryCallTap
+from retrograd.hooks.hiding import hide_hooks, show_hooks
 from retrograd.hooks.module import CallTap, is_compiled
-from retrograd.hooks.scripting import hide_from_scripting, show_to_scripting
 from retrograd.hooks.writes import WriteLog
 from retrograd.saved.calls import Calls, EveryModuleWatch, ModuleWatch
 from retrograd.saved.keeper import Account, Keeper
@@ -50,6 +50,8 @@ class SavedHandle:
         self.accounts: dict[Policy, Account] = {keeper.policy: keeper.account for keeper in keepers}
         self._is_removed = False
         self._ending = ExitStack()
+        hide_hooks()
+        self._ending.callback(show_hooks)
         for keeper in keepers:
             self._ending.callback(keeper.close)
         for tap in taps:
@@ -58,8 +60,6 @@ class SavedHandle:
         if log is not None:
             log.begin()
             self._ending.callback(log.end)
-        hide_from_scripting()
-        self._ending.callback(show_to_scripting)
 
     @property
     def plan(self) -> Plan | None:

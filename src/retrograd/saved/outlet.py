@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -36,7 +37,7 @@ class Outlet:
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         self.device: torch.device | None = None
         self.destination = ""
-        self._folder = folder
+        self._folder = None if folder is None else Path(folder).absolute()
         self._carrier: Carrier | None = None
         self._link: Link | None = None
         self._under_way: UnderWay[weakref.ref[Leaving]] = UnderWay()

@@ -10,6 +10,9 @@ import torch
 from retrograd.errors import OverwrittenError
 from retrograd.hooks.writes import WriteLog
 
+FILLED_LATE = frozenset({"RReLU"})
+"""Modules of which torch saves a tensor before the kernel fills it, without counting that write."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -57,27 +60,3 @@ def refuse_overwritten(
         repair=f"compute a new tensor instead (`x = x + 1` for `x += 1`), or write into a clone{hint}.",
         reason="the gradient would be that of other values than the forward used; autograd refuses it too.",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class RerunRefusal:
-    """What is raised where a forward that runs again would not do the same.
-
-    Attributes:
-        place: the module whose forward it is.
-    """
-
-    place: Place
-
-    def refuse_saved(self, size: torch.Size, dtype: torch.dtype, versions: tuple[int, int], storage: int) -> NoReturn:
-        """A saved tensor has been written to."""
-        refuse_overwritten(size, dtype, versions, self.place, storage)
-
-    def refuse_parameter(self, name: str, versions: tuple[int, int]) -> NoReturn:
-        """A parameter has."""
-        raise OverwrittenError(
-            f"The parameter {name!r} was written to in place before {self.place} ran its forward again: it was at"
-            f" version {versions[0]} and is at version {versions[1]}.",
-            repair="update parameters after the backward pass, or keep this module by another policy than Recompute.",
-            reason="the gradient would be that of other values than the loss.",
-        )

@@ -8,18 +8,19 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from retrograd.randomness import random_kept
+
 
 @contextmanager
 def everything_restored(model: nn.Module) -> Iterator[None]:
-    """Buffers and torch's random state are afterwards what they were, also after an error."""
+    """Buffers and the random state are afterwards what they were, also after an error."""
     buffers = [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
         if buffer is not None and not buffer.is_inference()
     ]
-    devices = {each.device for each in (*model.parameters(), *model.buffers()) if each.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(devices)):
+    with random_kept():
         try:
             yield
         finally:

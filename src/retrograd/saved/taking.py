@@ -58,7 +58,7 @@ def take_inventory(
 
     Nothing is changed. No saved-tensor hook is set: the graph is read when a backward pass begins, so torch goes on to
     check whether a saved tensor was written to. With a batch, the gradients are computed and thrown away: ``.grad``,
-    buffers and torch's random state are afterwards what they were. It is meant for a step or a few: each saved tensor
+    buffers and random states are afterwards what they were. It is meant for a step or a few: each saved tensor
     takes a kilobyte of notes.
 
     Args:

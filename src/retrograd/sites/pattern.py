@@ -2,21 +2,26 @@
 
 "blocks.*:output.grad"      glob over whole names; ``*`` matches dots too
 "blocks.3"                  no colon: everything that is recorded by default of these modules
+"*:parameters.grad"         all sites of a kind: ``outputs``, ``inputs`` or ``parameters``; see ``kinds.py``
 "re:^blocks[.][0-3]:"       regular expression, searched; a compiled one does as well
 nn.LayerNorm                a module type: everything that is recorded by default of its instances
 lambda c: c.site.path ...   any predicate on a :class:`Candidate`
+
+A pattern without a ``#`` means every call: names are held against it without their call. One with a ``#`` is held
+against names with the number of the call, of the first one too: ``fc#1:output``, ``fc#*:output.grad``, ``fc#2``.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from retrograd.errors import PatternError
-from retrograd.sites.site import WATCH, Site
+from retrograd.sites.glob import check_call, translate_glob
+from retrograd.sites.kinds import parse_kinds
+from retrograd.sites.site import WATCH, Site, says_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class Candidate:
 Pattern = str | re.Pattern[str] | type | Callable[[Candidate], bool]
 Test = Callable[[Candidate], bool]
 
+_CALLED = re.compile(r'(?P<path>(?:"(?:[^"\\]|\\.)*"|[^#"])*)#(?P<call>[^:]*)(?::.*)?', re.DOTALL)
+
 
 def compile_pattern(pattern: Pattern) -> Test:
     """The question whether a site is meant.
@@ -58,7 +65,8 @@ def compile_pattern(pattern: Pattern) -> Test:
             raise PatternError("An empty pattern selects no site.", repair="use '*' for every site.")
         return _compile_glob(pattern)
     if isinstance(pattern, re.Pattern):
-        return lambda candidate: pattern.search(str(candidate.site)) is not None
+        name = name_for("#" in pattern.pattern)
+        return lambda candidate: pattern.search(name(candidate.site)) is not None
     if isinstance(pattern, type):
         return lambda candidate: isinstance(candidate.module, pattern) and candidate.is_default
     if callable(pattern):
@@ -87,9 +95,9 @@ def as_regex(pattern: Pattern) -> re.Pattern[str] | None:
         ) from None
 
 
-def translate_glob(glob: str) -> Callable[[str], re.Match[str] | None]:
-    """The question whether a glob matches all of a text."""
-    return re.compile(fnmatch.translate(glob)).match
+def name_for(by_call: bool) -> Callable[[Site], str]:
+    """What a pattern is held against: names with the number of the call, or without."""
+    return _print_numbered if by_call else _print_plain
 
 
 def describe_pattern(pattern: Pattern) -> str:
@@ -102,7 +110,33 @@ def describe_pattern(pattern: Pattern) -> str:
 
 
 def _compile_glob(pattern: str) -> Test:
-    matches = translate_glob(pattern)
+    kinds = parse_kinds(pattern)
+    if kinds is not None:
+        return lambda candidate: kinds.matches(candidate.site)
+    called = _CALLED.fullmatch(pattern) if says_call(pattern) else None
+    if called is not None:
+        check_call(pattern, called["call"].removesuffix(".grad") if pattern.startswith(WATCH) else called["call"])
     if ":" in pattern or pattern.startswith(WATCH) or pattern == "*":
-        return lambda candidate: bool(matches(str(candidate.site)) or matches(str(candidate.site.first_call)))
-    return lambda candidate: bool(matches(candidate.site.path)) and candidate.is_default
+        matches, name = translate_glob(pattern), name_for(called is not None)
+        return lambda candidate: bool(matches(name(candidate.site)))
+    if called is not None:
+        return _compile_calls(called["path"], called["call"])
+    in_path = translate_glob(pattern)
+    return lambda candidate: bool(in_path(candidate.site.path)) and candidate.is_default
+
+
+def _compile_calls(path: str, call: str) -> Test:
+    """What is recorded by default of some calls of modules."""
+    in_path, in_call = translate_glob(path), translate_glob(call)
+    return lambda candidate: (
+        candidate.site.kind == "output" and bool(in_path(candidate.site.path) and in_call(str(candidate.site.call)))
+    )
+
+
+def _print_plain(site: Site) -> str:
+    return str(site.first_call)
+
+
+def _print_numbered(site: Site) -> str:
+    """No text for what has no calls: the gradient of a parameter, and its update."""
+    return "" if site.kind == "parameter" and site.quantity != "value" else site.numbered

@@ -42,18 +42,23 @@ class Selection:
         """The patterns as text, for a manifest."""
         return [describe_pattern(pattern) for pattern in (*self.patterns, *self._exclusions)] or ["(default)"]
 
-    def check(self, candidates: Sequence[Candidate]) -> None:
+    def check(self, candidates: Sequence[Candidate], *, parameters_have_calls: bool = False) -> None:
         """Make sure that every pattern can match something, and that they leave something over.
 
         The leaves of nested outputs and inputs, further calls of a module and watched tensors are not known before a
         model has run, so a pattern for one of them is only held against the module that would have it.
+
+        Args:
+            candidates: the sites that are known.
+            parameters_have_calls: as for :func:`~retrograd.sites.foresight.may_match_later`.
 
         Raises:
             NoSuchSiteError: naming the sites that are nearest.
         """
         for pattern in self.unmatched(candidates):
             bare = _strip(pattern)
-            if not (_is_of_watched(bare) or may_match_later(bare, candidates)):
+            comes_later = may_match_later(bare, candidates, parameters_have_calls=parameters_have_calls)
+            if not (_is_of_watched(bare) or comes_later):
                 raise NoSuchSiteError(
                     f"The pattern {describe_pattern(pattern)} matches no site.", repair=_suggest(bare, candidates)
                 )

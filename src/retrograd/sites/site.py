@@ -10,6 +10,9 @@
     watch/state:0.grad            one of a nest of tensors watched by hand
     self:output                   the recorded model itself
 
+Without a number a name is of every call, ``rnn.cell#1:output`` of the first alone. Of a site itself the call is always
+known: the first one is printed without its number, so a module that is called once has one name.
+
 A key or path that would be misread is printed as a JSON string: ``fc:output."a.b"``, ``"odd:name":output``.
 """
 
@@ -23,6 +26,7 @@ from typing import Literal
 from retrograd.errors import SiteSyntaxError
 
 Quantity = Literal["value", "grad", "update"]
+Kind = Literal["output", "input", "parameter", "watched"]
 
 ROOT = "self"
 """Path of the recorded model itself."""
@@ -30,12 +34,16 @@ ROOT = "self"
 WATCH = "watch/"
 """Prefix of the path of tensors that are watched by hand."""
 
+BEFORE = "before"
+"""The last key of a site whose tensor is recorded as it was before rules changed it: ``fc:output.before.grad``."""
+
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_]+")
 _PLAIN_PATH = re.compile(r'(?!")[^:#]+')
 _RESERVED_KEYS = frozenset({"grad", "update"})
 _KEY = re.compile(rf"\.(?:(?P<plain>[A-Za-z0-9_]+)|(?P<quoted>{_QUOTED}))")
 _SITE = re.compile(rf'(?P<path>{_QUOTED}|(?!")[^:#]+)(?:#(?P<call>[1-9][0-9]*))?:(?P<slot>.+)', re.DOTALL)
+_CALL_SIGN = re.compile(rf"{_QUOTED}|#")
 _WATCH_SITE = re.compile(r"(?P<path>watch/[^:#]+?)(?:#(?P<call>[1-9][0-9]*))?(?P<grad>\.grad)?")
 
 
@@ -68,6 +76,14 @@ class Site:
         return self.path.startswith(WATCH)
 
     @property
+    def kind(self) -> Kind:
+        """What it is of: a module's output or input, a parameter, or a tensor watched by hand."""
+        if self.is_watched:
+            return "watched"
+        slot = self.slot
+        return "output" if slot == "output" else "input" if slot == "input" else "parameter"
+
+    @property
     def value(self) -> Site:
         """The site of the value that this gradient or update belongs to."""
         return replace(self, quantity="value")
@@ -90,15 +106,34 @@ class Site:
     @property
     def label(self) -> str:
         """What is printed of it after the path, for the value: ``output``, ``#2:output.logits``, ``weight``."""
-        call = "" if self.call == 1 else f"#{self.call}"
-        keys = ".".join(_print_key(key) for key in self.keys)
-        return f"{call}:{keys}" if call and keys else call + keys
+        return self._print_label("" if self.call == 1 else f"#{self.call}")
+
+    @property
+    def numbered_label(self) -> str:
+        """The same with the number of the first call, too: ``#1:output``."""
+        return self._print_label(f"#{self.call}")
+
+    @property
+    def printed_path(self) -> str:
+        """Its path as it stands in its name."""
+        return self.path if not self.keys or _PLAIN_PATH.fullmatch(self.path) else json.dumps(self.path)
+
+    @property
+    def numbered(self) -> str:
+        """Its name with the number of the call, of the first one too: ``rnn.cell#1:output``."""
+        return self._print(f"#{self.call}")
 
     def __str__(self) -> str:
-        path = self.path if not self.keys or _PLAIN_PATH.fullmatch(self.path) else json.dumps(self.path)
-        colon = ":" if self.keys and self.call == 1 else ""
+        return self._print("" if self.call == 1 else f"#{self.call}")
+
+    def _print(self, call: str) -> str:
+        colon = ":" if self.keys and not call else ""
         tail = "" if self.quantity == "value" else f".{self.quantity}"
-        return f"{path}{colon}{self.label}{tail}"
+        return f"{self.printed_path}{colon}{self._print_label(call)}{tail}"
+
+    def _print_label(self, call: str) -> str:
+        keys = ".".join(_print_key(key) for key in self.keys)
+        return f"{call}:{keys}" if call and keys else call + keys
 
 
 def parse_site(text: str) -> Site:
@@ -120,6 +155,24 @@ def parse_site(text: str) -> Site:
         )
     keys, quantity = slot
     return Site(path, keys, int(match["call"] or 1), quantity)
+
+
+def parse_leniently(text: str) -> Site:
+    """Read the name of a site; one that is none, as of a foreign record, is the path of a site of its own."""
+    try:
+        return parse_site(text)
+    except SiteSyntaxError:
+        return Site(text)
+
+
+def name_like(site: Site, text: str) -> str:
+    """The name of a site, with the number of its call where another name has that of its own."""
+    return site.numbered if says_call(text) else str(site.first_call)
+
+
+def says_call(text: str) -> bool:
+    """Whether a name of a site, or a glob over names, says which call it is of."""
+    return any(found[0] == "#" for found in _CALL_SIGN.finditer(text))
 
 
 def check_watch_name(name: str) -> None:

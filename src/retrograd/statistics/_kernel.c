@@ -20,12 +20,13 @@ enum {
 /* As ROW in row.py. */
 typedef struct {
     int32_t row, calls;
+    int64_t order;
     Moments moments;
     double reference;
     int32_t first_bin, bins;
 } Row;
 
-_Static_assert(sizeof(Row) == 104, "ROW of row.py has 104 bytes");
+_Static_assert(sizeof(Row) == 112, "ROW of row.py has 112 bytes");
 
 /* The last large tensor that was read: parents often hand on the very object that their child returned. */
 typedef struct {
@@ -39,6 +40,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *make_readable;
+    Py_buffer turns; /* one int64: how many rows have been reached since the last drain, of all slabs that share it */
     bool histogram;
     Py_ssize_t length, capacity;
     Row *rows;
@@ -58,7 +60,7 @@ static void clear_row(Slab *slab, Py_ssize_t at)
 static void merge_into(Slab *slab, Py_ssize_t at, const Contribution *c, double reference)
 {
     Row *row = &slab->rows[at];
-    row->calls++;
+    if (!row->calls++) row->order = (*(int64_t *)slab->turns.buf)++;
     row->reference += reference;
     merge_moments(&row->moments, &c->moments);
     if (!slab->histogram || c->first > c->last) return;
@@ -240,6 +242,7 @@ static PyObject *slab_drain(Slab *slab, PyObject *Py_UNUSED(none))
             bin_end += size;
             clear_row(slab, at);
         }
+        *(int64_t *)slab->turns.buf = 0;
         forget_last(slab);
     }
     PyObject *drained = row_bytes && bin_bytes ? PyTuple_Pack(2, row_bytes, bin_bytes) : NULL;
@@ -252,6 +255,7 @@ static PyObject *slab_forget(Slab *slab, PyObject *Py_UNUSED(none))
 {
     for (Py_ssize_t at = 0; at < slab->length; at++)
         if (slab->rows[at].calls) clear_row(slab, at);
+    *(int64_t *)slab->turns.buf = 0;
     forget_last(slab);
     Py_RETURN_NONE;
 }
@@ -262,16 +266,24 @@ static Py_ssize_t slab_length(Slab *slab) { return slab->length; }
 
 static PyObject *slab_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"histogram", "make_readable", NULL};
+    static char *names[] = {"histogram", "make_readable", "turns", NULL};
     int histogram;
-    PyObject *make_readable;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "pO:Slab", names, &histogram, &make_readable)) return NULL;
+    PyObject *make_readable, *turns;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "pOO:Slab", names, &histogram, &make_readable, &turns)) return NULL;
     Slab *slab = (Slab *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!slab) return NULL;
+    if (PyObject_GetBuffer(turns, &slab->turns, PyBUF_WRITABLE) < 0) goto failed;
+    if (slab->turns.len != sizeof(int64_t)) {
+        PyErr_SetString(PyExc_ValueError, "turns is one int64");
+        goto failed;
+    }
     Py_INCREF(make_readable);
     slab->make_readable = make_readable;
     slab->histogram = histogram;
     return (PyObject *)slab;
+failed:
+    Py_DECREF(slab);
+    return NULL;
 }
 
 static void slab_dealloc(Slab *slab)
@@ -279,6 +291,7 @@ static void slab_dealloc(Slab *slab)
     PyTypeObject *type = Py_TYPE((PyObject *)slab);
     forget_last(slab);
     Py_XDECREF(slab->make_readable);
+    if (slab->turns.obj) PyBuffer_Release(&slab->turns);
     free(slab->rows);
     free(slab->bins);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(slab);
@@ -297,7 +310,7 @@ static PyMethodDef slab_methods[] = {
 };
 
 static PyType_Slot slab_slots[] = {
-    {Py_tp_doc, "Slab(histogram, make_readable): rows of statistics of CPU tensors."},
+    {Py_tp_doc, "Slab(histogram, make_readable, turns): rows of statistics of CPU tensors."},
     {Py_tp_new, slab_new},
     {Py_tp_dealloc, slab_dealloc},
     {Py_tp_methods, slab_methods},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import repeat
 
 import torch
@@ -19,12 +20,17 @@ class CudaSlab(TorchSlab):
         device: the device of the tensors that it will read.
         histogram: count binary exponents too.
         programs: kernel programs that run at once; None: as many as keep the device busy.
+        turns: what counts the rows that are reached.
     """
 
     def __init__(
-        self, device: str | torch.device = "cuda", histogram: bool = True, programs: int | None = None
+        self,
+        device: str | torch.device = "cuda",
+        histogram: bool = True,
+        programs: int | None = None,
+        turns: array[int] | None = None,
     ) -> None:
-        super().__init__(device, histogram)
+        super().__init__(device, histogram, turns)
         self._programs = programs or count_programs(self.device)
 
     def _fold(self, new: Tensor, old: Tensor | None, row: int, repeats: int) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from retrograd.errors import StatisticError
+from retrograd.randomness import random_kept
 from retrograd.statistics.row import ROW, STATISTICS
 
 Merge = Literal["mean", "sum", "min", "max"]
@@ -88,7 +89,7 @@ def check_statistic(function: Any) -> Statistic:
     tensor = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     before = tensor.clone()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), random_kept():
             value = each(tensor)
     except Exception as error:
         raise StatisticError(f"{each.name} fails on a float tensor of shape (4, 8): {error}", repair=REPAIR) from error

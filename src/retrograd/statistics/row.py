@@ -35,6 +35,7 @@ ROW = np.dtype(
     [
         ("row", "<i4"),  # which row of the slab, that is which site
         ("calls", "<i4"),  # tensors merged into this row
+        ("order", "<i8"),  # how many other rows had been reached when this one first was; −1 where that is not known
         ("count", "<i8"),  # elements
         ("nan", "<i8"),
         ("pos_inf", "<i8"),
@@ -50,7 +51,7 @@ ROW = np.dtype(
         ("bins", "<i4"),  # length of that stretch; 0 when there is none
     ]
 )
-"""Layout of a drained row, shared with the compiled kernel (104 bytes, little-endian, packed)."""
+"""Layout of a drained row, shared with the compiled kernel (112 bytes, little-endian, packed)."""
 
 COUNTS = ("count", "nan", "pos_inf", "neg_inf", "zeros")
 ADDED = ("calls", *COUNTS, "abs_sum", "sum", "reference")
@@ -84,6 +85,7 @@ def merge_rows(rows: Mapping[str, npt.NDArray[Any]], groups: IntArray, n_groups:
     high = np.full(n_groups, -np.inf)
     np.maximum.at(high, groups, rows["max"])
     merged["min"], merged["max"] = low, high
+    merged["order"] = _merge_orders(np.asarray(rows["order"], np.int64), groups, n_groups)
 
     n = finite_count(rows)
     mean = _ratio(np.asarray(rows["sum"]), n)
@@ -92,6 +94,14 @@ def merge_rows(rows: Mapping[str, npt.NDArray[Any]], groups: IntArray, n_groups:
     np.add.at(m2, groups, rows["m2"] + n * (mean - group_mean[groups]) ** 2)
     merged["m2"] = m2
     return merged
+
+
+def _merge_orders(orders: IntArray, groups: IntArray, n_groups: int) -> IntArray:
+    """The first of each group; −1 for one in which it is not known, or that is empty."""
+    last = np.iinfo(np.int64).max
+    first = np.full(n_groups, last)
+    np.minimum.at(first, groups, orders)
+    return np.where(first == last, -1, first)
 
 
 def finite_count(rows: Mapping[str, npt.NDArray[Any]]) -> IntArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
@@ -9,15 +10,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from retrograd.randomness import random_kept
 from retrograd.statistics.readable import UnreadableTensorError, make_readable
-from retrograd.statistics.torch_slab import TorchSlab
+from retrograd.statistics.torch_slab import TorchSlab, make_turns
 
 try:
     from retrograd.statistics._kernel import Slab as NativeSlab
 except ImportError:  # installed without a compiler
     NativeSlab = None  # type: ignore[assignment, misc]
 
-__all__ = ["NativeSlab", "Slab", "TorchSlab", "UnreadableTensorError", "make_slab"]
+__all__ = ["NativeSlab", "Slab", "TorchSlab", "UnreadableTensorError", "make_slab", "make_turns"]
 
 
 class Slab(Protocol):
@@ -56,25 +58,29 @@ class Slab(Protocol):
 
         Returns:
             The bytes of an array of :data:`~retrograd.statistics.row.ROW`, those rows that were observed, in row
-            order; and the bytes of an int64 array, their stretches of the histogram one after the other.
+            order; and the bytes of an int64 array, their stretches of the histogram one after the other. Rows are
+            counted anew from then on, in the order in which they are reached.
         """
 
     def forget(self) -> None:
         """Empty all rows, and tell nothing."""
 
 
-def make_slab(device: str | torch.device = "cpu", histogram: bool = True) -> Slab:
+def make_slab(device: str | torch.device = "cpu", histogram: bool = True, turns: array[int] | None = None) -> Slab:
     """The fastest slab there is for tensors on a device.
 
     Args:
         device: where the tensors live that it will read.
         histogram: count binary exponents too.
+        turns: what counts the rows that are reached; slabs that share it, and are drained together, are one order.
     """
     device = torch.device(device)
+    turns = make_turns() if turns is None else turns
     if device.type == "cpu" and NativeSlab is not None:
-        return NativeSlab(histogram, partial(make_readable, device=device))
+        return NativeSlab(histogram, partial(make_readable, device=device), turns)
     if device.type == "cuda" and find_spec("triton") is not None:
-        from retrograd.statistics.cuda_slab import CudaSlab
+        with random_kept():
+            from retrograd.statistics.cuda_slab import CudaSlab
 
-        return CudaSlab(device, histogram)
-    return TorchSlab(device, histogram)
+        return CudaSlab(device, histogram, turns=turns)
+    return TorchSlab(device, histogram, turns)

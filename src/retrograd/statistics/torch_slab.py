@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import repeat
 from threading import Lock
 from typing import Any
@@ -26,6 +27,11 @@ CHUNK_ELSEWHERE = 1 << 22
 """Elements that are read at once: temporaries stay small, and on the CPU in its cache."""
 
 
+def make_turns() -> array[int]:
+    """What counts the rows that are reached."""
+    return array("q", [0])
+
+
 class TorchSlab:
     """Parts of rows on the device of what they tell about, merged into rows when they are drained.
 
@@ -35,15 +41,20 @@ class TorchSlab:
     Args:
         device: where the tensors live that it will read.
         histogram: count binary exponents too.
+        turns: what counts the rows that are reached.
     """
 
-    def __init__(self, device: str | torch.device = "cpu", histogram: bool = True) -> None:
+    def __init__(
+        self, device: str | torch.device = "cpu", histogram: bool = True, turns: array[int] | None = None
+    ) -> None:
         self.device = torch.device(device)
         self.histogram = histogram
         self._real = torch.float32 if self.device.type == "mps" else torch.float64
         self._chunk = CHUNK_ON_CPU if self.device.type == "cpu" else CHUNK_ELSEWHERE
         self._lock = Lock()
+        self._turns = make_turns() if turns is None else turns
         self._calls: list[int] = []
+        self._orders: list[int] = []
         self._parts: list[Tensor] = []
         self._part_rows: list[int] = []
         self._part_repeats: list[int] = []
@@ -58,6 +69,7 @@ class TorchSlab:
             return
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._calls += [0] * more
+            self._orders += [0] * more
             self._bins = torch.cat([self._bins, self._bins.new_zeros((more, self._bins.size(1)))])
 
     def observe(self, tensor: Tensor, row: int, /) -> bool:
@@ -84,6 +96,7 @@ class TorchSlab:
             rows["row"] = used
             merged = merge_rows(_columns(parts), np.searchsorted(used, self._part_rows), len(used))
             merged["calls"] = np.take(self._calls, used)
+            merged["order"] = np.take(self._orders, used)
             for name, column in merged.items():
                 rows[name] = column
             self._clear()
@@ -102,6 +115,9 @@ class TorchSlab:
         elements, repeats = drop_repeats(new)
         if elements.numel():
             self._fold(elements, None if old is None else drop_repeats(old)[0], row, repeats)
+        if not self._calls[row]:
+            self._orders[row] = self._turns[0]
+            self._turns[0] += 1
         self._calls[row] += 1
 
     def _fold(self, new: Tensor, old: Tensor | None, row: int, repeats: int) -> None:
@@ -137,6 +153,7 @@ class TorchSlab:
 
     def _clear(self) -> None:
         self._calls = [0] * len(self)
+        self._turns[0] = 0
         self._parts, self._part_rows, self._part_repeats = [], [], []
         self._bins.zero_()
 
@@ -145,7 +162,7 @@ def _columns(parts: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[Any]]:
     """Columns of rows from those of parts."""
     columns = dict(zip(PART, parts.T, strict=True))
     columns["count"] = columns.pop("n") + columns["nan"] + columns["pos_inf"] + columns["neg_inf"]
-    return columns | {"calls": np.zeros(len(parts), np.int64)}
+    return columns | dict.fromkeys(("calls", "order"), np.zeros(len(parts), np.int64))
 
 
 def _pack(rows: npt.NDArray[np.void], bins: npt.NDArray[np.int64]) -> tuple[bytes, bytes]:

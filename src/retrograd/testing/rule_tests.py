@@ -48,6 +48,10 @@ class RuleTests:
         """What the tensors are gradients of, for a rule that needs it."""
         return self.make_value(1_000)
 
+    def make_inputs(self) -> dict[str, Tensor]:
+        """What went into the call of the module whose output the tensors are gradients of, for a rule that needs it."""
+        return {"input": self.make_value(2_000)}
+
     def test_it_returns_none_or_a_tensor_of_the_same_form(self) -> None:
         for value, result in zip(self._values(), self._results(self.make_rule()), strict=False):
             form = (result.shape, result.dtype, result.device, result.layout)
@@ -142,10 +146,12 @@ class RuleTests:
         state.step += 1
         if rule.needs_value:
             state.value = self.make_activation() if activation is None else activation
+        if rule.needs_input:
+            state.inputs = {name: tensor.to(value.device) for name, tensor in self.make_inputs().items()}
         try:
             result = rule(value, state)
         finally:
-            state.value = None
+            state.value, state.inputs = None, {}
         return value if result is None else result
 
     def _values(self) -> Iterator[Tensor]:

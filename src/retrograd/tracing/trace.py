@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.errors import CannotBundleError, NoSuchNodeError, TraceError
+from retrograd.files import write_file
 from retrograd.graph.node import Line, TensorInfo, matches, name_place
 from retrograd.graph.span import ForwardSpan
 
@@ -195,9 +196,9 @@ class Trace:
             "passes": [asdict(each) for each in self.passes],
             "failure": _write_failure(self.failure),
         }
-        with gzip.open(path, "wt", compresslevel=4, encoding="utf-8") as file:
+        with write_file(path) as target, gzip.GzipFile(fileobj=target, mode="wb", compresslevel=4) as file:
             for content in (head, *map(_write_forward, self.forwards), *map(_write_event, self.events)):
-                file.write(json.dumps(content, separators=(",", ":")) + "\n")
+                file.write(json.dumps(content, separators=(",", ":")).encode() + b"\n")
         return Path(path)
 
     @classmethod

@@ -75,7 +75,7 @@ def trace(
         live=live,
         passes=range(passes) if isinstance(passes, int) else passes,
         bundle=bundle,
-        folder=Path(folder) if folder is not None else None,
+        folder=Path(folder).absolute() if folder is not None else None,
         resumable=resumable,
         limit=limit,
     )
@@ -98,8 +98,7 @@ class Tracing:
         self._wishes = wishes
         self._origins = origins
         self._owns_origins = owns_origins and origins is not None
-        self._model = model
-        self._leaves: dict[int, str] = {}
+        self._leaves = name_leaves(model)
         self._find_place = place_finder(origins)
         self._unread: list[PassLog] = []
         self._running: dict[EngineRun, WatchedPass] = {}
@@ -110,7 +109,6 @@ class Tracing:
         self._lock = threading.RLock()
 
     def __enter__(self) -> Trace:
-        self._leaves = name_leaves(self._model)
         if self._owns_origins and self._origins is not None:
             self._origins.__enter__()
         self.trace._refresh = self._refresh
@@ -132,7 +130,6 @@ class Tracing:
         """Leave the trace to itself: when no pass runs any more that began inside of the block."""
         self._refresh()
         if not self._running:
-            self._leaves = {}
             self.trace._refresh = nothing_new  # ours holds us, and we hold the trace
 
     @property
@@ -198,7 +195,7 @@ class Tracing:
                 self._let_go()
 
     def _name_leaf(self, leaf: Tensor) -> str | None:
-        name = self._leaves.get(id(leaf))
+        name: str | None = self._leaves.get(leaf)
         if name is None and self._origins is not None:
             name = self._origins.name_parameter(leaf)
         return name

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from retrograd.errors import TraceError
+from retrograd.files import write_file
 from retrograd.graph.span import ForwardSpan
-from retrograd.runs.files import write_whole
 from retrograd.tracing.trace import BackwardPass, NodeEvent, Trace
 from retrograd.views.trace_events import name_call, own_memory
 
@@ -52,7 +52,7 @@ def write_chrome_trace(trace: Trace | Iterable[Trace], path: str | os.PathLike[s
     if not traces:
         raise TraceError("There is no trace to write.")
     try:
-        with write_whole(path) as file:
+        with write_file(path) as file:
             _write(_list_events(traces), file, zipped=path.suffix == ".gz")
     except OSError as error:
         raise TraceError(f"{str(path)!r} cannot be written: {error.strerror or error}.") from error

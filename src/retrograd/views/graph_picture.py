@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from retrograd.errors import GraphError
+from retrograd.files import write_text
 from retrograd.graph.node import Node
 from retrograd.views.picture.details import describe_graph
 from retrograd.views.picture.drawing import draw_svg
@@ -64,7 +65,7 @@ def _draw_picture(outline: Outline, depth: int) -> str:
 
 def _write(target: Path, text: str) -> None:
     try:
-        target.write_text(text, encoding="utf-8", newline="\n")
+        write_text(target, text)
     except OSError as error:
         raise GraphError(
             f"The graph cannot be drawn to {str(target)!r}: {error.strerror or error}.",

@@ -15,15 +15,12 @@ def history_of(run: Run | History) -> History:
 
 
 def choose_sites(history: History, patterns: Iterable[str] | None) -> list[str]:
-    """Sites that any of the patterns matches, in call order; all for None.
+    """Sites that the patterns select, in call order; all for None.
 
     Raises:
         NoSuchSiteError: for a pattern that matches nothing.
     """
-    if patterns is None:
-        return history.sites
-    wanted = {site for pattern in patterns for site in history.select(pattern)}
-    return [site for site in history.sites if site in wanted]
+    return history.sites if patterns is None else history.select(list(patterns))
 
 
 def find_phase(history: History) -> Phase:

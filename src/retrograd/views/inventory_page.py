@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from retrograd.errors import SavedTensorError
+from retrograd.files import write_text
 from retrograd.saved.inventory import Inventory
 from retrograd.views.kept.payload import pack_inventory, tell_inventory
 from retrograd.views.page.frame import frame_page
@@ -32,7 +33,7 @@ def write_inventory(
     """
     target = Path(path)
     try:
-        target.write_text(build_page(inventory, title), encoding="utf-8", newline="\n")
+        write_text(target, build_page(inventory, title))
     except OSError as error:
         raise SavedTensorError(
             f"The inventory cannot be written to {str(target)!r}: {error.strerror or error}.",

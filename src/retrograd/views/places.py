@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retrograd.errors import SiteSyntaxError
-from retrograd.sites.site import WATCH, Quantity, Site, parse_site
+from retrograd.sites.site import WATCH, Quantity, Site, parse_leniently, says_call
 
 Kind = Literal["activation", "parameter"]
 
@@ -44,20 +43,13 @@ def group_places(sites: Iterable[str]) -> list[Place]:
     """
     places: dict[str, Place] = {}
     for text in sites:
-        site = _parse_leniently(text)
-        name = str(site.value)
+        site = parse_leniently(text)
+        name, label = (site.value.numbered, site.numbered_label) if says_call(text) else (str(site.value), site.label)
         place = places.get(name)
         if place is None:
-            place = places[name] = Place(name, site.path, site.label, _kind(site))
+            place = places[name] = Place(name, site.path, label, _kind(site))
         place.sites[site.quantity] = text
     return list(places.values())
-
-
-def _parse_leniently(text: str) -> Site:
-    try:
-        return parse_site(text)
-    except SiteSyntaxError:
-        return Site(text)
 
 
 def _kind(site: Site) -> Kind:

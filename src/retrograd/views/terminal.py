@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
+from retrograd.randomness import random_kept
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _PIPED_WIDTH = 10_000  # nothing is cut or wrapped for a program that reads along
 
 
 def open_console(file: TextIO | None = None) -> Console:
     """A console that colours for a terminal and prints plainly, uncut, for anything else."""
+    with random_kept():
+        from rich.console import Console
     file = sys.stdout if file is None else file
     piped = not file.isatty()
     return Console(file=file, highlight=False, markup=False, emoji=False, width=_PIPED_WIDTH if piped else None)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.errors import RunWriteError
+from retrograd.files import write_text
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.runs.layout import INVENTORY
@@ -112,7 +113,7 @@ def _choose_path(run: Run | History, path: str | os.PathLike[str] | None) -> Pat
 
 def _write(target: Path, text: str) -> None:
     try:
-        target.write_text(text, encoding="utf-8", newline="\n")
+        write_text(target, text)
     except OSError as error:
         raise RunWriteError(
             f"The report cannot be written to {str(target)!r}: {error.strerror or error}.",

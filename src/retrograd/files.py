@@ -1,0 +1,108 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+UNFINISHED = ".tmp-"
+"""Prefix of files that are being written; a reader passes over them, and a later writer removes them."""
+
+_ASIDE = re.compile(rf"{re.escape(UNFINISHED)}[0-9a-f]{{12}}-(?P<name>.+)", re.DOTALL)
+_ABANDONED_SECONDS = 3600.0
+"""What nobody has written to for so long was left by a process that was killed."""
+
+
+def create(path: Path) -> BinaryIO:
+    """A new file to write to, which is not there yet, not even as a link. Every file that we write is made here."""
+    return path.open("xb")
+
+
+def name_aside(path: Path) -> Path:
+    """What a file is called while it is written: a name that nobody else has, or can foresee."""
+    return path.with_name(f"{UNFINISHED}{secrets.token_hex(6)}-{path.name}")
+
+
+@contextlib.contextmanager
+def write_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that is written under another name and renamed at the end, so that no reader sees half of it.
+
+    It is not forced to the disk: it outlives a killed process, but not a power cut. A link of that name is replaced.
+    """
+    unfinished = name_aside(path)
+    try:
+        with create(unfinished) as file:
+            yield file
+        unfinished.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def write_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """The same for a file that a user has chosen: links are followed, and it keeps its permissions.
+
+    A device or a pipe, such as ``/dev/stdout``, is written to as it is.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        with target.open("wb") as file:
+            yield file
+        return
+    target = Path(os.path.realpath(target))
+    remove_abandoned(target.parent, target.name)
+    with write_whole(target) as file:
+        yield file
+        if target.exists():
+            os.chmod(file.fileno(), target.stat().st_mode)  # noqa: PTH101  # it is open, and has another name yet
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text to a file that a user has chosen."""
+    with write_file(path) as file:
+        file.write(to_utf8(text))
+
+
+def to_utf8(text: str) -> bytes:
+    r"""Text as bytes. Half of a surrogate pair, which UTF-8 has not, is written out, as in ``\udc80``."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def make_storable(text: str) -> str:
+    """Text as every file can hold it: :func:`to_utf8`."""
+    return text if text.isascii() else to_utf8(text).decode()
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed writer left half-written in a folder that is only ours."""
+    for path in folder.glob(f"{UNFINISHED}*"):
+        with contextlib.suppress(IsADirectoryError, PermissionError):
+            path.unlink(missing_ok=True)
+
+
+def remove_abandoned(folder: Path, name: str | None = None) -> None:
+    """Remove what killed writers left half-written long ago, in a folder that is not only ours.
+
+    Args:
+        folder: where.
+        name: what it was to be called; any name, and folders alone, when left out.
+    """
+    with contextlib.suppress(OSError):
+        for path in list(folder.iterdir()):
+            match = _ASIDE.fullmatch(path.name)
+            if match and path.is_dir() is (name is None) and name in (None, match["name"]) and _is_abandoned(path):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    written: float = max(each.lstat().st_mtime for each in (path, *(path.iterdir() if path.is_dir() else ())))
+    return time.time() - written > _ABANDONED_SECONDS

@@ -1,0 +1,37 @@
+"""A script that seeds before it loads torch draws the same numbers under each of our commands as without them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from retrograd.cli import _LAUNCHERS
+from tests.launch.conftest import SCRIPTS, run
+
+COMMANDS = {
+    "run": "--inventory 1 --tensors *:output",
+    "trace": "--live --norms --memory",
+    "inventory": "--timed --step 0",
+    "debug": "",
+}
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
+    code, output, _ = run([sys.executable, str(SCRIPTS / "seeds_early.py")], tmp_path_factory.mktemp("bare"))
+    assert code == 0
+    return output
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_the_same_numbers_are_drawn(verb: str, bare: str, tmp_path: Path) -> None:
+    options = COMMANDS[verb].split() + ([] if verb == "debug" else ["-o", "out"])
+    words = [sys.executable, "-m", "retrograd.cli", verb, *options, str(SCRIPTS / "seeds_early.py")]
+    code, output, errors = run(words, tmp_path)
+    assert (code, output) == (0, bare), errors
+
+
+def test_every_command_that_runs_a_script_is_tried() -> None:
+    assert set(COMMANDS) == set(_LAUNCHERS)
