@@ -37,7 +37,8 @@
     │   ├── RecomputeError         recomputed-otherwise
     │   ├── SavedPolicyError       bad-saved-policy
     │   └── BudgetError            budget-too-small
-    └── LaunchError                cannot-launch
+    ├── LaunchError                cannot-launch
+    └── TorchVersionError          old-torch
 
 Each class has a ``slug``: the name under which the documentation explains it.
 A message says what is wrong, then how to mend it, then why we insist.
@@ -307,6 +308,12 @@ class LaunchError(RetrogradError):
     """The command to record cannot be started."""
 
     slug = "cannot-launch"
+
+
+class TorchVersionError(RetrogradError, ImportError):
+    """The torch that is installed is too old. An ``ImportError`` too."""
+
+    slug = "old-torch"
 
 
 class RetrogradWarning(UserWarning):

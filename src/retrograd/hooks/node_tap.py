@@ -18,11 +18,12 @@ from torch import Tensor
 from retrograd.hooks.engine import current_node, uncompiled
 from retrograd.hooks.nodes import LEAF_KIND, number_of
 from retrograd.hooks.tables import Entry, enter_node
+from retrograd.hooks.versions import TORCH
 
 _MOST_HOOKED = 100_000
 """Nodes that are remembered, or those of one graph if there are more: some 100 bytes each."""
 
-_IDENTITIES_LAST = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+_IDENTITIES_LAST = TORCH >= (2, 13)
 """Whether a node has one and the same Python object for as long as it lives; before, one that is run again cannot be
 known again, and so gets hooks that can be taken away."""
 
