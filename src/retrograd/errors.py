@@ -25,6 +25,7 @@
     │   ├── ReplayError            cannot-rerun
     │   ├── CannotBundleError      cannot-bundle
     │   ├── DamagedBundleError     damaged-bundle
+    │   ├── UnsafeBundleError      unsafe-bundle
     │   └── BundleVersionError     other-torch
     ├── RewriteError
     │   ├── RuleError              bad-rule
@@ -224,6 +225,12 @@ class DamagedBundleError(GraphError):
     """A replay bundle cannot be read."""
 
     slug = "damaged-bundle"
+
+
+class UnsafeBundleError(GraphError):
+    """A replay bundle asks for more than to compute, and nobody said that it is to be trusted."""
+
+    slug = "unsafe-bundle"
 
 
 class BundleVersionError(GraphError):
