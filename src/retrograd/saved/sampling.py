@@ -22,8 +22,8 @@ Layout = tuple[list[int], list[int]]
 def take_sample(tensor: Tensor) -> Sample | None:
     """Some elements of a plain tensor; None where there are none, or where the device cannot be asked.
 
-    Of a tensor on a CUDA device it is a vector in float64 there, which is not waited for. Else numbers: to compare these
-    takes a tenth of the time.
+    Of a tensor on a CUDA device it is a vector in float64 there, which is not waited for. Else numbers, for to compare
+    these takes a tenth of the time.
     """
     device = tensor.device.type
     if not tensor.numel() or device not in ("cpu", "cuda"):
@@ -82,8 +82,10 @@ def numbers_are_apart(first: list[Any], second: list[Any], tolerance: float) -> 
     if first == second:
         return False
     with plain_torch():
-        vectors = [torch.tensor(each, device="cpu").flatten() for each in (first, second)]
-        return bool(are_apart(*(each if each.is_complex() else each.double() for each in vectors), tolerance))
+        one, other = (torch.tensor(each, device="cpu").flatten() for each in (first, second))
+        if not one.is_complex():
+            one, other = one.double(), other.double()
+        return bool(are_apart(one, other, tolerance))
 
 
 def are_apart(first: Tensor, second: Tensor, tolerance: float) -> Tensor:
