@@ -366,7 +366,7 @@ class Recorder:
 
     def fault(self, site: Site | str, error: Exception) -> None:
         """An error of ours at a tap: said once, counted, and training goes on."""
-        reason = self._faults.add(str(site), error)
+        reason = self._faults.add(site, error)
         if reason:
             self.note("fault", str(site), text=reason)
 
