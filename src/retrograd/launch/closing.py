@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 SPEAKER = "RETROGRAD_SPEAKER"
 """Environment variable with the number of the one process that speaks, the first Python process that was started."""
@@ -43,6 +45,27 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
     if not done and saw_nothing and any(folder.glob("rank*")):
         obstacle = f"a backward pass began and did not end; see where with: retrograd watch {request['shown']}"
     say(f"{verb} {done}; {see.format(request['shown'])}" if done else f"nothing was {verb}: {obstacle}")
+
+
+def say_failure() -> None:
+    """Say which backward pass has ended the run, of this process or of one below it, and what explains it."""
+    request = json.loads(os.environ.get("RETROGRAD_RUN", "null"))
+    error = _find_failed_pass(Path(request["path"])) if request and is_speaker() else None
+    if error is not None:
+        where = f" in {error['node']}" if error["node"] else ""
+        behind = f", behind {error['module']}" if error["module"] else ""
+        explain = shlex.join(("retrograd", "trace", *request["command"]))
+        say(f"a backward pass raised {error['kind']}{where}{behind}; see which operation, and what came in: {explain}")
+
+
+def _find_failed_pass(run: Path) -> dict[str, Any] | None:
+    """What is told of the first exception that a backward pass has raised."""
+    for path in sorted(run.glob("rank*/rank.json")):
+        with contextlib.suppress(OSError, ValueError):  # it is being written, or no process of ours has written it
+            error = json.loads(path.read_text(encoding="utf-8")).get("error")
+            if error and error["in_backward"] and error["kind"] != "KeyboardInterrupt":
+                return dict(error)
+    return None
 
 
 def is_speaker() -> bool:

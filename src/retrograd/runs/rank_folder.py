@@ -40,6 +40,7 @@ class RankFolder:
     Attributes:
         next_step: one more than the last step that is recorded, at the start.
         names: the sites.
+        error: the exception that ended the process, as :mod:`retrograd.runs.ending` tells it; None for none.
 
     Raises:
         DamagedRunError: a file of the run to continue cannot be read.
@@ -61,6 +62,7 @@ class RankFolder:
         self._placements: Mapping[str, Any] = {}
         self._is_placed = True
         self._recorded: set[str] = set()
+        self.error: dict[str, Any] | None = None
         folder = claim.folder
         self._statistics = PartFolder(folder / STATISTICS)
         self._events = PartFolder(folder / EVENTS)
@@ -161,6 +163,7 @@ class RankFolder:
             "last_step": self._span and self._span[1],
             "rows": self._rows,
             "events": dict(self._event_counts),
+            "error": self.error,
             "tensor_bytes": self.shards.bytes,
             "tensors_dropped": self.shards.dropped,
             "lost": lost.tell(),
