@@ -4,6 +4,7 @@
     ├── SiteError
     │   ├── SiteSyntaxError        site-syntax
     │   ├── NoSuchSiteError        no-such-site
+    │   ├── NothingKeptError       nothing-kept
     │   └── PatternError           bad-pattern
     ├── RecordingError
     │   ├── ScheduleError          bad-schedule
@@ -99,6 +100,12 @@ class NoSuchSiteError(SiteError):
     """A name or pattern matches no site of this model or run."""
 
     slug = "no-such-site"
+
+
+class NothingKeptError(SiteError, IndexError):
+    """A kept tensor is asked for of a site of which none was kept."""
+
+    slug = "nothing-kept"
 
 
 class PatternError(SiteError):

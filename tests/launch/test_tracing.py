@@ -119,7 +119,7 @@ def test_the_first_three_passes(outcome: Outcome) -> None:
         (2, 0, False),
     ]
     places = {event.place for event in trace.events}
-    assert {"head:AddmmBackward0", "body.1:ReluBackward0", "head.weight"} <= places
+    assert {"head:AddmmBackward0", "body.1:ReluBackward0", "head:weight"} <= places
     lines = {event.name: event.line for event in trace.events if event.line is not None}
     assert Path(lines["NllLossBackward0"].file).name == "plain_loop.py"
 
@@ -127,7 +127,7 @@ def test_the_first_three_passes(outcome: Outcome) -> None:
 @of("plain")
 def test_its_files_open_in_perfetto(outcome: Outcome) -> None:
     content = outcome.chrome()
-    assert {each.name for each in content.slices} >= {"backward pass 0", "backward pass 2", "body.1", "head.weight"}
+    assert {each.name for each in content.slices} >= {"backward pass 0", "backward pass 2", "body.1", "head:weight"}
     assert ("head", "head:AddmmBackward0") in [(start.name, end.name) for start, end in content.arrows]
 
 

@@ -74,7 +74,7 @@ def test_names_are_no_markup_and_no_orders_to_the_terminal() -> None:
 def test_a_terminal_without_block_elements_gets_plain_letters(history: History) -> None:
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     print_table(history, file=file)
-    print_heatmap(history, ["*output.grad"], file=file)
+    print_heatmap(history, ["*:outputs.grad"], file=file)
 
 
 def test_wrong_wishes_are_refused(history: History) -> None:

@@ -81,7 +81,7 @@ def check_adjoint(
     entries = walk_modules(path, named)
     selection = Selection(sites)
     candidates = [candidate for entry in entries for candidate in entry.candidates()]
-    selection.check(candidates)
+    selection.check(candidates, parameters_have_calls=True)
     request = Request(_Wants(selection), probes, seed, in_double, adjoint)
     walk = _Walk(request, Progress(sum(entry.is_called for entry in entries), progress))
     try:

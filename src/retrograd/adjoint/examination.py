@@ -19,9 +19,9 @@ from retrograd.adjoint.silence import Silence
 from retrograd.adjoint.variable import Variable
 from retrograd.adjoint.vectors import count_not_finite, inner_product
 from retrograd.adjoint.visit import Request, Visit
-from retrograd.hooks.candidates import parameter_site
 from retrograd.hooks.engine import is_transformed
 from retrograd.hooks.interlude import interlude
+from retrograd.hooks.module_paths import parameter_site
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.rewriters import try_rules
 from retrograd.randomness import Randomness

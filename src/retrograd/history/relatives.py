@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from retrograd.errors import NoSuchSiteError
+from retrograd.errors import NoSuchSiteError, NothingKeptError
 from retrograd.history.kept import Kept
 from retrograd.history.names import SiteNames
 from retrograd.history.series import Series
@@ -18,11 +18,17 @@ class RecordedRelatives:
         names: its sites.
         find_series: the series of a name.
         find_tensors: what was kept of a site, by its name as it is written.
+        explain: why nothing was recorded of a name, if that is known.
     """
 
     def __init__(
-        self, names: SiteNames, find_series: Callable[[str], Series], find_tensors: Callable[[str], list[Kept]]
+        self,
+        names: SiteNames,
+        find_series: Callable[[str], Series],
+        find_tensors: Callable[[str], list[Kept]],
+        explain: Callable[[str], str],
     ) -> None:
+        self._explain = explain
         self._names = names
         self._find_series = find_series
         self._find_tensors = find_tensors
@@ -35,6 +41,17 @@ class RecordedRelatives:
             return of_calls[0]
         together = [kept for tensors in of_calls for kept in tensors]
         return sorted(together, key=lambda kept: (kept.step, kept.micro, kept.backward))
+
+    def explain_none_kept(self, series: Series) -> NothingKeptError:
+        """Whether it was not asked for, or did not come."""
+        why = self._explain(series.site)
+        if not why and parse_leniently(series.site).quantity == "grad":
+            why = "a gradient comes only where the tensor requires grad and a backward pass reaches it."
+        return NothingKeptError(
+            f"No tensor of {series.site!r} was kept.",
+            repair=f"ask for it, rg.record(model, tensors={series.site!r}), or for a site of which something comes.",
+            reason=why,
+        )
 
     def find_value(self, series: Series) -> Series:
         """The value that it is the gradient or the update of."""

@@ -16,7 +16,7 @@ from retrograd.history.history import History
 from retrograd.history.sink import Sink
 from retrograd.hooks import watched
 from retrograd.hooks.engine import is_compiling, uncompiled
-from retrograd.hooks.watched import rewrite_watched
+from retrograd.hooks.watched import name_watched_leaves, rewrite_watched
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
 from retrograd.recording.schedule import Schedule
@@ -161,7 +161,8 @@ def record(
 def watch(name: str, tensor: T) -> T:
     """Record a tensor of your own, under the name ``watch/NAME``; its gradient as ``watch/NAME.grad``.
 
-    Does nothing when nothing is being recorded or rewritten, so the line may stay in the code. Where a rule acts on
+    When nothing is being recorded or rewritten, it does no more than to name a leaf for :func:`walk` and
+    :func:`trace`, so the line may stay in the code. Where a rule acts on
     the value or on its gradient, go on with what is returned: ``logits = rg.watch("logits", logits)``.
 
     Args:
@@ -177,7 +178,10 @@ def watch(name: str, tensor: T) -> T:
     if watched.rewriters:
         check_watch_name(name)
         tensor = rewrite_watched(name, tensor)
-    if not is_compiling() and _active:
+    if is_compiling():
+        return tensor
+    name_watched_leaves(name, tensor)
+    if _active:
         check_watch_name(name)
         for recording in tuple(_active):
             if recording.is_of_this_thread():

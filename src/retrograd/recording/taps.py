@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
-from retrograd.hooks.candidates import NamedModule, parameter_site
+from retrograd.hooks.candidates import NamedModule
 from retrograd.hooks.module import CallTap, InputWatcher, unwatch_forward, watch_forward
+from retrograd.hooks.module_paths import parameter_site
 from retrograd.hooks.placement import is_distributed
 from retrograd.recording.argument_watch import ArgumentHost, ArgumentWatch
 from retrograd.recording.keep import find_keep
