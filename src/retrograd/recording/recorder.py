@@ -418,7 +418,7 @@ class Recorder:
 
     def find_path(self, module: Any) -> str | None:
         """The path of a recorded module; None for anything else."""
-        return next((entry.path for entry in self._modules if entry.module is module), None)
+        return next((wish.path for wish in self._wishes.modules if wish.module is module), None)
 
     def _tell_error(self, error: dict[str, Any]) -> None:
         if error["in_backward"] and error["module"] is None:

@@ -110,7 +110,7 @@ class RunWriter:
     # ---- the sink: called by the training thread ----
 
     def describe(self, **facts: Any) -> None:
-        """Add facts to the manifest; ``placements`` and ``error``, which are of this process, to the rank's own record."""
+        """Add facts to the manifest; ``placements`` and ``error``, which are of this process, to its rank's record."""
         if "placements" in facts:
             self._folder.place(facts.pop("placements"))
         self._folder.error = facts.pop("error", self._folder.error)
