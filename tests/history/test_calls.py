@@ -32,14 +32,19 @@ def make_calls(sink: History | RunWriter) -> None:
         sink.add_rows(make_batch(Moment(step, 0, 0), make_elements(step)))
 
 
+def write_calls(path: Path) -> None:
+    writer = RunWriter(path)
+    make_calls(writer)
+    writer.close()
+
+
 @pytest.fixture(params=["memory", "disk"])
 def history(request: pytest.FixtureRequest, tmp_path: Path) -> History:
     if request.param == "memory":
         memory = History()
         make_calls(memory)
         return memory
-    with RunWriter(tmp_path / "run") as writer:
-        make_calls(writer)
+    write_calls(tmp_path / "run")
     return open_run(tmp_path / "run").history
 
 
@@ -110,8 +115,7 @@ def test_a_matrix_has_lines_for_one_call_and_for_all(history: History) -> None:
 
 
 def test_files_have_the_first_call_without_a_number(tmp_path: Path) -> None:
-    with RunWriter(tmp_path / "run") as writer:
-        make_calls(writer)
+    write_calls(tmp_path / "run")
     assert open_run(tmp_path / "run").manifest["sites"] == SITES
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def train(net: nn.Module, steps: int = 3, micros: int = 1) -> list[dict[str, Ten
             net(torch.randn(5, 4, dtype=torch.float64)).square().sum().backward()
             found.append({name: each.grad - before[name] for name, each in net.named_parameters()})  # type: ignore[operator]
         optimizer.step()
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # reentrant checkpoints complain
             net(torch.randn(5, 4, dtype=torch.float64))  # an evaluation in between belongs to nothing
     return found
 
@@ -67,7 +68,7 @@ def test_the_gradient_of_a_weight_is_made_of_gradients_and_inputs(tmp_path: Path
         expected = train(net, micros=2)
     history = recording.history
     gradients = history["fc:output.grad"]
-    assert gradients.calls == gradients.input.calls == [1, 2, 3] or how == "reentrant"
+    assert gradients.calls == [1, 2, 3]
     for number, truth in enumerate(expected):
         step, micro = divmod(number, 2)
         torch.testing.assert_close(weight_gradient(gradients, step, micro), truth["fc.weight"], rtol=1e-12, atol=1e-12)

@@ -22,7 +22,6 @@ from tests.recording.test_relatives import CHECKPOINTS, Shared, train
 class AddUp(Rule):
     """Leaves a gradient alone, and adds up what it makes of it and of what belongs to it."""
 
-    needs_value = True
     needs_input = True
 
     def __init__(self, make: Callable[[Tensor, SiteState], Any]) -> None:
@@ -32,6 +31,10 @@ class AddUp(Rule):
 
     def __call__(self, value: Tensor, state: SiteState) -> None:
         self.made.append((state.call, self._make(value, state)))
+
+
+class AddUpBoth(AddUp):
+    needs_value = True
 
 
 @pytest.mark.parametrize("how", CHECKPOINTS)
@@ -53,7 +56,7 @@ def test_the_gradient_of_a_weight_is_made_of_gradients_and_inputs(how: str) -> N
 def test_the_value_is_the_output_of_that_call() -> None:
     net = Shared().double()
     outputs: list[Tensor] = []
-    rule = AddUp(lambda gradient, state: state.value)
+    rule = AddUpBoth(lambda gradient, state: state.value)
     with rewrite(net, {"fc:output.grad": rule}):
         handle = net.fc.register_forward_hook(lambda module, args, output: outputs.append(output.detach().clone()))
         net.relu.inplace = False
@@ -75,7 +78,7 @@ def test_it_is_what_the_rules_on_inputs_have_made() -> None:
 def test_at_the_gradient_of_an_argument_there_are_all_arguments() -> None:
     net = nn.Bilinear(2, 2, 2)
     x, y = torch.randn(3, 2, requires_grad=True), torch.randn(3, 2)
-    rule = AddUp(lambda gradient, state: (state.value, dict(state.inputs)))
+    rule = AddUpBoth(lambda gradient, state: (state.value, dict(state.inputs)))
     with rewrite(net, {"self:input.input1.grad": rule}):
         net(x, y).sum().backward()
     ((_, (value, inputs)),) = rule.made

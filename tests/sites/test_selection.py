@@ -151,7 +151,7 @@ STATE = [Site("watch/state", ("h",), call=call, quantity="grad") for call in (1,
         ("head#1", [FIRST]),
         ("head#2", [SECOND]),
         ("*#2", [SECOND]),
-        ("*#[!1]*:*", [SECOND]),
+        ("*#[!1]*:*", [SECOND, STATE[1]]),
         ("head#1:outputs", [FIRST]),
         ("head:outputs", [FIRST, SECOND, TENTH]),
         ("re:^head:output$", [FIRST, SECOND, TENTH]),
@@ -182,7 +182,7 @@ def test_what_can_be_the_number_of_no_call_is_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["head#1:weight.grad", "head#1:weight.update", "head#2:weight", "re:^head#1:bias.grad$"]
+    "pattern", ["head#1:weight.grad", "head#1:weight.update", "head#2:weight", r"re:^head#1:bias\.grad$"]
 )
 def test_the_gradient_of_a_parameter_is_of_no_call(pattern: str) -> None:
     with pytest.raises(NoSuchSiteError):

@@ -78,12 +78,12 @@ def test_runs_of_equal_kinds_become_one_line() -> None:
     assert text_of(graph_of([*nodes, node(200, name="CatBackward0")])).splitlines()[1:] == [
         "├── 1 MulBackward0  float32[2, 3]  → 2",
         "├── … 199 × MulBackward0",
-        "└── CatBackward0  float32[2, 3]",
+        "└── 201 CatBackward0  float32[2, 3]",
     ]
     nodes = [node(i, None, i + 1, name="ABC"[i % 3]) for i in range(3000)]
     assert text_of(graph_of([*nodes, node(3000, name="A")])).splitlines()[-2:] == [
         "├── … 999 × (A, B, C)",
-        "└── A  float32[2, 3]",
+        "└── 3001 A  float32[2, 3]",
     ]
 
 

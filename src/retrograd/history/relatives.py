@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from retrograd.errors import NoSuchSiteError, NothingKeptError
 from retrograd.history.kept import Kept
@@ -71,11 +72,12 @@ class RecordedRelatives:
                 "module's output: history['fc:output.grad'].input.",
                 reason="an input belongs to one call of a module.",
             )
-        names = self._names.list_arguments(site.path)
+        arguments = [replace(each, call=site.call) for each in self._names.list_arguments(site.path)]
+        names = {".".join(each.keys[1:]): name_like(each, series.site) for each in arguments}
         found = {
-            ".".join(each.keys[1:]): self._find_series(name_like(each, series.site)).paired_with(series)
-            for each in names
-            if name_like(each, series.site) in self._names
+            argument: self._find_series(name).paired_with(series)
+            for argument, name in names.items()
+            if name in self._names
         }
         if not found:
             raise _miss(f"The input of {series.site!r}", f"{site.printed_path}:inputs", series.site)

@@ -147,6 +147,7 @@ class Emitter:
                 self._notes.note("rewrite", str(site), value=share, text=rule, moment=replace(when, phase=phase))
 
     def _keep(self, moment: Moment, kept: Sequence[Kept], scale: float, late: Mapping[Any, Closed]) -> None:
+        self._rows.name_kept(item[0] for item in kept)
         if not late:
             self._keeper.take(moment, kept, scale)
             return

@@ -191,8 +191,7 @@ class Taps:
         keep = find_keep(self._settings.keeps, candidate)
         if not has_row and keep is None:
             return None
-        row = self._rows.number(site)  # also where tensors alone are kept: by it the record knows the name
-        return Stream(lane, site, row if has_row else NO_ROW, keep, copy=copy, host=self._host)
+        return Stream(lane, site, self._rows.number(site) if has_row else NO_ROW, keep, copy=copy, host=self._host)
 
 
 def _forget(parameters: dict[int, ParameterWatch], number: int, _: object) -> None:
