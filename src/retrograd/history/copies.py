@@ -59,9 +59,10 @@ class Copies:
         told: sites of which it has been said that their copies differ.
     """
 
-    def __init__(self, groups: Mapping[int, Iterable[Sequence[int]]], names: Mapping[int, str]) -> None:
+    def __init__(self, groups: Mapping[int, Sequence[Sequence[int]]], names: Mapping[int, str]) -> None:
         self._names = names
         self.told: set[str] = set()
+        groups = {code: list(found) for code, found in groups.items() if found}
         ranks = [rank for found in groups.values() for group in found for rank in group]
         self._line = np.full(max(groups, default=-1) + 2, -1)  # the last one stands for all sites beyond
         self._line[sorted(groups)] = np.arange(len(groups))

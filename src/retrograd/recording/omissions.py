@@ -27,7 +27,7 @@ class Evidence:
         kept: printed sites of which a tensor was kept.
         called: paths of modules that were called while a step was recorded.
         unreadable: sites whose tensors could not be read, and why.
-        uncopied: printed sites of updates that were left out for their size.
+        uncopied: printed sites of updates and reduced gradients that were left out for their size.
         alone: printed sites of parameters of which this process has found gradients that were to be reduced, and
             whether there is somebody who does so.
     """
@@ -100,7 +100,8 @@ def _explain_parameter(parameter: ParameterWish, site: Site, evidence: Evidence)
     if parameter.is_frozen:
         return "the parameter is frozen"
     if str(site) in evidence.uncopied:
-        return "more bytes of weights than are copied while an optimizer steps"
+        when = "during a pass" if site.quantity == "grad" else "while an optimizer steps"
+        return f"more bytes of weights than are copied {when}"
     if site.quantity != "grad":
         return "no optimizer of torch.optim has updated the parameter"
     is_reduced = evidence.alone.get(str(site.value))

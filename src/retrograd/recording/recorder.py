@@ -434,7 +434,7 @@ class Recorder:
             kept=self.keeper.names,
             called=self._taps.called,
             unreadable=self._faults.unreadable,
-            uncopied=self._optimizers.tap.left_out,
+            uncopied=self._optimizers.tap.left_out | self._reductions.left_out,
             alone={
                 str(each.site): each.exchange is not None for each in self._taps.parameters.values() if each.is_alone
             },

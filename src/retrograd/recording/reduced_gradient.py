@@ -17,26 +17,30 @@ class ReducedGradient:
 
     Attributes:
         watch: that watch.
+        is_beyond: what was there already is more than may be copied, so that what is added cannot be told.
     """
 
-    __slots__ = ("_before", "_is_hooked", "_is_waiting", "_mark", "watch")
+    __slots__ = ("_before", "_is_hooked", "_is_waiting", "_mark", "is_beyond", "watch")
 
     def __init__(self, watch: ParameterWatch, *, is_hooked: bool) -> None:
         self.watch = watch
         self._is_hooked = is_hooked
         self._before: torch.Tensor | None = None
-        self._is_waiting = False
+        self._is_waiting = self.is_beyond = False
         self._mark: tuple[int, int] | None = None
 
-    def remember(self) -> None:
-        """A pass begins."""
+    def remember(self, room: int) -> int:
+        """A pass begins; returns the bytes that are copied, at most ``room``, of what ``.grad`` holds already."""
         gradient = _gradient_of(self.watch)
         self.watch.has_come = False
         self._mark = _mark(gradient)
-        if gradient is None:
-            self._before = None
-        elif not self._is_waiting:
-            self._before = gradient.clone()
+        if self._is_waiting and gradient is not None:
+            return 0
+        self._before, self.is_beyond = None, gradient is not None and gradient.nbytes > room
+        if gradient is None or self.is_beyond:
+            return 0
+        self._before = gradient.clone()
+        return gradient.nbytes
 
     def has_come(self) -> bool:
         """Whether the pass has added anything to ``.grad``."""
@@ -48,10 +52,10 @@ class ReducedGradient:
         self._is_waiting = True
 
     def take(self) -> torch.Tensor | None:
-        """What was added since it was last reduced, or cleared; nothing is held any longer."""
+        """What was added since it was last reduced, or cleared, if that can be told; nothing is held any longer."""
         self._is_waiting = False
         before, self._before = self._before, None
-        gradient = _gradient_of(self.watch)
+        gradient = None if self.is_beyond else _gradient_of(self.watch)
         return gradient if gradient is None or before is None else gradient - before
 
 

@@ -12,6 +12,7 @@ from retrograd.hooks.exchange import Averaging, Exchange, find_exchanges, is_ave
 from retrograd.recording.clock import Clock
 from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.reduced_gradient import ReducedGradient
+from retrograd.recording.updates import COPY_LIMIT
 from retrograd.sites.site import Site
 
 
@@ -35,10 +36,14 @@ class Reductions:
 
     Args:
         host: the recorder.
+
+    Attributes:
+        left_out: printed sites of gradients that could not be told, at least once, for their size.
     """
 
     def __init__(self, host: ReductionHost) -> None:
         self._host = host
+        self.left_out: set[str] = set()
         self._groups: list[_Group] = []
         self._wrappers: WeakSet[nn.Module] = WeakSet()
 
@@ -70,10 +75,13 @@ class Reductions:
 
     def pass_begins(self) -> None:
         """A pass that may be recorded begins."""
+        room = COPY_LIMIT
         for group in self._groups:
             group.gradients = [each for each in group.gradients if each.watch.parameter is not None]
             for gradient in group.gradients:
-                gradient.remember()
+                room -= gradient.remember(room)
+                if gradient.is_beyond:
+                    self.left_out.add(str(gradient.watch.site.grad))
 
     def pass_ends(self) -> None:
         """It has ended: record what was reduced."""

@@ -76,7 +76,8 @@ class Stream:
 
     def see_more(self, tensor: torch.Tensor) -> None:
         """Take in a tensor for everything but the built-in statistics."""
-        tensor = local_part(tensor.detach()) if is_sharded(tensor) else tensor
+        if type(tensor) is not torch.Tensor and is_sharded(tensor):
+            tensor = local_part(tensor.detach())
         if self.custom is not None:
             try:
                 self.custom.observe(tensor, self.row)
