@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from retrograd.files import make_storable, write_whole
+from retrograd.files import make_storable, remove_unfinished, write_whole
 from retrograd.history.columns import decode_batches
 from retrograd.history.events import build_event_table
 from retrograd.history.names import SiteNames
@@ -64,6 +64,7 @@ class RankFolder:
         self._recorded: set[str] = set()
         self.error: dict[str, Any] | None = None
         folder = claim.folder
+        remove_unfinished(folder)
         self._statistics = PartFolder(folder / STATISTICS)
         self._events = PartFolder(folder / EVENTS)
         self.shards = ShardFolder(folder / TENSORS, tensor_budget, count_added, max_waiting)
