@@ -32,6 +32,7 @@ from retrograd.errors import (
 )
 from retrograd.graph.node import Line
 from retrograd.hooks.nodes import edges_of, is_leaf, is_python
+from retrograd.hooks.versions import TORCH
 from tests.bundles.bundled import KINDS, WritesToItsBuffer
 from tests.graph.bits import same
 from tests.graph.zoo import ZOO, leaf
@@ -153,6 +154,9 @@ def test_a_node_gives_the_same_bits_again(name: str, written: Written, elsewhere
     assert written[name]
     for path, gave in written[name]:
         replayed = replay(path)
+        if name == "cumprod with a zero" and not replayed and TORCH < (2, 13):
+            assert replayed.bundle.node.deviation  # which a newer torch does not have
+            continue
         assert replayed, describe(replayed)
         assert elsewhere[path.name][0], elsewhere[path.name][1]
         if replayed.bundle.node.name in {"BranchesBackward", "WritesToItsBufferBackward"}:
@@ -396,7 +400,8 @@ def test_what_python_code_raised_is_told_and_not_raised(tmp_path: Path) -> None:
 def test_an_error_that_comes_late_is_pythons(tmp_path: Path) -> None:
     replayed = replay(bundle_of(TidiesUp.apply(leaf(2, 3)), tmp_path / "it"))
     assert replayed.equal is None
-    assert replayed.differences[0].startswith("raised by Python code, not by an operation: RuntimeError: mat1 and mat2")
+    assert replayed.differences[0].startswith("raised by Python code, not by an operation: RuntimeError: ")
+    assert "mat1 and mat2" in replayed.differences[0]
 
 
 def test_what_autograd_raised_is_told_and_not_raised(tmp_path: Path) -> None:

@@ -167,8 +167,8 @@ def record_origins(
             loss = model(x).sum()
         graph = rg.walk(loss)
 
-    Compiled code is left alone: what it makes has the line that called it. Threads that are started by the user are
-    listened to within calls of modules.
+    Compiled code is left alone: what it makes has the line that called it. Threads that were running before are
+    listened to within calls of modules; those that begin later, everywhere.
 
     Args:
         model: paths of modules are relative to it; a dict of models gives them prefixes. Left out, they are relative
