@@ -145,7 +145,9 @@ class History:
         """
         rows, codes = self.rows, self._find(str(site))
         calls = {call: rows.of_site(code) for code, call in codes.items()}
-        return Series(rows, str(site), calls, RecordedRelatives(self._names, self.__getitem__, self._list_tensors))
+        return Series(
+            rows, str(site), calls, RecordedRelatives(self._names, self.__getitem__, self._list_tensors, self._explain)
+        )
 
     def __contains__(self, site: object) -> bool:
         return site in self._names
@@ -231,10 +233,13 @@ class History:
         try:
             return self._names.find(site)
         except NoSuchSiteError as error:
-            missed = self.manifest.get("not_recorded")
-            listed = [each for each in missed if isinstance(each, Mapping)] if isinstance(missed, list) else []
-            reasons = {str(each.get("site")).strip("'"): str(each.get("reason")) for each in listed}
-            raise NoSuchSiteError(error.problem, repair=error.repair, reason=reasons.get(site, "")) from None
+            raise NoSuchSiteError(error.problem, repair=error.repair, reason=self._explain(site)) from None
+
+    def _explain(self, site: str) -> str:
+        """Why nothing was recorded of a site or pattern, if the recorder has told."""
+        missed = self.manifest.get("not_recorded")
+        listed = [each for each in missed if isinstance(each, Mapping)] if isinstance(missed, list) else []
+        return next((str(each.get("reason")) for each in listed if str(each.get("site")).strip("'") == site), "")
 
     @property
     def _merges(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from retrograd.errors import NoSuchSiteError
 from retrograd.sites.pattern import Candidate, Pattern
-from retrograd.sites.selection import Selection
+from retrograd.sites.selection import Selection, suggest
 from retrograd.sites.site import BEFORE, Site, parse_leniently, parse_site, says_call
 
 
@@ -101,10 +101,10 @@ class SiteNames:
         selection = Selection(patterns)
         names = self._read()
         candidates = {code: Candidate(self._sites[code]) for code in among}
-        for pattern in selection.unmatched(list(candidates.values())):
-            raise NoSuchSiteError(
-                f"The pattern {str(pattern)!r} matches no recorded site.", repair=self._suggest(str(pattern))
-            )
+        listed = list(candidates.values())
+        for pattern in selection.unmatched(listed):
+            repair = suggest(pattern, listed) if listed else "nothing is recorded yet: run a step first."
+            raise NoSuchSiteError(f"The pattern {str(pattern)!r} matches no recorded site.", repair=repair)
         found = [code for code, candidate in candidates.items() if selection.wants(candidate)]
         if not found:
             raise NoSuchSiteError(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from retrograd.errors import NoSuchSiteError
 from retrograd.history.columns import encode_phase
-from retrograd.history.kept import Kept
+from retrograd.history.kept import Kept, KeptTensors
 from retrograd.history.matrix import compute_statistic, number_steps
 from retrograd.history.rows import Part, Picked, Rows
 from retrograd.history.sink import PHASES
@@ -27,6 +27,9 @@ class Relatives(Protocol):
 
     def list_tensors(self, series: Series) -> Sequence[Kept]:
         """What was kept of its calls, oldest first."""
+
+    def explain_none_kept(self, series: Series) -> Exception:
+        """What to raise when a tensor is asked for, and none was kept."""
 
     def find_value(self, series: Series) -> Series:
         """The value that it is the gradient or the update of."""
@@ -169,9 +172,11 @@ class Series:
 
         Raises:
             NoSuchSiteError: when what belongs to a gradient was not kept.
+            NothingKeptError: when one is asked for and there is none.
         """
         kept = self._relatives.list_tensors(self)
-        return kept if self._leader is None else match_tensors(self._leader, self.site, kept)
+        matched = kept if self._leader is None else match_tensors(self._leader, self.site, kept)
+        return KeptTensors(matched, lambda: self._relatives.explain_none_kept(self))
 
     @property
     def exponents(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -20,7 +20,7 @@ from retrograd.recording.module_watch import SlotWatch
 from retrograd.recording.placements import Placements
 from retrograd.recording.row_table import RowTable
 from retrograd.recording.tensor_keeper import TensorKeeper
-from retrograd.sites.site import Site
+from retrograd.sites.site import ROOT, Site
 from retrograd.statistics.row import ROW, scale_rows
 
 
@@ -51,6 +51,7 @@ class Emitter:
 
     Attributes:
         scale: what the gradients of the pass that is in the lane were multiplied by; None for nothing.
+        failed_at: of the last pass that raised, the module whose output's gradient came last; None where none came.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Emitter:
         self._losses: list[tuple[Moment, torch.Tensor, torch.Tensor | None]] = []
         self._changes: list[tuple[Moment, Site, str, torch.Tensor]] = []
         self.scale: torch.Tensor | None = None
+        self.failed_at: str | None = None
 
     def add_losses(self, moment: Moment, losses: tuple[torch.Tensor, ...], scale: torch.Tensor | None) -> None:
         """A pass that started from these losses has ended."""
@@ -96,6 +98,8 @@ class Emitter:
         scale = self._read_scale(moment) if lane.mode is Mode.GRAD else 1.0
         batches = list(_drain(lane, moment, scale))
         division = divide(lane, self._slots, batches, is_closing=is_closing)
+        if lane.failed:
+            self.failed_at = self._find_last(batches)
         late = self._late.find(lane) if lane.mode is Mode.GRAD else {}
         self._emit_losses()
         self._emit_changes(moment)
@@ -143,6 +147,7 @@ class Emitter:
                 self._notes.note("rewrite", str(site), value=share, text=rule, moment=replace(when, phase=phase))
 
     def _keep(self, moment: Moment, kept: Sequence[Kept], scale: float, late: Mapping[Any, Closed]) -> None:
+        self._rows.name_kept(item[0] for item in kept)
         if not late:
             self._keeper.take(moment, kept, scale)
             return
@@ -151,6 +156,16 @@ class Emitter:
             closed = late.get(item[0])
             if closed is not None:
                 self._keeper.take(replace(closed.moment, backward=0, phase="train"), [item], scale)
+
+    def _find_last(self, batches: Sequence[RowBatch]) -> str | None:
+        rows = [line for batch in batches for line in np.frombuffer(batch.rows, ROW)[["order", "row"]].tolist()]
+        sites = [self._rows.sites[row] for _, row in sorted(rows, reverse=True)]
+        last = None
+        for path in [site.path for site in sites if site.quantity == "grad" and site.slot == "output"]:
+            if last not in (None, ROOT) and not path.startswith(f"{last}."):
+                break
+            last = path  # of a module that returned the very tensor of its part, the part
+        return last
 
     def _note_rows(self, lane: Lane, batch: RowBatch) -> None:
         numbers = memoryview(batch.rows).cast("i")[:: ROW.itemsize // 4].tobytes()  # ``row`` comes first in a row

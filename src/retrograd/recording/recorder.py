@@ -366,7 +366,7 @@ class Recorder:
 
     def fault(self, site: Site | str, error: Exception) -> None:
         """An error of ours at a tap: said once, counted, and training goes on."""
-        reason = self._faults.add(str(site), error)
+        reason = self._faults.add(site, error)
         if reason:
             self.note("fault", str(site), text=reason)
 
@@ -382,8 +382,13 @@ class Recorder:
             self.clock.settle()
         self._sink.flush()
 
-    def close(self, status: str = "finished") -> None:
-        """Take every hook away, hand over what is left, and close the sink. Calling it twice is harmless."""
+    def close(self, status: str = "finished", error: dict[str, Any] | None = None) -> None:
+        """Take every hook away, hand over what is left, and close the sink. Calling it twice is harmless.
+
+        Args:
+            status: how it ended.
+            error: by which exception, as :func:`retrograd.runs.ending.describe_exception` tells it.
+        """
         if self._closed:
             return
         self._closed = True
@@ -404,10 +409,23 @@ class Recorder:
         self.keeper.finish(self.clock.moment)
         evidence = self._evidence()
         self._sink.describe(not_recorded=list_omissions(evidence), faults=dict(self._faults.counts))
+        if error is not None:
+            self._tell_error(error)
         self._sink.close(status)
         unmatched = list_unmatched(evidence)
         if unmatched and status == "finished":  # else what has not come yet is no news
             say(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
+
+    def find_path(self, module: Any) -> str | None:
+        """The path of a recorded module; None for anything else."""
+        return next((wish.path for wish in self._wishes.modules if wish.module is module), None)
+
+    def _tell_error(self, error: dict[str, Any]) -> None:
+        if error["in_backward"] and error["module"] is None:
+            error = error | {"module": self._emitter.failed_at}
+        name = error["node"] or error["module"] or ""
+        self.note("error", name, text=f"{error['kind']}: {error['message']}")
+        self._sink.describe(error=error)
 
     def _evidence(self) -> Evidence:
         return Evidence(

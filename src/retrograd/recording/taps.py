@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
-from retrograd.hooks.candidates import NamedModule, parameter_site
+from retrograd.hooks.candidates import NamedModule
 from retrograd.hooks.module import CallTap, InputWatcher, unwatch_forward, watch_forward
+from retrograd.hooks.module_paths import parameter_site
 from retrograd.hooks.placement import is_distributed
 from retrograd.recording.argument_watch import ArgumentHost, ArgumentWatch
 from retrograd.recording.keep import find_keep
@@ -190,8 +191,7 @@ class Taps:
         keep = find_keep(self._settings.keeps, candidate)
         if not has_row and keep is None:
             return None
-        row = self._rows.number(site)  # also where tensors alone are kept: by it the record knows the name
-        return Stream(lane, site, row if has_row else NO_ROW, keep, copy=copy, host=self._host)
+        return Stream(lane, site, self._rows.number(site) if has_row else NO_ROW, keep, copy=copy, host=self._host)
 
 
 def _forget(parameters: dict[int, ParameterWatch], number: int, _: object) -> None:

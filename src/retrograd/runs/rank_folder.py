@@ -6,12 +6,12 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from retrograd.files import make_storable, write_whole
+from retrograd.files import make_storable, remove_unfinished, write_whole
 from retrograd.history.columns import decode_batches
 from retrograd.history.events import build_event_table
 from retrograd.history.names import SiteNames
@@ -40,6 +40,7 @@ class RankFolder:
     Attributes:
         next_step: one more than the last step that is recorded, at the start.
         names: the sites.
+        error: the exception that ended the process, as :mod:`retrograd.runs.ending` tells it; None for none.
 
     Raises:
         DamagedRunError: a file of the run to continue cannot be read.
@@ -61,7 +62,9 @@ class RankFolder:
         self._placements: Mapping[str, Any] = {}
         self._is_placed = True
         self._recorded: set[str] = set()
+        self.error: dict[str, Any] | None = None
         folder = claim.folder
+        remove_unfinished(folder)
         self._statistics = PartFolder(folder / STATISTICS)
         self._events = PartFolder(folder / EVENTS)
         self.shards = ShardFolder(folder / TENSORS, tensor_budget, count_added, max_waiting)
@@ -161,8 +164,9 @@ class RankFolder:
             "last_step": self._span and self._span[1],
             "rows": self._rows,
             "events": dict(self._event_counts),
+            "error": self.error,
             "tensor_bytes": self.shards.bytes,
             "tensors_dropped": self.shards.dropped,
-            "lost": {name: count for name, count in asdict(lost).items() if count or name != "files"},
+            "lost": lost.tell(),
         }
         write_json(self._claim.folder / RANK_FILE, content)

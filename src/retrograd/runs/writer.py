@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +20,7 @@ from retrograd.errors import RunExistsError, RunWriteError
 from retrograd.files import make_storable
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.runs.complaints import Complaints
+from retrograd.runs.ending import describe_exception, find_exception
 from retrograd.runs.forks import outlive_forks
 from retrograd.runs.layout import MANIFEST
 from retrograd.runs.manifest import Manifest
@@ -111,9 +110,10 @@ class RunWriter:
     # ---- the sink: called by the training thread ----
 
     def describe(self, **facts: Any) -> None:
-        """Add facts to the manifest; ``placements`` to the rank's own record."""
+        """Add facts to the manifest; ``placements`` and ``error``, which are of this process, to its rank's record."""
         if "placements" in facts:
             self._folder.place(facts.pop("placements"))
+        self._folder.error = facts.pop("error", self._folder.error)
         self._manifest.describe(facts)
 
     def add_sites(self, names: Sequence[str]) -> None:
@@ -253,7 +253,7 @@ class RunWriter:
         if self._claim.rank == 0 and not self._claim.is_extra:
             self._manifest.add_sites(self._folder.recorded)
             if self.lost:
-                self._manifest.describe({"lost": asdict(self.lost)})
+                self._manifest.describe({"lost": self.lost.tell()})
             self._manifest.write()
 
     def _attempt(self, write: Callable[[], None], lost: Lost | None = None) -> bool:
@@ -292,4 +292,7 @@ class RunWriter:
         self._claim.release()
 
     def _close_at_exit(self) -> None:
-        self.close("finished" if getattr(sys, "last_value", None) is None else "failed")
+        error = find_exception()
+        if error is not None:
+            self.describe(error=describe_exception(error))
+        self.close("finished" if error is None else "failed")
