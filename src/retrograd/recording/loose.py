@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import Optimizer
 
-from retrograd.hooks.candidates import parameter_site
+from retrograd.hooks.module_paths import parameter_site
 from retrograd.hooks.optimizer import list_optimizers
 from retrograd.recording.taps import Taps
 from retrograd.sites.site import OPTIMIZER, Site
