@@ -23,6 +23,7 @@ from retrograd.launch.late_sink import LateSink
 from retrograd.launch.naming import name_models
 from retrograd.launch.request import Request, read_request
 from retrograd.launch.search import Search
+from retrograd.notices import warnings_kept
 from retrograd.randomness import random_kept
 from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
@@ -38,7 +39,7 @@ def start_session() -> None:
     atexit.register(session.close)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.start_over)
-    warnings.simplefilter("default", RetrogradWarning)  # also under -W error: ours must not raise in the script
+    warnings.simplefilter("default", RetrogradWarning)  # whatever the script does with its own
     session.take_inventory()
 
 
@@ -123,7 +124,7 @@ class Session:
         return Recorder(models, self._sink, settings, step=step)
 
     def _open_run(self) -> RunWriter:
-        with random_kept():
+        with random_kept(), warnings_kept():
             from retrograd.runs.writer import RunWriter
 
         writer = RunWriter(self._request.path, resume=self._request.resume, join=True)
