@@ -24,6 +24,7 @@ from retrograd.launch.late_sink import LateSink
 from retrograd.launch.naming import name_models
 from retrograd.launch.request import Request, read_request
 from retrograd.launch.search import Search
+from retrograd.notices import warnings_kept
 from retrograd.randomness import random_kept
 from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
@@ -40,7 +41,7 @@ def start_session() -> None:
     atexit.register(session.close)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.start_over)
-    warnings.simplefilter("default", RetrogradWarning)  # also under -W error: ours must not raise in the script
+    warnings.simplefilter("default", RetrogradWarning)  # whatever the script does with its own
     session.take_inventory()
 
 
@@ -155,7 +156,7 @@ class Session:
         return Recorder(models or None, self._sink, settings, step=step, loose=True)
 
     def _open_run(self) -> RunWriter:
-        with random_kept():
+        with random_kept(), warnings_kept():
             from retrograd.runs.writer import RunWriter
 
         writer = RunWriter(self._request.path, resume=self._request.resume, join=True)

@@ -40,9 +40,10 @@ from retrograd.hooks.nested import flatten
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.hooks.pipeline import is_rehearsal, running_stage
 from retrograd.hooks.tables import Entry
+from retrograd.notices import warn
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
-from retrograd.recording.faults import Faults, harmless, say
+from retrograd.recording.faults import Faults, harmless
 from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
@@ -437,7 +438,7 @@ class Recorder:
         self._sink.close(status)
         unmatched = list_unmatched(evidence)
         if unmatched and status == "finished":  # else what has not come yet is no news
-            say(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
+            warn(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
 
     def find_path(self, module: Any) -> str | None:
         """The path of a recorded module; None for anything else."""

@@ -19,12 +19,14 @@ import torch
 
 from retrograd.errors import DamagedRunError
 from retrograd.files import remove_abandoned
+from retrograd.notices import warnings_kept
 from retrograd.runs.files import read_json, write_json
 from retrograd.runs.layout import FORMAT
 
 _GIT_SECONDS = 5.0
 
 
+@warnings_kept()  # to ask for the platform a process is started
 def gather_facts() -> dict[str, Any]:
     """What can be told at once: the manifest of a run that has just begun."""
     return {

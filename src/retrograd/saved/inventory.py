@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from retrograd.errors import SavedTensorError
 from retrograd.files import write_file
+from retrograd.notices import warnings_kept
 from retrograd.saved.held import HeldStorage, Peak, Timeline, is_held, list_storages, make_timeline
 from retrograd.saved.inventory_columns import PERMANENT, SCHEMA
 from retrograd.saved.inventory_text import describe_inventory
@@ -35,6 +36,7 @@ class Inventory:
         notes: what is not in it, and why, in words.
     """
 
+    @warnings_kept()  # for the first table pyarrow loads pandas
     def __init__(
         self,
         table: pa.Table | None = None,
