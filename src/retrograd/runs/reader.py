@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 from retrograd.errors import DamagedRunError, NotARunError
+from retrograd.foreign.json_text import read_json
+from retrograd.foreign.kinds import check_kinds
 from retrograd.history.events import EVENT_SCHEMA
 from retrograd.history.history import History
 from retrograd.history.names import SiteNames
-from retrograd.runs.files import read_json
 from retrograd.runs.layout import (
     EVENTS,
     LOCK,
@@ -28,7 +29,7 @@ from retrograd.runs.layout import (
 )
 from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
-from retrograd.runs.parts import read_part
+from retrograd.runs.parts import explain_damage, read_part
 from retrograd.runs.stored_rows import StoredRows
 from retrograd.runs.stored_tensors import StoredTensors
 
@@ -114,11 +115,7 @@ class Run:
         of_history = folders if len(folders) == 1 else [folder for folder in folders if not is_extra(folder.name)]
         ranks = {parse_rank(folder.name) or 0: folder for folder in of_history}
         self._open_parts(ranks)
-        events = [
-            read_part(path, EVENT_SCHEMA.names).cast(EVENT_SCHEMA)
-            for folder in ranks.values()
-            for _, path in list_parts(folder / EVENTS)
-        ]
+        events = [_read_events(path) for folder in ranks.values() for _, path in list_parts(folder / EVENTS)]
         table = pa.concat_tables([EVENT_SCHEMA.empty_table(), *events]).unify_dictionaries()
         tensors = StoredTensors({rank: folder / TENSORS for rank, folder in ranks.items()}, lambda: self.history.events)
         self.history.manifest = {**self.manifest, "status": self.status}  # first: it says how statistics merge
@@ -135,6 +132,11 @@ class Run:
                 key = (path, found.st_ino, found.st_size)
                 opened[key] = self._parts.get(key) or StoredRows(path, self._names, rank)
         self._parts = opened
+
+
+def _read_events(path: Path) -> pa.Table:
+    with explain_damage(path):
+        return read_part(path, EVENT_SCHEMA.names).cast(EVENT_SCHEMA)
 
 
 def _find_rank_folders(path: Path) -> list[Path]:
@@ -163,6 +165,7 @@ def _load_rank(folder: Path) -> Rank:
     if (folder / RANK_FILE).exists():
         try:
             facts = read_json(folder / RANK_FILE)
+            check_kinds(facts, {"status": str, "began": float, "written": float, "lost": dict[str, float]})
         except (OSError, ValueError) as error:
             raise DamagedRunError(
                 f"{str(folder / RANK_FILE)!r} cannot be read: {error}.", repair="remove that file."
