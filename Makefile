@@ -1,27 +1,30 @@
 PYTHON ?= python3
-BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TORCH ?= # a version other than the pinned one: it gets an environment of its own
+VENV := .venv$(TORCH:%=-%)
+BIN := $(VENV)/bin
+CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 .PHONY: help demo test check bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /	/' | expand -t 10
 
-demo: .venv/installed-examples ## record examples/train_digits.py unmodified and write the report
+demo: $(VENV)/installed-examples ## record examples/train_digits.py unmodified and write the report
 	@if [ -f runs/demo/manifest.json ]; then rm -r runs/demo; fi
 	$(BIN)/retrograd run -o runs/demo --inventory 1 examples/train_digits.py
 	$(BIN)/retrograd report runs/demo
 	@echo "Open $(CURDIR)/runs/demo/report.html in a browser."
 
-test: check ## run all checks and tests
+test: $(if $(TORCH),$(VENV)/installed-test,check) ## run all checks and tests; TORCH=2.15.0: the tests with that version
 	$(BIN)/pytest
 
-check: .venv/installed-dev
+check: $(VENV)/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: .venv/installed-dev ## measure what it costs
+bench: $(VENV)/installed-dev ## measure what it costs
 	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/tracing.py
@@ -30,14 +33,15 @@ bench: .venv/installed-dev ## measure what it costs
 	$(BIN)/python benchmarks/inventory.py
 	$(BIN)/python benchmarks/saved_tensors.py
 
-clean: ## remove the environment, what was built and the caches; recorded runs stay
-	rm -rf .venv build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+clean: ## remove the environments, what was built and the caches; recorded runs stay
+	rm -rf .venv .venv-* build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src -name '*.so' -delete
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -r {} +
 
-# Without build isolation, so that the build's own tools are pinned too.
-.venv/installed-%: pyproject.toml constraints.txt $(wildcard setup.py src/retrograd/statistics/*.c)
-	[ -x $(BIN)/pip ] || $(PYTHON) -m venv .venv
+# Without build isolation, so that the build's own tools are pinned too. Other versions of torch ask for other setuptools.
+$(VENV)/installed-%: pyproject.toml constraints.txt $(wildcard setup.py src/retrograd/statistics/*.c)
+	[ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV)
+	$(if $(TORCH),(grep -vE '^(torch|setuptools)==' constraints.txt; echo 'torch==$(TORCH)') >$(CONSTRAINTS))
 	$(INSTALL) setuptools wheel
 	$(INSTALL) --no-build-isolation --editable '.[$*]'
 	@touch $@

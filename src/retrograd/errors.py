@@ -26,6 +26,7 @@
     │   ├── ReplayError            cannot-rerun
     │   ├── CannotBundleError      cannot-bundle
     │   ├── DamagedBundleError     damaged-bundle
+    │   ├── UnsafeBundleError      unsafe-bundle
     │   └── BundleVersionError     other-torch
     ├── RewriteError
     │   ├── RuleError              bad-rule
@@ -38,7 +39,8 @@
     │   ├── RecomputeError         recomputed-otherwise
     │   ├── SavedPolicyError       bad-saved-policy
     │   └── BudgetError            budget-too-small
-    └── LaunchError                cannot-launch
+    ├── LaunchError                cannot-launch
+    └── TorchVersionError          old-torch
 
 Each class has a ``slug``: the name under which the documentation explains it.
 A message says what is wrong, then how to mend it, then why we insist.
@@ -232,6 +234,12 @@ class DamagedBundleError(GraphError):
     slug = "damaged-bundle"
 
 
+class UnsafeBundleError(GraphError):
+    """A replay bundle asks for more than to compute, and nobody said that it is to be trusted."""
+
+    slug = "unsafe-bundle"
+
+
 class BundleVersionError(GraphError):
     """A replay bundle was written by another version of torch."""
 
@@ -314,6 +322,12 @@ class LaunchError(RetrogradError):
     """The command to record cannot be started."""
 
     slug = "cannot-launch"
+
+
+class TorchVersionError(RetrogradError, ImportError):
+    """The torch that is installed is too old. An ``ImportError`` too."""
+
+    slug = "old-torch"
 
 
 class RetrogradWarning(UserWarning):

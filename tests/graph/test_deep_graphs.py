@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from retrograd.hooks.nodes import IDENTITIES_LAST
+
 ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
@@ -91,6 +93,7 @@ def test_deep_graphs_are_freed(what: str, depth: int, stack: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not IDENTITIES_LAST, reason="before torch 2.13 what was seen of a graph does not make it crash")
 def test_without_the_guard_they_crash() -> None:
     """If this fails, torch frees deep graphs without recursion, and the guard has had its day."""
     assert run(50_000, 512, "unguarded").returncode in (-signal.SIGSEGV, -signal.SIGBUS)

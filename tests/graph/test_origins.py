@@ -586,6 +586,30 @@ def test_nothing_is_kept_alive() -> None:
         gc.enable()
 
 
+def test_names_are_found_where_nobody_holds_the_origins() -> None:
+    net = Shared()
+    with record_origins():
+        output = net(torch.randn(3, 4))
+    gc.collect()
+    for _ in range(2):  # found again and again, until others are recorded
+        graph = walk(output)
+        assert all(node.module is not None and node.line is not None for node in graph if not node.is_leaf)
+    with record_origins() as origins:
+        pass
+    assert not any(node.module or node.line for node in walk(output))
+    del origins
+    assert not any(node.module or node.line for node in walk(output))
+
+
+def test_origins_that_were_asked_are_gone_when_they_are_dropped() -> None:
+    net = Shared()
+    with record_origins() as origins:
+        output = net(torch.randn(3, 4))
+    assert all(node.line for node in walk(output) if not node.is_leaf)
+    del origins
+    assert not any(node.line for node in walk(output))
+
+
 def test_memory_is_bounded() -> None:
     x = torch.randn(3, requires_grad=True)
     net = nn.Identity()

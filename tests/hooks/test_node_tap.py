@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from retrograd.hooks import node_tap
 from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
 from retrograd.hooks.engine import current_node
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
-from retrograd.hooks.nodes import name_of
+from retrograd.hooks.nodes import IDENTITIES_LAST, name_of
 from retrograd.hooks.reach import find_nodes_of
 from tests.graph.test_walker import Double, tangle
 
@@ -244,7 +243,7 @@ def test_a_graph_that_is_run_again_and_again_gets_no_more_hooks() -> None:
     outputs.sum().backward(retain_graph=True)
     memory.table.clear()
     # Each of the three inner nodes once, after nine passes; none where torch does not let us know a node again.
-    assert len(calls) == (3 if node_tap._IDENTITIES_LAST else 0)
+    assert len(calls) == (3 if IDENTITIES_LAST else 0)
     assert not memory.table
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from retrograd.hooks.nodes import IDENTITIES_LAST
+
 SCRIPT = """
 import sys, threading
 import torch
@@ -146,6 +148,7 @@ def test_deep_graphs_are_freed(calls: int, stack: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not IDENTITIES_LAST, reason="before torch 2.13 what was seen of a graph does not make it crash")
 def test_without_the_guard_they_crash() -> None:
     """If this fails, torch frees deep graphs without recursion, and the guard has had its day."""
     assert run(4_000, 512, ["outputs"], "bare").returncode in (-signal.SIGSEGV, -signal.SIGBUS)

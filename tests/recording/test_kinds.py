@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -217,10 +218,8 @@ def test_tensors_that_cannot_be_read_are_noted(kind: str) -> None:
         "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
         "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     }
-    if kind == "quantized":
-        with pytest.warns(UserWarning, match="quantized|deprecated"):
-            value = makers[kind]()
-    else:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some versions of torch say that quantized tensors are on their way out
         value = makers[kind]()
     net = Returns(lambda module, x: (x, module.weight * 2))
     with collect(net) as seen:

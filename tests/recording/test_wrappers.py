@@ -113,6 +113,24 @@ def test_a_compiled_model_has_the_names_of_the_plain_one() -> None:
     assert "compiled" in reasons["0:output"]
 
 
+def test_a_model_that_is_compiled_in_place_is_recorded_at_its_boundary_and_left_as_it_was() -> None:
+    bare, net = make_net(), make_net()
+    for each in (bare, net):
+        each.compile(backend="eager")
+    compiled = net._compiled_call_impl
+    x = torch.randn(4, 3)
+    with collect(net) as seen:
+        for _ in range(2):
+            for each in (bare, net):
+                each(x).square().mean().backward()
+    assert {"self:output", "self:output.grad", "0:weight.grad"} <= set(seen.sites())
+    assert all(map(torch.equal, (p.grad for p in net.parameters()), (p.grad for p in bare.parameters())))
+    net(x)
+    assert net._compiled_call_impl is compiled
+    with pytest.raises(RuntimeError, match=r"shape|reduction dim"):
+        net(torch.randn(1, 1))
+
+
 def test_a_compiled_part() -> None:
     net = make_net()
     net[0].compile(backend="eager")

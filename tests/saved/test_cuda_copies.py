@@ -246,10 +246,10 @@ def test_what_torch_keeps_for_others_goes_before_pinned_memory_is_refused(monkey
         return torch.zeros(1)
 
     monkeypatch.setattr(torch, "empty", pin)
-    monkeypatch.setattr(torch.accelerator, "empty_host_cache", cached.clear)
+    monkeypatch.setattr(torch.accelerator, "empty_host_cache", cached.clear, raising=False)  # older torch has none
     assert copies.allocate(100).numel() == 1
     cached.append(1)
-    monkeypatch.setattr(torch.accelerator, "empty_host_cache", lambda: None)
+    monkeypatch.setattr(torch.accelerator, "empty_host_cache", lambda: None, raising=False)
     with pytest.raises(torch.AcceleratorError):
         copies.allocate(100)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType, TracebackType
 from typing import Any, Self
@@ -54,12 +54,22 @@ class Origins:
         self._lines: dict[tuple[int, int, int], tuple[CodeType, Any, Line]] = {}
         """Identity of code, offset, identity of function → code and function, so that nothing else gets their
         identities, and their line."""
+        self._turn = 0
+        self._is_unasked = False
 
     def __enter__(self) -> Self:
-        global _latest
+        global _latest, _unheld
         self._log.start()
-        _latest = weakref.ref(self)
+        self._is_unasked = True
+        self._turn = next(_turns)
+        _latest, _unheld = (self._turn, weakref.ref(self)), None
         return self
+
+    def __del__(self) -> None:
+        """What a ``with`` without ``as`` has noted is for the walk that comes."""
+        global _unheld
+        if self._is_unasked and _latest and self._turn == _latest[0]:
+            _unheld = Origins(self._log, self._names)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -74,6 +84,7 @@ class Origins:
             thread: number of the thread that made it, as ``threading.get_ident()`` gives it. Left out, the calling
                 thread is asked first, then the others, the newest first.
         """
+        self._is_unasked = False
         for log in self._log.logs(thread):
             origin = self._find_in(log, number)
             if origin is not None:
@@ -134,13 +145,17 @@ class Origins:
         return known[2]
 
 
-_latest: weakref.ref[Origins] | None = None
-"""Those that were entered last."""
+_turns = itertools.count(1)
+_latest: tuple[int, Callable[[], Origins | None]] = (0, lambda: None)
+"""Those that were entered last, and how many were before."""
+
+_unheld: Origins | None = None
+"""What those have noted, if nobody held them, and nobody had asked them yet; until others are entered."""
 
 
 def latest_origins() -> Origins | None:
-    """Those that were entered last, if somebody still holds them."""
-    return _latest() if _latest is not None else None
+    """Those that were entered last, if somebody still holds them, or has not yet asked them."""
+    return _latest[1]() or _unheld
 
 
 def record_origins(
@@ -152,8 +167,8 @@ def record_origins(
             loss = model(x).sum()
         graph = rg.walk(loss)
 
-    Compiled code is left alone: what it makes has the line that called it. Threads that are started by the user are
-    listened to within calls of modules.
+    Compiled code is left alone: what it makes has the line that called it. Threads that were running before are
+    listened to within calls of modules; those that begin later, everywhere.
 
     Args:
         model: paths of modules are relative to it; a dict of models gives them prefixes. Left out, they are relative

@@ -48,7 +48,7 @@ def walk(
         roots: a tensor, gradient edge or node, or tuples, lists and dicts of them.
         model: names the leaves by its parameters.
         origins: where nodes were made, from :func:`record_origins`; by default those that were entered last, if they
-            are still held.
+            are still held, or nothing was asked of them before.
         saved: whether to look at what each operation saved; a walk takes a third of the time without.
         names: names leaves that are no parameters: ``{"a": a}``. Those that were handed to ``rg.watch("a", a)`` have
             the name ``watch/a``.

@@ -98,8 +98,8 @@ class Series:
     """One site's statistics over steps, as they were when it was asked for.
 
     By default it speaks of the phase ``train`` and the first backward pass, with micro-batches, ranks, and calls of
-    the module merged into one number a step. :meth:`select` says otherwise. The name of one call, ``fc#2:output``,
-    gives that call alone.
+    the module merged into one number a step; what several ranks hold the same of counts once. :meth:`select` says
+    otherwise. The name of one call, ``fc#2:output``, gives that call alone.
 
     Args:
         rows: all rows.
@@ -189,11 +189,12 @@ class Series:
 
     @property
     def rows(self) -> dict[str, npt.NDArray[Any]]:
-        """The rows themselves, unmerged, as columns of equal length; ``phase`` in words, ``call`` by number."""
-        picked = Picked(self._rows, self._index)
+        """The rows themselves, of all ranks, as columns of equal length; ``phase`` in words, ``call`` by number."""
+        chosen = self._choice.pick(self._rows, self._site_index, self._site_calls)
+        picked = Picked(self._rows, self._site_index[chosen])
         columns = {name: picked[name] for name in picked if name not in ("site", "first_bin", "bin_count")}
         columns["phase"] = np.array(PHASES)[columns["phase"]]
-        columns["call"] = self._site_calls[self._chosen]
+        columns["call"] = self._site_calls[chosen]
         return columns
 
     @property
@@ -274,7 +275,8 @@ class Series:
 
     @cached_property
     def _chosen(self) -> npt.NDArray[np.int64]:
-        return self._choice.pick(self._rows, self._site_index, self._site_calls)
+        chosen = self._choice.pick(self._rows, self._site_index, self._site_calls)
+        return chosen if self._choice.rank is not None else chosen[self._rows.counts(self._site_index[chosen])]
 
     @cached_property
     def _index(self) -> npt.NDArray[np.int64]:

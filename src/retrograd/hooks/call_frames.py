@@ -10,13 +10,15 @@ from types import FrameType
 
 from torch import nn
 
-_CALL = nn.Module._call_impl.__code__
+from retrograd.hooks.compiled_modules import call_around
+
+_CALLS = (nn.Module._call_impl.__code__, call_around.__code__)
 
 
 def hooked_call() -> int:
     """Identity of the frame of the module call whose hook is running; 0 where torch's own code calls none."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not _CALL:
+    while frame is not None and frame.f_code not in _CALLS:
         frame = frame.f_back
     return id(frame) if frame is not None else 0
 
@@ -26,7 +28,7 @@ def hooked_calls() -> tuple[int, int]:
     inner = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _CALL:
+        if frame.f_code in _CALLS:
             if inner:
                 return inner, id(frame)
             inner = id(frame)
@@ -39,7 +41,7 @@ def running_calls() -> set[int]:
     found = set()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _CALL:
+        if frame.f_code in _CALLS:
             found.add(id(frame))
         frame = frame.f_back
     return found

@@ -12,25 +12,27 @@ from types import CodeType
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-_CALL = nn.Module._call_impl.__code__
-_STEP = Optimizer.profile_hook_step(lambda: None).__code__
+from retrograd.hooks.compiled_modules import call_around
+
+_CALLS = (nn.Module._call_impl.__code__, call_around.__code__)
+_STEPS = (Optimizer.profile_hook_step(lambda: None).__code__,)
 
 
 def count_calls(module: nn.Module) -> int:
     """How many calls of a module, one within the other, this thread is in."""
-    return _count(_CALL, module)
+    return _count(_CALLS, module)
 
 
 def count_steps(optimizer: Optimizer) -> int:
     """How many steps of an optimizer this thread is in: two where a subclass calls the ``step`` of its parent."""
-    return _count(_STEP, optimizer)
+    return _count(_STEPS, optimizer)
 
 
-def _count(code: CodeType, owner: object) -> int:
+def _count(codes: tuple[CodeType, ...], owner: object) -> int:
     count = 0
     frame = sys._getframe()
     while frame is not None:
-        if frame.f_code is code and frame.f_locals.get("self") is owner:
+        if frame.f_code in codes and frame.f_locals.get("self") is owner:
             count += 1
         frame = frame.f_back  # type: ignore[assignment]
     return count

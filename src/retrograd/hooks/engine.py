@@ -10,6 +10,8 @@ from typing import TypeVar
 import torch
 from torch._C._dynamo import eval_frame
 
+import retrograd.hooks.versions  # noqa: F401  # first of all, since what is below may not be there in an old torch
+
 F = TypeVar("F", bound=Callable[..., object])
 
 current_graph_task = torch._C._current_graph_task_id

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.nn.modules import module as modules
 
+from retrograd.hooks.compiled_modules import tables_of
 from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.tables import Entry, Hook
 
@@ -34,7 +35,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 def set_before(module: nn.Module, hook: Hook, *, is_first: bool = False) -> Entry:
     """Call ``hook(module, args, kwargs)`` before each forward of a module."""
-    tables: Any = module  # of a scripted one, too, which refuses to be asked for hooks
+    tables = tables_of(module)  # of a scripted one, too, which refuses to be asked for hooks
     return Entry(hook, tables._forward_pre_hooks, marks=(tables._forward_pre_hooks_with_kwargs,), is_first=is_first)
 
 
@@ -47,7 +48,7 @@ def set_after(module: nn.Module, hook: Hook, *, with_kwargs: bool = False, alway
         with_kwargs: give it the keyword arguments.
         always: call it also after an exception, with None as the output.
     """
-    tables: Any = module
+    tables = tables_of(module)
     marks = []
     if with_kwargs:
         marks.append(tables._forward_hooks_with_kwargs)
@@ -231,8 +232,8 @@ class InputTap:
 
 
 def _put_readers_last(module: nn.Module) -> None:
-    tables: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_hooks)
-    for hooks in tables:
+    tables = tables_of(module)
+    for hooks in (tables._forward_pre_hooks, tables._forward_hooks):
         for number, hook in list(hooks.items()):
             if _only_reads(hook):
                 hooks.move_to_end(number)

@@ -16,15 +16,11 @@ import torch
 from torch import Tensor
 
 from retrograd.hooks.engine import current_node, uncompiled
-from retrograd.hooks.nodes import LEAF_KIND, number_of
+from retrograd.hooks.nodes import IDENTITIES_LAST, LEAF_KIND, number_of
 from retrograd.hooks.tables import Entry, enter_node
 
 _MOST_HOOKED = 100_000
 """Nodes that are remembered, or those of one graph if there are more: some 100 bytes each."""
-
-_IDENTITIES_LAST = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-"""Whether a node has one and the same Python object for as long as it lives; before, one that is run again cannot be
-known again, and so gets hooks that can be taken away."""
 
 SeeFirst = Callable[[Tensor | None], None]
 SeeAll = Callable[[tuple[Tensor | None, ...]], None]
@@ -87,11 +83,11 @@ class NodeTap:
         for node in nodes:
             if type(node) is leaf_kind:  # it knows only the hooks of its leaf
                 self._handles.append(enter_node(node.register_prehook, see_leaf))
-            elif node in several or (is_kept and not _IDENTITIES_LAST):
+            elif node in several or (is_kept and not IDENTITIES_LAST):
                 self._handles.append(enter_node(node.register_prehook, see_all))
             elif not known or known.get(number_of(node)) != id(node):
                 node._register_hook_dict(carrier)
-        if is_kept and _IDENTITIES_LAST:
+        if is_kept and IDENTITIES_LAST:
             self._memory.remember(node for node in nodes if node not in several)
 
     def pause(self) -> None:

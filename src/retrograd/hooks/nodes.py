@@ -6,6 +6,7 @@ A node is what ``tensor.grad_fn`` gives. It takes the gradients of what its oper
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import methodcaller
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from retrograd.errors import FreedGraphError, NoGraphError
 from retrograd.hooks.python_nodes import run_python
+from retrograd.hooks.versions import TORCH
 
 number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
 """The sequence number of a node: those made later in one thread have larger ones, and run earlier."""
@@ -28,6 +30,12 @@ _RAW = "_raw_saved_"
 
 LEAF_KIND: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 """The type of a leaf's node."""
+
+IDENTITIES_LAST = TORCH >= (2, 13)
+"""Whether torch hands out one and the same Python object for a node as long as it lives."""
+
+_KEY = "retrograd.identity"
+_identities = itertools.count()
 
 _saved_names: dict[type, tuple[tuple[str, str], ...]] = {}
 """Kind of node → what its operation saved: our name, and the attribute to read."""
@@ -60,6 +68,13 @@ def is_python(node: Any) -> bool:
 def variable_of(node: Any) -> Tensor | None:
     """The leaf that a leaf's node adds to; None for another node."""
     return node.variable if is_leaf(node) else None
+
+
+def identity_of(node: Any) -> tuple[int, int]:
+    """What tells a node from all others that live at the same time, whatever object it is handed out as."""
+    if IDENTITIES_LAST:
+        return id(node), number_of(node)
+    return node.metadata.setdefault(_KEY, next(_identities)), number_of(node)
 
 
 def edges_of(node: Any) -> tuple[tuple[Any, int], ...]:

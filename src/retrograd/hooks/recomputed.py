@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.utils import checkpoint
 
+from retrograd.hooks.nodes import saved_of
+
 _NAME = "_recomputation_hook"
 
 
@@ -60,7 +62,9 @@ def frame_of(raw: Any) -> Any | None:
 
 def arguments_of(frame: Any) -> Iterator[Tensor]:
     """The tensors that a checkpoint will run its function with."""
-    for each in getattr(frame, "saved_args", ()):
+    saver = getattr(frame, "input_saver", None)  # in torch 2.11 a tensor, whose node saves itself and them
+    kept = getattr(frame, "saved_args", ()) if saver is None else saved_of(saver.grad_fn)["tensors"][1:]
+    for each in kept:
         held = getattr(each, "data", None)
         if isinstance(held, Tensor):
             yield held

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from retrograd.errors import RetrogradWarning
 from retrograd.hooks.engine import uncompiled
+from retrograd.notices import warn
+from retrograd.sites.site import Site
 from retrograd.statistics.slab import UnreadableTensorError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -19,7 +18,7 @@ _MOST_WARNINGS = 5
 
 
 class Faults:
-    """What went wrong at the taps, by site.
+    """What went wrong at the taps, by site, or by what was being done where no one site is to blame.
 
     A tensor of a kind that has no numbers to read is no fault: it is not recorded, and the reason is remembered.
 
@@ -33,12 +32,13 @@ class Faults:
         self.unreadable: dict[str, str] = {}
         self._said: set[str] = set()
 
-    def add(self, site: str, error: Exception) -> str:
+    def add(self, where: Site | str, error: Exception) -> str:
         """Count an error; returns what it says if it is the first of its site, else an empty text.
 
         An error that was said of one site is not said again of another.
         """
-        if isinstance(error, UnreadableTensorError):
+        site = str(where)
+        if isinstance(where, Site) and isinstance(error, UnreadableTensorError):
             self.unreadable.setdefault(site, str(error))
             return ""
         self.counts[site] += 1
@@ -47,7 +47,7 @@ class Faults:
         reason = f"{type(error).__name__}: {error}"
         if reason not in self._said and len(self._said) < _MOST_WARNINGS:
             self._said.add(reason)
-            say(f"retrograd could not record {site}: {reason}. Training goes on; further faults are counted.")
+            warn(f"retrograd could not record {site}: {reason}. Training goes on; further faults are counted.")
         return reason
 
 
@@ -63,11 +63,3 @@ def harmless(method: F) -> F:
             self.fault(method.__qualname__, error)
 
     return call  # type: ignore[return-value]
-
-
-def say(text: str) -> None:
-    """Warn, also where the user turns warnings into errors: ours must not end a training step."""
-    try:
-        warnings.warn(text, RetrogradWarning, stacklevel=3)
-    except RetrogradWarning as warning:
-        print(f"RetrogradWarning: {warning}", file=sys.stderr)

@@ -21,6 +21,7 @@ from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
 from retrograd.recording.schedule import Schedule
 from retrograd.recording.settings import Settings, Statistic
+from retrograd.runs.ending import describe_exception, is_failure
 from retrograd.runs.reader import open_run
 from retrograd.runs.writer import RunWriter
 from retrograd.sites.pattern import Pattern
@@ -74,9 +75,12 @@ class Recording:
 
     def close(self, status: str = "finished") -> None:
         """Take every hook away and complete the record. Calling it twice is harmless."""
+        self._close(status)
+
+    def _close(self, status: str, error: dict[str, Any] | None = None) -> None:
         if self in _active:
             _active.remove(self)
-        self._recorder.close(status)
+        self._recorder.close(status, error)
 
     def is_of_this_thread(self) -> bool:
         """Whether the recorded models run in the thread that asks."""
@@ -88,7 +92,11 @@ class Recording:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close("finished" if kind is None else "failed")
+        if is_failure(error):
+            assert error is not None
+            self._close("failed", describe_exception(error, self._recorder.find_path))
+        else:
+            self._close("finished")
 
     def __repr__(self) -> str:
         where = "in memory" if self.path is None else f"to {self.path}"
@@ -96,7 +104,7 @@ class Recording:
 
 
 def record(
-    model: nn.Module | Mapping[str, nn.Module],
+    model: nn.Module | Mapping[str, nn.Module] | None = None,
     path: str | os.PathLike[str] | None = None,
     *,
     sites: Pattern | Iterable[Pattern] | None = None,
@@ -112,7 +120,8 @@ def record(
     Recording never changes training: losses, gradients and weights are bitwise the same with and without it.
 
     Args:
-        model: a module, or modules by name, whose names then lead the names of their sites.
+        model: a module, or modules by name, whose names then lead the names of their sites. None for code without
+            one: tensors that are watched, those that optimizers update, and losses.
         path: the run folder; None keeps the history in memory.
         sites: which sites get statistics: globs over names, compiled regexes, module types, predicates. None is every
             module's output and its gradient, every parameter's gradient and update.
@@ -142,11 +151,11 @@ def record(
         if resume is not False:
             raise RecordingError("A recording in memory cannot be resumed.", repair="give the run folder as `path`.")
         memory = History(tensor_budget=settings.tensor_budget)
-        return Recording(Recorder(model, memory, settings), memory, None)
+        return Recording(Recorder(model, memory, settings, loose=model is None), memory, None)
     step = int(resume["step"]) if isinstance(resume, Mapping) else None
     check_models(model, settings)  # before the folder is made
     writer = RunWriter(path, resume=resume is not False, step=step, tensor_budget=settings.tensor_budget)
-    return Recording(Recorder(model, writer, settings, step=writer.next_step), writer, writer.path)
+    return Recording(Recorder(model, writer, settings, step=writer.next_step, loose=model is None), writer, writer.path)
 
 
 @uncompiled

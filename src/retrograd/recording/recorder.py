@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
+from torch.optim.optimizer import Optimizer
 
 from retrograd.history.sink import Event, EventKind, Moment, Sink
 from retrograd.hooks.backward import (
@@ -34,20 +35,27 @@ from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_co
 from retrograd.hooks.hiding import hide_hooks, show_hooks
 from retrograd.hooks.input_gradient import InputGradient
 from retrograd.hooks.interventions import listen_to_interventions, unlisten_to_interventions
+from retrograd.hooks.leaves import find_leaves
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
+from retrograd.hooks.pipeline import is_rehearsal, running_stage
 from retrograd.hooks.tables import Entry
+from retrograd.notices import warn
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
-from retrograd.recording.faults import Faults, harmless, say
+from retrograd.recording.faults import Faults, harmless
 from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
+from retrograd.recording.loose import LooseParameters
 from retrograd.recording.manual_updates import ManualUpdates
 from retrograd.recording.module_watch import SlotWatch, mode_now
 from retrograd.recording.omissions import Evidence, list_omissions, list_unmatched
 from retrograd.recording.optimizer_watch import OptimizerWatch
+from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.place import Place
+from retrograd.recording.placements import Placements
+from retrograd.recording.reductions import Reductions
 from retrograd.recording.row_table import RowTable
 from retrograd.recording.settings import Settings
 from retrograd.recording.taps import Taps
@@ -61,10 +69,11 @@ class Recorder:
     """Records models into a sink until it is closed.
 
     Args:
-        models: a module, or modules by name. Names lead the paths of their sites.
+        models: a module, or modules by name. Names lead the paths of their sites. None for what there is without one.
         sink: what is written to.
         settings: what is recorded of them, and when.
         step: number of the first step.
+        loose: record tensors, too, that optimizers update and that belong to no model.
 
     Raises:
         AttachError: for something that cannot be recorded.
@@ -73,18 +82,20 @@ class Recorder:
 
     def __init__(
         self,
-        models: nn.Module | Mapping[str, nn.Module],
+        models: nn.Module | Mapping[str, nn.Module] | None,
         sink: Sink,
         settings: Settings | None = None,
         *,
         step: int = 0,
+        loose: bool = False,
     ) -> None:
         self.settings = settings or Settings()
         self._sink = sink
         self._structures: dict[str, list[dict[str, str | int]]] = {}
+        self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._roots: WeakSet[nn.Module] = WeakSet()
-        self._new_models = name_models(models)
-        check_models(self._new_models, self.settings)
+        self._new_models = {} if models is None else name_models(models)
+        check_models(models, self.settings)
         self._modules: WeakSet[nn.Module] = WeakSet()
         self._wishes = Wishes(self.settings)
         self._faults = Faults()
@@ -101,13 +112,17 @@ class Recorder:
         self.guard = DeepGraphGuard()
         self.leaf_handles: list[Entry] = []
         self.input_gradients: list[InputGradient] = []
+        self.placements = Placements(lambda found: sink.describe(placements=found))
         late = LateGradients()
         slots: list[SlotWatch] = []
-        self._emitter = Emitter(sink, self._rows, slots, self.keeper, self, late, self._forget_graph)
+        self._emitter = Emitter(sink, self._rows, slots, self.keeper, self, late, self.placements, self._forget_graph)
         self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._manual.touched, step)
+        self.clock.is_free = models is None
         self._taps = Taps(self, self.settings, self._lanes, self._rows, slots, late)
+        self._reductions = Reductions(self)
         self._interventions = InterventionWatch(self, self._taps, self._emitter)
         self._optimizers = OptimizerWatch(self, self._taps.parameters, UpdateTap(self._lanes.grad))
+        self._loose = LooseParameters(self._taps, self._optimizers.knows, self._loose_found) if loose else None
 
     # ---- setting up -------------------------------------------------------------------------------------------
 
@@ -143,10 +158,13 @@ class Recorder:
     def _add(self, name: str, model: nn.Module) -> None:
         entries = [entry for entry in walk_modules(name, model) if entry.module not in self._modules]
         self._structures[name] = describe_model(name, model)
+        self._names[model] = name
         self._modules.update(entry.module for entry in entries)
         self._wishes.add(entries)
         self._interventions.add_modules(entries)
         self._manual.add(model.parameters())
+        self.placements.add_model(model)
+        self._reductions.add_model(model)
         self._optimizers.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
         compiled = compiled_regions(entries)
         if compiled:
@@ -155,12 +173,28 @@ class Recorder:
         for entry in entries:
             if not entry.path.startswith(compiled) or entry.path == ROOT:
                 self._taps.tap_calls(entry)
+            self._taps.release_loose(entry)
             self._taps.tap_parameters(entry)
         self.add_root(model)
 
     def make_place(self, lane: Lane, module: nn.Module | None, site: Site) -> Place | None:
         """The place for a site, or None when nothing of it is wanted."""
         return self._taps.make_place(lane, module, site)
+
+    def parameter_watched(self, watch: ParameterWatch) -> None:
+        """A parameter is recorded from now on: who else has it, and who reduces its gradient?"""
+        self._reductions.adopt(watch)
+        copies = watch.exchange.ranks if watch.exchange is not None else ()
+        if watch.parameter is not None:
+            self.placements.see_parameter(watch.site, watch.parameter, copies)
+
+    def optimizer_seen(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to update, whatever it holds."""
+        if self._loose is not None:
+            self._loose.see(optimizer)
+
+    def _loose_found(self, tensors: list[torch.Tensor]) -> None:
+        self._optimizers.add_parameters(tensors)
 
     def _wants_step(self, step: int) -> bool:
         try:
@@ -181,7 +215,10 @@ class Recorder:
     @harmless
     def root_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
-        if current_graph_task() != -1:  # a checkpointed part is computed again
+        if current_graph_task() != -1 or self.clock.is_paused:  # a checkpointed part is computed again
+            return
+        if self.clock.outermost is None and is_rehearsal():
+            self.clock.pause(id(model))
             return
         if self.guard.count > FREE_DEPTH and not _continues_a_graph(arguments):
             self.guard.part()
@@ -190,6 +227,11 @@ class Recorder:
             clock.leave_backward(failed=True)  # a pass that we did not see begin has raised
         if clock.outermost is not None and not self._is_running(clock.outermost, model):
             clock.forward_left()
+        if self._reductions.meets_wrapper():
+            for watch in list(self._taps.parameters.values()):
+                self.parameter_watched(watch)
+        if clock.outermost is None:
+            self._find_stage(model)
         clock.forward_begins(id(model), mode_now(), model.training)
         self._optimizers.model_runs(model)
         lane = clock.waiting_lane
@@ -199,12 +241,20 @@ class Recorder:
     @harmless
     def root_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """That call has ended."""
-        if current_graph_task() == -1:
+        if self.clock.is_paused:
+            self.clock.go_on(id(model))
+        elif current_graph_task() == -1:
             lane = self.clock.waiting_lane
             if lane is not None:
                 lane.forwards.end(output, self)
             self.guard.pause()
             self.clock.forward_ends(id(model), failed)
+
+    def _find_stage(self, model: nn.Module) -> None:
+        stage = running_stage()
+        self.clock.is_piped = stage is not None
+        if stage is not None:
+            self.placements.set_stage(self._names.get(model, ""), stage)
 
     def _is_running(self, outermost: int, model: nn.Module) -> bool:
         root = next((each for each in self._roots if id(each) == outermost), None)
@@ -224,10 +274,17 @@ class Recorder:
         if threading.get_ident() != self.clock.thread:
             return
         self._in_backward = True
+        if self._loose is not None:
+            self._loose.look()
+        if self.clock.is_free:
+            if not self.clock.has_leader:
+                self._manual.look_at(find_leaves(roots))
+            self.clock.begin_pass()
         self._scale = self._optimizers.scales.find(roots)
         if self.clock.on:
             self._losses = tuple(root.detach().clone() for root in roots if _is_loss(root))
             self._taps.tap_thawed()
+            self._reductions.pass_begins()
 
     @harmless
     def backward_ends(self, failed: bool) -> None:
@@ -236,7 +293,10 @@ class Recorder:
             return
         self._finish_inputs(failed)
         clock = self.clock
-        if not clock.entered and clock.on and self._lanes.grad.touched and (failed or not self._taps.see_gradients):
+        if clock.on and not failed:
+            self._reductions.pass_ends()
+        may_be_ours = self._lanes.grad.touched and (failed or not self._taps.see_gradients)
+        if not clock.entered and clock.on and (may_be_ours or clock.is_free):
             self.enter_backward()
         self._in_backward = False
         if clock.entered:
@@ -330,7 +390,7 @@ class Recorder:
 
     def fault(self, site: Site | str, error: Exception) -> None:
         """An error of ours at a tap: said once, counted, and training goes on."""
-        reason = self._faults.add(str(site), error)
+        reason = self._faults.add(site, error)
         if reason:
             self.note("fault", str(site), text=reason)
 
@@ -346,8 +406,13 @@ class Recorder:
             self.clock.settle()
         self._sink.flush()
 
-    def close(self, status: str = "finished") -> None:
-        """Take every hook away, hand over what is left, and close the sink. Calling it twice is harmless."""
+    def close(self, status: str = "finished", error: dict[str, Any] | None = None) -> None:
+        """Take every hook away, hand over what is left, and close the sink. Calling it twice is harmless.
+
+        Args:
+            status: how it ended.
+            error: by which exception, as :func:`retrograd.runs.ending.describe_exception` tells it.
+        """
         if self._closed:
             return
         self._closed = True
@@ -358,6 +423,7 @@ class Recorder:
         self.clock.close_all()
         self._optimizers.decide()
         self.clock.stop()
+        self._reductions.remove()
         self._taps.remove()
         show_hooks()
         for gradient in (*self._old_input_gradients, *self.input_gradients):
@@ -367,10 +433,23 @@ class Recorder:
         self.keeper.finish(self.clock.moment)
         evidence = self._evidence()
         self._sink.describe(not_recorded=list_omissions(evidence), faults=dict(self._faults.counts))
+        if error is not None:
+            self._tell_error(error)
         self._sink.close(status)
         unmatched = list_unmatched(evidence)
         if unmatched and status == "finished":  # else what has not come yet is no news
-            say(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
+            warn(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
+
+    def find_path(self, module: Any) -> str | None:
+        """The path of a recorded module; None for anything else."""
+        return next((wish.path for wish in self._wishes.modules if wish.module is module), None)
+
+    def _tell_error(self, error: dict[str, Any]) -> None:
+        if error["in_backward"] and error["module"] is None:
+            error = error | {"module": self._emitter.failed_at}
+        name = error["node"] or error["module"] or ""
+        self.note("error", name, text=f"{error['kind']}: {error['message']}")
+        self._sink.describe(error=error)
 
     def _evidence(self) -> Evidence:
         return Evidence(
@@ -379,17 +458,22 @@ class Recorder:
             kept=self.keeper.names,
             called=self._taps.called,
             unreadable=self._faults.unreadable,
-            uncopied=self._optimizers.tap.left_out,
+            uncopied=self._optimizers.tap.left_out | self._reductions.left_out,
+            alone={
+                str(each.site): each.exchange is not None for each in self._taps.parameters.values() if each.is_alone
+            },
         )
 
 
-def check_models(models: nn.Module | Mapping[str, nn.Module], settings: Settings) -> Sequence[NamedModule]:
+def check_models(models: nn.Module | Mapping[str, nn.Module] | None, settings: Settings) -> Sequence[NamedModule]:
     """The modules of models that can be recorded with these settings.
 
     Raises:
         AttachError: for something that is no module.
         NoSuchSiteError: for a pattern that matches nothing.
     """
+    if models is None:  # nothing is known before it runs
+        return []
     modules = [entry for name, model in name_models(models).items() for entry in walk_modules(name, model)]
     settings.check([candidate for entry in modules for candidate in entry.candidates()])
     return modules

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from retrograd.errors import RunError
+from retrograd.errors import RunError, RunWriteError
 from retrograd.files import write_file
 from retrograd.history.rows import Picked, Rows
 from retrograd.history.series import Series
@@ -34,6 +34,7 @@ MOST_HISTOGRAMS = 100
 
 _MOMENT = ("rank", "step", "micro", "backward")
 _ROWS_AT_ONCE = 1 << 17
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def export(run: Run, to: str, path: str | os.PathLike[str] | None = None) -> Path:
@@ -48,19 +49,33 @@ def export(run: Run, to: str, path: str | os.PathLike[str] | None = None) -> Pat
         Where it was written.
     """
     if to == "csv":
-        return export_csv(run, path or run.path / "statistics.csv")
+        return export_csv(run, path or _find_place(run, "statistics.csv"))
     if to == "tensorboard":
-        return export_tensorboard(run, path or run.path / "tensorboard")
+        return export_tensorboard(run, path or _find_place(run, "tensorboard"))
     raise ValueError(f"a run is exported to 'csv' or 'tensorboard', not to {to!r}")
+
+
+def _find_place(run: Run, name: str) -> Path:
+    """A place in the run folder, which somebody else may have made, so that it may be a link to anywhere.
+
+    Raises:
+        RunWriteError: it is one.
+    """
+    path = run.path / name
+    if path.is_symlink():
+        raise RunWriteError(f"{str(path)!r} is a link.", repair="remove it, or say where to write.")
+    return path
 
 
 def export_csv(run: Run, path: str | os.PathLike[str]) -> Path:
     """Write all rows as CSV: a line is one site at one moment on one rank, with every statistic.
 
+    A site that begins as a formula of a spreadsheet does (``=``, ``+``, ``-``, ``@``) has a quote before it.
+
     Returns:
         Where it was written.
     """
-    rows, sites = run.history.rows, pa.array(run.history.sites, pa.string())
+    rows, sites = run.history.rows, pa.array(map(_defuse, run.history.site_names), pa.string())
     schema = _build_lines(rows, sites, slice(0)).schema
     with write_file(path) as file, pyarrow.csv.CSVWriter(file, schema) as writer:
         for start in range(0, rows.count, _ROWS_AT_ONCE):
@@ -94,6 +109,11 @@ def export_tensorboard(run: Run, path: str | os.PathLike[str]) -> Path:
                 _add_scalars(writer, f"{statistic}/{site}", series.steps, series.statistic(statistic))
             _add_histograms(writer, f"exponents/{site}", series)
     return Path(path)
+
+
+def _defuse(name: str) -> str:
+    """A name that a spreadsheet would run as a formula gets a quote before it."""
+    return f"'{name}" if name.startswith(_FORMULA) else name
 
 
 def _build_lines(rows: Rows, sites: pa.Array, index: slice) -> pa.Table:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from retrograd.graph.walker import shape_of
 from retrograd.hooks.module_arguments import ModuleArguments
-from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, is_leaf, name_of, number_of, variable_of
+from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, identity_of, is_leaf, name_of, number_of, variable_of
 from retrograd.hooks.saved_reading import hold_key, key_of, storages_of
 from retrograd.saved.facts import Maker, TensorFacts
 from retrograd.saved.permanent import PermanentMemory
@@ -109,7 +109,7 @@ class Describer:
         return None
 
     def _maker(self, node: Any) -> Maker:
-        key = id(node), number_of(node)
+        key = identity_of(node)
         known = self._makers.get(key)
         if known is None:
             behind = (_behind_views(following) for following, _ in edges_of(node))

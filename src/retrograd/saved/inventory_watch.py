@@ -21,7 +21,7 @@ from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backwa
 from retrograd.hooks.engine import current_node, is_transformed, next_sequence_number
 from retrograd.hooks.module_arguments import ModuleArguments
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
-from retrograd.hooks.nodes import name_of, number_of, variable_of
+from retrograd.hooks.nodes import identity_of, name_of, variable_of
 from retrograd.hooks.reach import find_nodes_of, guard_nodes
 from retrograd.hooks.recomputed import arguments_of, listen_to_recomputing, unlisten_to_recomputing
 from retrograd.hooks.saved_reading import Kept, is_blind, is_released, read_kept
@@ -142,7 +142,7 @@ class SavedWatch:
                 permanent.add_leaf(leaf)
         describer = Describer(self._storages, permanent, self.arguments)
         for node in inner:
-            key = id(node), number_of(node)
+            key = identity_of(node)
             known = self._known.get(key)
             if known is not None and known.released is None:
                 continue
@@ -195,7 +195,7 @@ class SavedWatch:
 
     def _note_release(self, node: Any, runs: dict[Key, int], end: int, *, is_sure: bool) -> None:
         """The engine frees what a node kept when it has run; a node without a gradient it frees unseen."""
-        key = id(node), number_of(node)
+        key = identity_of(node)
         facts = self._known.get(key)
         if facts is None or facts.released is not None:
             return
@@ -248,7 +248,7 @@ class _Pass:
             self._taps.end(self._tap)
         marks = [mark for mark in self._marks if mark[3] is not None]
         self.clock = [(thread, number, when) for thread, number, when, _ in marks]
-        return {(id(node), number_of(node)): begin for _, _, begin, node in marks}
+        return {identity_of(node): begin for _, _, begin, node in marks}
 
     def let_go(self) -> None:
         """Hold nothing any more."""
