@@ -5,7 +5,8 @@
     PATH:parameters[.grad|.update]             every parameter of their own
 
 What only a name of its own stands for, a rank's own gradient (``fc:weight.local.grad``) and what rules have changed
-(``fc:weight.before.grad``), is not among the parameters. No site is called like this: a parameter by the name of ``outputs`` has the site ``fc:parameter.outputs``.
+(``fc:weight.before.grad``), is not among the parameters. No site is called like this: a parameter by the name of
+``outputs`` has the site ``fc:parameter.outputs``.
 """
 
 from __future__ import annotations
