@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.errors import DamagedRunError
+from retrograd.foreign.json_text import read_json
+from retrograd.foreign.kinds import check_kinds
 from retrograd.history.copies import Copies, join_groups
-from retrograd.runs.files import read_json, write_json
+from retrograd.runs.files import write_json
 from retrograd.runs.layout import PLACEMENTS
 from retrograd.sites.site import ROOT, WATCH, parse_leniently
 
@@ -70,6 +72,9 @@ def read_placements(folder: Path) -> Placements:
         return Placements()
     try:
         content = read_json(path)
+        check_kinds(content, {"stages": dict[str, int], "sites": dict[str, dict[str, Any]]})
+        for fact in content["sites"].values():
+            check_kinds(fact, {"holds": str, "ranks": list[int]})
         stages = {str(model): int(stage) for model, stage in content["stages"].items()}
         sites = {
             str(site): {**fact, "holds": str(fact["holds"]), "ranks": [int(rank) for rank in fact["ranks"]]}
