@@ -127,7 +127,7 @@ def test_a_model_that_is_compiled_in_place_is_recorded_at_its_boundary_and_left_
     assert all(map(torch.equal, (p.grad for p in net.parameters()), (p.grad for p in bare.parameters())))
     net(x)
     assert net._compiled_call_impl is compiled
-    with pytest.raises(RuntimeError, match="shape|reduction dim"):
+    with pytest.raises(RuntimeError, match=r"shape|reduction dim"):
         net(torch.randn(1, 1))
 
 
