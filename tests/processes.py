@@ -1,4 +1,4 @@
-"""Processes that tests start: two that know of each other, and forked children. None of them can hang for ever."""
+"""Processes that tests start: some that know of each other, and forked children. None of them can hang for ever."""
 
 from __future__ import annotations
 
@@ -30,17 +30,23 @@ def run_in_two(works: Mapping[str, Work], folder: Path) -> dict[str, list[Any]]:
     Raises:
         TimeoutError: one of them hangs.
     """
-    both = mp.spawn(_run, (dict(works), str(folder)), nprocs=2, join=False)
-    assert both is not None
+    return run_together(works, folder, 2)
+
+
+def run_together(works: Mapping[str, Work], folder: Path, ranks: int) -> dict[str, list[Any]]:
+    """The same in so many processes."""
+    all_of_them = mp.spawn(_run, (dict(works), str(folder), ranks), nprocs=ranks, join=False)
+    assert all_of_them is not None
     deadline = time.monotonic() + LIMIT_SECONDS
-    while not both.join(timeout=1):
+    while not all_of_them.join(timeout=1):
         if time.monotonic() > deadline:
-            hanging = [rank for rank, process in enumerate(both.processes) if process.is_alive()]
+            hanging = [rank for rank, process in enumerate(all_of_them.processes) if process.is_alive()]
             done = sorted(path.name for path in folder.glob("*.pt"))
-            for process in both.processes:
+            for process in all_of_them.processes:
                 process.kill()
             raise TimeoutError(f"processes {hanging} hang; done are {done} of {list(works)}")
-    return {name: [torch.load(folder / f"{name}-{rank}.pt", weights_only=False) for rank in range(2)] for name in works}
+    found = {name: [folder / f"{name}-{rank}.pt" for rank in range(ranks)] for name in works}
+    return {name: [torch.load(path, weights_only=False) for path in paths] for name, paths in found.items()}
 
 
 def wait_for_child(child: int) -> int:
@@ -59,13 +65,13 @@ def wait_for_child(child: int) -> int:
     return os.waitstatus_to_exitcode(ended[1])
 
 
-def _run(rank: int, works: Mapping[str, Work], folder: str) -> None:
+def _run(rank: int, works: Mapping[str, Work], folder: str, ranks: int) -> None:
     faulthandler.dump_traceback_later(LIMIT_SECONDS - 10)
     os.environ["RANK"] = str(rank)
     torch.set_num_threads(1)
-    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    store = torch.distributed.FileStore(f"{folder}/store", ranks)
     limit = timedelta(seconds=100)  # where one has failed, the other does not wait for long
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=limit)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
     try:
         for name, work in works.items():
             try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrograd.errors import RetrogradError
+from retrograd.foreign.plain_text import show_plainly
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -129,7 +130,7 @@ def main(words: Sequence[str] | None = None) -> int:
         code = arguments.handle(arguments)
         sys.stdout.flush()
     except RetrogradError as error:
-        print(f"retrograd: {error}", file=sys.stderr)
+        print(f"retrograd: {show_plainly(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader has seen enough, as in `retrograd view RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
@@ -285,6 +286,9 @@ def _add_replay(commands: Commands) -> None:
     parser.add_argument(
         "--any-torch", action="store_true", help="try it though another version of torch has written it"
     )
+    parser.add_argument(
+        "--trust", action="store_true", help="you know who wrote it: carry out whatever it names, without checks"
+    )
 
 
 def _add_install_hook(commands: Commands) -> None:
@@ -380,8 +384,8 @@ def _watch(arguments: argparse.Namespace) -> int:
 def _replay(arguments: argparse.Namespace) -> int:
     from retrograd.bundles.replayed import replay
 
-    replayed = replay(arguments.bundle, strict=not arguments.any_torch)
-    print(replayed)
+    replayed = replay(arguments.bundle, strict=not arguments.any_torch, trusted=arguments.trust)
+    print(show_plainly(str(replayed)))
     return 0 if replayed else 1
 
 

@@ -4,6 +4,7 @@
     ├── SiteError
     │   ├── SiteSyntaxError        site-syntax
     │   ├── NoSuchSiteError        no-such-site
+    │   ├── NothingKeptError       nothing-kept
     │   └── PatternError           bad-pattern
     ├── RecordingError
     │   ├── ScheduleError          bad-schedule
@@ -25,6 +26,7 @@
     │   ├── ReplayError            cannot-rerun
     │   ├── CannotBundleError      cannot-bundle
     │   ├── DamagedBundleError     damaged-bundle
+    │   ├── UnsafeBundleError      unsafe-bundle
     │   └── BundleVersionError     other-torch
     ├── RewriteError
     │   ├── RuleError              bad-rule
@@ -98,6 +100,12 @@ class NoSuchSiteError(SiteError):
     """A name or pattern matches no site of this model or run."""
 
     slug = "no-such-site"
+
+
+class NothingKeptError(SiteError, IndexError):
+    """A kept tensor is asked for of a site of which none was kept."""
+
+    slug = "nothing-kept"
 
 
 class PatternError(SiteError):
@@ -224,6 +232,12 @@ class DamagedBundleError(GraphError):
     """A replay bundle cannot be read."""
 
     slug = "damaged-bundle"
+
+
+class UnsafeBundleError(GraphError):
+    """A replay bundle asks for more than to compute, and nobody said that it is to be trusted."""
+
+    slug = "unsafe-bundle"
 
 
 class BundleVersionError(GraphError):

@@ -8,9 +8,9 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 UNFINISHED = ".tmp-"
 """Prefix of files that are being written; a reader passes over them, and a later writer removes them."""
@@ -80,6 +80,11 @@ def to_utf8(text: str) -> bytes:
 def make_storable(text: str) -> str:
     """Text as every file can hold it: :func:`to_utf8`."""
     return text if text.isascii() else to_utf8(text).decode()
+
+
+def make_all_storable(values: Iterable[Any]) -> list[Any]:
+    """The same for the texts among the values of a column."""
+    return [make_storable(value) if isinstance(value, str) else value for value in values]
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -33,6 +33,17 @@ class Randomness:
         random.setstate(self._python)
 
 
+def seed_generators(seed: int) -> None:
+    """Seed all generators that the process has by now."""
+    random.seed(seed)
+    numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
+    torch: Any = sys.modules.get("torch")
+    if numpy is not None:
+        numpy.seed(seed)
+    if hasattr(torch, "default_generator"):
+        torch.manual_seed(seed)
+
+
 @contextmanager
 def random_kept() -> Iterator[None]:
     """Whatever is drawn inside of it, all random generators are as before at its end."""

@@ -115,7 +115,9 @@ def test_a_block_of_llama() -> None:
     model, tokens = transformers.LlamaForCausalLM(config).train(), torch.randint(30, (2, 8))
     for seed in range(3):
         check = check_adjoint(model, {"input_ids": tokens, "labels": tokens}, seed=seed)
-        assert all_agree(check), check
+        assert check
+        others = {(row.kind, row.verdict) for row in check if row.verdict is not Verdict.OK}
+        assert others == {("LlamaRotaryEmbedding", Verdict.NOT_CHECKED)}, check  # positions, without a graph
 
 
 def test_a_module_that_takes_no_float64() -> None:

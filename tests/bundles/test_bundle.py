@@ -20,6 +20,7 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.bundles.bundle import read_bundle, write_bundle
+from retrograd.bundles.files import digest
 from retrograd.bundles.replayed import describe, replay
 from retrograd.errors import (
     BundleVersionError,
@@ -27,6 +28,7 @@ from retrograd.errors import (
     DamagedBundleError,
     FreedGraphError,
     ReplayError,
+    UnsafeBundleError,
 )
 from retrograd.graph.node import Line
 from retrograd.hooks.nodes import edges_of, is_leaf, is_python
@@ -572,6 +574,13 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {each.name: each.read_bytes() for each in path.iterdir()}
 
 
+def seal(files: dict[str, bytes], facts: dict[str, Any]) -> dict[str, bytes]:
+    """The files with other facts, and the sum over them that belongs to these."""
+    others = {key: value for key, value in facts.items() if key != "digest"}
+    facts = {**others, "digest": digest(others, files["tensors.safetensors"])}
+    return {**files, "bundle.json": json.dumps(facts).encode()}
+
+
 def put(folder: Path, files: dict[str, bytes]) -> Path:
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
@@ -607,7 +616,7 @@ def test_a_sparse_tensor_without_its_parts_is_damage(tmp_path: Path) -> None:
     facts = json.loads((path / "bundle.json").read_text())
     [tensor] = [each["tensor"] for each in facts["outgoing"]["tensors"] if each["tensor"]]
     del tensor["parts"][0]
-    (path / "bundle.json").write_text(json.dumps(facts))
+    put(path, seal({"tensors.safetensors": (path / "tensors.safetensors").read_bytes()}, facts))
     with pytest.raises(DamagedBundleError, match="made of 2 others"):
         read_bundle(path)
 
@@ -630,9 +639,26 @@ def test_any_other_fact_is_damage_or_is_read(
     for key in outer:
         place = place[key]
     place[last] = data.draw(st.sampled_from([None, -1, 0, 1, 3, 10**9, 0.5, "x", [], {}, [9, 9], True]))
-    folder = put(tmp_path_factory.mktemp("other"), {**sound, "bundle.json": json.dumps(facts).encode()})
-    with contextlib.suppress(DamagedBundleError, BundleVersionError, ReplayError):
+    folder = put(tmp_path_factory.mktemp("other"), seal(sound, facts))
+    with contextlib.suppress(DamagedBundleError, BundleVersionError, ReplayError, UnsafeBundleError):
         str(replay(folder))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_changed_fact_is_damage(
+    data: st.DataObject, sound: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The sum is over all that is run, and over what is said of it."""
+    facts = json.loads(sound["bundle.json"])
+    *outer, last = data.draw(st.sampled_from(list(paths_in(facts))[1:]))
+    place = facts
+    for key in outer:
+        place = place[key]
+    place[last] = [place[last]]
+    folder = put(tmp_path_factory.mktemp("changed"), {**sound, "bundle.json": json.dumps(facts).encode()})
+    with pytest.raises(DamagedBundleError):
+        read_bundle(folder)
 
 
 def test_a_missing_file_is_damage(sound: dict[str, bytes], tmp_path: Path) -> None:
@@ -646,7 +672,7 @@ def test_a_missing_file_is_damage(sound: dict[str, bytes], tmp_path: Path) -> No
 def test_another_version_of_torch_is_refused_unless_asked_for(sound: dict[str, bytes], tmp_path: Path) -> None:
     facts = json.loads(sound["bundle.json"])
     facts["versions"]["torch"] = "1.4"
-    folder = put(tmp_path, {**sound, "bundle.json": json.dumps(facts).encode()})
+    folder = put(tmp_path, seal(sound, facts))
     with pytest.raises(BundleVersionError, match=r"was written with torch 1\.4"):
         replay(folder)
     assert replay(folder, strict=False)
@@ -656,7 +682,7 @@ def test_another_result_is_told(sound: dict[str, bytes], tmp_path: Path) -> None
     facts = json.loads(sound["bundle.json"])
     [multiply] = [each for each in facts["program"]["operations"] if each["name"].startswith("aten::mul")]
     multiply["name"] = "aten::add.Tensor"
-    replayed = replay(put(tmp_path, {**sound, "bundle.json": json.dumps(facts).encode()}))
+    replayed = replay(put(tmp_path, seal(sound, facts)))
     assert replayed.equal is False
     assert not replayed
     assert "12 of 12 elements differ, by at most" in str(replayed)
@@ -673,7 +699,7 @@ def test_a_node_that_takes_another_formula_when_it_is_recorded_is_told_of(tmp_pa
 
 def test_an_operation_that_is_not_registered_is_named(written: Written, elsewhere: Elsewhere) -> None:
     [(path, _)] = written["not registered"]
-    assert replay(path)
+    assert replay(path, trusted=True)
     came, said = elsewhere[path.name]
     assert not came
     assert "does not know the operation retrograd_tests::twice" in said

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
 
@@ -381,8 +381,26 @@ def test_calling_the_class_as_torchs_are_called_is_told() -> None:
     for arguments in (tensors(), tensors()[:1]):
         with pytest.raises(FunctionError, match="called as an object, not by apply"):
             MyLinear.apply(*arguments)
-    function = MyLinear()
-    assert function.apply(lambda module: None) is function  # a module's own
+
+
+def test_apply_of_an_instance_is_the_call() -> None:
+    function, (x, weight, bias) = MyLinear(), tensors()
+    function.register_forward_hook(lambda module, args, output: output * 2)
+    expected = 2 * F.linear(x, weight, bias)
+    assert torch.equal(function.apply(x, weight, bias), expected)
+    assert torch.equal(function.apply(x, weight, bias=bias), expected)
+    (gradient,) = torch.autograd.grad(function.apply(x, weight, bias).sum(), bias)
+    assert torch.equal(gradient, torch.full_like(bias, 2 * len(x)))
+
+
+def test_apply_of_one_function_is_that_of_a_module() -> None:
+    function, seen = MyLinear(), []
+    model = nn.Sequential(function, nn.Tanh())
+    assert function.apply(seen.append) is function
+    assert function.apply(fn=seen.append) is function
+    model.apply(seen.append)
+    assert seen[:3] == [function, function, function]
+    assert len(seen) == 5
 
 
 def test_containers_in_which_gradients_would_be_lost_are_refused() -> None:

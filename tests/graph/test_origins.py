@@ -304,7 +304,7 @@ def test_names_are_relative_to_the_outermost_module_and_parts_keep_theirs() -> N
     assert find(origins, alone).module == "encoder.3"
     assert find(origins, loss).module == "MSELoss"
     assert {span.module for span in origins.spans} >= {"self", "encoder", "decoder", "decoder.cell.0"}
-    assert origins.name_parameter(net["decoder"].cell[0].weight) == "decoder.cell.0.weight"  # type: ignore[index, union-attr]
+    assert origins.name_parameter(net["decoder"].cell[0].weight) == "decoder.cell.0:weight"  # type: ignore[index, union-attr]
     assert origins.name_parameter(x) is None
 
 
@@ -316,8 +316,8 @@ def test_given_models_have_their_names_and_others_none() -> None:
     assert find(origins, output).module == "critic"
     assert find(origins, loss).module is None
     assert {span.module for span in origins.spans} >= {"generator", "generator.2.1", "critic.cell.1"}
-    assert origins.name_parameter(critic.cell[0].bias) == "critic.cell.0.bias"
-    assert origins.name_parameter(next(generator.parameters())) == "generator.0.weight"
+    assert origins.name_parameter(critic.cell[0].bias) == "critic.cell.0:bias"
+    assert origins.name_parameter(next(generator.parameters())) == "generator.0:weight"
 
 
 def test_a_part_that_is_called_alone_is_named_from_the_given_model() -> None:
@@ -348,7 +348,7 @@ def test_wrappers_leave_no_trace_in_names(given: bool) -> None:
     assert [(span.module, span.call) for span in origins.spans] == [
         ("self", 1), ("0", 1), ("1", 1), ("1.0", 1), ("1.1", 1),
     ]  # fmt: skip
-    assert origins.name_parameter(next(net.parameters())) == "0.weight"
+    assert origins.name_parameter(next(net.parameters())) == "0:weight"
 
 
 def test_what_is_no_module_is_refused() -> None:
@@ -638,7 +638,7 @@ def test_models_that_change() -> None:
         net.append(nn.Linear(4, 2))
         output = net(torch.randn(3, 4))
         assert find(origins, output).module == "1"
-        assert origins.name_parameter(net[1].weight) == "1.weight"
+        assert origins.name_parameter(net[1].weight) == "1:weight"
 
         class Making(nn.Module):
             def forward(self, x: Tensor) -> Tensor:

@@ -155,11 +155,11 @@ def test_what_a_node_knows() -> None:
     assert node.incoming == (TensorInfo((2, 4), "float32"),)
     assert [info and str(info) for info in node.outgoing] == ["float32[4]", None, "float32[3, 4]"]
     assert [graph[edge.node].parameter for edge in node.edges if edge is not None and graph[edge.node].is_leaf] == [
-        "bias"
+        "self:bias"
     ]
     assert {each.name: str(each.tensor) for each in node.saved if each.tensor} == {"mat1": "float32[2, 3]"}
     assert {each.name: each.value for each in node.saved}["alpha"] == "1"
-    assert graph.find("weight")[0].incoming == (TensorInfo((4, 3), "float32"),)
+    assert graph.find("self:weight")[0].incoming == (TensorInfo((4, 3), "float32"),)
 
 
 def test_a_saved_tensor_is_told_with_the_version_of_its_memory() -> None:
@@ -299,7 +299,7 @@ def test_origins_that_are_held_are_found() -> None:
     with record_origins() as origins:
         loss = model(torch.ones(1, 2)).sum()
         assert walk(loss).find("0:AddmmBackward0")
-    assert walk(loss).find("0.weight")
+    assert walk(loss).find("0:weight")
     del origins
     with pytest.raises(NoSuchNodeError):
         walk(loss).find("0:AddmmBackward0")

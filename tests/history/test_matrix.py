@@ -16,7 +16,7 @@ from tests.history.test_series import make_history
 def test_a_line_is_the_series_of_its_site(batches: list[RowBatch]) -> None:
     history = make_history(batches)
     for statistic in STATISTICS:
-        matrix = history.matrix(statistic)
+        matrix = history.matrix(statistic, SITES)
         assert matrix.values.shape == (len(SITES), len(matrix.steps))
         for site, line in zip(matrix.sites, matrix.values, strict=True):
             series = history[site]

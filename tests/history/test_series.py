@@ -127,7 +127,7 @@ def test_short_representations() -> None:
     history = make_varied()
     assert repr(history["a:output.grad"]) == "Series('a:output.grad': 3 steps 0…2, rms … 7.07, 105, 205)"
     assert "no steps" in repr(history["b:output"])
-    assert repr(history).startswith("History(5 sites, steps 0…2, 19 rows")
+    assert repr(history).startswith("History(2 sites, steps 0…2, 19 rows")
     assert "no steps yet" in repr(History())
 
 

@@ -32,7 +32,11 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-MANY_PROCESSES = ("loader_workers.py", "spawned.py")  # their children load the main script themselves
+MANY_PROCESSES = (
+    "loader_workers.py",
+    "spawned.py",
+    "spawned_fails.py",
+)  # their children load the main script themselves
 ABORTED = "terminate called without an active exception"
 LINE = re.compile(r"^(retrograd: .*)\n", re.MULTILINE)
 WARNING = re.compile(r"^.* RetrogradWarning: .*\n  .*\n", re.MULTILINE)

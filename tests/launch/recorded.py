@@ -73,6 +73,10 @@ class Outcome:
     def status(self, rank: str = "rank00000") -> str:
         return str(json.loads((self.run / rank / "rank.json").read_text())["status"])
 
+    def error(self, rank: str = "rank00000") -> dict[str, Any] | None:
+        error: dict[str, Any] | None = json.loads((self.run / rank / "rank.json").read_text())["error"]
+        return error
+
     def manifest(self) -> dict[str, Any]:
         return dict(json.loads((self.run / "manifest.json").read_text()))
 

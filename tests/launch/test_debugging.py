@@ -89,7 +89,7 @@ def stops(said: str) -> list[str]:
         (["*"], "finish"),
         (["*"], "s 3; s; next; info; list; finish"),
         (["norm > 0"], "c; " * 100),
-        (["non-finite", "kind AddmmBackward0", "head.bias"], "where; next; info; next; next; next; next; next"),
+        (["non-finite", "kind AddmmBackward0", "head:bias"], "where; next; info; next; next; next; next; next"),
     ],
 )
 def test_results_are_those_without(breakpoints: list[str], commands: str) -> None:
@@ -325,9 +325,9 @@ def test_passes_leave_no_cycles() -> None:
         ("un", ["until"]),
         ("break non", ["non-finite"]),
         ("break kind Sq", ["kind SqrtBackward0"]),
-        ("break head.w", ["head.weight"]),
+        ("break head:w", ["head:weight"]),
         ("until body:Add", ["body:AddmmBackward0"]),
-        ("nodes head.b", ["head.bias"]),
+        ("nodes head:b", ["head:bias"]),
         ("p net.hea", ["net.head"]),
         ("p net.head.bia", ["net.head.bias"]),
         ("p incom", ["incoming"]),
@@ -373,7 +373,7 @@ class Running:
     """Commands of ours, begun at once and two at a time, for they take seconds to load torch."""
 
     COMMANDS: ClassVar = {
-        "piped": ["--break", "net.head.bias", "--", "makes_nan.py"],
+        "piped": ["--break", "net.head:bias", "--", "makes_nan.py"],
         "bare": [],
         "wrong": ["--break", "norm of something", "--", "makes_nan.py"],
         "module": ["-m", "fails_in_backward", "raise"],
@@ -457,7 +457,7 @@ def test_a_module_that_raises(running: Running) -> None:
 
 def test_a_person_at_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    words = [sys.executable, "-m", "retrograd.cli", "debug", "--break", "net.head.bias", "--", "makes_nan.py"]
+    words = [sys.executable, "-m", "retrograd.cli", "debug", "--break", "net.head:bias", "--", "makes_nan.py"]
     process = subprocess.Popen(
         words, cwd=SCRIPTS, env={**ENVIRONMENT, "TERM": "dumb"}, stdin=theirs, stdout=theirs, stderr=theirs
     )

@@ -50,7 +50,7 @@ def test_the_second_step_of_a_script(tmp_path: Path) -> None:
     assert inventory.passes == 1
     rows = {(row["module"], row["slot"]): row for row in inventory.table.to_pylist()}
     assert rows["body.0", "mat1"]["kind"] == "input"
-    assert rows["head", "mat2"]["name"] == "head.weight"
+    assert rows["head", "mat2"]["name"] == "head:weight"
     assert Path(rows["head", "mat1"]["file"]).name == "toy.py"
     batch, hidden, classes = 8 * 4 * 4, 8 * 8 * 4, 8 * 2 * 4
     assert rows["body.0", "mat1"]["resident"] == batch

@@ -7,6 +7,7 @@ import pytest
 from retrograd.errors import RunWriteError
 from retrograd.history.sink import Event, Moment, RowBatch
 from retrograd.launch.late_sink import HELD, LateSink
+from retrograd.runs.queue import Lost
 
 
 class Notes:
@@ -14,6 +15,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
+        self.lost = Lost()
 
     def describe(self, **facts: Any) -> None:
         self.told.append(facts)
@@ -146,3 +148,12 @@ def test_an_error_of_ours_is_not_hidden() -> None:
     desk = Desk(ValueError("a fault"))
     with pytest.raises(ValueError, match="a fault"):
         desk.sink.add_rows(batch(0))
+
+
+def test_what_was_lost_is_told() -> None:
+    desk = Desk()
+    assert desk.sink.lost == ""
+    desk.sink.add_event(Event(Moment(0), "loss"))
+    assert desk.sink.lost == ""
+    desk.opened[0].lost += Lost(rows=1200)
+    assert desk.sink.lost == "1,200 rows, 0 events and 0 tensors"

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import weakref
+
+import pytest
 from torch import nn
 
 from retrograd.launch.naming import name_models
@@ -58,3 +61,17 @@ def test_what_wraps_a_model_gives_it_its_name() -> None:
 
     wrapped = DistributedDataParallel(Critic(1, 1))
     assert name_models([wrapped.module], taken={""}) == {"wrapped": wrapped.module}
+
+
+@pytest.mark.parametrize("is_asked_for", [False, True])
+def test_a_frame_holds_no_more_than_before(is_asked_for: bool) -> None:
+    """It does by itself, up to Python 3.12; a dict that the program has got from ``locals()`` stays as it is."""
+    teacher, student = nn.Linear(1, 1), nn.Linear(1, 1)
+    mine = locals() if is_asked_for else {}
+    assert set(name_models([teacher, student])) == {"teacher", "student"}
+    if is_asked_for:
+        assert mine["teacher"] is teacher
+        mine.clear()
+    gone = weakref.ref(teacher)
+    del teacher
+    assert gone() is None

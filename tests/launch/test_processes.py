@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launch.recorded import Command, Outcome, outputs, parameters, recorded, steps
+from retrograd.runs.reader import open_run
+from tests.launch.recorded import Outcome, outputs, parameters, recorded, steps
 
 PATHS = ("body.0", "body.1", "body", "head", "self")
 NET = outputs(*PATHS) | parameters("body.0", "head")
@@ -48,21 +49,18 @@ def test_forked_children_that_train_on(outcome: Outcome) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("outcome", "seen"),
-    [
-        pytest.param(Command("torchrun --standalone --nproc-per-node 2 ddp.py"), NET, id="DDP"),
-        pytest.param(Command("torchrun --standalone --nproc-per-node 2 fsdp.py"), outputs(*PATHS), id="FSDP2"),
-    ],
-    indirect=["outcome"],
-)
-def test_every_rank_of_torchrun(outcome: Outcome, seen: set[str]) -> None:
+@recorded("torchrun --standalone --nproc-per-node 2 ddp.py", "torchrun --standalone --nproc-per-node 2 fsdp.py")
+def test_every_rank_of_torchrun(outcome: Outcome) -> None:
     assert outcome.ranks() == ["rank00000", "rank00001"]
     for rank in outcome.ranks():
-        assert outcome.sites(rank) == seen
+        assert outcome.sites(rank) == NET
         assert outcome.moments(rank=rank) == steps(3)
         assert outcome.status(rank) == "finished"
-    assert {entry["site"] for entry in outcome.manifest()["not_recorded"]} == NET - seen
+    assert not outcome.manifest()["not_recorded"]
+    history = open_run(outcome.run).history
+    assert history["body.0:weight.grad"].count.tolist() == history["body.0:weight.update"].count.tolist() == [32] * 3
+    assert history["body.0:output"].count.tolist() == [2 * 64] * 3
+    assert not history.disagreements
 
 
 @recorded("isolated_child.py")

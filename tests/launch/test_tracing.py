@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from retrograd.cli import main
 from retrograd.errors import TraceError
+from retrograd.launch import closing
 from retrograd.launch.trace_request import TraceRequest, parse_steps, read_trace_request
 from retrograd.tracing.trace import Trace
 from tests.launch.conftest import SCRIPTS, run
@@ -28,6 +30,7 @@ COMMANDS = {
     "raises late": "--steps 1 fails_in_backward.py raise",
     "interrupted": "fails_in_backward.py interrupt",
     "killed": "--steps 2 ends.py SIGKILL",
+    "killed inside": "--steps 9 ends.py SIGKILL",
     "no torch": "no_torch.py",
     "untrained": "untrained.py",
     "left": "--steps 1:2 counts_modes.py",
@@ -117,7 +120,7 @@ def test_the_first_three_passes(outcome: Outcome) -> None:
         (2, 0, False),
     ]
     places = {event.place for event in trace.events}
-    assert {"head:AddmmBackward0", "body.1:ReluBackward0", "head.weight"} <= places
+    assert {"head:AddmmBackward0", "body.1:ReluBackward0", "head:weight"} <= places
     lines = {event.name: event.line for event in trace.events if event.line is not None}
     assert Path(lines["NllLossBackward0"].file).name == "plain_loop.py"
 
@@ -125,7 +128,7 @@ def test_the_first_three_passes(outcome: Outcome) -> None:
 @of("plain")
 def test_its_files_open_in_perfetto(outcome: Outcome) -> None:
     content = outcome.chrome()
-    assert {each.name for each in content.slices} >= {"backward pass 0", "backward pass 2", "body.1", "head.weight"}
+    assert {each.name for each in content.slices} >= {"backward pass 0", "backward pass 2", "body.1", "head:weight"}
     assert ("head", "head:AddmmBackward0") in [(start.name, end.name) for start, end in content.arrows]
 
 
@@ -195,6 +198,29 @@ def test_what_was_asked_for_is_written_at_once(outcome: Outcome, capsys: pytest.
     outcome.chrome()
     assert main(["watch", "--once", str(outcome.folder)]) == 0
     assert "rank 0" in capsys.readouterr().out
+
+
+@of("killed inside")
+def test_each_pass_is_written_when_it_ends(outcome: Outcome) -> None:
+    assert outcome.code == -signal.SIGKILL
+    assert [each.failed for each in outcome.trace().passes] == [False] * 3
+    assert {event.run for event in outcome.trace().events} == {0, 1, 2}
+    outcome.chrome()
+
+
+def test_a_process_that_dies_in_its_first_pass_is_spoken_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    request = TraceRequest(str(tmp_path), "traces/it")
+    monkeypatch.setenv(TraceRequest.variable, request.write())
+    monkeypatch.setenv(closing.SPEAKER, str(os.getpid()))
+    monkeypatch.setattr(sys, "__stderr__", sys.stderr)
+    closing.say_end("no backward pass was seen", saw_nothing=True)
+    (tmp_path / "rank00000").mkdir()
+    closing.say_end("no backward pass was seen", saw_nothing=True)
+    before, after = capfd.readouterr().err.splitlines()
+    assert before == "retrograd: nothing was traced: no backward pass was seen"
+    assert after.endswith("a backward pass began and did not end; see where with: retrograd watch traces/it")
 
 
 @of("no torch")

@@ -12,6 +12,9 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.errors import RetrogradWarning
+from retrograd.recording.stream import Stream
+from retrograd.recording.updates import UpdateTap
+from retrograd.statistics.slab import UnreadableTensorError
 from tests.recording.collector import Collector, collect
 from tests.recording.oracle import assert_row, listen
 
@@ -220,3 +223,32 @@ def test_whatever_breaks_in_the_recorder_training_goes_on(name: str) -> None:
     recording.close()
     net, _, optimizer = make_net()
     assert all(map(torch.equal, weights, run(net, optimizer)))
+
+
+def test_what_was_being_done_is_never_taken_for_a_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise UnreadableTensorError("it lies elsewhere")
+
+    net, _, optimizer = make_net()
+    monkeypatch.setattr(UpdateTap, "begin", refuse)
+    with warnings.catch_warnings(), collect(net) as seen:
+        warnings.simplefilter("ignore", RetrogradWarning)
+        train(net, optimizer)
+    assert {item["site"] for item in seen.facts["not_recorded"]}.isdisjoint(seen.facts["faults"])
+    assert seen.facts["faults"] == {"OptimizerWatch.update_begins": 1}
+
+
+def test_a_weight_that_cannot_be_read_keeps_no_other_from_being_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, _, optimizer = make_net()
+    see = Stream.see
+
+    def refuse_one(stream: Stream, tensor: torch.Tensor) -> None:
+        if stream.name == "0:weight":
+            raise UnreadableTensorError("it lies elsewhere")
+        see(stream, tensor)
+
+    monkeypatch.setattr(Stream, "see", refuse_one)
+    with collect(net, sites=["*:weight", "*:bias", "*.update"]) as seen:
+        train(net, optimizer)
+    assert {"0:bias", "0:weight.update", "0:bias.update"} <= set(seen.sites())
+    assert {"site": "0:weight", "reason": "it lies elsewhere"} in seen.facts["not_recorded"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import retrograd as rg
+from retrograd.errors import NoSuchSiteError
 from tests.recording.collector import Collector, collect
 
 
@@ -83,3 +85,29 @@ def test_all_is_well() -> None:
         net(torch.ones(1, 3)).sum().backward()
         torch.optim.SGD(net.parameters(), lr=0.1).step()
     assert seen.facts["not_recorded"] == []
+
+
+@pytest.mark.parametrize("pattern", ["fc#7:output.grad", "fc#2:outputs", "re:#3:output", "fc#2"])
+def test_a_call_that_never_came_is_told(pattern: str) -> None:
+    net = Net()
+    with pytest.warns(rg.RetrogradWarning, match="Nothing was recorded at"), rg.record(net, sites=pattern) as recording:
+        net(torch.ones(2, 3))["logits"].sum().backward()
+    (missed,) = recording.history.manifest["not_recorded"]
+    assert pattern.removeprefix("re:") in missed["site"]
+    with pytest.raises(NoSuchSiteError):
+        recording.history["fc#7:output.grad"]
+
+
+def test_the_first_call_by_its_number_is_recorded() -> None:
+    net = Net()
+    with rg.record(net, sites="fc#1:output*", tensors="fc#1:outputs.grad") as recording:
+        net(torch.ones(2, 3))["logits"].sum().backward()
+    assert recording.history.manifest["not_recorded"] == []
+    assert len(recording.history["fc#1:output.grad"].tensors) == 1
+    assert recording.history["fc:output"].steps.tolist() == [0]
+
+
+def test_arguments_that_are_no_tensors_are_not_planned_for() -> None:
+    planned = [site.name for site in rg.plan(nn.MultiheadAttention(4, 2), sites="*:input*").sites]
+    assert "self:input.attn_mask" in planned
+    assert not [name for name in planned if "is_causal" in name or "need_weights" in name]

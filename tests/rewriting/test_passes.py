@@ -219,3 +219,21 @@ def test_vmapped_gradients_act_on_each_part_of_the_batch() -> None:
         (found,) = torch.autograd.grad(net(x), x, torch.eye(2).unsqueeze(-1), is_grads_batched=True)
     (expected,) = torch.autograd.grad(net(x), x, torch.eye(2).unsqueeze(-1), is_grads_batched=True)
     torch.testing.assert_close(found, expected * 0.5)
+
+
+def test_an_evaluation_in_between_leaves_the_count_of_calls_as_it_was() -> None:
+    net, seen = nn.Linear(2, 2), []
+
+    def note(value: Tensor, state: SiteState) -> None:
+        seen.append((torch.is_grad_enabled(), state.call))
+
+    with rewrite(net, {"self:output": note}):
+        for _ in range(2):
+            with torch.no_grad():
+                net(torch.ones(1, 2))
+                net(torch.ones(1, 2))
+            first = net(torch.ones(1, 2))
+            with torch.no_grad():
+                net(torch.ones(1, 2))
+            (first + net(torch.ones(1, 2))).sum().backward()
+    assert seen == [(False, 1), (False, 1), (True, 1), (False, 1), (True, 2)] * 2

@@ -1,3 +1,4 @@
+import csv
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from retrograd.history.sink import Event, Moment
 from retrograd.runs import export as exports
 from retrograd.runs.export import export, export_csv
 from retrograd.runs.reader import Run, open_run
+from retrograd.runs.writer import RunWriter
 from retrograd.statistics.row import STATISTICS
 from tests.history.made import SITES, make_batch, make_steps
 from tests.runs.written import open_writer, write_run
@@ -89,3 +91,16 @@ def test_tensorboard_that_is_not_installed(run: Run, monkeypatch: pytest.MonkeyP
 def test_an_unknown_format(run: Run) -> None:
     with pytest.raises(ValueError, match="'csv' or 'tensorboard', not to 'xls'"):
         export(run, "xls")
+
+
+@pytest.mark.parametrize("name", ["=1+1:output", "@sum(a):output", "+a:output", "-a:output", "\ta:output"])
+def test_csv_runs_no_name_as_a_formula(tmp_path: Path, name: str) -> None:
+    writer = RunWriter(tmp_path / "run")
+    writer.add_sites([name])
+    writer.add_rows(make_batch(Moment(0), {0: np.array([-1.5, -2.5])}))
+    writer.close()
+    path = export_csv(open_run(tmp_path / "run"), tmp_path / "out.csv")
+    [line] = csv.DictReader(path.read_text().splitlines())
+    assert line["site"] == f"'{name}"
+    assert float(line["mean"]) == -2.0  # a number stays one
+    assert line["mean"].startswith("-")

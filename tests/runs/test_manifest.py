@@ -9,7 +9,8 @@ import torch
 
 from retrograd.runs import manifest
 from retrograd.runs.manifest import Manifest, gather_git
-from tests.runs.written import open_writer
+from tests.history.made import make_steps
+from tests.runs.written import add_step, open_writer
 
 
 def git(*arguments: str) -> str:
@@ -59,6 +60,7 @@ def test_what_a_run_tells(repository: Path) -> None:
     writer = open_writer(repository / "run")
     writer.describe(model={"blocks": 2, "type": torch.nn.Linear}, budget=Path("x"))
     writer.describe(model={"blocks": 3})
+    add_step(writer, make_steps([0])[0])
     writer.close()
     found = json.loads((repository / "run" / "manifest.json").read_text())
     assert found["git"] == {"commit": git("rev-parse", "HEAD"), "dirty": False}

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -110,10 +111,15 @@ def test_tensors_of_before_count_in_the_budget(tmp_path: Path) -> None:
 def test_leftovers_of_a_killed_writer_are_cleared(tmp_path: Path) -> None:
     write_run(tmp_path, range(2))
     leftover = tmp_path / "rank00000" / "statistics" / ".tmp-part-00000002-00000002.parquet"
+    others = [tmp_path / "rank00000" / ".tmp-0123456789ab-rank.json", tmp_path / ".tmp-0123456789ab-manifest.json"]
+    for other in others:
+        other.write_bytes(b"{")
+        os.utime(other, (0, 0))
     leftover.write_bytes(b"PAR1half of it")
     assert len(open_run(tmp_path).history["a:output"]) == 2
     go_on(tmp_path, range(2, 3))
     assert not leftover.exists()
+    assert not any(other.exists() for other in others)
     assert len(open_run(tmp_path).history["a:output"]) == 3
 
 

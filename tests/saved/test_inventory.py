@@ -204,11 +204,11 @@ def test_each_tensor_is_named_for_what_it_is() -> None:
     inventory = take_inventory(model, batch)
     assert find(inventory, module="stem", slot="input")["kind"] == "input"
     weight = find(inventory, module="stem", slot="weight")
-    assert (weight["kind"], weight["name"]) == ("parameter", "stem.weight")
+    assert (weight["kind"], weight["name"]) == ("parameter", "stem:weight")
     mean = find(inventory, module="blocks.0.bn1", slot="running_mean")
-    assert (mean["kind"], mean["name"]) == ("buffer", "blocks.0.bn1.running_mean")
+    assert (mean["kind"], mean["name"]) == ("buffer", "blocks.0.bn1:running_mean")
     transposed = find(inventory, module="head", slot="mat2")
-    assert (transposed["kind"], transposed["name"], transposed["shape"]) == ("parameter view", "head.weight", [8, 5])
+    assert (transposed["kind"], transposed["name"], transposed["shape"]) == ("parameter view", "head:weight", [8, 5])
     assert find(inventory, module="head", slot="mat1")["kind"] == "intermediate"
     assert find(inventory, module="drop", slot="other")["remake"] == "dropout mask of the random state"
     assert all(row["resident"] == 0 for row in rows_of(inventory) if row["kind"] in PERMANENT)
@@ -221,14 +221,14 @@ def test_casts_of_parameters_by_autocast_are_told_apart() -> None:
             value = model(torch.randn(2, 3, 6))
         value.float().sum().backward()
     casts = {row["name"]: row for row in rows_of(inventory) if row["kind"] == "cast"}
-    assert set(casts) == {"1.weight"}  # the first layer's is not needed: its input wants no gradient
-    assert casts["1.weight"]["dtype"] == "bfloat16"
-    assert casts["1.weight"]["resident"] == 2 * model[1].weight.numel()
-    assert casts["1.weight"]["price"] == "cheap"
+    assert set(casts) == {"1:weight"}  # the first layer's is not needed: its input wants no gradient
+    assert casts["1:weight"]["dtype"] == "bfloat16"
+    assert casts["1:weight"]["resident"] == 2 * model[1].weight.numel()
+    assert casts["1:weight"]["price"] == "cheap"
     deeper = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4))
     with take_inventory() as seen, torch.autocast("cpu", torch.bfloat16):
         deeper(torch.randn(2, 6)).float().sum().backward()
-    assert [row["name"] for row in rows_of(seen) if row["kind"] == "cast"] == ["1.weight"]
+    assert [row["name"] for row in rows_of(seen) if row["kind"] == "cast"] == ["1:weight"]
 
 
 def test_where_it_was_saved() -> None:

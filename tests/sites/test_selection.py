@@ -117,7 +117,8 @@ def test_a_selection_that_leaves_nothing_over_is_an_error() -> None:
 @pytest.mark.parametrize(
     "pattern",
     ["head:output.logits", "head:output.logits.grad", "blocks.*:input.mask.0", "*:output.*.grad", "head#2:output",
-     "head#*:output.grad", r"re:^head:output\.logits$", "re:#3:output", "watch/anything", r"re:\.0\.h\.grad$"],
+     "head#2", "head#2:outputs.grad", "hea*#[23]:inputs", r"re:^head:output\.logits$", "re:#3:output", "watch/anything",
+     r"re:\.0\.h\.grad$"],
 )  # fmt: skip
 def test_sites_that_come_up_later_may_be_asked_for(pattern: str) -> None:
     assert chosen(pattern) in ([], [name for name in NAMES if fnmatch.fnmatchcase(name, pattern)])
@@ -133,11 +134,65 @@ def test_a_later_site_of_a_module_that_is_not_there_is_an_error(pattern: str) ->
         chosen(pattern)
 
 
-def test_a_pattern_matches_later_calls_by_the_name_of_the_first() -> None:
-    second = Candidate(Site("head", ("output",), call=2))
-    assert Selection("head:output").wants(second)
-    assert Selection("head#2:output").wants(second)
-    assert not Selection("head#3:output").wants(second)
+FIRST, SECOND, TENTH = (Site("head", ("output",), call=call) for call in (1, 2, 10))
+STATE = [Site("watch/state", ("h",), call=call, quantity="grad") for call in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sites"),
+    [
+        ("head:output", [FIRST, SECOND, TENTH]),
+        ("head#*:output", [FIRST, SECOND, TENTH]),
+        ("head#1:output", [FIRST]),
+        ("head#2:output", [SECOND]),
+        ("h*#1*:output", [FIRST, TENTH]),
+        ("head#?:output", [FIRST, SECOND]),
+        ("head", [FIRST, SECOND, TENTH]),
+        ("head#1", [FIRST]),
+        ("head#2", [SECOND]),
+        ("*#2", [SECOND]),
+        ("*#[!1]*:*", [SECOND, STATE[1]]),
+        ("head#1:outputs", [FIRST]),
+        ("head:outputs", [FIRST, SECOND, TENTH]),
+        ("re:^head:output$", [FIRST, SECOND, TENTH]),
+        ("re:^head#2:", [SECOND]),
+        (re.compile("#1"), [FIRST, TENTH, STATE[0]]),
+        (lambda candidate: candidate.site.call == 2, [SECOND, STATE[1]]),
+        ("*1:output", []),
+        ("watch/state:h.grad", STATE),
+        ("watch/state#1:h.grad", STATE[:1]),
+        ("watch/*#2*", STATE[1:]),
+    ],
+)
+def test_a_name_is_every_call_and_a_number_is_one(pattern: Pattern, sites: list[Site]) -> None:
+    selection = Selection(pattern)
+    assert [site for site in (FIRST, SECOND, TENTH, *STATE) if selection.wants(Candidate(site))] == sites
+
+
+def test_a_call_can_be_left_out() -> None:
+    selection = Selection(["head:output", "!head#2"])
+    assert [selection.wants(Candidate(site)) for site in (FIRST, SECOND, TENTH)] == [True, False, True]
+
+
+@pytest.mark.parametrize("pattern", ["head#0:output", "head#01:output", "head#:output", "head#x", "head#-1:output",
+                                     "watch/y#0.grad", "head#0:outputs", "head:output.a#b", "!head#0"])  # fmt: skip
+def test_what_can_be_the_number_of_no_call_is_refused(pattern: str) -> None:
+    with pytest.raises(PatternError, match="counted from 1"):
+        Selection(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["head#1:weight.grad", "head#1:weight.update", "head#2:weight", r"re:^head#1:bias\.grad$"]
+)
+def test_the_gradient_of_a_parameter_is_of_no_call(pattern: str) -> None:
+    with pytest.raises(NoSuchSiteError):
+        chosen(pattern)
+
+
+def test_where_parameters_are_looked_at_in_each_call_their_values_have_calls() -> None:
+    Selection("head#2:weight").check(CANDIDATES, parameters_have_calls=True)
+    with pytest.raises(NoSuchSiteError):
+        Selection("head#2:weight.grad").check(CANDIDATES, parameters_have_calls=True)
 
 
 @pytest.mark.parametrize("patterns", [5, [5], "", ["*:output", ""], [], "!", "re:(", ["!re:["], object()])

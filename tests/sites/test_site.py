@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrograd.errors import SiteSyntaxError
-from retrograd.sites.site import WATCH, Site, check_watch_name, parse_site
+from retrograd.sites.site import WATCH, Site, check_watch_name, name_like, parse_leniently, parse_site, says_call
 
 plain_paths = st.lists(st.from_regex(r"[A-Za-z0-9_]{1,6}", fullmatch=True), min_size=1, max_size=4).map(".".join)
 odd_paths = st.text(min_size=1, max_size=12).filter(lambda path: not path.startswith(WATCH))
@@ -103,3 +103,24 @@ def test_value_gradient_and_update_are_told_apart() -> None:
     assert (site.slot, site.is_watched, site.label) == ("weight", False, "#2:weight")
     assert (Site("fc", ("output", "a.b")).label, Site("watch/x", call=3).label) == ('output."a.b"', "#3")
     assert (Site("watch/x", ("0",)).slot, Site("watch/x").is_watched) == ("", True)
+
+
+def test_a_name_with_the_number_of_its_call() -> None:
+    site = Site("fc", ("output", "a"), quantity="grad")
+    assert (str(site), site.numbered, site.numbered_label) == ("fc:output.a.grad", "fc#1:output.a.grad", "#1:output.a")
+    assert parse_site(site.numbered) == site
+    assert Site("watch/x", call=2).numbered == "watch/x#2"
+    assert (name_like(site, "x#1:output"), name_like(site, "x:output")) == ("fc#1:output.a.grad", "fc:output.a.grad")
+    assert [says_call(name) for name in ("fc#1:output", "fc:output", '"a#b":output', 'fc:output."#"', "watch/x#1")] == [
+        True, False, False, False, True,
+    ]  # fmt: skip
+    assert parse_leniently("no site") == Site("no site")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("fc:output.x", "output"), ("fc:input", "input"), ("fc:weight.grad", "parameter"),
+     ("fc:parameter.output", "parameter"), ("watch/output", "watched"), ("watch/x:output", "watched")],
+)  # fmt: skip
+def test_kinds(name: str, kind: str) -> None:
+    assert parse_site(name).kind == kind

@@ -87,7 +87,7 @@ WAYS: dict[str, Callable[[Stepper], Any]] = {
     "steps": all_steps,
     "loop": list,
     "finish": Stepper.finish,
-    "until": lambda stepper: stepper.run_until("second.weight"),
+    "until": lambda stepper: stepper.run_until("second:weight"),
     "jump": lambda stepper: stepper.step(7),
     "leave": lambda stepper: None,
 }
@@ -148,9 +148,9 @@ def test_saved_tensors_are_shown_without_running_hooks() -> None:
     [
         ("kind AddmmBackward0", ["AddmmBackward0"] * 2),
         ("Addmm*", ["AddmmBackward0"] * 2),
-        ("first.weight", ["AccumulateGrad"]),
-        ("*.bias", ["AccumulateGrad"] * 2),
-        (["first.weight", "SoftmaxBackward0"], ["SoftmaxBackward0", "AccumulateGrad"]),
+        ("first:weight", ["AccumulateGrad"]),
+        ("*:bias", ["AccumulateGrad"] * 2),
+        (["first:weight", "SoftmaxBackward0"], ["SoftmaxBackward0", "AccumulateGrad"]),
         (lambda stop: stop.node.name.startswith("Double"), ["DoubleBackward"]),
         ("norm < 1e9", None),
         ("non-finite", []),
@@ -173,8 +173,8 @@ def test_modules_and_lines_are_known_where_origins_were_recorded() -> None:
             assert (node.name, node.module) == ("AddmmBackward0", "first")
             assert node.line is not None
             assert Path(node.line.file) == Path(__file__)
-            stepper.run_until("first.weight")
-            assert stepper.node.parameter == "first.weight"
+            stepper.run_until("first:weight")
+            assert stepper.node.parameter == "first:weight"
     assert equal(gradients(net), plain())
 
 
@@ -337,7 +337,7 @@ def test_what_cannot_be_asked_for() -> None:
     assert "SoftmaxBackward0" in raised.value.repair
     with step_through(net(x), model=net) as stepper:
         with pytest.raises(NoSuchNodeError):
-            stepper.run_until("thrid.weight")
+            stepper.run_until("thrid:weight")
         assert stepper.stop.position == 0
         with pytest.raises(StepperError):
             stepper.step(0)
@@ -357,7 +357,7 @@ def test_leaving_early_leaves_nothing(leave: Callable[[Stepper], None], no_gc: N
     net, x = make()
     loss = net(x)
     node = loss.grad_fn
-    stepper = step_through(loss, "second.weight", model=net)
+    stepper = step_through(loss, "second:weight", model=net)
     stop = stepper.stop
     assert our_threads()
     leave(stepper)
@@ -414,7 +414,7 @@ def test_an_interrupted_wait_can_be_taken_up_again(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(threading.Condition, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        stepper.run_until("first.weight")
+        stepper.run_until("first:weight")
     monkeypatch.undo()
     stepper.finish()
     assert equal(gradients(net), plain())

@@ -69,7 +69,7 @@ def invent_inventory() -> Inventory:
               storage_bytes=[4000], first_saver=1, sharers=1),
         saved(3, module="blocks.0", packed=2, slot="self", resident=2000, released=3, price="dear", unpacked_s=[0.003],
               remake="matrix product of both factors"),
-        saved(4, module="head", node="AddmmBackward0", slot="mat2", kind="parameter view", name="head.weight",
+        saved(4, module="head", node="AddmmBackward0", slot="mat2", kind="parameter view", name="head:weight",
               packed=2, resident=0, asked=800, released=3, remake=None, price=None),
     ]  # fmt: skip
     return make_inventory(rows, modules={"head": 0.002})

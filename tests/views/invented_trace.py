@@ -80,7 +80,7 @@ def invent_trace(**others: Any) -> Trace:
         event("MeanBackward0", 200, 210, number=3, module="self"),
         event("SoftmaxBackward0", 210, 290, number=2, module="blocks.1", line=line, **memory),
         event("MulBackward0", 290, 300, number=0, module="blocks.0", outgoing=(SMALL, None)),
-        leaf("blocks.0.weight", 300, 320),
+        leaf("blocks.0:weight", 300, 320),
         event("MeanBackward0", 700, 710, number=7, module="self", run=1),
         event("SoftmaxBackward0", 710, 750, number=6, module="blocks.1", line=line, run=1, raised=True),
     ]
@@ -94,7 +94,7 @@ def invent_nested() -> Trace:
         event("SumBackward0", 0, 10, number=9, memory=100),
         event("CheckpointFunctionBackward", 10, 100, number=8, memory=1000),
         event("MulBackward0", 30, 50, number=11, run=1, memory=300),
-        leaf("weight", 50, 90, run=1, memory=500),
+        leaf("self:weight", 50, 90, run=1, memory=500),
     ]
     passes = [backward(0, 0, 100), backward(1, 30, 90, depth=1)]
     return make_trace(events, passes, [call("self", 12, 25, (10, 12), recompute=True)])

@@ -277,12 +277,12 @@ def test_long_lists_are_cut_into_stretches(draw: Draw) -> None:
 
 
 def test_leaves_are_pills_of_the_boxes_that_feed_them(draw: Draw) -> None:
-    shared = leaf(3, "embed.weight", (50, 3))
+    shared = leaf(3, "embed:weight", (50, 3))
     graph = graph_of([node(0, "head", 1, 3), node(1, "embed", 2, 3), node(2, "embed", 3), shared])
     picture = draw(graph, 9)
     assert set(picture.boxes) == {"head#1", "n1", "n2"}
     pills = [text.text for text in picture.root.iter(f"{SVG}text") if text.get("class") == "leaf"]
-    assert pills == ["embed.weight [50, 3]", "weight [50, 3]", "weight [50, 3]"]
+    assert pills == ["embed:weight [50, 3]", "weight [50, 3]", "weight [50, 3]"]
 
 
 def test_labels_are_the_shapes_that_arrive(draw: Draw) -> None:

@@ -6,10 +6,12 @@ import io
 import re
 
 import pytest
+import torch
 
 from retrograd.errors import GraphError
 from retrograd.graph.graph import Graph
 from retrograd.graph.node import Edge, Line, Node, Saved, TensorInfo
+from retrograd.graph.walker import walk
 from retrograd.views.graph_text import MOST_LINES, list_entries, print_graph
 from retrograd.views.picture.folds import Fold, make_outline
 from tests.views.test_graph_picture import graph_of, leaf, node, residual_net
@@ -74,14 +76,14 @@ def test_the_default_depth_fills_about_a_screen(blocks: int) -> None:
 def test_runs_of_equal_kinds_become_one_line() -> None:
     nodes = [node(i, None, i + 1) for i in range(200)]
     assert text_of(graph_of([*nodes, node(200, name="CatBackward0")])).splitlines()[1:] == [
-        "├── MulBackward0  float32[2, 3]",
+        "├── 1 MulBackward0  float32[2, 3]  → 2",
         "├── … 199 × MulBackward0",
-        "└── CatBackward0  float32[2, 3]",
+        "└── 201 CatBackward0  float32[2, 3]",
     ]
     nodes = [node(i, None, i + 1, name="ABC"[i % 3]) for i in range(3000)]
     assert text_of(graph_of([*nodes, node(3000, name="A")])).splitlines()[-2:] == [
         "├── … 999 × (A, B, C)",
-        "└── A  float32[2, 3]",
+        "└── 3001 A  float32[2, 3]",
     ]
 
 
@@ -137,9 +139,9 @@ def strip(text: str) -> str:
 
 
 def test_leaves_are_named_by_the_module_that_feeds_them() -> None:
-    nodes = [node(0, "head", 1, 2, 3), leaf(1, "head.weight"), leaf(2, "embed.weight"), leaf(3, None)]
+    nodes = [node(0, "head", 1, 2, 3), leaf(1, "head:weight"), leaf(2, "embed:weight"), leaf(3, None)]
     assert text_of(graph_of(nodes), 2).splitlines()[-1] == (
-        "└── head  MulBackward0  float32[2, 3]  → weight float32[3], embed.weight float32[3], unnamed leaf float32[3]"
+        "└── head  MulBackward0  float32[2, 3]  → weight float32[3], embed:weight float32[3], unnamed leaf float32[3]"
     )
 
 
@@ -153,4 +155,19 @@ def test_a_node_that_knows_little_is_printed() -> None:
     graph = Graph.from_nodes(
         [Node(0, "ViewBackward0", 5, (None,), (None, Edge(1, 0))), Node(1, "Unknown", 4)], (Edge(0, 0),)
     )
-    assert text_of(graph).splitlines()[1:] == ["├── ViewBackward0  not known", "└── Unknown"]
+    assert text_of(graph).splitlines()[1:] == ["├── 1 ViewBackward0  not known  → 2", "└── 2 Unknown"]
+
+
+def test_without_modules_nodes_say_which_nodes_they_feed() -> None:
+    a = torch.randn(3, requires_grad=True)
+    b = torch.randn(3, requires_grad=True)
+    product = a * b
+    loss = (product + product.exp()).sum()
+    file = io.StringIO()
+    print_graph(walk(loss, names={"a": a, "b": b}, saved=False), file=file)
+    assert file.getvalue().splitlines()[1:] == [
+        "├── 1 SumBackward0  float32[]  → 2",
+        "├── 2 AddBackward0  float32[3]  → 4, 3",
+        "├── 3 ExpBackward0  float32[3]  → 4",
+        "└── 4 MulBackward0  float32[3]  → a float32[3], b float32[3]",
+    ]

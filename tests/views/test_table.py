@@ -6,7 +6,10 @@ import io
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import retrograd as rg
 from retrograd.errors import NoSuchSiteError, PatternError, StatisticError
 from retrograd.history.history import History
 from retrograd.views.table import print_table
@@ -71,7 +74,7 @@ def test_names_are_no_markup_and_no_orders_to_the_terminal() -> None:
 def test_a_terminal_without_block_elements_gets_plain_letters(history: History) -> None:
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     print_table(history, file=file)
-    print_heatmap(history, ["*output.grad"], file=file)
+    print_heatmap(history, ["*:outputs.grad"], file=file)
 
 
 def test_wrong_wishes_are_refused(history: History) -> None:
@@ -93,3 +96,25 @@ def test_a_heatmap_in_characters(history: History) -> None:
 
 def test_an_empty_history_is_an_empty_table() -> None:
     assert table(History()).startswith("0 places, no steps")
+
+
+def test_a_place_without_a_finite_number_is_marked() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with rg.record(net) as recording:
+        for step in range(4):
+            optimizer.zero_grad()
+            (net(torch.ones(2, 3)) * (float("nan") if step == 2 else 1.0)).sum().backward()
+            optimizer.step()
+    lines = {line.split()[0]: line.split() for line in table(recording.history).splitlines()[2:]}
+    assert lines["0:output"][1:3] == ["NaN", "NaN"]
+    assert lines["1:weight"][1:3] == ["-", "NaN"]
+    assert lines["1:weight"][-1] == "NaN"  # the update
+    assert table(recording.history, sort="update").splitlines()[2].split()[-1] == "NaN"
+
+
+def test_a_place_with_some_finite_numbers_shows_them() -> None:
+    with rg.record(nn.Identity()) as recording:
+        rg.watch("mine", torch.tensor([3.0, float("nan")]))
+    [line] = [line for line in table(recording.history, ["watch/mine"]).splitlines() if line.startswith("watch")]
+    assert line.split()[1] == "3"

@@ -49,7 +49,7 @@ def test_calls_passes_and_nodes_nest(name: str, tmp_path: Path) -> None:
         ("backward pass 0", "self:MeanBackward0"),
         ("backward pass 0", "blocks.1:SoftmaxBackward0"),
         ("backward pass 0", "blocks.0:MulBackward0"),
-        ("backward pass 0", "blocks.0.weight"),
+        ("backward pass 0", "blocks.0:weight"),
         ("backward pass 1",),
         ("backward pass 1", "self:MeanBackward0"),
         ("backward pass 1", "blocks.1:SoftmaxBackward0"),
@@ -86,7 +86,7 @@ def test_no_arrow_where_the_call_is_not_known(tmp_path: Path) -> None:
         event("Unnumbered", 21, 22, number=9, module="net"),
         event("Early", 22, 23, number=3, module="late"),
         event("SecondCall", 23, 24, number=3, module="net", call=2),
-        leaf("net.weight", 24, 25, module="net"),
+        leaf("net:weight", 24, 25, module="net"),
     ]
     assert not show(make_trace(events, [backward(0, 20, 25)], forwards), tmp_path).arrows
 
@@ -111,7 +111,7 @@ def test_a_pass_inside_a_node_and_a_recomputed_forward(tmp_path: Path) -> None:
     assert paths(content) >= {
         (*outer, "self"),
         (*outer, "backward pass 1 (inner)", "MulBackward0"),
-        (*outer, "backward pass 1 (inner)", "weight"),
+        (*outer, "backward pass 1 (inner)", "self:weight"),
     }
     assert [each.event["cat"] for each in content.slices if each.name == "self"] == ["recompute"]
     assert content.counters["memory gained in the pass"] == [0, 100, 400, 900, 1100]

@@ -21,7 +21,7 @@ pass 1 raised in blocks.1:SoftmaxBackward0, /home/me/model.py:30 in forward
 node                         runs     ms  share  mean µs  memory  norm in  norm out  gradients                                 line
 ! blocks.1:SoftmaxBackward0     2  0.120  70.6%     60.0   +2 MB      0.5       nan  float32[4, 8] → float32[4, 8]       model.py:30
 self:MeanBackward0              2  0.020  11.8%     10.0     0 B        -         -  float32[4, 8] → float32[4, 8]
-blocks.0.weight                 1  0.020  11.8%     20.0     0 B        -         -  float32[4, 8]
+blocks.0:weight                 1  0.020  11.8%     20.0     0 B        -         -  float32[4, 8]
 blocks.0:MulBackward0           1  0.010   5.9%     10.0     0 B        -         -  float32[4, 8] → (float32[4, 8], -)
 """  # noqa: E501
 
@@ -73,7 +73,7 @@ def test_the_node_that_raised_is_never_cut_off() -> None:
 def test_a_pattern_chooses() -> None:
     lines = table(invent_trace(), nodes="blocks.0*")
     assert lines[0] == "2 passes, 6 nodes, 2 of them chosen, 0.2 ms"
-    assert names(lines) == ["blocks.0.weight", "blocks.0:MulBackward0"]
+    assert names(lines) == ["blocks.0:weight", "blocks.0:MulBackward0"]
     assert names(table(invent_trace(), nodes="Mean*")) == ["self:MeanBackward0"]
 
 
@@ -87,7 +87,7 @@ def test_time_inside_an_inner_pass_is_counted_once() -> None:
 def test_memory_inside_an_inner_pass_is_counted_once() -> None:
     trace = invent_nested()
     assert own_memory(trace) == [100, 200, 300, 500]
-    assert names(table(trace, sort="memory"))[0] == "weight"
+    assert names(table(trace, sort="memory"))[0] == "self:weight"
 
 
 def test_memory_of_several_passes_is_that_of_the_largest() -> None:
@@ -158,7 +158,7 @@ def test_live_lines_are_chosen_by_place_kind_module_or_parameter() -> None:
         assert all(line.startswith("rank 1 ") for line in file.getvalue().splitlines())
         return file.getvalue().count("\n")
 
-    assert [printed(pattern) for pattern in (None, "blocks.1", "blocks*", "Mean*", "*.weight", "none")] == [
+    assert [printed(pattern) for pattern in (None, "blocks.1", "blocks*", "Mean*", "*:weight", "none")] == [
         6, 2, 4, 2, 1, 0,
     ]  # fmt: skip
 

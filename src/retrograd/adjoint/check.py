@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,16 +13,21 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from retrograd.adjoint.adjoint_check import AdjointCheck
+from retrograd.adjoint.arguments import is_differentiable
+from retrograd.adjoint.by_hand import Adjoint
 from retrograd.adjoint.copies import clone, copy_module, copy_nest
 from retrograd.adjoint.examination import Examination
 from retrograd.adjoint.plain_function import PlainFunction
 from retrograd.adjoint.progress import Progress
-from retrograd.adjoint.row import Row
+from retrograd.adjoint.row import FAILURES, Row, Verdict
+from retrograd.adjoint.vectors import count_not_finite
 from retrograd.adjoint.visit import Request, Visit
 from retrograd.errors import AdjointError
 from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, walk_modules
-from retrograd.hooks.interlude import unseen_by_lookouts
+from retrograd.hooks.engine import is_transformed
+from retrograd.hooks.interlude import interlude, unseen_by_lookouts
 from retrograd.hooks.module import CallTap
+from retrograd.hooks.nested import flatten
 from retrograd.randomness import Randomness
 from retrograd.sites.pattern import Candidate, Pattern
 from retrograd.sites.selection import Selection
@@ -33,6 +39,7 @@ def check_adjoint(
     batch: Any,
     sites: Pattern | Iterable[Pattern] = "*",
     *,
+    adjoint: Adjoint | None = None,
     probes: int = 1,
     in_double: bool = True,
     seed: int = 0,
@@ -54,6 +61,9 @@ def check_adjoint(
         batch: what it is called with: a tuple or list of arguments, a mapping of named ones, or the only argument.
         sites: which modules, or which of their arguments and parameters: ``"blocks.3*"``, ``"fc:weight"``,
             ``"fc:input.x"``, a type, or several patterns. With a module's output, or its path, all of it is selected.
+        adjoint: instead of the backward, one of your own: a function from a gradient for each output to a gradient for
+            each argument that is a floating-point tensor (several as a tuple; None for none), at this batch. The model
+            need have no graph, then, and only its outermost call is checked, with respect to its arguments.
         probes: pairs of u and v for each comparison; the worst counts.
         in_double: whether to compute in float64. Modules that raise then are checked in their own dtype, as all are
             if this is False, with larger tolerances.
@@ -71,8 +81,8 @@ def check_adjoint(
     entries = walk_modules(path, named)
     selection = Selection(sites)
     candidates = [candidate for entry in entries for candidate in entry.candidates()]
-    selection.check(candidates)
-    request = Request(_Wants(selection), probes, seed, in_double)
+    selection.check(candidates, parameters_have_calls=True)
+    request = Request(_Wants(selection), probes, seed, in_double, adjoint)
     walk = _Walk(request, Progress(sum(entry.is_called for entry in entries), progress))
     try:
         with unseen_by_lookouts():
@@ -82,7 +92,8 @@ def check_adjoint(
         randomness.restore()
     if not walk.rows:
         raise AdjointError(
-            "Nothing was compared: no selected module was called with, or holds, a tensor that has a derivative.",
+            "Nothing was compared: no selected module was called with, or holds, a tensor that has a derivative, and"
+            " returned one.",
             repair="select other sites, or give the model a batch of floating-point tensors.",
         )
     return AdjointCheck(walk.rows)
@@ -191,8 +202,24 @@ class _Lookout:
         caller = (self._path, walk.counts[self._path])
         walk.progress.step(self._path)
         visit = Visit(module, self._original, args, kwargs, caller, tuple(walk.running))
+        if walk.request.adjoint is None or not walk.running:
+            walk.rows += Examination(visit, walk.request).make_rows()
         walk.running.append(caller)
-        walk.rows += Examination(visit, walk.request).make_rows()
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        self._walk.running.pop()
+        walk = self._walk
+        caller = walk.running.pop()
+        found = [
+            tensor for _, tensor in flatten(output, ()) if not is_transformed(tensor) and is_differentiable(tensor)
+        ]
+        with interlude():
+            bad, total = count_not_finite(found)
+        if bad:  # as it runs in the model: in float64 more is finite
+            walk.rows = [_spoil(row, bad, total, found[0].dtype) if row.caller == caller else row for row in walk.rows]
+
+
+def _spoil(row: Row, bad: int, total: int, dtype: torch.dtype) -> Row:
+    if row.verdict in FAILURES:
+        return row
+    reason = f"in {dtype}, {bad:,} of {total:,} numbers that it returns are not finite"
+    return replace(row, verdict=Verdict.NOT_FINITE, reason=reason)

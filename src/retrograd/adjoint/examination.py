@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from retrograd.adjoint.comparison import Comparison, Outcome, Probe, compare
+from retrograd.adjoint.fitness import find_unfitness
 from retrograd.adjoint.module_call import ModuleCall
 from retrograd.adjoint.pattern import Suspect
-from retrograd.adjoint.row import Row, Verdict, rank
+from retrograd.adjoint.row import FAILURES, Row, Verdict, rank
+from retrograd.adjoint.silence import Silence
 from retrograd.adjoint.variable import Variable
-from retrograd.adjoint.vectors import inner_product
+from retrograd.adjoint.vectors import count_not_finite, inner_product
 from retrograd.adjoint.visit import Request, Visit
-from retrograd.hooks.candidates import parameter_site
 from retrograd.hooks.engine import is_transformed
 from retrograd.hooks.interlude import interlude
+from retrograd.hooks.module_paths import parameter_site
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.rewriters import try_rules
 from retrograd.randomness import Randomness
@@ -68,6 +70,9 @@ class Examination:
         ]
         if not wanted or not call.outputs:
             return []
+        unfit = find_unfitness(call)
+        if unfit is not None:
+            return [self._row(self._site(call.variables[index]), *unfit) for index in wanted]
         probes = [Probe(call, self._generator) for _ in range(self._request.probes)]
         rows: dict[int, Row] = {}
         for probe in probes:
@@ -89,10 +94,10 @@ class Examination:
         arguments = (visit.module, visit.args, visit.kwargs, self._randomness)
         if self._wide:
             try:
-                return ModuleCall(*arguments, bare=bare)
+                return ModuleCall(*arguments, bare=bare, adjoint=self._request.adjoint)
             except Exception:  # the module takes no float64: what it raises otherwise too, it raises below
                 self._wide = False
-        return ModuleCall(*arguments, wide=False, bare=bare)
+        return ModuleCall(*arguments, wide=False, bare=bare, adjoint=self._request.adjoint)
 
     def _examine_or_say(self, call: ModuleCall, index: int, probe: Probe, gradient: Tensor) -> Row:
         try:
@@ -104,28 +109,37 @@ class Examination:
     def _examine(self, call: ModuleCall, index: int, probe: Probe, gradient: Tensor) -> Row:
         variable = call.variables[index]
         comparison = self._compare(call, index, probe, gradient)
-        verdict, reason, shown = self._judge(call, index, probe, comparison)
-        if verdict in (Verdict.OK, Verdict.KINK):
+        verdict, reason, shown = self._judge(call, index, probe, comparison, gradient)
+        if verdict in (Verdict.OK, Verdict.KINK) and self._request.adjoint is None:
             ruled = self._try_rules(call, index, probe, gradient)
             if ruled is not gradient:
                 verdict, reason = Verdict.REWRITTEN, "a rule changes the gradient; without it, they agree"
                 shown = replace(shown, backward=inner_product(probe.tangents[index], ruled))
-        if verdict is Verdict.WRONG and self._asks_for_nothing(variable, gradient):
+        if verdict in FAILURES and self._asks_for_nothing(variable, gradient):
             verdict, reason = Verdict.NOT_CHECKED, "it asks for no gradient in this model, and is given none"
         return self._row(self._site(variable), verdict, reason, shown)
 
     def _judge(
-        self, call: ModuleCall, index: int, probe: Probe, comparison: Comparison
+        self, call: ModuleCall, index: int, probe: Probe, comparison: Comparison, gradient: Tensor
     ) -> tuple[Verdict, str, Comparison]:
+        bad, total = count_not_finite([gradient])
+        if bad:
+            return *_explain_not_finite(gradient, bad, total), comparison
+        if comparison.outcome is not Outcome.DIFFERS and not bool(gradient.any()):
+            found = self._explain_silence(call, index, probe, comparison)
+            if found is not None:
+                return found
         if comparison.outcome is Outcome.AGREES:
             return Verdict.OK, self._remark(call.variables[index]), comparison
         near = comparison
         if comparison.outcome is Outcome.OPEN or comparison.slope.is_kinked:
+            if self._request.adjoint is not None:
+                return Verdict.NOT_CHECKED, "it has no derivative here, and the adjoint is known here alone", comparison
             call, near = self._compare_close_by(index, probe)
             if near.outcome is Outcome.AGREES:
                 return Verdict.KINK, "it has no derivative here; close by, both agree", comparison
             if near.outcome is Outcome.OPEN:
-                return *self._explain_open(call, near), comparison
+                return Verdict.NOT_CHECKED, _explain_open(near), comparison
         return *self._explain_difference(call, index, probe, near), near
 
     def _compare_close_by(self, index: int, probe: Probe) -> tuple[ModuleCall, Comparison]:
@@ -137,20 +151,39 @@ class Examination:
                 break
         return call, near
 
-    def _explain_open(self, call: ModuleCall, near: Comparison) -> tuple[Verdict, str]:
-        if not call.is_finite():
-            return Verdict.NOT_CHECKED, "what it returns is not finite"
-        if not math.isfinite(near.backward):
-            return Verdict.WRONG, "the gradient is not finite, though the output is"
-        return Verdict.NOT_CHECKED, "finite differences do not settle, and it has no forward mode"
+    def _explain_silence(
+        self, call: ModuleCall, index: int, probe: Probe, comparison: Comparison
+    ) -> tuple[Verdict, str, Comparison] | None:
+        """What it means that the gradient is zero, and nothing moves; None if nothing is wrong with it."""
+        if self._request.adjoint is not None or self._is_of_inner(call.variables[index]):
+            return None
+        silence = Silence(call, index, probe.cotangents, self._generator)
+        is_drawn = silence.is_drawn()
+        if is_drawn and silence.depends_by_chance():
+            return Verdict.RANDOM, "it is drawn at random what it returns, and only the odds depend on this", comparison
+        if not call.has_graph:
+            return *self._explain_no_graph(silence, is_drawn=is_drawn), comparison
+        if comparison.outcome is Outcome.AGREES:  # both are zero: any factor would be right
+            call, near = self._compare_close_by(index, probe)
+            if near.outcome is Outcome.DIFFERS and not near.slope.is_kinked:
+                verdict, reason = self._explain_difference(call, index, probe, near)
+                return verdict, f"{reason} (close by: here it is zero)", near
+        return None
+
+    def _explain_no_graph(self, silence: Silence, *, is_drawn: bool) -> tuple[Verdict, str]:
+        """A part of a model may compute something without a graph, of the shape of what it is given: positions."""
+        if silence.depends():
+            return Verdict.NO_GRAPH, "what it returns has no graph, and depends on this in jumps"
+        if self._visit.within:
+            return Verdict.NOT_CHECKED, "what it returns has no graph, and does not depend on this"
+        if is_drawn:
+            return Verdict.RANDOM, "what it returns is drawn at random, and has no graph"
+        return Verdict.NO_GRAPH, "what it returns has no graph"
 
     def _explain_difference(
         self, call: ModuleCall, index: int, probe: Probe, comparison: Comparison
     ) -> tuple[Verdict, str]:
-        function = call.function_along(call.variables[index], probe.tangents[index], probe.cotangents)
-        if function(0.0) != function(0.0):
-            return Verdict.NOT_CHECKED, "it returns something else each time, for the same input and random state"
-        if self._is_right_without_hooks(call, index, probe, comparison):
+        if self._request.adjoint is None and self._is_right_without_hooks(call, index, probe, comparison):
             return Verdict.REWRITTEN, "a hook changes the gradient; without it, they agree"
         return Verdict.WRONG, Suspect(call, index, probe, comparison, self._generator).describe()
 
@@ -191,8 +224,11 @@ class Examination:
 
     def _is_unused(self, variable: Variable, row: Row) -> bool:
         """A parameter of a module in this one that did not run in this call, and was not used without it."""
+        return self._is_of_inner(variable) and row.forward == row.backward == 0
+
+    def _is_of_inner(self, variable: Variable) -> bool:
         inner, _ = variable.keys[0] if variable.is_parameter else ("", "")
-        return bool(inner) and row.forward == row.backward == 0
+        return bool(inner)
 
     def _site(self, variable: Variable) -> Site:
         path, number = self._visit.caller
@@ -215,7 +251,8 @@ class Examination:
     def _failed(self, variable: Variable, error: Exception) -> Row:
         is_missing = isinstance(error, NotImplementedError) or "is not implemented" in str(error)
         verdict = Verdict.NOT_CHECKED if is_missing else Verdict.WRONG
-        return self._row(self._site(variable), verdict, f"its backward raises {_name(error)}")
+        what = "backward" if self._request.adjoint is None else "adjoint"
+        return self._row(self._site(variable), verdict, f"its {what} raises {_name(error)}")
 
     def _row(self, site: Site, verdict: Verdict, reason: str, shown: Comparison | None = None) -> Row:
         visit = self._visit
@@ -231,6 +268,20 @@ class Examination:
             method="forward mode" if shown.by_forward_mode else "finite differences",
             precision=shown.precision.name,
         )
+
+
+def _explain_not_finite(gradient: Tensor, bad: int, total: int) -> tuple[Verdict, str]:
+    nans = int(gradient.isnan().sum())
+    words = f"the gradient is not finite, though the output is: {bad:,} of {total:,} numbers are "
+    if nans:
+        return Verdict.WRONG, words + ("NaN" if nans == bad else "NaN or infinite")
+    return Verdict.NOT_FINITE, words + "infinite"
+
+
+def _explain_open(near: Comparison) -> str:
+    if not math.isfinite(near.backward):
+        return "close by, the gradient is not finite"
+    return "finite differences do not settle, and it has no forward mode"
 
 
 def _name(error: Exception) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from retrograd.adjoint.arguments import is_differentiable, name_arguments
+from retrograd.adjoint.by_hand import Adjoint, apply_adjoint
 from retrograd.adjoint.copies import clone, clone_wide, copy_module, copy_nest
 from retrograd.adjoint.precision import find_precision
 from retrograd.adjoint.variable import Variable
@@ -23,7 +24,7 @@ from retrograd.hooks.module import CallTap
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import inputs_of, root_edges
 from retrograd.hooks.reach import find_nodes, guard_nodes
-from retrograd.randomness import Randomness
+from retrograd.randomness import Randomness, seed_generators
 
 _SHIFT = 1e-2
 """How far from the batch a kink is left behind, relative to the root mean square of a tensor."""
@@ -43,12 +44,14 @@ class ModuleCall:
         randomness: the random state at the call.
         wide: in float64.
         bare: as if nobody had set hooks on it.
+        adjoint: to be taken for its backward, with respect to its arguments.
 
     Attributes:
         variables: its tensor arguments, then its parameters and those of modules in it that do not run in this call.
         outputs: the tensors it returns that gradients can arrive at; all of them, if there is no such one.
         output_keys: where they are in what it returns.
         precision: in which it computes.
+        has_graph: gradients can arrive at one of them.
         noise: by how much rounding changes the inner product of its outputs with random numbers of variance one.
     """
 
@@ -61,11 +64,14 @@ class ModuleCall:
         *,
         wide: bool = True,
         bare: bool = False,
+        adjoint: Adjoint | None = None,
     ) -> None:
+        self._adjoint = adjoint
         self._module = copy_module(module, wide=wide)
         if bare:
             strip_hooks(self._module)
         self._is_bare = bare
+        self._seed: int | None = None
         self._randomness = randomness
         named = [
             (places, tensor) for places, tensor in name_arguments(module, args, kwargs) if is_differentiable(tensor)
@@ -82,13 +88,15 @@ class ModuleCall:
             Variable(places, tensor, is_parameter=False, wants_gradient=given.requires_grad)
             for (places, given), tensor in zip(named, copies, strict=True)
         ]
+        self.has_graph = False
         self._is_attached: list[bool] = []
         try:
             self.outputs, self.output_keys, ran = self._look_inside()
         except Exception:
             self._drop_refused()
             self.outputs, self.output_keys, ran = self._look_inside()
-        self.variables += self._own_parameters(ran)
+        if adjoint is None:
+            self.variables += self._own_parameters(ran)
         self.noise = self.precision.epsilon * math.sqrt(sum(inner_product(each, each) for each in self.outputs))
 
     def _look_inside(self) -> tuple[list[Tensor], list[Keys], set[nn.Module]]:
@@ -102,8 +110,9 @@ class ModuleCall:
             for tap in taps:
                 tap.remove()
         self.precision = find_precision([each.dtype for _, each in found], _dtypes_inside([each for _, each in found]))
-        attached = any(output.requires_grad for _, output in found)
-        self._is_attached = [output.requires_grad or not attached for _, output in found]
+        self.has_graph = any(output.requires_grad for _, output in found)
+        takes_all = not self.has_graph or self._adjoint is not None
+        self._is_attached = [output.requires_grad or takes_all for _, output in found]
         keys = [keys for (keys, _), counts in zip(found, self._is_attached, strict=True) if counts]
         return [output.detach() for output in self._counting([output for _, output in found])], keys, visitor.seen
 
@@ -142,6 +151,8 @@ class ModuleCall:
         Args:
             cotangents: one for each output, of its shape.
         """
+        if self._adjoint is not None:
+            return apply_adjoint(self._adjoint, cotangents, [variable.tensor for variable in self.variables])
         leaves = {each.tensor: each.tensor if each.is_parameter else _leaf(each.tensor) for each in self.variables}
         for parameter in self._module.parameters():
             parameter.grad = None
@@ -194,6 +205,26 @@ class ModuleCall:
 
         return value
 
+    # ---- values ----
+
+    def is_function(self) -> bool:
+        """Whether it returns the same again."""
+        again = [output.detach() for output in self._counting(self._evaluate({}))]
+        return len(again) == len(self.outputs) and all(map(self._is_same, again, self.outputs))
+
+    def _is_same(self, again: Tensor, first: Tensor) -> bool:
+        allowed = math.sqrt(self.precision.epsilon) * measure_size(first)
+        return again.shape == first.shape and torch.allclose(again, first, rtol=0, atol=allowed, equal_nan=True)
+
+    @contextmanager
+    def drawing_otherwise(self, seed: int) -> Iterator[None]:
+        """Within it, it draws other random numbers than those of the call."""
+        before, self._seed = self._seed, seed
+        try:
+            yield
+        finally:
+            self._seed = before
+
     # ---- where ----
 
     def shift(self, generator: torch.Generator, *, upwards: bool) -> None:
@@ -207,10 +238,6 @@ class ModuleCall:
             tensor = variable.tensor.detach()
             way = draw_like(tensor, generator)
             tensor += _SHIFT * measure_size(tensor) * (way.abs() if upwards else way)
-
-    def is_finite(self) -> bool:
-        """Whether all that it returns is finite where it is now."""
-        return all(bool(output.isfinite().all()) for output in self._counting(self._evaluate({})))
 
     def move_to(self, other: ModuleCall) -> None:
         """Go where another call of the same module is."""
@@ -244,6 +271,8 @@ class ModuleCall:
             lambda tensor: by_identity[id(tensor)].clone() if id(tensor) in by_identity else clone(tensor),
         )
         self._randomness.restore()
+        if self._seed is not None:
+            seed_generators(self._seed)
         with torch.enable_grad(), self._without_hooks():
             if parameters:
                 output = torch.func.functional_call(self._module, dict(parameters), args, kwargs)

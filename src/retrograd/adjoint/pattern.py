@@ -50,8 +50,8 @@ class Suspect:
             self._is_nothing,
             self._is_cut,
             self._has_factor,
+            self._is_conjugated,  # of c · z the derivative is its own transpose: only the conjugate is missing
             self._is_transposed,
-            self._is_conjugated,
         )
         return next(filter(None, (guess() for guess in guesses)), "no simple pattern: not a factor, nor a transpose")
 

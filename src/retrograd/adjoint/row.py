@@ -14,6 +14,9 @@ class Verdict(Enum):
 
     Attributes:
         WRONG: the backward is no adjoint of the forward.
+        NOT_FINITE: what the forward returns is not finite, or its derivative is infinite.
+        RANDOM: what the forward returns is drawn at random, and not a function of what is asked for.
+        NO_GRAPH: what the forward returns has no graph, so that no gradient arrives.
         REWRITTEN: it is one, and a hook or a rule changes what it gives, as it is meant to.
         NOT_CHECKED: it could not be compared; the reason says why.
         KINK: the forward has no derivative where the batch lies; close by, the backward is its adjoint.
@@ -21,6 +24,9 @@ class Verdict(Enum):
     """
 
     WRONG = "wrong"
+    NOT_FINITE = "not finite"
+    RANDOM = "random"
+    NO_GRAPH = "no graph"
     REWRITTEN = "rewritten"
     NOT_CHECKED = "not checked"
     KINK = "kink"
@@ -29,6 +35,8 @@ class Verdict(Enum):
 
 ORDER = tuple(Verdict)
 """Verdicts, the worst first."""
+FAILURES = frozenset({Verdict.WRONG, Verdict.NOT_FINITE, Verdict.RANDOM, Verdict.NO_GRAPH})
+"""With one of them a model is not to be trained as it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,12 @@ _HEADINGS = ("site", "<J v, u>", "<v, J^T u>", "difference", "tolerance", "J v b
 _NUMBERS = range(1, 5)
 _MOST_FINE_ROWS = 30
 _FINE = (Verdict.OK,)
+_WORDS = {
+    Verdict.WRONG: "is at fault: its gradient of {0.site} is wrong; {0.reason}",
+    Verdict.NOT_FINITE: "is not finite: {0.reason} ({0.site})",
+    Verdict.RANDOM: "is random: {0.reason} ({0.site})",
+    Verdict.NO_GRAPH: "has no gradient of {0.site}: {0.reason}",
+}
 
 
 def draw_table(rows: Sequence[Row]) -> str:
@@ -34,13 +40,10 @@ def describe_faults(rows: Sequence[Row], faults: Sequence[Row]) -> str:
 
     Args:
         rows: all of it.
-        faults: the wrong ones of the innermost calls at fault.
+        faults: the failing ones of the innermost calls at fault.
     """
     if faults:
-        return "\n".join(
-            f"{row.caller_name} ({row.kind}) is at fault: its gradient of {row.site} is wrong; {row.reason}."
-            for row in faults
-        )
+        return "\n".join(f"{row.caller_name} ({row.kind}) {_WORDS[row.verdict].format(row)}." for row in faults)
     counts = {verdict: sum(row.verdict is verdict for row in rows) for verdict in Verdict}
     agreeing = counts[Verdict.OK] + counts[Verdict.KINK]
     others = [f"{count:,} {verdict.value}" for verdict, count in counts.items() if count and verdict is not Verdict.OK]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,12 @@ def draw_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Gaussian numbers of variance one, complex ones for a complex tensor."""
     wide = torch.complex128 if tensor.is_complex() else torch.float64
     return torch.randn(tensor.shape, generator=generator, dtype=wide).to(tensor.device, tensor.dtype)
+
+
+def count_not_finite(tensors: Iterable[Tensor]) -> tuple[int, int]:
+    """How many elements are not finite, and how many there are."""
+    held = list(tensors)
+    return sum(int((~each.detach().isfinite()).sum()) for each in held), sum(each.numel() for each in held)
 
 
 def measure_size(tensor: Tensor) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from retrograd.adjoint.by_hand import Adjoint
 from retrograd.sites.site import Site
 
 
@@ -20,12 +21,14 @@ class Request:
         probes: pairs of random vectors for each call.
         seed: of their generator.
         in_double: whether to compute in float64 where the module can.
+        adjoint: what is to be compared instead of the backward; only of the outermost call.
     """
 
     wants: Callable[[Site, nn.Module], bool]
     probes: int
     seed: int
     in_double: bool
+    adjoint: Adjoint | None = None
 
 
 @dataclass(frozen=True, slots=True)

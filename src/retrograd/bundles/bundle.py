@@ -39,6 +39,7 @@ from retrograd.errors import (
     CannotBundleError,
     FreedGraphError,
     ReplayError,
+    UnsafeBundleError,
 )
 from retrograd.files import name_aside, remove_abandoned
 from retrograd.hooks.aside import run_aside
@@ -109,7 +110,7 @@ def read_bundle(path: str | Path, *, strict: bool = True) -> Bundle:
                 reason="between versions of torch operations change, and give other bits.",
             )
         return parse_bundle(path, facts, entries)
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError, OverflowError) as error:
         raise damaged(path, f"{type(error).__name__}: {error}") from error
 
 
@@ -128,7 +129,7 @@ def _make(node: Any, incoming: Sequence[Tensor | None], about: Mapping[str, Any]
         recorded.random,
         read_switches(),
     )
-    _prove(bundle)
+    bundle = replace(bundle, refusal=_prove(bundle))
     if recorded.error is not None or not (is_python(node) or is_leaf(node)):
         outgoing = _run_plainly(node, incoming, recorded)
         deviation = find_deviation(recorded.outgoing, outgoing)
@@ -190,13 +191,21 @@ def _run_plainly(node: Any, incoming: Sequence[Tensor | None], recorded: Recorde
         return copy_tensors(outgoing)
 
 
-def _prove(bundle: Bundle) -> None:
+def _prove(bundle: Bundle) -> str:
     """Check that the program does what the node did.
+
+    Returns:
+        Why a reader who does not trust the writer will refuse to run it; empty where none will.
 
     Raises:
         CannotBundleError: it does something else.
     """
-    differences = find_differences(bundle, run_bundle(bundle))
+    refusal = ""
+    try:
+        ran = run_bundle(bundle)
+    except UnsafeBundleError as error:
+        ran, refusal = run_bundle(bundle, trusted=True), error.problem
+    differences = find_differences(bundle, ran)
     if differences:
         raise CannotBundleError(
             f"The operations that {bundle.node.name} carries out do not give what it gives: {differences[0]}.",
@@ -204,6 +213,7 @@ def _prove(bundle: Bundle) -> None:
             reason="it computes something outside of torch's operations: by kernels of its own, by numpy in place, or "
             "from a state that changes with each run.",
         )
+    return refusal
 
 
 def _read_versions() -> Versions:

@@ -114,6 +114,8 @@ class Bundle:
         outgoing: what the node returned.
         random: states of the random generators: at the beginning, and where operations drew from them.
         switches: of torch that change bits.
+        refusal: why it can be replayed only as one that is trusted; empty where it can be as any other. Whoever wrote
+            it says so, and nobody relies on it.
     """
 
     path: Path | None
@@ -125,6 +127,7 @@ class Bundle:
     outgoing: Copies
     random: tuple[Mapping[str, Tensor], ...]
     switches: Mapping[str, Any]
+    refusal: str = ""
 
 
 def print_bundle(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -135,6 +138,7 @@ def print_bundle(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "versions": asdict(bundle.versions),
         "node": _plain(bundle.node),
         "switches": dict(bundle.switches),
+        "refusal": bundle.refusal,
         "random": [
             {device: _enter(entries, f"random.{index}.{device}", state) for device, state in states.items()}
             for index, states in enumerate(bundle.random)
@@ -163,8 +167,8 @@ def parse_bundle(path: Path, facts: dict[str, Any], entries: dict[str, Tensor]) 
     node = _parse_node(facts["node"])
     if node.failure is None and len(program.outputs) != len(outgoing.tensors):
         raise ValueError("the program and the node do not return as many gradients")
-    versions = Versions(**facts["versions"])
-    return Bundle(path, node, versions, program, inputs, names, outgoing, random, facts["switches"])
+    versions, refusal = Versions(**facts["versions"]), str(facts["refusal"])
+    return Bundle(path, node, versions, program, inputs, names, outgoing, random, facts["switches"], refusal)
 
 
 def _parse_node(data: dict[str, Any]) -> NodeFacts:

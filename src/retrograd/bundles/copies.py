@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -94,9 +95,20 @@ class Copies:
         Raises:
             ValueError: one does not.
         """
+        for block in self.blocks:
+            if block.skew >= ALIGNMENT or block.start % ALIGNMENT:
+                raise ValueError(f"no memory begins at {block.start}, {block.skew} behind a border")
         for each in self.tensors:
             if each is not None:
                 _check_stored(each, self.blocks)
+
+    def stored_bytes(self) -> int:
+        """How many bytes were copied."""
+        return sum(block.data.numel() for block in self.blocks)
+
+    def largest(self) -> int:
+        """Bytes of the largest tensor when it is written out: one may show the same memory again and again."""
+        return max(map(_written_out, self.tensors), default=0)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -154,9 +166,17 @@ def _lay_out(block: Block, size: int) -> tuple[Tensor, int]:
         size: of its largest elements; they must begin at multiples of it.
     """
     start = block.skew - block.skew % size
-    buffer = torch.empty(start + block.data.numel(), dtype=torch.uint8, device=block.device)
+    buffer = torch.zeros(start + block.data.numel(), dtype=torch.uint8, device=block.device)
     buffer[start : start + block.data.numel()].copy_(block.data)
     return buffer, start - block.start
+
+
+def _written_out(stored: StoredTensor | None) -> int:
+    if stored is None or stored.device == "meta":
+        return 0
+    if stored.parts:
+        return max(map(_written_out, stored.parts))
+    return int(prod(stored.shape)) * int(getattr(torch, stored.dtype).itemsize)
 
 
 def _check_stored(stored: StoredTensor, blocks: Sequence[Block]) -> None:

@@ -22,8 +22,9 @@ from retrograd.bundles.copies import Block, Copies, StoredTensor
 from retrograd.bundles.program import Operation, Program, Raised
 from retrograd.errors import DamagedBundleError
 from retrograd.files import to_utf8
+from retrograd.foreign.json_text import read_json
 
-FORMAT = 1
+FORMAT = 2
 """Number of this form of bundle."""
 
 FACTS = "bundle.json"
@@ -44,7 +45,7 @@ def write_files(folder: Path, facts: dict[str, Any], entries: dict[str, Tensor])
     """Write both files into a folder."""
     data = safetensors.torch.save(entries)
     (folder / TENSORS).write_bytes(data)
-    facts = {"format": FORMAT, "digest": _digest(data), **facts}
+    facts = {"format": FORMAT, "digest": digest({"format": FORMAT, **facts}, data), **facts}
     (folder / FACTS).write_bytes(to_utf8(_print_json(facts, "")))
 
 
@@ -57,18 +58,31 @@ def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not folder.is_dir():
         raise DamagedBundleError(f"There is no bundle at {folder}.", repair="give the folder that write_bundle made.")
     try:
-        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-        if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        facts = read_json(folder / FACTS)
+        if facts.get("format") != FORMAT:
             raise damaged(folder, f"{FACTS} is not of format {FORMAT}, which this version of retrograd reads")
         data = (folder / TENSORS).read_bytes()
-        if _digest(data) != facts.get("digest"):
-            raise damaged(folder, f"{TENSORS} is not the file that was written")
+        if digest({key: value for key, value in facts.items() if key != "digest"}, data) != facts.get("digest"):
+            raise damaged(folder, f"{FACTS} and {TENSORS} are not the files that were written")
         return facts, safetensors.torch.load(data)
-    except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, OverflowError, safetensors.SafetensorError) as error:
         raise damaged(folder, str(error)) from error
 
 
-def damaged(folder: Path, why: str) -> DamagedBundleError:
+def digest(facts: dict[str, Any], data: bytes) -> str:
+    """A sum over everything in a bundle: it tells damage, not who wrote it, for whoever changes one can sum it again.
+
+    Args:
+        facts: all that stands in ``bundle.json`` besides the sum itself.
+        data: the bytes of the tensor file.
+    """
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.blake2b(
+        data, digest_size=16, key=hashlib.blake2b(text.encode(), digest_size=64).digest()
+    ).hexdigest()
+
+
+def damaged(folder: Path | None, why: str) -> DamagedBundleError:
     """The error that says what is wrong with a bundle."""
     return DamagedBundleError(
         f"The bundle {folder} cannot be read: {why}.",
@@ -203,7 +217,7 @@ def _bytes_of(entry: Tensor) -> Tensor:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError(f"{value!r} is no count")
     return value
 
@@ -227,7 +241,3 @@ def _device(value: Any) -> str:
         return str(torch.device(value))
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"{value!r} is no device") from error
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from retrograd.bundles.arguments import bind, decode
-from retrograd.errors import ReplayError
+from retrograd.bundles.guard import Guard, refuse_unlisted
+from retrograd.errors import ReplayError, UnsafeBundleError
 from retrograd.hooks.dispatch import below_autograd, find_operation
 
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.\w+)?")
@@ -89,28 +90,38 @@ def describe_error(error: BaseException) -> Raised:
     return Raised(home + kind.__qualname__, str(error))
 
 
-def run_program(program: Program, inputs: Sequence[Tensor], set_random: Callable[[int], None]) -> Ran:
+def run_program(
+    program: Program, inputs: Sequence[Tensor], set_random: Callable[[int], None], guard: Guard | None = None
+) -> Ran:
     """Run a program.
 
     Args:
         program: what to run.
         inputs: a tensor for each of the program's inputs; some programs write to them.
         set_random: sets the random generators to one of the states that were recorded.
+        guard: looks at each operation before it is carried out; None for a program that is trusted.
 
     Raises:
         ReplayError: this process does not know one of the operations.
+        UnsafeBundleError: the guard lets one of them not pass.
     """
     found = {operation.name: _find(operation.name) for operation in program.operations}
+    if guard is not None:
+        for name, carry_out in found.items():
+            refuse_unlisted(name, carry_out)
     tensors = dict(enumerate(inputs))
     with below_autograd():
         for index, operation in enumerate(program.operations):
             if operation.random is not None:
                 set_random(operation.random)
             try:
-                result = found[operation.name](
-                    *(decode(value, tensors) for value in operation.args),
-                    **{name: decode(value, tensors) for name, value in operation.kwargs.items()},
-                )
+                args = [decode(value, tensors) for value in operation.args]
+                kwargs = {name: decode(value, tensors) for name, value in operation.kwargs.items()}
+                if guard is not None:
+                    guard.check(operation.name, found[operation.name], args, kwargs)
+                result = found[operation.name](*args, **kwargs)
+            except UnsafeBundleError:
+                raise
             except Exception as error:
                 went_on = operation.raises is not None and index + 1 < len(program.operations)
                 if went_on and describe_error(error) == operation.raises:

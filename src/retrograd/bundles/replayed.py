@@ -11,7 +11,7 @@ from torch import Tensor
 from retrograd.bundles.bundle import read_bundle
 from retrograd.bundles.contents import Bundle, Came
 from retrograd.bundles.program import Operation
-from retrograd.bundles.running import find_differences, run_bundle
+from retrograd.bundles.running import find_differences, rebuild_outgoing, run_bundle
 from retrograd.errors import GraphError
 
 _MOST_OPERATIONS = 20
@@ -50,28 +50,35 @@ class Replayed:
 
 
 def replay(
-    bundle: Bundle | str | Path, *, incoming: Sequence[Tensor | None] | None = None, strict: bool = True
+    bundle: Bundle | str | Path,
+    *,
+    incoming: Sequence[Tensor | None] | None = None,
+    strict: bool = True,
+    trusted: bool = False,
 ) -> Replayed:
     """Run the node of a bundle again, and compare what it gives with what it gave, bit for bit.
 
-    Neither the model nor its code is needed, but custom operations must be registered. The random generators and
-    switches of torch are as before when this returns.
+    Neither the model nor its code is needed, but custom operations must be registered. What somebody else has written
+    may be opened: only operations that compute are carried out, after their sizes and indices have been looked at. The
+    random generators and switches of torch are as before when this returns.
 
     Args:
         bundle: a bundle, or its folder.
         incoming: other gradients to run it with; then nothing is compared. Numbers that the node's code has read out of
             the gradients (``.item()``, sizes) stay those of the recorded run.
         strict: whether to refuse a bundle that another version of torch has written.
+        trusted: you know who wrote it, so that whatever it names may be carried out, custom operations among it.
 
     Raises:
         DamagedBundleError: the bundle cannot be read.
         BundleVersionError: another version of torch has written it.
+        UnsafeBundleError: it is not trusted, and asks for more than to compute.
         ReplayError: this process lacks an operation or a device, or the gradients do not fit.
     """
     if not isinstance(bundle, Bundle):
         bundle = read_bundle(bundle, strict=strict)
-    ran = run_bundle(bundle, incoming)
-    expected = bundle.outgoing.rebuild()
+    ran = run_bundle(bundle, incoming, trusted=trusted)
+    expected = rebuild_outgoing(bundle)
     if incoming is not None:
         notes = [] if bundle.node.failure is None or ran.error else [_say_cut_short(bundle)]
         return Replayed(bundle, ran.outputs, expected, None, ran.error, notes)
@@ -85,8 +92,12 @@ def replay(
     return Replayed(bundle, ran.outputs, expected, equal, ran.error, differences)
 
 
-def replay_folder(folder: str | Path) -> Iterator[tuple[Path, Replayed | GraphError]]:
+def replay_folder(folder: str | Path, *, trusted: bool = False) -> Iterator[tuple[Path, Replayed | GraphError]]:
     """Replay every bundle in a folder.
+
+    Args:
+        folder: where they are.
+        trusted: as of :func:`replay`.
 
     Yields:
         Each bundle's folder, in order of their names, with what came of it, or with why it was not run.
@@ -94,7 +105,7 @@ def replay_folder(folder: str | Path) -> Iterator[tuple[Path, Replayed | GraphEr
     for path in sorted(Path(folder).iterdir()):
         if path.is_dir() and not path.name.startswith("."):
             try:
-                yield path, replay(path)
+                yield path, replay(path, trusted=trusted)
             except GraphError as error:
                 yield path, error
 

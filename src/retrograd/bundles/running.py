@@ -4,29 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from retrograd.bundles.contents import Bundle
 from retrograd.bundles.copies import Copies, same_bits
+from retrograd.bundles.files import damaged
+from retrograd.bundles.guard import Guard, check_stored
 from retrograd.bundles.program import Ran, describe_error, run_program
 from retrograd.bundles.switches import set_random, switched
 from retrograd.errors import ReplayError
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.randomness import random_kept
 
+_CANNOT_BE_MADE = (RuntimeError, AssertionError, TypeError, ValueError, OverflowError, AttributeError, ImportError)
+"""What torch raises where a tensor has a shape, dtype or device that it cannot have here."""
 
-def run_bundle(bundle: Bundle, incoming: Sequence[Tensor | None] | None = None) -> Ran:
+
+def run_bundle(bundle: Bundle, incoming: Sequence[Tensor | None] | None = None, *, trusted: bool = False) -> Ran:
     """Run the program of a bundle, from the random state and with the switches of then; those of now are put back.
 
     Args:
         bundle: holds the program.
         incoming: other gradients than those in the bundle.
+        trusted: whether to carry out whatever it names, with whatever sizes and indices.
 
     Raises:
+        DamagedBundleError: its tensors, or its states of random generators, are none.
         ReplayError: this process lacks an operation or a device, or the gradients do not fit.
+        UnsafeBundleError: it is not trusted, and may do harm.
     """
+    guard = None if trusted else _guard(bundle)
     with ExitStack() as stack:
         stack.enter_context(plain_torch())
         inputs = _rebuild_inputs(bundle)
@@ -34,8 +44,34 @@ def run_bundle(bundle: Bundle, incoming: Sequence[Tensor | None] | None = None) 
             _replace(bundle, inputs, incoming)
         stack.enter_context(random_kept())
         stack.enter_context(switched(bundle.switches))
-        set_random(bundle.random[0])
-        return run_program(bundle.program, inputs, lambda number: set_random(bundle.random[number]))
+        _set_random(bundle, 0)
+        return run_program(bundle.program, inputs, partial(_set_random, bundle), guard)
+
+
+def rebuild_outgoing(bundle: Bundle) -> tuple[Tensor | None, ...]:
+    """What the node gave when the bundle was written.
+
+    Raises:
+        DamagedBundleError: it cannot be made.
+    """
+    try:
+        return bundle.outgoing.rebuild()
+    except _CANNOT_BE_MADE as error:
+        raise damaged(bundle.path, f"the tensors that came out cannot be made: {error}") from error
+
+
+def _guard(bundle: Bundle) -> Guard:
+    stored = bundle.inputs.stored_bytes() + bundle.outgoing.stored_bytes()
+    for copies in (bundle.inputs, bundle.outgoing):
+        check_stored(copies, stored)
+    return Guard(stored)
+
+
+def _set_random(bundle: Bundle, number: int) -> None:
+    try:
+        set_random(bundle.random[number])
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        raise damaged(bundle.path, f"a state of the random generators is none: {error}") from error
 
 
 def find_differences(bundle: Bundle, ran: Ran) -> list[str]:
@@ -50,7 +86,7 @@ def find_differences(bundle: Bundle, ran: Ran) -> list[str]:
         return [] if raised == expected else [f"{where} raised {raised}{f', not {expected}' if expected else ''}"]
     if failure is not None:
         return [] if failure.by != "operation" else [f"nothing raised {failure.error}"]
-    expected_tensors = bundle.outgoing.rebuild()
+    expected_tensors = rebuild_outgoing(bundle)
     return list(_compare_all(ran.outputs, expected_tensors))
 
 
@@ -96,7 +132,7 @@ def _name(tensor: Tensor | None) -> str:
 def _rebuild_inputs(bundle: Bundle) -> list[Tensor]:
     try:
         return [tensor for tensor in bundle.inputs.rebuild() if tensor is not None]
-    except (RuntimeError, AssertionError) as error:
+    except _CANNOT_BE_MADE as error:
         devices = sorted({block.device for block in bundle.inputs.blocks})
         raise ReplayError(
             f"The tensors of this bundle cannot be made here: {error}.",

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MOST_THREADS = 1024
+"""Threads of torch: nobody computes with more, and a process that asks for too many ends."""
+
 
 def read_switches() -> dict[str, Any]:
     """The switches of torch that change bits, in the terms of JSON."""
@@ -32,7 +35,8 @@ def check_switches(switches: Mapping[str, Any]) -> None:
     for name, kind in kinds.items():
         if type(switches.get(name)) is not kind:
             raise ValueError(f"the switch {name!r} is {switches.get(name)!r}")
-    if switches["threads"] < 1 or switches["matmul_precision"] not in {"highest", "high", "medium"}:
+    is_precision = switches["matmul_precision"] in {"highest", "high", "medium"}
+    if not is_precision or not 1 <= switches["threads"] <= MOST_THREADS:
         raise ValueError(f"the switches {dict(switches)} cannot be set")
     if switches["default_dtype"] not in {"float64", "float32", "float16", "bfloat16"}:
         raise ValueError(f"the default dtype cannot be {switches['default_dtype']!r}")

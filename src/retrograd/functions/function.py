@@ -115,14 +115,20 @@ class Function(Remembering):
         super().register_buffer(name, tensor, persistent)
         self._held |= {name} & set(self._arguments.names)
 
-    def apply(self, *args: Any, **kwargs: Any) -> Self:
-        """As that of a module: call a function on this one and those in it. It is not torch's ``Function.apply``."""
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """The call, as that of torch's ``Function.apply``; given one function alone, what a module does with it.
+
+        ``model.apply(initialise)`` calls a function on each module, and so on this one and those in it.
+        """
         if not isinstance(self, Function):
             raise FunctionError(
                 "A Function is called as an object, not by apply.",
                 repair="make an instance, and call it: `my_linear = MyLinear(); my_linear(input, weight)`.",
             )
-        return super().apply(*args, **kwargs)
+        given = (*args, *kwargs.values())
+        if len(given) == 1 and callable(given[0]) and kwargs.keys() <= {"fn"}:
+            return super().apply(given[0])
+        return self(*args, **kwargs)
 
     def __prepare_scriptable__(self) -> None:
         """Asked for by ``torch.jit.script``."""

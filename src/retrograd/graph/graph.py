@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from retrograd.errors import DetachedGraphError, GraphError, NoSuchNodeError
-from retrograd.files import make_storable, write_file
+from retrograd.files import make_all_storable, write_file
 from retrograd.graph.node import Edge, Line, Node, Saved, TensorInfo, matches
 from retrograd.graph.run_order import order_of_run
 
@@ -129,10 +129,7 @@ class Graph:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the graph as a Parquet file, one row a node; returns its path."""
-        columns = {
-            name: [make_storable(value) if isinstance(value, str) else value for value in values]
-            for name, values in self._columns.stored().items()
-        }
+        columns = {name: make_all_storable(values) for name, values in self._columns.stored().items()}
         roots = json.dumps([[edge.node, edge.slot] for edge in self.roots])
         table = pa.table(columns, schema=_SCHEMA.with_metadata({"retrograd.roots": roots}))
         with write_file(path) as file:

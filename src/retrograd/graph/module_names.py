@@ -11,10 +11,9 @@ from torch import nn
 
 from retrograd.errors import TraceError
 from retrograd.hooks.module_calls import Tree
+from retrograd.hooks.module_paths import walk_parameters, walk_paths
 from retrograd.sites.site import ROOT
 
-_INNER_NAMES = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-_WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel"})
 _MANY = 32
 """Models from which on those that have died are looked for."""
 
@@ -63,7 +62,7 @@ class ModuleNames:
         return self._look_up(self._paths, module)
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
-        """The name of a parameter, as in ``"blocks.3.fc.weight"``; None if the model has no such parameter."""
+        """The name of a parameter, as in ``"blocks.3.fc:weight"``; None if the model has no such parameter."""
         return self._look_up(self._parameters, parameter)
 
     def _look_up(self, table: dict[int, tuple[_Held, str | None]], thing: nn.Module | torch.Tensor) -> str | None:
@@ -84,11 +83,11 @@ class ModuleNames:
                 table.pop(number, None)
         for prefix, root in self._models:
             model = root()
-            for path, module in _walk(prefix, model) if model is not None else ():
+            for path, module in walk_paths(prefix, model) if model is not None else ():
                 self._paths[id(module)] = (weakref.ref(module), path or _name_of_root(module))
-                for key, parameter in list(module._parameters.items()):
-                    if parameter is not None and id(parameter) not in self._parameters:
-                        self._parameters[id(parameter)] = (weakref.ref(parameter), f"{path}.{key}" if path else key)
+            for name, parameter in walk_parameters([(prefix, model)]) if model is not None else ():
+                if id(parameter) not in self._parameters:
+                    self._parameters[id(parameter)] = (weakref.ref(parameter), name)
 
 
 class GivenNames:
@@ -127,7 +126,7 @@ class SeenNames:
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
         names = (tree.name_of(parameter) for tree in reversed(self._trees))
-        return max((name for name in names if name is not None), key=len, default=None)
+        return max((name for name in names if name is not None), key=_depth, default=None)
 
     def _add(self, module: nn.Module) -> ModuleNames:
         if len(self._trees) >= _MANY:  # models that are made anew for each call
@@ -154,25 +153,9 @@ def name_models(model: nn.Module | Mapping[str, nn.Module] | None) -> GivenNames
     return GivenNames(models)
 
 
-def _walk(name: str, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module once, parents before children, with its path; the empty text for a model without a name."""
-    seen: set[int] = set()
-    waiting = [(name, model)]
-    while waiting:
-        path, module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        yield path, module
-        children = [
-            (_join(path, module, key), child) for key, child in module._modules.items() if isinstance(child, nn.Module)
-        ]
-        waiting.extend(reversed(children))
-
-
-def _join(path: str, module: nn.Module, key: str) -> str:
-    is_wrapped = key in _INNER_NAMES or (key == "module" and type(module).__name__ in _WRAPPERS)
-    return path if is_wrapped else f"{path}.{key}" if path else key
+def _depth(name: str) -> int:
+    """How much a name says: that of a part of a model that was called by itself says the least."""
+    return 0 if name.startswith(f"{ROOT}:") else len(name)
 
 
 def _name_of_root(module: nn.Module) -> str:

@@ -92,7 +92,7 @@ class Origins:
         return None
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
-        """The name of a parameter, as in ``"blocks.3.fc.weight"``; None for another tensor.
+        """The name of a parameter, as in ``"blocks.3.fc:weight"``; None for another tensor.
 
         Known are the parameters of the models given, or of those that were called.
         """

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from retrograd.errors import GraphError
 from retrograd.graph.graph import Columns, Graph
 from retrograd.graph.node import Edge, Line, Saved, TensorInfo
 from retrograd.graph.origins import Origins, latest_origins
+from retrograd.hooks.module_paths import walk_parameters
 from retrograd.hooks.nodes import (
     LEAF_NUMBER,
     inputs_of,
@@ -24,6 +26,7 @@ from retrograd.hooks.nodes import (
     variable_of,
 )
 from retrograd.hooks.reach import find_nodes, guard_nodes, read_links
+from retrograd.hooks.watched import watched_name
 
 Place = tuple[str | None, int, Line | None]
 
@@ -37,6 +40,7 @@ def walk(
     model: nn.Module | Mapping[str, nn.Module] | None = None,
     origins: Origins | None = None,
     saved: bool = True,
+    names: Mapping[str, Tensor] | None = None,
 ) -> Graph:
     """Walk a backward graph; nothing in it is run, unpacked or changed.
 
@@ -46,6 +50,8 @@ def walk(
         origins: where nodes were made, from :func:`record_origins`; by default those that were entered last, if they
             are still held, or nothing was asked of them before.
         saved: whether to look at what each operation saved; a walk takes a third of the time without.
+        names: names leaves that are no parameters: ``{"a": a}``. Those that were handed to ``rg.watch("a", a)`` have
+            the name ``watch/a``.
 
     Returns:
         The graph, in which a node comes after the one it was found from.
@@ -55,7 +61,7 @@ def walk(
     """
     edges = root_edges(roots)
     nodes, _, links = find_nodes(edges)
-    describe = _Describer(origins or latest_origins(), name_leaves(model), saved=saved)
+    describe = _Describer(origins or latest_origins(), name_leaves(model, names), saved=saved)
     for node, targets in zip(nodes, read_links(links), strict=True):
         describe.add(node, targets)
     guard_nodes(nodes, links)
@@ -98,6 +104,8 @@ class _Describer:
         name = self._leaves.get(variable)
         if name is None and self._origins is not None:
             name = self._origins.name_parameter(variable)
+        if name is None:
+            name = watched_name(variable)
         if name is not None:
             self.columns.parameters[len(self.columns.names)] = name
 
@@ -158,14 +166,23 @@ def describe(tensor: Tensor | None) -> TensorInfo | None:
     return None if tensor is None else describe_tensor(shape_of(tensor), tensor.dtype, tensor.device)
 
 
-def name_leaves(model: nn.Module | Mapping[str, nn.Module] | None) -> WeakTensorKeyDictionary:
-    """The name of each parameter of a model, or of several by their names; none of them is held."""
-    names = WeakTensorKeyDictionary()
+def name_leaves(
+    model: nn.Module | Mapping[str, nn.Module] | None, names: Mapping[str, Tensor] | None = None
+) -> WeakTensorKeyDictionary:
+    """The names of tensors that were given some, and of each parameter of a model, or of several; none of them is held.
+
+    Raises:
+        GraphError: what was given a name is no tensor.
+    """
+    given = {} if names is None else dict(names)
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise GraphError(f"{name!r} names a {type(tensor).__name__}.", repair="give tensors by name: {'a': a}.")
     models = {"": model} if isinstance(model, nn.Module) else model or {}
-    for prefix, each in models.items():
-        for name, parameter in each.named_parameters(remove_duplicate=False):
-            names[parameter] = f"{prefix}.{name}" if prefix else name
-    return names
+    found = WeakTensorKeyDictionary()
+    for name, leaf in (*given.items(), *walk_parameters(models.items())):
+        found.setdefault(leaf, name)  # a tied parameter has its first name, as in a recording
+    return found
 
 
 def _is_saved_tensor(value: Any) -> bool:

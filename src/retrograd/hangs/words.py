@@ -94,12 +94,12 @@ def describe_state(state: RankState, reason: str) -> str:
 def describe_stacks() -> str:
     """The Python stacks of all threads of this process but this one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    me = threading.get_ident()
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]  # a frame that holds itself is a cycle
     parts = ["Python stacks, the innermost call last:"]
-    for ident, frame in sys._current_frames().items():
-        if ident != me:
-            stack = "".join(traceback.format_stack(frame)).rstrip()
-            parts.append(f"\n{names.get(ident, 'a thread that Python did not start')} (thread {ident}):\n{stack}")
+    for ident, frame in frames.items():
+        stack = "".join(traceback.format_stack(frame)).rstrip()
+        parts.append(f"\n{names.get(ident, 'a thread that Python did not start')} (thread {ident}):\n{stack}")
     return "\n".join(parts) + "\n"
 
 

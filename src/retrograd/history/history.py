@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from retrograd.errors import NoSuchSiteError
 from retrograd.history.columns import decode_batches
+from retrograd.history.copies import Copies, Disagreement
 from retrograd.history.events import EVENT_SCHEMA, build_event_table, read_events, read_loss
 from retrograd.history.kept import Kept, read_kept
 from retrograd.history.matrix import Curve, Matrix, build_matrix
@@ -47,13 +49,19 @@ class History:
         self._names = SiteNames()
         self._pending: deque[RowBatch] = deque()
         self._rows = Rows()
+        self._copies: Copies | None = None
         self._event_table = EVENT_SCHEMA.empty_table()
         self._pending_events: deque[Event] = deque()
         self._reading = threading.Lock()
         self._find_stored: Callable[[str], list[Kept]] = lambda site: []
 
     def load(
-        self, names: SiteNames, parts: Sequence[Part], events: pa.Table, find_tensors: Callable[[str], list[Kept]]
+        self,
+        names: SiteNames,
+        parts: Sequence[Part],
+        events: pa.Table,
+        find_tensors: Callable[[str], list[Kept]],
+        copies: Copies | None = None,
     ) -> None:
         """Hold a record that is kept elsewhere, in place of what was held.
 
@@ -62,10 +70,14 @@ class History:
             parts: columns of rows.
             events: as :data:`retrograd.history.table.EVENT_COLUMNS`.
             find_tensors: what was kept of a site.
+            copies: which ranks hold the same.
         """
         with self._reading:
             self._names, self._event_table, self._find_stored = names, events, find_tensors
-            self._rows = Rows(parts, self._rows, self._merges)
+            if copies is not None and self._copies is not None:
+                copies.told |= self._copies.told
+            self._copies = copies
+            self._rows = Rows(parts, self._rows, self._merges, copies)
 
     # ---- the sink ----
 
@@ -102,12 +114,28 @@ class History:
 
     @property
     def sites(self) -> list[str]:
-        """Names of all sites, in the order first seen, which is the order of calls.
+        """Names of all sites of which something was recorded, in the order first seen, which is the order of calls.
+
+        Before anything was, of those that are to be.
 
         The name of a module that was called several times stands for all calls; its first one is listed with its
         number, as ``cell#1:output``.
         """
+        listed = self._names.listed
+        return [listed[code] for code in self._recorded]
+
+    @property
+    def site_names(self) -> list[str]:
+        """Names by the numbers in the column ``site`` of the rows, those of which nothing has come among them."""
         return self._names.listed
+
+    @property
+    def _recorded(self) -> list[int]:
+        """The codes of sites of which something was recorded; before anything was, of all."""
+        names = self._names.written
+        rows = np.bincount(self.rows["site"], minlength=len(names))
+        found = [code for code, name in enumerate(names) if rows[code] or self._list_tensors(name)]
+        return found or list(range(len(names)))
 
     def __getitem__(self, site: str) -> Series:
         """One site over time: all calls of a module, unless the name has the number of one.
@@ -117,7 +145,9 @@ class History:
         """
         rows, codes = self.rows, self._find(str(site))
         calls = {call: rows.of_site(code) for code, call in codes.items()}
-        return Series(rows, str(site), calls, RecordedRelatives(self._names, self.__getitem__, self._list_tensors))
+        return Series(
+            rows, str(site), calls, RecordedRelatives(self._names, self.__getitem__, self._list_tensors, self._explain)
+        )
 
     def __contains__(self, site: object) -> bool:
         return site in self._names
@@ -128,16 +158,18 @@ class History:
     def __repr__(self) -> str:
         steps = self.rows["step"]
         span = f"steps {steps.min()}…{steps.max()}" if len(steps) else "no steps yet"
-        return f"History({len(self)} sites, {span}, {len(steps):,} rows, {self.event_table.num_rows:,} events)"
+        return f"History({len(self.sites)} sites, {span}, {len(steps):,} rows, {self.event_table.num_rows:,} events)"
 
     def select(self, patterns: Pattern | Iterable[Pattern]) -> list[str]:
-        """Names that a pattern, or one of several, matches: those of :func:`retrograd.record`, but for module types.
+        """Names of recorded sites that a pattern, or one of several, matches.
+
+        Patterns are those of :func:`retrograd.record`, but for module types.
 
         Raises:
             PatternError: for a pattern that is none.
             NoSuchSiteError: when one of them matches nothing.
         """
-        return self._names.match(patterns)
+        return self._names.match(patterns, self._recorded)
 
     def matrix(self, statistic: str, sites: Sequence[str] | None = None, phase: str | None = "train") -> Matrix:
         """One statistic of many sites over all steps, with micro-batches, ranks, and calls of a module merged.
@@ -184,10 +216,16 @@ class History:
                 self._rows = Rows(join_neighbours([*self._rows.parts, columns]), self._rows, self._merges)
             return self._rows
 
+    @property
+    def disagreements(self) -> list[Disagreement]:
+        """Sites at which ranks were to hold copies of the same, and do not: of each the first step, and two ranks."""
+        rows = self.rows
+        return [] if rows.copies is None else rows.copies.compare(rows, np.arange(rows.count))
+
     def table(self) -> pa.Table:
         """All rows as an Arrow table: the columns of the run folder, and the rank."""
         rows = self.rows
-        table = build_table({name: rows[name] for name in rows}, self.sites)
+        table = build_table({name: rows[name] for name in rows}, self.site_names)
         return table.append_column("rank", pa.array(rows["rank"]))
 
     def _find(self, site: str) -> dict[int, int]:
@@ -195,10 +233,13 @@ class History:
         try:
             return self._names.find(site)
         except NoSuchSiteError as error:
-            missed = self.manifest.get("not_recorded")
-            listed = [each for each in missed if isinstance(each, Mapping)] if isinstance(missed, list) else []
-            reasons = {str(each.get("site")).strip("'"): str(each.get("reason")) for each in listed}
-            raise NoSuchSiteError(error.problem, repair=error.repair, reason=reasons.get(site, "")) from None
+            raise NoSuchSiteError(error.problem, repair=error.repair, reason=self._explain(site)) from None
+
+    def _explain(self, site: str) -> str:
+        """Why nothing was recorded of a site or pattern, if the recorder has told."""
+        missed = self.manifest.get("not_recorded")
+        listed = [each for each in missed if isinstance(each, Mapping)] if isinstance(missed, list) else []
+        return next((str(each.get("reason")) for each in listed if str(each.get("site")).strip("'") == site), "")
 
     @property
     def _merges(self) -> dict[str, str]:

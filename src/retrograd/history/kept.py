@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex, overload
 
 from retrograd.history.sink import KeptTensor, Moment, Phase
 from retrograd.sites.site import parse_leniently
@@ -64,6 +64,28 @@ class Kept:
         tensor = self.tensor
         what = "overwritten" if tensor is None else f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
         return f"Kept({self.site!r}, step {self.step}, {what})"
+
+
+class KeptTensors(list[Kept]):
+    """What was kept of a site, oldest first.
+
+    Args:
+        kept: in that order.
+        explain: makes the error for whoever asks for one where there is none.
+    """
+
+    def __init__(self, kept: Iterable[Kept], explain: Callable[[], Exception]) -> None:
+        super().__init__(kept)
+        self._explain = explain
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Kept: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Kept]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Kept | list[Kept]:
+        if not self and not isinstance(index, slice):
+            raise self._explain()
+        return super().__getitem__(index)
 
 
 def read_kept(kept: KeptTensor) -> Kept:

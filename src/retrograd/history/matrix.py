@@ -97,6 +97,9 @@ def _pick(rows: Rows, members: npt.NDArray[np.int64], phase: str | None) -> Inde
     mask = wanted[rows["site"]] & (rows["backward"] <= 0)
     if phase is not None:
         mask &= rows["phase"] == encode_phase(phase)
+    if rows.copies is not None:
+        index = np.flatnonzero(mask)
+        return index[rows.counts(index)]
     return slice(None) if mask.all() else np.flatnonzero(mask)
 
 

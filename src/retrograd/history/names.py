@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from retrograd.errors import NoSuchSiteError
 from retrograd.sites.pattern import Candidate, Pattern
-from retrograd.sites.selection import Selection
+from retrograd.sites.selection import Selection, suggest
 from retrograd.sites.site import BEFORE, Site, parse_leniently, parse_site, says_call
 
 
@@ -91,8 +91,8 @@ class SiteNames:
             if site.path == path and site.kind == "input" and site.quantity == "value" and site.keys[-1] != BEFORE
         ]
 
-    def match(self, patterns: Pattern | Iterable[Pattern]) -> list[str]:
-        """Names that are selected, in order.
+    def match(self, patterns: Pattern | Iterable[Pattern], among: Sequence[int]) -> list[str]:
+        """Of the names with these codes those that are selected, in order.
 
         Raises:
             PatternError: for a pattern that is none.
@@ -100,12 +100,12 @@ class SiteNames:
         """
         selection = Selection(patterns)
         names = self._read()
-        candidates = [Candidate(site) for site in self._sites]
-        for pattern in selection.unmatched(candidates):
-            raise NoSuchSiteError(
-                f"The pattern {str(pattern)!r} matches no recorded site.", repair=self._suggest(str(pattern))
-            )
-        found = [code for code, candidate in enumerate(candidates) if selection.wants(candidate)]
+        candidates = {code: Candidate(self._sites[code]) for code in among}
+        listed = list(candidates.values())
+        for pattern in selection.unmatched(listed):
+            repair = suggest(pattern, listed) if listed else "nothing is recorded yet: run a step first."
+            raise NoSuchSiteError(f"The pattern {str(pattern)!r} matches no recorded site.", repair=repair)
+        found = [code for code, candidate in candidates.items() if selection.wants(candidate)]
         if not found:
             raise NoSuchSiteError(
                 f"The patterns {', '.join(selection.describe())} leave no site over.", repair="exclude less."

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from retrograd.errors import NoSuchSiteError
+from retrograd.errors import NoSuchSiteError, NothingKeptError
 from retrograd.history.kept import Kept
 from retrograd.history.names import SiteNames
 from retrograd.history.series import Series
@@ -18,11 +19,17 @@ class RecordedRelatives:
         names: its sites.
         find_series: the series of a name.
         find_tensors: what was kept of a site, by its name as it is written.
+        explain: why nothing was recorded of a name, if that is known.
     """
 
     def __init__(
-        self, names: SiteNames, find_series: Callable[[str], Series], find_tensors: Callable[[str], list[Kept]]
+        self,
+        names: SiteNames,
+        find_series: Callable[[str], Series],
+        find_tensors: Callable[[str], list[Kept]],
+        explain: Callable[[str], str],
     ) -> None:
+        self._explain = explain
         self._names = names
         self._find_series = find_series
         self._find_tensors = find_tensors
@@ -35,6 +42,17 @@ class RecordedRelatives:
             return of_calls[0]
         together = [kept for tensors in of_calls for kept in tensors]
         return sorted(together, key=lambda kept: (kept.step, kept.micro, kept.backward))
+
+    def explain_none_kept(self, series: Series) -> NothingKeptError:
+        """Whether it was not asked for, or did not come."""
+        why = self._explain(series.site)
+        if not why and parse_leniently(series.site).quantity == "grad":
+            why = "a gradient comes only where the tensor requires grad and a backward pass reaches it."
+        return NothingKeptError(
+            f"No tensor of {series.site!r} was kept.",
+            repair=f"ask for it, rg.record(model, tensors={series.site!r}), or for a site of which something comes.",
+            reason=why,
+        )
 
     def find_value(self, series: Series) -> Series:
         """The value that it is the gradient or the update of."""
@@ -54,11 +72,12 @@ class RecordedRelatives:
                 "module's output: history['fc:output.grad'].input.",
                 reason="an input belongs to one call of a module.",
             )
-        names = self._names.list_arguments(site.path)
+        arguments = [replace(each, call=site.call) for each in self._names.list_arguments(site.path)]
+        names = {".".join(each.keys[1:]): name_like(each, series.site) for each in arguments}
         found = {
-            ".".join(each.keys[1:]): self._find_series(name_like(each, series.site)).paired_with(series)
-            for each in names
-            if name_like(each, series.site) in self._names
+            argument: self._find_series(name).paired_with(series)
+            for argument, name in names.items()
+            if name in self._names
         }
         if not found:
             raise _miss(f"The input of {series.site!r}", f"{site.printed_path}:inputs", series.site)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.history.columns import FIXED_TYPES, ROW_TYPES, concatenate_columns
+from retrograd.history.copies import Copies
 from retrograd.statistics.row import BINS, merge_rows
 
 Part = Mapping[str, npt.NDArray[Any]]
@@ -26,12 +27,18 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         earlier: rows as they were before; what was loaded of them is used again where the parts are the same.
         merges: how a user's statistic merges, by its name: ``mean`` over tensors (where it is not named), ``sum``,
             ``min`` or ``max``.
+        copies: which ranks hold the same; None where none do, or that is not known.
     """
 
     def __init__(
-        self, parts: Sequence[Part] = (), earlier: Rows | None = None, merges: Mapping[str, str] | None = None
+        self,
+        parts: Sequence[Part] = (),
+        earlier: Rows | None = None,
+        merges: Mapping[str, str] | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self.parts = tuple(parts)
+        self.copies = copies
         self.merges = merges or {}
         self._loaded: dict[str, npt.NDArray[Any]] = {}
         self._carried: dict[str, tuple[int, npt.NDArray[Any]]] = {}
@@ -77,6 +84,13 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         """Which rows are of one site, in order."""
         order, ends = self._by_site
         return order[ends[code] : ends[code + 1]] if code + 1 < len(ends) else order[:0]
+
+    def counts(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of these rows are no copies of others among them; says where copies differ."""
+        if self.copies is None:
+            return np.ones(len(index), np.bool_)
+        self.copies.warn(self, index)
+        return self.copies.counts(self, index)
 
     @cached_property
     def _by_site(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from retrograd.errors import NoSuchSiteError
 from retrograd.history.columns import encode_phase
-from retrograd.history.kept import Kept
+from retrograd.history.kept import Kept, KeptTensors
 from retrograd.history.matrix import compute_statistic, number_steps
 from retrograd.history.rows import Part, Picked, Rows
 from retrograd.history.sink import PHASES
@@ -27,6 +27,9 @@ class Relatives(Protocol):
 
     def list_tensors(self, series: Series) -> Sequence[Kept]:
         """What was kept of its calls, oldest first."""
+
+    def explain_none_kept(self, series: Series) -> Exception:
+        """What to raise when a tensor is asked for, and none was kept."""
 
     def find_value(self, series: Series) -> Series:
         """The value that it is the gradient or the update of."""
@@ -95,8 +98,8 @@ class Series:
     """One site's statistics over steps, as they were when it was asked for.
 
     By default it speaks of the phase ``train`` and the first backward pass, with micro-batches, ranks, and calls of
-    the module merged into one number a step. :meth:`select` says otherwise. The name of one call, ``fc#2:output``,
-    gives that call alone.
+    the module merged into one number a step; what several ranks hold the same of counts once. :meth:`select` says
+    otherwise. The name of one call, ``fc#2:output``, gives that call alone.
 
     Args:
         rows: all rows.
@@ -169,9 +172,11 @@ class Series:
 
         Raises:
             NoSuchSiteError: when what belongs to a gradient was not kept.
+            NothingKeptError: when one is asked for and there is none.
         """
         kept = self._relatives.list_tensors(self)
-        return kept if self._leader is None else match_tensors(self._leader, self.site, kept)
+        matched = kept if self._leader is None else match_tensors(self._leader, self.site, kept)
+        return KeptTensors(matched, lambda: self._relatives.explain_none_kept(self))
 
     @property
     def exponents(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -184,11 +189,12 @@ class Series:
 
     @property
     def rows(self) -> dict[str, npt.NDArray[Any]]:
-        """The rows themselves, unmerged, as columns of equal length; ``phase`` in words, ``call`` by number."""
-        picked = Picked(self._rows, self._index)
+        """The rows themselves, of all ranks, as columns of equal length; ``phase`` in words, ``call`` by number."""
+        chosen = self._choice.pick(self._rows, self._site_index, self._site_calls)
+        picked = Picked(self._rows, self._site_index[chosen])
         columns = {name: picked[name] for name in picked if name not in ("site", "first_bin", "bin_count")}
         columns["phase"] = np.array(PHASES)[columns["phase"]]
-        columns["call"] = self._site_calls[self._chosen]
+        columns["call"] = self._site_calls[chosen]
         return columns
 
     @property
@@ -269,7 +275,8 @@ class Series:
 
     @cached_property
     def _chosen(self) -> npt.NDArray[np.int64]:
-        return self._choice.pick(self._rows, self._site_index, self._site_calls)
+        chosen = self._choice.pick(self._rows, self._site_index, self._site_calls)
+        return chosen if self._choice.rank is not None else chosen[self._rows.counts(self._site_index[chosen])]
 
     @cached_property
     def _index(self) -> npt.NDArray[np.int64]:

@@ -23,7 +23,7 @@ same with the model in eval mode; ``no_grad`` and ``inference`` ran with grad mo
 PHASES: tuple[Phase, ...] = ("train", "forward", "eval", "no_grad", "inference", "failed")
 
 EventKind = Literal[
-    "loss", "update", "skipped", "scale", "fault", "dropped", "overwritten", "rewrite", "trigger", "note"
+    "loss", "update", "skipped", "scale", "fault", "dropped", "overwritten", "rewrite", "trigger", "note", "error"
 ]
 
 
@@ -74,7 +74,8 @@ class Event:
             value: how many updates it has made), ``skipped`` (an update that loss scaling skipped), ``scale``
             (value: the loss scale), ``fault`` and ``dropped`` (name: the site, text: why), ``overwritten``
             (name: the site whose kept tensor was changed in place), ``rewrite`` (name: the site, text: the rule that
-            has changed it, value: ‖after − before‖ / ‖before‖), ``trigger``, ``note``.
+            has changed it, value: ‖after − before‖ / ‖before‖), ``trigger``, ``note``, ``error`` (the exception that
+            ended the run; name: the node that raised it, else the module; text: its kind and message).
         name: what it is about.
         value: its number; NaN where there is none.
         text: its words.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ EVENT_COLUMNS: tuple[Column, ...] = (
     Column("micro", pa.int32(), "as in the statistics"),
     Column("backward", pa.int16(), "as in the statistics"),
     Column("phase", _TEXT, "as in the statistics"),
-    Column("kind", _TEXT, "loss, update, skipped, scale, fault, dropped, overwritten, rewrite, trigger or note"),
+    Column("kind", _TEXT, "loss, update, skipped, scale, fault, dropped, overwritten, rewrite, trigger, note or error"),
     Column("name", _TEXT, "what it is about: a site, an optimizer, …"),
     Column("value", pa.float64(), "its number; NaN where there is none; for rewrite, ‖after − before‖ / ‖before‖"),
     Column("text", pa.string(), "its words; for rewrite, the rule"),
@@ -127,11 +127,14 @@ def read_numbers(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     return np.asarray(column.to_numpy())
 
 
-def read_codes(column: pa.ChunkedArray, code_of: dict[str, int]) -> npt.NDArray[np.int32]:
+def read_codes(
+    column: pa.ChunkedArray, code_of: dict[str, int], rename: Callable[[str], str] = str
+) -> npt.NDArray[np.int32]:
     """A dictionary column as codes of our own numbering, to which names that are new are added."""
     pieces = [np.empty(0, np.int32)]
     for piece in column.chunks:
-        codes = np.array([code_of.setdefault(name, len(code_of)) for name in piece.dictionary.to_pylist()], np.int32)
+        names = [rename(name) for name in piece.dictionary.to_pylist()]
+        codes = np.array([code_of.setdefault(name, len(code_of)) for name in names], np.int32)
         pieces.append(codes[piece.indices.to_numpy(zero_copy_only=False)])
     return np.concatenate(pieces)
 

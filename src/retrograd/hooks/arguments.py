@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 from torch import nn
+
+_NO_TENSORS = frozenset({"bool", "int", "str", "None"})
 
 
 def argument_names(module: nn.Module) -> tuple[list[str], str]:
@@ -16,10 +19,20 @@ def argument_names(module: nn.Module) -> tuple[list[str], str]:
 
 
 def known_arguments(module: nn.Module) -> tuple[list[str], bool]:
-    """Names of all arguments that a module is known to take, and whether it takes others too."""
+    """Names of all arguments that a module is known to take, and whether it takes others too.
+
+    Those are left out that are annotated as something else than tensors.
+    """
     parameters = _parameters_of(module)
-    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    return names, len(names) < len(parameters) or not parameters
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    names = [p.name for p in named if not _is_no_tensor(p.annotation)]
+    return names, len(named) < len(parameters) or not parameters
+
+
+def _is_no_tensor(annotation: object) -> bool:
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation).removeprefix("typing.")
+    parts = re.split(r"\s*\|\s*", text.removeprefix("Optional[").removesuffix("]"))
+    return all(part in _NO_TENSORS for part in parts) and parts != ["None"]
 
 
 def _parameters_of(module: nn.Module) -> list[inspect.Parameter]:

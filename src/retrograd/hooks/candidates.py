@@ -11,12 +11,9 @@ from torch import nn
 from retrograd.errors import AttachError
 from retrograd.hooks.arguments import known_arguments
 from retrograd.hooks.module import is_compiled
+from retrograd.hooks.module_paths import REPLICATING, parameter_site, walk_paths
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import ROOT, Site
-
-_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-_SLOTS = frozenset({"output", "input", "parameter", "outputs", "inputs", "parameters"})
-_MODULE_WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +53,6 @@ class NamedModule:
         return [*sites, Site(self.path, ("input",))] if takes_others else sites
 
 
-def parameter_site(path: str, name: str) -> Site:
-    """The site of a module's parameter. One that is called like a slot, or like all of them, does not get its name."""
-    return Site(path, ("parameter", name) if name in _SLOTS else (name,))
-
-
 def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Models by name; a single one has the empty name.
 
@@ -94,13 +86,9 @@ def walk_modules(name: str, model: nn.Module) -> list[NamedModule]:
     that changes what is run (torch.compile, FSDP, checkpointing), and on the module under DDP, which hands outputs on.
     """
     found: dict[str, NamedModule] = {}
-    replicated: set[str] = set()
-    for raw, module in model.named_modules():
-        replicates = type(module).__name__ in _MODULE_WRAPPERS
-        if replicates:
-            replicated.add(f"{raw}.module" if raw else "module")
-        path = ".".join(part for part in (name, _plain_path(raw, replicated)) if part) or ROOT
-        if not replicates:
+    for plain, module in walk_paths(name, model):
+        path = plain or ROOT
+        if type(module).__name__ not in REPLICATING:
             entry = _named(path, module)
             found[path] = _merge(found[path], entry) if path in found else entry
     return list(found.values())
@@ -141,16 +129,6 @@ def describe_model(name: str, model: nn.Module) -> list[dict[str, str | int]]:
         }
         for entry in walk_modules(name, model)
     ]
-
-
-def _plain_path(raw: str, replicated: set[str]) -> str:
-    parts = raw.split(".") if raw else []
-    kept = []
-    for index, part in enumerate(parts):
-        if part in _WRAPPERS or ".".join(parts[: index + 1]) in replicated:
-            continue
-        kept.append(part)
-    return ".".join(kept)
 
 
 def _size(parameter: torch.Tensor) -> int:

@@ -157,6 +157,29 @@ def sparse_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
 
 
+def check_sparse(tensor: Tensor) -> None:
+    """Check that the indices of a sparse tensor lie inside of it: operations take that for granted.
+
+    Raises:
+        RuntimeError: they do not.
+    """
+    if tensor.layout is torch.sparse_coo:
+        indices, values = sparse_parts(tensor)
+        check_sparse_parts(indices, values, tensor.shape, tensor.is_coalesced())
+    else:
+        outer, inner, values = sparse_parts(tensor)
+        torch._validate_sparse_compressed_tensor_args(outer, inner, values, tensor.shape, tensor.layout)
+
+
+def check_sparse_parts(indices: Tensor, values: Tensor, shape: Sequence[int], is_coalesced: bool | None) -> None:
+    """Check that indices and values make a sparse tensor of this shape.
+
+    Raises:
+        RuntimeError: they do not.
+    """
+    torch._validate_sparse_coo_tensor_args(indices, values, list(shape), is_coalesced)
+
+
 def negated(tensor: Tensor) -> Tensor:
     """A view that is read with the opposite sign."""
     return torch._neg_view(tensor)

@@ -43,7 +43,7 @@ class _Errands:
         for errand in errands:
             errand()
         with self._lock:
-            alive = sys._current_frames()
+            alive = set(sys._current_frames())  # the dict itself has this very frame in it: a cycle
             self._waiting = {thread: errands for thread, errands in self._waiting.items() if thread in alive}
             while self._undo and not self._waiting:
                 self._undo.pop()()

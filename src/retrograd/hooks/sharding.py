@@ -12,14 +12,20 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
+def is_summand(tensor: Tensor) -> bool:
+    """Whether it is this process's addend of a sum that nobody has formed yet: a ``DTensor`` that is partial."""
+    return type(tensor) is not Tensor and any(each.is_partial() for each in getattr(tensor, "placements", ()))
+
+
 def is_flattened(parameter: Tensor) -> bool:
     """Whether it is one of ``FullyShardedDataParallel`` (FSDP1): a part that nothing tells from a whole."""
     return bool(getattr(parameter, "_fsdp_flattened", False))
 
 
 def local_part(tensor: Any) -> Any:
-    """What this process holds of a tensor, in the same memory."""
-    return tensor.to_local() if is_sharded(tensor) else tensor
+    """What this process holds of a tensor, in the same memory; waits for the collective that still brings it."""
+    part = tensor.to_local() if is_sharded(tensor) else tensor
+    return part.trigger_wait() if type(part).__name__ == "AsyncCollectiveTensor" else part
 
 
 def shard_again(model: nn.Module) -> None:

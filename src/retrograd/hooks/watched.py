@@ -1,11 +1,16 @@
-"""Who may change the tensors that are handed over by hand, with ``rg.watch``."""
+"""Tensors that are handed over by hand, with ``rg.watch``: who may change them, and what leaves are called."""
 
 from __future__ import annotations
 
 import threading
 from typing import Any, Protocol
 
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.nested import flatten
+from retrograd.sites.site import WATCH, Site
 
 
 class TensorRewriter(Protocol):
@@ -19,6 +24,20 @@ rewriters: tuple[TensorRewriter, ...] = ()
 """Those who are asked, in their order."""
 
 _lock = threading.Lock()
+_leaves = WeakIdKeyDictionary()
+
+
+def name_watched_leaves(name: str, value: Any) -> None:
+    """Remember what the leaves of a graph are called that lie in a tensor or a nest of them; they are not held."""
+    for keys, tensor in flatten(value, ()):
+        if tensor.requires_grad and tensor.is_leaf:
+            _leaves[tensor] = str(Site(WATCH + name, keys))
+
+
+def watched_name(leaf: torch.Tensor) -> str | None:
+    """What a leaf was watched as: ``"watch/a"``."""
+    name: str | None = _leaves.get(leaf) if len(_leaves) else None
+    return name
 
 
 def rewrite_watched_tensors(rewriter: TensorRewriter) -> None:

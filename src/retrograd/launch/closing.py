@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 SPEAKER = "RETROGRAD_SPEAKER"
 """Environment variable with the number of the one process that speaks, the first Python process that was started."""
@@ -19,12 +21,13 @@ _ENDINGS = {
 """Variable that holds a request → what was to be done, what each process that has done it leaves, how to see it."""
 
 
-def say_end(obstacle: str, done: str = "") -> None:
+def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None:
     """Say how it ended, if this is the process that speaks for all.
 
     Args:
         obstacle: why this process has done nothing.
         done: what it has done; empty for nothing. Its children may have done something all the same.
+        saw_nothing: that is why; a child that was killed may have seen something all the same.
     """
     if not is_speaker():
         return
@@ -34,11 +37,35 @@ def say_end(obstacle: str, done: str = "") -> None:
         return
     verb, left, see = _ENDINGS[asked]
     request = json.loads(os.environ[asked])
-    others = sum(1 for _ in Path(request["path"]).glob(left)) - bool(done)
+    folder = Path(request["path"])
+    others = sum(1 for _ in folder.glob(left)) - bool(done)
     plural = "process" if others == 1 else "processes"
     if others > 0:
         done = f"{done}, and {others} more {plural}" if done else f"in {others} {plural}"
+    if not done and saw_nothing and any(folder.glob("rank*")):
+        obstacle = f"a backward pass began and did not end; see where with: retrograd watch {request['shown']}"
     say(f"{verb} {done}; {see.format(request['shown'])}" if done else f"nothing was {verb}: {obstacle}")
+
+
+def say_failure() -> None:
+    """Say which backward pass has ended the run, of this process or of one below it, and what explains it."""
+    request = json.loads(os.environ.get("RETROGRAD_RUN", "null"))
+    error = _find_failed_pass(Path(request["path"])) if request and is_speaker() else None
+    if error is not None:
+        where = f" in {error['node']}" if error["node"] else ""
+        behind = f", behind {error['module']}" if error["module"] else ""
+        explain = shlex.join(("retrograd", "trace", *request["command"]))
+        say(f"a backward pass raised {error['kind']}{where}{behind}; see which operation, and what came in: {explain}")
+
+
+def _find_failed_pass(run: Path) -> dict[str, Any] | None:
+    """What is told of the first exception that a backward pass has raised."""
+    for path in sorted(run.glob("rank*/rank.json")):
+        with contextlib.suppress(OSError, ValueError):  # it is being written, or no process of ours has written it
+            error = json.loads(path.read_text(encoding="utf-8")).get("error")
+            if error and error["in_backward"] and error["kind"] != "KeyboardInterrupt":
+                return dict(error)
+    return None
 
 
 def is_speaker() -> bool:

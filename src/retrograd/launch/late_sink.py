@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Protocol
 
 from retrograd.errors import RunError
 from retrograd.history.sink import Event, KeptTensor, RowBatch, Sink
+from retrograd.runs.queue import Lost
 
 HELD = 64
 """Batches, events and tensors from before the first backward pass that are kept; of more, the last ones."""
@@ -19,6 +20,10 @@ HELD = 64
 
 class FolderSink(Sink, Protocol):
     """A sink that writes a folder, in which there may be files of another kind."""
+
+    @property
+    def lost(self) -> Lost:
+        """What was not written."""
 
     def add_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:
         """Write such a file."""
@@ -65,6 +70,11 @@ class LateSink:
     def sites(self) -> int:
         """How many sites have been named."""
         return len(self._names)
+
+    @property
+    def lost(self) -> str:
+        """What was not written, in words; empty for nothing."""
+        return str(self._sink.lost) if self._sink is not None and self._sink.lost else ""
 
     @property
     def is_open(self) -> bool:

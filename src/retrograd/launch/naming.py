@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import re
 import sys
@@ -13,6 +12,9 @@ from types import FrameType
 from torch import nn
 
 from retrograd.launch.family import unwrap
+
+_KEPT_BY_FRAME_ALONE = 3
+"""References to such a dict where nobody but the frame, and the function that counts them, has it."""
 
 _OURS = f"{Path(__file__).parents[1]}/"
 
@@ -66,15 +68,16 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _read_locals(frame: FrameType) -> dict[str, object]:
-    """The variables of a frame; the frame holds nothing more than before.
+    """The variables of a frame; it holds no more of them than before.
 
     Up to Python 3.12 a function's frame that is asked for its variables keeps a dict of them until it ends, and with
-    it a model that the program has dropped meanwhile. One that was there before is the program's own, of ``locals()``.
+    it models that the program drops meanwhile. That dict is emptied, unless the program has got it from ``locals()``.
     """
-    held = len(gc.get_referents(frame))
-    local = dict(frame.f_locals)
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and len(gc.get_referents(frame)) > held:
-        frame.f_locals.clear()
+    seen = frame.f_locals
+    local = dict(seen)
+    is_of_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if is_of_function and type(seen) is dict and sys.getrefcount(seen) <= _KEPT_BY_FRAME_ALONE:
+        seen.clear()
     return local
 
 

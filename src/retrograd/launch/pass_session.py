@@ -84,11 +84,13 @@ class PassSession(ABC):
     def _say_end(self) -> None:
         """Show what was found, and say what has become of what was asked for."""
         done = self._tell_done()
-        if done and self._is_first_rank() and sys.__stderr__ is not None:
+        # showing it loads modules, whereupon Python forgets that it was interrupted, and has another exit code
+        is_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+        if done and self._is_first_rank() and sys.__stderr__ is not None and not is_interrupted:
             # nobody listens, or the script has closed it; and what it does at its exit may draw too
             with contextlib.suppress(OSError, ValueError), random_kept():
                 self._show(sys.__stderr__)
-        say_end(self._tell_obstacle(), done)
+        say_end(self._tell_obstacle(), done, saw_nothing=not self._ended and not self._obstacle)
 
     @abstractmethod
     def _start(self) -> None:

@@ -10,15 +10,15 @@ import atexit
 import multiprocessing
 import multiprocessing.util
 import os
-import sys
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
-from retrograd.launch.closing import say, say_end
+from retrograd.launch.closing import say, say_end, say_failure
+from retrograd.launch.exits import ExitNote, end_as_interrupted
 from retrograd.launch.late_sink import LateSink
 from retrograd.launch.naming import name_models
 from retrograd.launch.request import Request, read_request
@@ -26,6 +26,7 @@ from retrograd.launch.search import Search
 from retrograd.randomness import random_kept
 from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
+from retrograd.runs.ending import describe_exception, find_exception
 
 if TYPE_CHECKING:
     from retrograd.launch.run_inventory import RunInventory
@@ -52,9 +53,10 @@ class Session:
         self._taken: set[str] = set()
         self._obstacle = "no backward pass was seen"
         self._closed = False
+        self._exit = ExitNote()
         self._inventory: RunInventory | None = None
         self._search = Search(self._record, self._give_up)
-        self._sink = LateSink(self._open_run, self._search.step_made, self._give_up)
+        self._sink = LateSink(self._open_run, self._make_step, self._give_up)
 
     def close(self) -> None:
         """End the recording and say so, once."""
@@ -66,11 +68,24 @@ class Session:
             self._inventory.close()
         try:
             if self._recorder is not None:
-                self._recorder.close("failed" if _has_failed() else "finished")
+                error = self._find_error(self._recorder)
+                self._recorder.close("finished" if error is None else "failed", error)
         except Exception as error:  # the program has ended, and a traceback would be taken for its own
             say(f"the end of the record is lost: {error!r}")
         sink = self._sink
-        say_end(self._obstacle, f"{sink.steps} steps at {sink.sites} sites" if sink.is_open else "")
+        say_failure()
+        done = f"{sink.steps} steps at {sink.sites} sites" if sink.is_open else ""
+        say_end(self._obstacle, f"{done}, but {sink.lost} were lost" if sink.lost else done)
+        end_as_interrupted()
+
+    def _find_error(self, recorder: Recorder) -> dict[str, Any] | None:
+        """The exception that ends the process."""
+        error = find_exception()
+        return self._exit.failure if error is None else describe_exception(error, recorder.find_path)
+
+    def _make_step(self) -> None:
+        self._exit.forget()
+        self._search.step_made()
 
     def start_over(self) -> None:
         """Record a forked child for itself: what its parent has seen but not yet written is the parent's."""
@@ -137,9 +152,3 @@ class Session:
         self._search.stop()
         self._obstacle = error.problem if isinstance(error, RetrogradError) else f"the recorder failed: {error!r}"
         say(self._obstacle)
-
-
-def _has_failed() -> bool:
-    """Whether the process ends because of an exception."""
-    error = getattr(sys, "last_value", None) or sys.exc_info()[1]
-    return error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0))

@@ -54,6 +54,7 @@ class TracingSession(PassSession):
         self._trace: Trace | None = None
         self._begun: dict[int, int] = {}
         """Thread → when its pass began."""
+        self._due = 1
         self._ring = LateRing(self._open_folder, self._give_up)
         if self._request.first == 0:
             self._begin_trace()
@@ -68,6 +69,8 @@ class TracingSession(PassSession):
         self._ended += 1
         if self._tracing is not None and self._tracing.is_over:
             self._end()
+        elif failed or self._count_traced() >= self._due:
+            self._write()
         if self._ended == self._request.first:
             self._begin_trace()
         if failed and not self._has_traced():
@@ -101,12 +104,26 @@ class TracingSession(PassSession):
         """End the trace and write it down; once, but again if Ctrl-C has stopped that."""
         if self._tracing is None or self._trace is None:
             return
-        if self._trace.passes and self._claim is not None:
-            self._trace.rank = ask_rank()
-            self._claim.move()
-            self._trace.save(self._claim.folder / TRACE)
-            write_chrome_trace(self._trace, self._claim.folder / CHROME)
+        self._write()
         self._leave()
+
+    def _write(self) -> None:
+        """Write down what was traced so far: who is killed has what ended before.
+
+        Each of the first passes is written when it ends, then whenever there are half as many more: all is written
+        three times at most.
+        """
+        if self._tracing is None or self._trace is None or self._claim is None or not self._trace.passes:
+            return
+        self._trace.rank = ask_rank()
+        self._claim.move()
+        self._trace.save(self._claim.folder / TRACE)
+        write_chrome_trace(self._trace, self._claim.folder / CHROME)
+        traced = self._count_traced()
+        self._due = traced + max(1, traced // 2)
+
+    def _count_traced(self) -> int:
+        return sum(not run.depth for run in self._trace.passes) if self._trace is not None else 0
 
     def _stop(self) -> None:
         super()._stop()
@@ -119,7 +136,7 @@ class TracingSession(PassSession):
             tracing.__exit__(None, None, None)
 
     def _tell_done(self) -> str:
-        count = sum(not run.depth for run in self._trace.passes) if self._trace is not None else 0
+        count = self._count_traced()
         return f"{count} backward {'pass' if count == 1 else 'passes'}" if count else ""
 
     def _show(self, file: TextIO) -> None:

@@ -11,6 +11,8 @@ of a model that is trained after another, or apart from it, is a step of its own
 Where no optimizer of torch is seen, a step has been made when a forward follows a backward and parameters have been
 changed in between.
 
+A stage of a pipeline has several micro-batches under way at once: they are calls of one.
+
 Forwards are kept apart in lanes by their grad mode, so that an evaluation, or a teacher's forward in the middle of
 a step, never mixes with the forward that is waiting for its backward. Forwards that wait for none (without grad, or
 in eval mode) merge into one record a step. A forward with grad whose graph is gone when the next one begins, or that no
@@ -58,6 +60,7 @@ class Clock:
         awake: taps have something to do: the step is recorded, or the next forward may begin a new one.
         stale: a backward or an update has ended, so the next forward begins something new.
         entered: the running backward pass has reached a tap.
+        is_piped: a stage of a pipeline runs, whose forwards and passes of a step come in any order: as one micro-batch.
         was_reached: a backward pass that concerned us has ended in this step.
         lane: the lane of the forward that runs now; None outside of the recorded models' own forward.
     """
@@ -69,6 +72,7 @@ class Clock:
         "_outlet",
         "_over",
         "_parameters_touched",
+        "_paused",
         "_roots",
         "_saw_forward",
         "_schedule",
@@ -76,6 +80,7 @@ class Clock:
         "awake",
         "backward",
         "entered",
+        "is_piped",
         "lane",
         "lanes",
         "micro",
@@ -102,6 +107,7 @@ class Clock:
         self._emitted_at = time.monotonic()
         self._over = self._stopped = self._saw_forward = False
         self._aside: list[bool] = []
+        self._paused: tuple[int, bool, bool] | None = None
         self.was_reached = False
         self.lanes = lanes
         self.lane: Lane | None = None
@@ -109,7 +115,7 @@ class Clock:
         self.step = step
         self.micro = 0
         self.backward = -1
-        self.stale = self.entered = False
+        self.stale = self.entered = self.is_piped = False
         self.on = self.awake = schedule(step)
 
     @property
@@ -169,6 +175,22 @@ class Clock:
         if not self._roots:
             self._finish_forward(failed)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether a forward runs that nobody trains with."""
+        return self._paused is not None
+
+    def pause(self, root: int) -> None:
+        """Such a forward of a model, known by its identity, begins."""
+        self._paused = root, self.on, self.awake
+        self.on = self.awake = False
+
+    def go_on(self, root: int) -> None:
+        """It has ended, if it was that model's."""
+        if self._paused is not None and self._paused[0] == root:
+            _, self.on, self.awake = self._paused
+            self._paused = None
+
     def forward_left(self) -> None:
         """The outermost call was left without a word, by Ctrl-C."""
         self._roots.clear()
@@ -198,9 +220,10 @@ class Clock:
             return False
         self.entered = True
         grad = self.lanes.grad
-        if self.backward >= 0:  # a second pass over the same micro-batch
-            self._outlet.emit(grad, self.moment)
-        self.backward += 1
+        if self.backward < 0 or not self.is_piped:
+            if self.backward >= 0:  # a second pass over the same micro-batch
+                self._outlet.emit(grad, self.moment)
+            self.backward += 1
         grad.touched = grad.reached = True
         return True
 
@@ -296,8 +319,9 @@ class Clock:
         if self._over or (not self._leader.is_known and self._parameters_touched()):
             self._advance()
         elif mode is Mode.GRAD:
-            self.close(self.lanes.grad)
-            self.micro += 1
+            if not self.is_piped:
+                self.close(self.lanes.grad)
+                self.micro += 1
             self.stale = False
             self.awake = self.on
 

@@ -17,9 +17,10 @@ from retrograd.recording.holder import Kept
 from retrograd.recording.lane import Lane, Mode
 from retrograd.recording.late import Closed, LateGradients, split_late
 from retrograd.recording.module_watch import SlotWatch
+from retrograd.recording.placements import Placements
 from retrograd.recording.row_table import RowTable
 from retrograd.recording.tensor_keeper import TensorKeeper
-from retrograd.sites.site import Site
+from retrograd.sites.site import ROOT, Site
 from retrograd.statistics.row import ROW, scale_rows
 
 
@@ -45,10 +46,12 @@ class Emitter:
         keeper: takes the kept tensors.
         notes: takes events and faults.
         late: knows gradients that come late.
+        placements: told before the rows that they speak of.
         forget_graph: called when a forward and all its passes are over.
 
     Attributes:
         scale: what the gradients of the pass that is in the lane were multiplied by; None for nothing.
+        failed_at: of the last pass that raised, the module whose output's gradient came last; None where none came.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Emitter:
         keeper: TensorKeeper,
         notes: Notes,
         late: LateGradients,
+        placements: Placements,
         forget_graph: Callable[[], None],
     ) -> None:
         self._sink = sink
@@ -70,9 +74,11 @@ class Emitter:
         self.fault = notes.fault
         self._forget_graph = forget_graph
         self._numbers = b""
+        self._placements = placements
         self._losses: list[tuple[Moment, torch.Tensor, torch.Tensor | None]] = []
         self._changes: list[tuple[Moment, Site, str, torch.Tensor]] = []
         self.scale: torch.Tensor | None = None
+        self.failed_at: str | None = None
 
     def add_losses(self, moment: Moment, losses: tuple[torch.Tensor, ...], scale: torch.Tensor | None) -> None:
         """A pass that started from these losses has ended."""
@@ -92,9 +98,12 @@ class Emitter:
         scale = self._read_scale(moment) if lane.mode is Mode.GRAD else 1.0
         batches = list(_drain(lane, moment, scale))
         division = divide(lane, self._slots, batches, is_closing=is_closing)
+        if lane.failed:
+            self.failed_at = self._find_last(batches)
         late = self._late.find(lane) if lane.mode is Mode.GRAD else {}
         self._emit_losses()
         self._emit_changes(moment)
+        self._placements.flush()
         for when, items in division.split_kept(moment, kept) if division else [(moment, kept)]:
             self._keep(when, items, scale, late)
         if division:
@@ -138,6 +147,7 @@ class Emitter:
                 self._notes.note("rewrite", str(site), value=share, text=rule, moment=replace(when, phase=phase))
 
     def _keep(self, moment: Moment, kept: Sequence[Kept], scale: float, late: Mapping[Any, Closed]) -> None:
+        self._rows.name_kept(item[0] for item in kept)
         if not late:
             self._keeper.take(moment, kept, scale)
             return
@@ -146,6 +156,16 @@ class Emitter:
             closed = late.get(item[0])
             if closed is not None:
                 self._keeper.take(replace(closed.moment, backward=0, phase="train"), [item], scale)
+
+    def _find_last(self, batches: Sequence[RowBatch]) -> str | None:
+        rows = [line for batch in batches for line in np.frombuffer(batch.rows, ROW)[["order", "row"]].tolist()]
+        sites = [self._rows.sites[row] for _, row in sorted(rows, reverse=True)]
+        last = None
+        for path in [site.path for site in sites if site.quantity == "grad" and site.slot == "output"]:
+            if last not in (None, ROOT) and not path.startswith(f"{last}."):
+                break
+            last = path  # of a module that returned the very tensor of its part, the part
+        return last
 
     def _note_rows(self, lane: Lane, batch: RowBatch) -> None:
         numbers = memoryview(batch.rows).cast("i")[:: ROW.itemsize // 4].tobytes()  # ``row`` comes first in a row

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from retrograd.errors import RetrogradWarning
 from retrograd.hooks.engine import uncompiled
+from retrograd.sites.site import Site
 from retrograd.statistics.slab import UnreadableTensorError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -19,7 +20,7 @@ _MOST_WARNINGS = 5
 
 
 class Faults:
-    """What went wrong at the taps, by site.
+    """What went wrong at the taps, by site, or by what was being done where no one site is to blame.
 
     A tensor of a kind that has no numbers to read is no fault: it is not recorded, and the reason is remembered.
 
@@ -33,12 +34,13 @@ class Faults:
         self.unreadable: dict[str, str] = {}
         self._said: set[str] = set()
 
-    def add(self, site: str, error: Exception) -> str:
+    def add(self, where: Site | str, error: Exception) -> str:
         """Count an error; returns what it says if it is the first of its site, else an empty text.
 
         An error that was said of one site is not said again of another.
         """
-        if isinstance(error, UnreadableTensorError):
+        site = str(where)
+        if isinstance(where, Site) and isinstance(error, UnreadableTensorError):
             self.unreadable.setdefault(site, str(error))
             return ""
         self.counts[site] += 1

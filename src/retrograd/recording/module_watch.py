@@ -19,6 +19,7 @@ from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import number_of
 from retrograd.recording.lane import Lane, Mode
 from retrograd.recording.place import Host, Place
+from retrograd.recording.placements import Placements
 from retrograd.recording.stream import Stream
 from retrograd.sites.site import Site
 
@@ -35,6 +36,8 @@ def mode_now() -> Mode:
 
 class PlaceMaker(Host, Protocol):
     """A recorder as its watches see it."""
+
+    placements: Placements
 
     def make_place(self, lane: Lane, module: nn.Module | None, site: Site) -> Place | None:
         """The place for a site, or None when nothing of it is wanted."""
@@ -140,6 +143,7 @@ class SlotWatch:
             if keys not in places:
                 site = Site(self.path, keys, call + 1)
                 places[keys] = self._make_place(lane, site)
+                self._host.placements.see(site, tensor)
                 calls.plain[call] = places.get(self._keys)
             place = places[keys]
             if place is None:

@@ -8,9 +8,11 @@ from functools import cached_property
 
 from retrograd.recording.wishes import ParameterWish, Wish, Wishes
 from retrograd.sites.pattern import describe_pattern
-from retrograd.sites.site import Site, parse_site
+from retrograd.sites.site import LOCAL, Site, parse_site
 
 _NO_GRADIENT = "no gradient came: it did not require grad, or no backward pass reached it"
+_SUMMANDS = "each rank found a summand of it, and the sum was never formed; a rank's own is recorded as '….local.grad'"
+_UNREDUCED = "no pass that was recorded has reduced it between ranks; a rank's own is recorded as '….local.grad'"
 _NEVER_CALLED = "the module was never called while a step was recorded"
 _COMPILED = "the module lies inside a compiled region, which is recorded at its boundary"
 
@@ -25,7 +27,9 @@ class Evidence:
         kept: printed sites of which a tensor was kept.
         called: paths of modules that were called while a step was recorded.
         unreadable: sites whose tensors could not be read, and why.
-        uncopied: printed sites of updates that were left out for their size.
+        uncopied: printed sites of updates and reduced gradients that were left out for their size.
+        alone: printed sites of parameters of which this process has found gradients that were to be reduced, and
+            whether there is somebody who does so.
     """
 
     wishes: Wishes
@@ -34,6 +38,7 @@ class Evidence:
     called: Collection[str]
     unreadable: Mapping[str, str]
     uncopied: Collection[str]
+    alone: Mapping[str, bool]
 
     @cached_property
     def sites(self) -> list[Site]:
@@ -95,8 +100,12 @@ def _explain_parameter(parameter: ParameterWish, site: Site, evidence: Evidence)
     if parameter.is_frozen:
         return "the parameter is frozen"
     if str(site) in evidence.uncopied:
-        return "more bytes of weights than are copied while an optimizer steps"
-    return _NO_GRADIENT if site.quantity == "grad" else "no optimizer of torch.optim has updated the parameter"
+        when = "during a pass" if site.quantity == "grad" else "while an optimizer steps"
+        return f"more bytes of weights than are copied {when}"
+    if site.quantity != "grad":
+        return "no optimizer of torch.optim has updated the parameter"
+    is_reduced = evidence.alone.get(str(site.value))
+    return _NO_GRADIENT if is_reduced is None else _UNREDUCED if is_reduced else _SUMMANDS
 
 
 def list_unmatched(evidence: Evidence) -> list[str]:
@@ -110,4 +119,5 @@ def _list_patterns(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 
 def _place(site: Site) -> tuple[str, tuple[str, ...], str]:
-    return site.path, site.keys[: 2 if site.slot == "input" else 1], site.quantity
+    is_local = site.slot != "output" and site.keys[-1:] == (LOCAL,)
+    return site.path, site.keys[: 2 if site.slot == "input" or is_local else 1], site.quantity

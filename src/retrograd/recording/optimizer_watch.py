@@ -79,7 +79,8 @@ class OptimizerWatch:
         clock.update_begins(number)
         if clock.on:
             parameters = self._parameters
-            self.tap.begin(optimizer, [parameters[id(p)] for p in _all(optimizer) if id(p) in parameters])
+            watches = [parameters[id(p)] for p in _all(optimizer) if id(p) in parameters]
+            self.tap.begin(optimizer, watches, self.fault)
 
     @harmless
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:

@@ -9,9 +9,12 @@ import torch
 from torch.utils.weak import WeakIdRef
 
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.exchange import Exchange
+from retrograd.hooks.sharding import is_summand
 from retrograd.hooks.tensor import watch_gradient
 from retrograd.recording.place import Host
 from retrograd.recording.stream import Stream
+from retrograd.sites.site import Site
 
 
 class ParameterWatch:
@@ -19,32 +22,50 @@ class ParameterWatch:
 
     Args:
         host: the recorder.
+        site: the parameter's site.
         parameter: the parameter, which is not held.
         gone: called when it is no longer there.
         value: where its value goes when an update begins.
-        gradient: where the gradient of each pass goes, before it is added to ``.grad``.
+        gradient: where the gradient of each pass goes, before it is added to ``.grad``; where processes reduce it,
+            what that has added to ``.grad``.
+        local: where what this process alone has found goes, if processes reduce it.
         update: where the difference that an update makes goes.
+
+    Attributes:
+        exchange: what reduces the gradient between processes; None where nothing does.
+        has_come: this process has found a gradient in the pass.
+        is_alone: what it has found was still to be reduced.
     """
 
-    __slots__ = ("_clock", "_handle", "_host", "_parameter", "gradient", "update", "value")
+    __slots__ = (
+        "_clock", "_handle", "_host", "_parameter", "exchange", "gradient",
+        "has_come", "is_alone", "local", "site", "update", "value",
+    )  # fmt: skip
 
     def __init__(
         self,
         host: Host,
+        site: Site,
         parameter: torch.Tensor,
         gone: Callable[[Any], None],
         *,
         value: Stream | None,
         gradient: Stream | None,
+        local: Stream | None,
         update: Stream | None,
     ) -> None:
         self._host = host
         self._clock = host.clock
+        self.site = site
         self._parameter = WeakIdRef(parameter, gone)
         self.value = value
         self.gradient = gradient
+        self.local = local
         self.update = update
-        self._handle = watch_gradient(parameter, self.see_gradient) if gradient is not None else None
+        self.exchange: Exchange | None = None
+        self.has_come = self.is_alone = False
+        wants_gradient = gradient is not None or local is not None
+        self._handle = watch_gradient(parameter, self.see_gradient) if wants_gradient else None
 
     @property
     def parameter(self) -> torch.Tensor | None:
@@ -56,7 +77,12 @@ class ParameterWatch:
     def see_gradient(self, gradient: torch.Tensor) -> None:
         """The hook: record the gradient."""
         if self._clock.on and (self._clock.entered or self._host.enter_backward()):
-            stream: Stream = self.gradient  # type: ignore[assignment]
+            self.has_come = True
+            stream = self.gradient
+            if self.exchange is not None or is_summand(gradient):
+                stream, self.is_alone = self.local, True
+            if stream is None:
+                return
             try:
                 stream.see(gradient)
             except Exception as error:

@@ -16,11 +16,12 @@ from retrograd.history.history import History
 from retrograd.history.sink import Sink
 from retrograd.hooks import watched
 from retrograd.hooks.engine import is_compiling, uncompiled
-from retrograd.hooks.watched import rewrite_watched
+from retrograd.hooks.watched import name_watched_leaves, rewrite_watched
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
 from retrograd.recording.schedule import Schedule
 from retrograd.recording.settings import Settings, Statistic
+from retrograd.runs.ending import describe_exception, is_failure
 from retrograd.runs.reader import open_run
 from retrograd.runs.writer import RunWriter
 from retrograd.sites.pattern import Pattern
@@ -74,9 +75,12 @@ class Recording:
 
     def close(self, status: str = "finished") -> None:
         """Take every hook away and complete the record. Calling it twice is harmless."""
+        self._close(status)
+
+    def _close(self, status: str, error: dict[str, Any] | None = None) -> None:
         if self in _active:
             _active.remove(self)
-        self._recorder.close(status)
+        self._recorder.close(status, error)
 
     def is_of_this_thread(self) -> bool:
         """Whether the recorded models run in the thread that asks."""
@@ -88,7 +92,11 @@ class Recording:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close("finished" if kind is None else "failed")
+        if is_failure(error):
+            assert error is not None
+            self._close("failed", describe_exception(error, self._recorder.find_path))
+        else:
+            self._close("finished")
 
     def __repr__(self) -> str:
         where = "in memory" if self.path is None else f"to {self.path}"
@@ -153,7 +161,8 @@ def record(
 def watch(name: str, tensor: T) -> T:
     """Record a tensor of your own, under the name ``watch/NAME``; its gradient as ``watch/NAME.grad``.
 
-    Does nothing when nothing is being recorded or rewritten, so the line may stay in the code. Where a rule acts on
+    When nothing is being recorded or rewritten, it does no more than to name a leaf for :func:`walk` and
+    :func:`trace`, so the line may stay in the code. Where a rule acts on
     the value or on its gradient, go on with what is returned: ``logits = rg.watch("logits", logits)``.
 
     Args:
@@ -169,7 +178,10 @@ def watch(name: str, tensor: T) -> T:
     if watched.rewriters:
         check_watch_name(name)
         tensor = rewrite_watched(name, tensor)
-    if not is_compiling() and _active:
+    if is_compiling():
+        return tensor
+    name_watched_leaves(name, tensor)
+    if _active:
         check_watch_name(name)
         for recording in tuple(_active):
             if recording.is_of_this_thread():

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -36,6 +36,7 @@ from retrograd.hooks.input_gradient import InputGradient
 from retrograd.hooks.interventions import listen_to_interventions, unlisten_to_interventions
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
+from retrograd.hooks.pipeline import is_rehearsal, running_stage
 from retrograd.hooks.tables import Entry
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
@@ -47,7 +48,10 @@ from retrograd.recording.manual_updates import ManualUpdates
 from retrograd.recording.module_watch import SlotWatch, mode_now
 from retrograd.recording.omissions import Evidence, list_omissions, list_unmatched
 from retrograd.recording.optimizer_watch import OptimizerWatch
+from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.place import Place
+from retrograd.recording.placements import Placements
+from retrograd.recording.reductions import Reductions
 from retrograd.recording.row_table import RowTable
 from retrograd.recording.settings import Settings
 from retrograd.recording.taps import Taps
@@ -82,6 +86,7 @@ class Recorder:
         self.settings = settings or Settings()
         self._sink = sink
         self._structures: dict[str, list[dict[str, str | int]]] = {}
+        self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._roots: WeakSet[nn.Module] = WeakSet()
         self._new_models = name_models(models)
         check_models(self._new_models, self.settings)
@@ -101,11 +106,13 @@ class Recorder:
         self.guard = DeepGraphGuard()
         self.leaf_handles: list[Entry] = []
         self.input_gradients: list[InputGradient] = []
+        self.placements = Placements(lambda found: sink.describe(placements=found))
         late = LateGradients()
         slots: list[SlotWatch] = []
-        self._emitter = Emitter(sink, self._rows, slots, self.keeper, self, late, self._forget_graph)
+        self._emitter = Emitter(sink, self._rows, slots, self.keeper, self, late, self.placements, self._forget_graph)
         self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._manual.touched, step)
         self._taps = Taps(self, self.settings, self._lanes, self._rows, slots, late)
+        self._reductions = Reductions(self)
         self._interventions = InterventionWatch(self, self._taps, self._emitter)
         self._optimizers = OptimizerWatch(self, self._taps.parameters, UpdateTap(self._lanes.grad))
 
@@ -143,10 +150,13 @@ class Recorder:
     def _add(self, name: str, model: nn.Module) -> None:
         entries = [entry for entry in walk_modules(name, model) if entry.module not in self._modules]
         self._structures[name] = describe_model(name, model)
+        self._names[model] = name
         self._modules.update(entry.module for entry in entries)
         self._wishes.add(entries)
         self._interventions.add_modules(entries)
         self._manual.add(model.parameters())
+        self.placements.add_model(model)
+        self._reductions.add_model(model)
         self._optimizers.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
         compiled = compiled_regions(entries)
         if compiled:
@@ -161,6 +171,13 @@ class Recorder:
     def make_place(self, lane: Lane, module: nn.Module | None, site: Site) -> Place | None:
         """The place for a site, or None when nothing of it is wanted."""
         return self._taps.make_place(lane, module, site)
+
+    def parameter_watched(self, watch: ParameterWatch) -> None:
+        """A parameter is recorded from now on: who else has it, and who reduces its gradient?"""
+        self._reductions.adopt(watch)
+        copies = watch.exchange.ranks if watch.exchange is not None else ()
+        if watch.parameter is not None:
+            self.placements.see_parameter(watch.site, watch.parameter, copies)
 
     def _wants_step(self, step: int) -> bool:
         try:
@@ -181,7 +198,10 @@ class Recorder:
     @harmless
     def root_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
-        if current_graph_task() != -1:  # a checkpointed part is computed again
+        if current_graph_task() != -1 or self.clock.is_paused:  # a checkpointed part is computed again
+            return
+        if self.clock.outermost is None and is_rehearsal():
+            self.clock.pause(id(model))
             return
         if self.guard.count > FREE_DEPTH and not _continues_a_graph(arguments):
             self.guard.part()
@@ -190,6 +210,11 @@ class Recorder:
             clock.leave_backward(failed=True)  # a pass that we did not see begin has raised
         if clock.outermost is not None and not self._is_running(clock.outermost, model):
             clock.forward_left()
+        if self._reductions.meets_wrapper():
+            for watch in list(self._taps.parameters.values()):
+                self.parameter_watched(watch)
+        if clock.outermost is None:
+            self._find_stage(model)
         clock.forward_begins(id(model), mode_now(), model.training)
         self._optimizers.model_runs(model)
         lane = clock.waiting_lane
@@ -199,12 +224,20 @@ class Recorder:
     @harmless
     def root_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """That call has ended."""
-        if current_graph_task() == -1:
+        if self.clock.is_paused:
+            self.clock.go_on(id(model))
+        elif current_graph_task() == -1:
             lane = self.clock.waiting_lane
             if lane is not None:
                 lane.forwards.end(output, self)
             self.guard.pause()
             self.clock.forward_ends(id(model), failed)
+
+    def _find_stage(self, model: nn.Module) -> None:
+        stage = running_stage()
+        self.clock.is_piped = stage is not None
+        if stage is not None:
+            self.placements.set_stage(self._names.get(model, ""), stage)
 
     def _is_running(self, outermost: int, model: nn.Module) -> bool:
         root = next((each for each in self._roots if id(each) == outermost), None)
@@ -228,6 +261,7 @@ class Recorder:
         if self.clock.on:
             self._losses = tuple(root.detach().clone() for root in roots if _is_loss(root))
             self._taps.tap_thawed()
+            self._reductions.pass_begins()
 
     @harmless
     def backward_ends(self, failed: bool) -> None:
@@ -236,6 +270,8 @@ class Recorder:
             return
         self._finish_inputs(failed)
         clock = self.clock
+        if clock.on and not failed:
+            self._reductions.pass_ends()
         if not clock.entered and clock.on and self._lanes.grad.touched and (failed or not self._taps.see_gradients):
             self.enter_backward()
         self._in_backward = False
@@ -330,7 +366,7 @@ class Recorder:
 
     def fault(self, site: Site | str, error: Exception) -> None:
         """An error of ours at a tap: said once, counted, and training goes on."""
-        reason = self._faults.add(str(site), error)
+        reason = self._faults.add(site, error)
         if reason:
             self.note("fault", str(site), text=reason)
 
@@ -346,8 +382,13 @@ class Recorder:
             self.clock.settle()
         self._sink.flush()
 
-    def close(self, status: str = "finished") -> None:
-        """Take every hook away, hand over what is left, and close the sink. Calling it twice is harmless."""
+    def close(self, status: str = "finished", error: dict[str, Any] | None = None) -> None:
+        """Take every hook away, hand over what is left, and close the sink. Calling it twice is harmless.
+
+        Args:
+            status: how it ended.
+            error: by which exception, as :func:`retrograd.runs.ending.describe_exception` tells it.
+        """
         if self._closed:
             return
         self._closed = True
@@ -358,6 +399,7 @@ class Recorder:
         self.clock.close_all()
         self._optimizers.decide()
         self.clock.stop()
+        self._reductions.remove()
         self._taps.remove()
         show_hooks()
         for gradient in (*self._old_input_gradients, *self.input_gradients):
@@ -367,10 +409,23 @@ class Recorder:
         self.keeper.finish(self.clock.moment)
         evidence = self._evidence()
         self._sink.describe(not_recorded=list_omissions(evidence), faults=dict(self._faults.counts))
+        if error is not None:
+            self._tell_error(error)
         self._sink.close(status)
         unmatched = list_unmatched(evidence)
         if unmatched and status == "finished":  # else what has not come yet is no news
             say(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
+
+    def find_path(self, module: Any) -> str | None:
+        """The path of a recorded module; None for anything else."""
+        return next((wish.path for wish in self._wishes.modules if wish.module is module), None)
+
+    def _tell_error(self, error: dict[str, Any]) -> None:
+        if error["in_backward"] and error["module"] is None:
+            error = error | {"module": self._emitter.failed_at}
+        name = error["node"] or error["module"] or ""
+        self.note("error", name, text=f"{error['kind']}: {error['message']}")
+        self._sink.describe(error=error)
 
     def _evidence(self) -> Evidence:
         return Evidence(
@@ -379,7 +434,10 @@ class Recorder:
             kept=self.keeper.names,
             called=self._taps.called,
             unreadable=self._faults.unreadable,
-            uncopied=self._optimizers.tap.left_out,
+            uncopied=self._optimizers.tap.left_out | self._reductions.left_out,
+            alone={
+                str(each.site): each.exchange is not None for each in self._taps.parameters.values() if each.is_alone
+            },
         )
 
 

@@ -1,11 +1,12 @@
 """The rows of a recording: which site has which number, and whether anything was ever recorded of it.
 
-A sink is told of a module's second and further calls only when they have rows: until a backward pass has come nobody
-knows whether a call is one of them, or the first one of an evaluation. So its numbers may not be ours.
+A sink is told of a module's second and further calls only when they have rows or kept tensors: until a backward pass
+has come nobody knows whether a call is one of them, or the first one of an evaluation. So its numbers may not be ours.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from retrograd.history.sink import RowBatch, Sink
 from retrograd.recording.batches import rename_rows
+from retrograd.recording.holder import Source
 from retrograd.recording.lane import Lanes
 from retrograd.sites.site import Site
 from retrograd.statistics.row import ROW
@@ -32,6 +34,7 @@ class RowTable:
         self._numbers: dict[Site, int] = {}
         self._seen = np.zeros(0, dtype=bool)
         self._told: dict[int, int] = {}
+        self._kept: set[str] = set()
         self._is_translated = False
         self.sites: list[Site] = []
         self.names: list[str] = []
@@ -54,6 +57,15 @@ class RowTable:
                 if row not in self._told:
                     self._tell(row)
         return rename_rows(batch, self._told) if self._is_translated else batch
+
+    def name_kept(self, sources: Iterable[Source]) -> None:
+        """Tell the sink of sites of which tensors are kept, if it does not know them yet."""
+        for source in sources:
+            if source.name not in self._kept:
+                self._kept.add(source.name)
+                row = self.number(source.site)
+                if row not in self._told:
+                    self._tell(row)
 
     def _tell(self, row: int) -> None:
         self._is_translated |= row != len(self._told)

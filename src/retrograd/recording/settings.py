@@ -12,6 +12,7 @@ from retrograd.recording.keep import DEFAULT_BUDGET, Keep, as_keeps, parse_bytes
 from retrograd.recording.schedule import Schedule, as_schedule
 from retrograd.sites.pattern import Candidate, Pattern
 from retrograd.sites.selection import Selection
+from retrograd.sites.site import local_gradient
 from retrograd.statistics.custom import CustomStatistics, check_statistic
 from retrograd.statistics.custom import Statistic as CheckedStatistic
 from retrograd.statistics.row import EXPONENT_BIAS
@@ -59,6 +60,7 @@ class Settings:
         Raises:
             NoSuchSiteError: naming the nearest.
         """
+        candidates = [*candidates, *_list_local(candidates)]
         if self.statistics:
             self.selection.check(candidates)
         for keep in self.keeps:
@@ -93,6 +95,15 @@ class Settings:
             "histogram": {"recorded": self.histogram and self.statistics, "exponent_bias": EXPONENT_BIAS},
             "tensor_budget": self.tensor_budget,
         }
+
+
+def _list_local(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The parts of gradients that single processes find: recorded where they are named, and never by default."""
+    return [
+        Candidate(local_gradient(each.site.value), each.module)
+        for each in candidates
+        if each.site.quantity == "grad" and each.site.slot not in ("output", "input")
+    ]
 
 
 def _check_custom(given: Statistic) -> CheckedStatistic:

@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import torch
 
 from retrograd.hooks.engine import is_transformed
+from retrograd.hooks.sharding import is_sharded, local_part
 from retrograd.recording.keep import Keep
 from retrograd.recording.lane import Lane, Mode
+from retrograd.recording.placements import Placements
 from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.sites.site import Site
 from retrograd.statistics.slab import UnreadableTensorError
@@ -23,6 +25,7 @@ class StreamHost(Protocol):
     """What a stream needs of its recorder."""
 
     keeper: TensorKeeper
+    placements: Placements
 
     def fault(self, site: Site, error: Exception) -> None:
         """Told of an error at a tap; training goes on."""
@@ -56,6 +59,8 @@ class Stream:
     def bind(self, tensor: torch.Tensor) -> Observe:
         """The slab's method for tensors like this one, remembered in ``observe``."""
         self.observe = self._lane.slab(tensor.device).observe
+        if is_sharded(tensor):
+            self._host.placements.see_spread(self.site, tensor)
         return self.observe
 
     def copy_from_now_on(self) -> None:
@@ -71,6 +76,8 @@ class Stream:
 
     def see_more(self, tensor: torch.Tensor) -> None:
         """Take in a tensor for everything but the built-in statistics."""
+        if type(tensor) is not torch.Tensor and is_sharded(tensor):
+            tensor = local_part(tensor.detach())
         if self.custom is not None:
             try:
                 self.custom.observe(tensor, self.row)

@@ -12,8 +12,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
-from retrograd.hooks.candidates import NamedModule, parameter_site
+from retrograd.hooks.candidates import NamedModule
 from retrograd.hooks.module import CallTap, InputWatcher, unwatch_forward, watch_forward
+from retrograd.hooks.module_paths import parameter_site
+from retrograd.hooks.placement import is_distributed
 from retrograd.recording.argument_watch import ArgumentHost, ArgumentWatch
 from retrograd.recording.keep import find_keep
 from retrograd.recording.lane import Lane, Lanes, Mode
@@ -25,11 +27,14 @@ from retrograd.recording.row_table import RowTable
 from retrograd.recording.settings import Settings
 from retrograd.recording.stream import NO_ROW, Stream, StreamHost
 from retrograd.sites.pattern import Candidate
-from retrograd.sites.site import WATCH, Site
+from retrograd.sites.site import LOCAL, WATCH, Site, local_gradient
 
 
 class TapHost(ArgumentHost, StreamHost, Protocol):
     """A recorder as its taps see it."""
+
+    def parameter_watched(self, watch: ParameterWatch) -> None:
+        """A parameter is recorded from now on."""
 
 
 class Taps:
@@ -153,17 +158,24 @@ class Taps:
         trains = _trains(parameter)
         watch = ParameterWatch(
             self._host,
+            site,
             parameter,
             partial(_forget, self.parameters, id(parameter)),
             value=self._make_stream(lane, module, site, copy=True),
             gradient=self._make_stream(lane, module, site.grad, copy=True) if trains else None,
+            local=self._make_local(lane, module, site) if trains else None,
             update=self._make_stream(lane, module, site.update) if trains else None,
         )
         if not trains:
             self._frozen.append((site, weakref.ref(module), WeakIdRef(parameter)))
-        if watch.value or watch.gradient or watch.update:
+        if watch.value or watch.gradient or watch.local or watch.update:
             self.parameters[id(parameter)] = watch
             self.see_gradients |= watch.gradient is not None
+            self._host.parameter_watched(watch)
+
+    def _make_local(self, lane: Lane, module: nn.Module, parameter: Site) -> Stream | None:
+        is_named = self._settings.names(LOCAL) and is_distributed()
+        return self._make_stream(lane, module, local_gradient(parameter), copy=True) if is_named else None
 
     def _may_reach(self, entry: NamedModule, slot: str) -> bool:
         return any(self._settings.may_reach(each) for each in entry.candidates() if each.site.slot == slot)
@@ -179,8 +191,7 @@ class Taps:
         keep = find_keep(self._settings.keeps, candidate)
         if not has_row and keep is None:
             return None
-        row = self._rows.number(site)  # also where tensors alone are kept: by it the record knows the name
-        return Stream(lane, site, row if has_row else NO_ROW, keep, copy=copy, host=self._host)
+        return Stream(lane, site, self._rows.number(site) if has_row else NO_ROW, keep, copy=copy, host=self._host)
 
 
 def _forget(parameters: dict[int, ParameterWatch], number: int, _: object) -> None:

@@ -8,10 +8,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import Optimizer
 
+from retrograd.hooks.sharding import local_part
 from retrograd.recording.lane import Lane
 from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.stream import Stream
 from retrograd.sites.site import Site
+
+Fault = Callable[[Site, Exception], None]
 
 COPY_LIMIT = 1024**3
 """Bytes of weights that are copied at most while an optimizer steps: 1 GiB. Parameters beyond it are left out."""
@@ -25,7 +28,7 @@ class UpdateTap:
         self._copies: WeakKeyDictionary[Optimizer, list[tuple[ParameterWatch, torch.Tensor]]] = WeakKeyDictionary()
         self.left_out: set[str] = set()
 
-    def begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch]) -> None:
+    def begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch], fault: Fault) -> None:
         """An update begins: record values and copy those weights whose update is wanted."""
         self._lane.touched = True
         copies: list[tuple[ParameterWatch, torch.Tensor]] = []
@@ -34,9 +37,12 @@ class UpdateTap:
             parameter = watch.parameter
             if parameter is None:
                 continue
-            parameter = parameter.detach()
+            parameter = local_part(parameter.detach())
             if watch.value is not None:
-                watch.value.see(parameter)
+                try:
+                    watch.value.see(parameter)
+                except Exception as error:
+                    fault(watch.value.site, error)
             if watch.update is None:
                 continue
             size += parameter.nbytes
@@ -46,14 +52,14 @@ class UpdateTap:
                 copies.append((watch, parameter.clone()))
         self._copies[optimizer] = copies
 
-    def end(self, optimizer: Optimizer, fault: Callable[[Site, Exception], None]) -> None:
+    def end(self, optimizer: Optimizer, fault: Fault) -> None:
         """The update has been made: measure it."""
         for watch, before in self._copies.pop(optimizer, ()):
             update: Stream = watch.update  # type: ignore[assignment]
             parameter = watch.parameter
             try:
                 if parameter is not None:
-                    update.see_update(parameter.detach(), before)
+                    update.see_update(local_part(parameter.detach()), before)
             except Exception as error:
                 fault(update.site, error)
 

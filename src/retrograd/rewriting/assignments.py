@@ -30,7 +30,8 @@ class Assignment:
         if isinstance(pattern, type) or (isinstance(pattern, str) and not _names_a_slot(pattern)):
             raise PatternError(
                 f"{describe_pattern(pattern)} does not say what of a module is to be rewritten.",
-                repair="name a slot: 'blocks.*:output', 'blocks.*:output.grad', 'fc:weight.grad', 'watch/logits'.",
+                repair="name a slot, 'blocks.*:output.grad', 'fc:weight.grad', 'watch/logits', or all of a kind, "
+                "'*:parameters.grad', 'blocks.*:outputs'.",
             )
         self.pattern = pattern
         self.selection = Selection(pattern)
@@ -75,7 +76,7 @@ class Assignments:
             if wanted and all(candidate.site.quantity == "update" for candidate in wanted):
                 raise CannotRewriteError(
                     f"{describe_pattern(each.pattern)} is what an optimizer adds, which no rule can change.",
-                    repair="set the rule on the parameter's gradient (…:weight.grad).",
+                    repair="set the rule on the gradient: 'fc:weight.grad', or of all parameters, '*:parameters.grad'.",
                 )
 
     @property

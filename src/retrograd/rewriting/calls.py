@@ -45,6 +45,7 @@ class _Here(threading.local):
     def __init__(self) -> None:
         self.serial = -1
         self.count = 0
+        self.trained = (-1, 0)
         self.only: Call | None = None
 
 
@@ -70,11 +71,17 @@ class Calls:
         here = self._here
         serial = self._clock.serial
         if here.serial != serial:
-            here.serial = serial
-            here.count = 0
+            self._turn(here, serial)
         here.count += 1
         here.only = self._only = None
         return here.count
+
+    def _turn(self, here: _Here, serial: int) -> None:
+        """Count anew, or go on with a training that an evaluation has interrupted."""
+        if here.serial == self._clock.trained:
+            here.trained = here.serial, here.count
+        here.count = here.trained[1] if here.trained[0] == serial else 0
+        here.serial = serial
 
     def note(self, number: int) -> Call:
         """Remember the call of this number, for the case that a checkpointed part computes it again."""

@@ -29,6 +29,7 @@ class _Here(threading.local):
         self.in_backward = False
         self.depth = 0
         self.serial = 0
+        self.trained = 0
         self.ends = -1
 
 
@@ -64,9 +65,14 @@ class Clock:
         """Another number whenever the calls of modules are counted anew.
 
         That is with the first forward after a backward pass or an update, and with each one in eval mode or without
-        grad; for each thread by itself.
+        grad; for each thread by itself. Such a forward in between leaves the count of training as it was.
         """
         return self._here.serial
+
+    @property
+    def trained(self) -> int:
+        """What it was in the last forward that trained."""
+        return self._here.trained
 
     @property
     def is_outside(self) -> bool:
@@ -94,9 +100,13 @@ class Clock:
         here.depth += 1
         if here.guard.count > FREE_DEPTH and not _continues_a_graph((args, kwargs)):
             here.guard.part()
-        if here.ends != self._ends or not (module.training and grad_enabled()):
-            here.ends = self._ends
+        if not (module.training and grad_enabled()):
             here.serial = next(self._serials)
+        elif here.ends != self._ends:
+            here.ends = self._ends
+            here.serial = here.trained = next(self._serials)
+        else:
+            here.serial = here.trained
 
     def after_call(self, module: nn.Module, output: Any) -> None:
         """That call has ended."""

@@ -13,9 +13,10 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import CannotRewriteError, RetrogradWarning, RewriteError
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
-from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, parameter_site, walk_modules
+from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, walk_modules
 from retrograd.hooks.hiding import hide_hooks, show_hooks
 from retrograd.hooks.module import CallTap, InputTap, OutputTap, is_compiled
+from retrograd.hooks.module_paths import parameter_site
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.hooks.processes import own_rank
 from retrograd.hooks.rewriters import announce_rewriter, withdraw_rewriter

@@ -38,7 +38,7 @@ def rehearse(
     Args:
         rule: a rule, or a function ``(value, state) -> tensor``.
         record: a history, or what has one: a run, a recording.
-        sites: names or globs, as in ``"*.grad"``.
+        sites: names or patterns, as in ``"*:parameters.grad"``.
         together: take all sites as one vector, as a rule on an optimizer does: one norm and one factor a step.
 
     Returns:

@@ -28,7 +28,8 @@ while training goes on. This page describes format {format}.
   writing the merged one and removing it.
 - A process writes every two seconds. Killed at any moment, it loses what it has recorded since; a power cut may
   take more, for files are not forced to the disk one by one.
-- There is no column for the rank: the folder tells it.
+- There is no column for the rank: the folder tells it. What ranks hold the same of is to be counted once: see
+  [`placements.json`](#placementsjson).
 
 ## Statistics
 
@@ -94,6 +95,24 @@ A tensor that training changed in place before it was written is not stored; an 
 
 `format`, `versions`, `command`, `seed`, `git` (`commit`, `dirty`), `host`, `platform`, `pid`, `started`, `sites`,
 and what the recorder tells, such as `model` and `selection`. `resumed` lists the facts of each later session.
+
+## placements.json
+
+There is one where several processes know of each other. `sites` tells for each site, by its name in this rank's
+files, what the process holds:
+
+- `holds`: `copy`, the same as other ranks; `shard`, a part of a tensor of which others hold the rest; `summand`, its
+  addend of a sum that nobody has formed; `own`, something of its own, as of other data.
+- `ranks`: the ranks that hold the very same elements, itself among them. Rows of one site and moment from ranks that
+  are joined by such lists are copies: take those of one rank, unless they are summands.
+- `placements`: torch's words for a `DTensor`: its placements, and the shape of its mesh.
+
+`stages` tells, by the name of a model (empty for a single one), which stage of a pipeline it is. The names of its
+sites are the stage's own; in the history of all ranks they begin with `stage1.`, and the stage itself is
+`stage1:output`.
+
+A folder without this file is of one process, or of a version that did not write it: then nothing is known, and every
+rank's rows add up.
 
 ## rank.json
 

@@ -34,6 +34,7 @@ MOST_HISTOGRAMS = 100
 
 _MOMENT = ("rank", "step", "micro", "backward")
 _ROWS_AT_ONCE = 1 << 17
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def export(run: Run, to: str, path: str | os.PathLike[str] | None = None) -> Path:
@@ -57,10 +58,12 @@ def export(run: Run, to: str, path: str | os.PathLike[str] | None = None) -> Pat
 def export_csv(run: Run, path: str | os.PathLike[str]) -> Path:
     """Write all rows as CSV: a line is one site at one moment on one rank, with every statistic.
 
+    A site that begins as a formula of a spreadsheet does (``=``, ``+``, ``-``, ``@``) has a quote before it.
+
     Returns:
         Where it was written.
     """
-    rows, sites = run.history.rows, pa.array(run.history.sites, pa.string())
+    rows, sites = run.history.rows, pa.array(map(_defuse, run.history.site_names), pa.string())
     schema = _build_lines(rows, sites, slice(0)).schema
     with write_file(path) as file, pyarrow.csv.CSVWriter(file, schema) as writer:
         for start in range(0, rows.count, _ROWS_AT_ONCE):
@@ -94,6 +97,11 @@ def export_tensorboard(run: Run, path: str | os.PathLike[str]) -> Path:
                 _add_scalars(writer, f"{statistic}/{site}", series.steps, series.statistic(statistic))
             _add_histograms(writer, f"exponents/{site}", series)
     return Path(path)
+
+
+def _defuse(name: str) -> str:
+    """A name that a spreadsheet would run as a formula gets a quote before it."""
+    return f"'{name}" if name.startswith(_FORMULA) else name
 
 
 def _build_lines(rows: Rows, sites: pa.Array, index: slice) -> pa.Table:

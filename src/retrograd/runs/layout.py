@@ -22,6 +22,7 @@ EVENTS = "events"
 TENSORS = "tensors"
 RING = "ring.bin"
 INVENTORY = "inventory.parquet"
+PLACEMENTS = "placements.json"
 
 _PART = re.compile(r"part-(?P<first>\d{8,})-(?P<last>\d{8,})\.parquet")
 _SHARD = re.compile(r"shard-(?P<number>\d{8,})\.safetensors")
@@ -39,6 +40,7 @@ class Place:
 PLACES: tuple[Place, ...] = (
     Place(MANIFEST, "what was run: versions, command, git commit, seed, model, sites; written by rank 0"),
     Place(f"rank00000/{RANK_FILE}", "how this process fares: status, first and last step, what was lost"),
+    Place(f"rank00000/{PLACEMENTS}", "what this process holds at each site, and which others hold the same"),
     Place(f"rank00000/{STATISTICS}/part-00000000-00000000.parquet", "rows of statistics"),
     Place(f"rank00000/{EVENTS}/part-00000000-00000000.parquet", "losses, updates, what rules have changed, faults"),
     Place(f"rank00000/{TENSORS}/shard-00000000.safetensors", "tensors that were asked for, several a file"),

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from retrograd.errors import DamagedRunError
+from retrograd.files import remove_abandoned
 from retrograd.runs.files import read_json, write_json
 from retrograd.runs.layout import FORMAT
 
@@ -89,6 +90,7 @@ class Manifest:
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
         self.path = path
+        remove_abandoned(path.parent, path.name)
         self._session = gather_facts()
         self._content = self._session
         if resume and path.exists():

@@ -30,6 +30,11 @@ class Lost:
             self.rows + other.rows, self.events + other.events, self.tensors + other.tensors, self.files + other.files
         )
 
+    def tell(self) -> dict[str, int]:
+        """The numbers by name, as files have them."""
+        told = {"rows": self.rows, "events": self.events, "tensors": self.tensors}
+        return told | ({"files": self.files} if self.files else {})
+
     def __str__(self) -> str:
         files = f", and {self.files} files" if self.files else ""
         return f"{self.rows:,} rows, {self.events:,} events and {self.tensors:,} tensors{files}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, BinaryIO
 
-from retrograd.files import make_storable, write_whole
+import numpy as np
+
+from retrograd.files import make_storable, remove_unfinished, write_whole
 from retrograd.history.columns import decode_batches
 from retrograd.history.events import build_event_table
 from retrograd.history.names import SiteNames
@@ -19,6 +21,7 @@ from retrograd.runs.compaction import compact
 from retrograd.runs.files import write_json
 from retrograd.runs.layout import EVENTS, RANK_FILE, STATISTICS, TENSORS
 from retrograd.runs.parts import PartFolder
+from retrograd.runs.placements import write_placements
 from retrograd.runs.queue import Lost
 from retrograd.runs.ranks import RankClaim
 from retrograd.runs.tensors import ShardFolder
@@ -37,6 +40,7 @@ class RankFolder:
     Attributes:
         next_step: one more than the last step that is recorded, at the start.
         names: the sites.
+        error: the exception that ended the process, as :mod:`retrograd.runs.ending` tells it; None for none.
 
     Raises:
         DamagedRunError: a file of the run to continue cannot be read.
@@ -55,7 +59,12 @@ class RankFolder:
         self._claim = claim
         self._began = time.time()
         self.names = SiteNames()
+        self._placements: Mapping[str, Any] = {}
+        self._is_placed = True
+        self._recorded: set[str] = set()
+        self.error: dict[str, Any] | None = None
         folder = claim.folder
+        remove_unfinished(folder)
         self._statistics = PartFolder(folder / STATISTICS)
         self._events = PartFolder(folder / EVENTS)
         self.shards = ShardFolder(folder / TENSORS, tensor_budget, count_added, max_waiting)
@@ -68,6 +77,11 @@ class RankFolder:
         self._span = self._statistics.find_step_limits()
         recorded = self._span or self._events.find_step_limits()  # a recording without statistics has its losses
         self.next_step = recorded[1] + 1 if recorded else 0
+
+    @property
+    def recorded(self) -> list[str]:
+        """The sites of which this session has written something, in the order in which they were named."""
+        return [name for name in self.names.written if name in self._recorded]
 
     def settle(self) -> bool:
         """Move to the folder of the rank as it is known by now; what somebody has removed is made again.
@@ -83,6 +97,8 @@ class RankFolder:
         is_new |= self._statistics.settle(self._claim.folder / STATISTICS)
         is_new |= self._events.settle(self._claim.folder / EVENTS)
         self.shards.folder = self._claim.folder / TENSORS
+        if is_new and self._placements:
+            self._is_placed = False
         return is_new
 
     def write_rows(self, batches: Sequence[RowBatch]) -> None:
@@ -91,10 +107,22 @@ class RankFolder:
         if not len(columns["step"]):
             return
         columns["site"] = self.names.codes[columns["site"]]
-        self._statistics.add(build_table(columns, self.names.written))
+        written = self.names.written
+        self._statistics.add(build_table(columns, written))
+        self._recorded.update(written[code] for code in np.unique(columns["site"]))
         self._rows += len(columns["step"])
         steps = [int(columns["step"].min()), int(columns["step"].max()), *(self._span or ())]
         self._span = min(steps), max(steps)
+
+    def write_placements(self) -> None:
+        """Write what this process holds at its sites, if that is new."""
+        if not self._is_placed:
+            write_placements(self._claim.folder, self._placements)
+            self._is_placed = True
+
+    def place(self, told: Mapping[str, Any]) -> None:
+        """Write this with the next rows, as what this process holds at its sites."""
+        self._placements, self._is_placed = told, False
 
     def write_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:
         """Write a file of another kind."""
@@ -105,6 +133,7 @@ class RankFolder:
         """Copy tensors before training changes them."""
         for kept in tensors:
             self.shards.copy(kept)
+            self._recorded.add(kept.site)
 
     def take_news(self) -> list[Event]:
         """What befell tensors since this was last asked."""
@@ -135,8 +164,9 @@ class RankFolder:
             "last_step": self._span and self._span[1],
             "rows": self._rows,
             "events": dict(self._event_counts),
+            "error": self.error,
             "tensor_bytes": self.shards.bytes,
             "tensors_dropped": self.shards.dropped,
-            "lost": {name: count for name, count in asdict(lost).items() if count or name != "files"},
+            "lost": lost.tell(),
         }
         write_json(self._claim.folder / RANK_FILE, content)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from retrograd.runs.layout import (
 from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
 from retrograd.runs.parts import read_part
+from retrograd.runs.placements import Placements, find_copies, read_placements
 from retrograd.runs.stored_rows import StoredRows
 from retrograd.runs.stored_tensors import StoredTensors
 
@@ -44,6 +46,7 @@ class Rank:
         folder: where it writes.
         status: ``running``, ``finished``, ``failed``, or ``stopped`` when it died without a word.
         facts: all of its ``rank.json``.
+        placements: what it holds at each site, and which ranks hold the same; empty where that is not known.
         is_extra: it found its rank taken; what it recorded is no part of the run's history.
     """
 
@@ -51,6 +54,7 @@ class Rank:
     folder: Path
     status: str
     facts: dict[str, Any]
+    placements: Placements = field(default_factory=Placements)
     is_extra: bool = False
 
 
@@ -77,7 +81,7 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.history = History()
-        self._parts: dict[tuple[Path, int, int], StoredRows] = {}
+        self._parts: dict[tuple[Path, int, int, int], StoredRows] = {}
         self._names = SiteNames()
         self.refresh()
 
@@ -113,28 +117,40 @@ class Run:
         self.ranks = [_load_rank(folder) for folder in folders]
         of_history = folders if len(folders) == 1 else [folder for folder in folders if not is_extra(folder.name)]
         ranks = {parse_rank(folder.name) or 0: folder for folder in of_history}
-        self._open_parts(ranks)
+        placements = {rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history}
+        self._open_parts(ranks, placements)
         events = [
-            read_part(path, EVENT_SCHEMA.names).cast(EVENT_SCHEMA)
-            for folder in ranks.values()
+            _rename_events(read_part(path, EVENT_SCHEMA.names).cast(EVENT_SCHEMA), placements[rank])
+            for rank, folder in ranks.items()
             for _, path in list_parts(folder / EVENTS)
         ]
         table = pa.concat_tables([EVENT_SCHEMA.empty_table(), *events]).unify_dictionaries()
-        tensors = StoredTensors({rank: folder / TENSORS for rank, folder in ranks.items()}, lambda: self.history.events)
+        shards = {rank: folder / TENSORS for rank, folder in ranks.items()}
+        tensors = StoredTensors(shards, placements, lambda: self.history.events)
         self.history.manifest = {**self.manifest, "status": self.status}  # first: it says how statistics merge
-        self.history.load(self._names, list(self._parts.values()), table, tensors.find)
+        copies = find_copies(placements, self._names.code_of)
+        self.history.load(self._names, list(self._parts.values()), table, tensors.find, copies)
 
-    def _open_parts(self, ranks: dict[int, Path]) -> None:
+    def _open_parts(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> None:
         """Open part files that are new, and let go of those that are gone."""
-        for name in self.manifest.get("sites", ()):
-            self._names.code_of.setdefault(name, len(self._names))
+        for name in self.manifest.get("sites", ()) if 0 in placements else ():
+            self._names.code_of.setdefault(placements[0].rename(name), len(self._names))
         opened = {}
         for rank, folder in ranks.items():
             for _, path in list_parts(folder / STATISTICS):
                 found = path.stat()
-                key = (path, found.st_ino, found.st_size)
-                opened[key] = self._parts.get(key) or StoredRows(path, self._names, rank)
+                key = (path, found.st_ino, found.st_size, len(placements[rank].stages))
+                opened[key] = self._parts.get(key) or StoredRows(path, self._names, rank, placements[rank].rename)
         self._parts = opened
+
+
+def _rename_events(events: pa.Table, placements: Placements) -> pa.Table:
+    """Events by the names that sites have in the history."""
+    if not placements.stages:
+        return events
+    names = [placements.rename(name) if ":" in name else name for name in events["name"].to_pylist()]
+    column = pa.array(names, pa.string()).cast(EVENT_SCHEMA.field("name").type)
+    return events.set_column(EVENT_SCHEMA.get_field_index("name"), EVENT_SCHEMA.field("name"), column)
 
 
 def _find_rank_folders(path: Path) -> list[Path]:
@@ -170,4 +186,4 @@ def _load_rank(folder: Path) -> Rank:
     status = str(facts.get("status", "running"))
     if status == "running" and not is_locked(folder / LOCK):
         status = "stopped"
-    return Rank(parse_rank(folder.name) or 0, folder, status, facts, is_extra(folder.name))
+    return Rank(parse_rank(folder.name) or 0, folder, status, facts, read_placements(folder), is_extra(folder.name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,14 @@ class StoredRows(Mapping[str, npt.NDArray[Any]]):
         path: the file.
         names: the sites, to which those of this file are added.
         rank: the rank it is from.
+        rename: the name in ``names`` of a site of this file.
 
     Raises:
         DamagedRunError: it cannot be read; the columns themselves raise it too.
         FileNotFoundError: it has been merged into another one meanwhile.
     """
 
-    def __init__(self, path: Path, names: SiteNames, rank: int) -> None:
+    def __init__(self, path: Path, names: SiteNames, rank: int, rename: Callable[[str], str]) -> None:
         self.path = path
         self._file = open_part(path)
         self._lock = threading.Lock()
@@ -50,7 +51,7 @@ class StoredRows(Mapping[str, npt.NDArray[Any]]):
             if missing:
                 raise ValueError(f"it lacks the columns {', '.join(sorted(missing))}")
             self._stretches: npt.NDArray[Any] | None = None
-            self._sites = read_codes(self._file.read(columns=["site"])["site"], names.code_of)
+            self._sites = read_codes(self._file.read(columns=["site"])["site"], names.code_of, rename)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         if name == "site":

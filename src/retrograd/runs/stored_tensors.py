@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from retrograd.errors import DamagedRunError
 from retrograd.history.kept import Kept, unscale
 from retrograd.history.sink import Event
 from retrograd.runs.layout import list_shards
+from retrograd.runs.placements import Placements
 from retrograd.runs.shards import list_tensors, parse_name, read_tensor
 
 
@@ -23,10 +24,17 @@ class StoredTensors:
 
     Args:
         folders: where the shards are, by rank.
+        placements: by rank, what it holds, and so the names of its sites in the history.
         list_events: all events; those that report an overwritten tensor stand for it.
     """
 
-    def __init__(self, folders: dict[int, Path], list_events: Callable[[], Sequence[Event]]) -> None:
+    def __init__(
+        self,
+        folders: Mapping[int, Path],
+        placements: Mapping[int, Placements],
+        list_events: Callable[[], Sequence[Event]],
+    ) -> None:
+        self._placements = placements
         self._folders = folders
         self._list_events = list_events
         self._of_site: dict[str, list[Kept]] | None = None
@@ -42,7 +50,7 @@ class StoredTensors:
         return self._of_site.get(site, [])
 
     def _index(self) -> dict[str, list[Kept]]:
-        listed = [kept for rank, folder in self._folders.items() for kept in _list_folder(folder, rank)]
+        listed = [kept for rank, folder in self._folders.items() for kept in self._list_folder(folder, rank)]
         overwritten = (event for event in self._list_events() if event.kind == "overwritten")
         listed += [Kept(event.moment, event.name, lambda: None) for event in overwritten]
         index: dict[str, list[Kept]] = {}
@@ -50,13 +58,13 @@ class StoredTensors:
             index.setdefault(kept.site, []).append(kept)
         return index
 
-
-def _list_folder(folder: Path, rank: int) -> Iterator[Kept]:
-    for _, path in list_shards(folder):
-        with _explain_damage(path):
-            named = [(parse_name(name), name, note) for name, note in list_tensors(path).items()]
-        for (moment, site), name, note in named:
-            yield Kept(moment, site, partial(_load, path, name, note), rank)
+    def _list_folder(self, folder: Path, rank: int) -> Iterator[Kept]:
+        rename = self._placements[rank].rename
+        for _, path in list_shards(folder):
+            with _explain_damage(path):
+                named = [(parse_name(name), name, note) for name, note in list_tensors(path).items()]
+            for (moment, site), name, note in named:
+                yield Kept(moment, rename(site), partial(_load, path, name, note), rank)
 
 
 def _load(path: Path, name: str, note: dict[str, Any]) -> torch.Tensor:

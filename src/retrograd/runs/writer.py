@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +20,7 @@ from retrograd.errors import RunExistsError, RunWriteError
 from retrograd.files import make_storable
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.runs.complaints import Complaints
+from retrograd.runs.ending import describe_exception, find_exception
 from retrograd.runs.forks import outlive_forks
 from retrograd.runs.layout import MANIFEST
 from retrograd.runs.manifest import Manifest
@@ -111,7 +110,10 @@ class RunWriter:
     # ---- the sink: called by the training thread ----
 
     def describe(self, **facts: Any) -> None:
-        """Add facts to the manifest."""
+        """Add facts to the manifest; ``placements`` and ``error``, which are of this process, to its rank's record."""
+        if "placements" in facts:
+            self._folder.place(facts.pop("placements"))
+        self._folder.error = facts.pop("error", self._folder.error)
         self._manifest.describe(facts)
 
     def add_sites(self, names: Sequence[str]) -> None:
@@ -217,6 +219,7 @@ class RunWriter:
     def _write_load(self, load: Load, *, is_paused: bool) -> tuple[Load, bool]:
         """Write each kind by itself; returns what has to wait, and whether all else is written."""
         left = Load()
+        is_placed = self._attempt(self._folder.write_placements)  # before the rows that they speak of
         lost = Lost(rows=sum(map(count_rows, load.batches)))
         if load.batches and not self._attempt(partial(self._folder.write_rows, load.batches), lost):
             left.batches = load.batches
@@ -225,7 +228,7 @@ class RunWriter:
         lost = Lost(events=len(load.events))
         if load.events and not self._attempt(partial(self._folder.write_events, load.events), lost):
             left.events = load.events
-        return left, is_done & self._write_files() and not left
+        return left, is_placed & is_done & self._write_files() and not left
 
     def _write_files(self) -> bool:
         for name, write in list(self._files.items()):
@@ -248,9 +251,9 @@ class RunWriter:
 
     def _write_manifest(self) -> None:
         if self._claim.rank == 0 and not self._claim.is_extra:
-            self._manifest.add_sites(self._folder.names.written)
+            self._manifest.add_sites(self._folder.recorded)
             if self.lost:
-                self._manifest.describe({"lost": asdict(self.lost)})
+                self._manifest.describe({"lost": self.lost.tell()})
             self._manifest.write()
 
     def _attempt(self, write: Callable[[], None], lost: Lost | None = None) -> bool:
@@ -289,4 +292,7 @@ class RunWriter:
         self._claim.release()
 
     def _close_at_exit(self) -> None:
-        self.close("finished" if getattr(sys, "last_value", None) is None else "failed")
+        error = find_exception()
+        if error is not None:
+            self.describe(error=describe_exception(error))
+        self.close("finished" if error is None else "failed")

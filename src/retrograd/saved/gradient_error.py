@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.errors import SavedTensorError
+from retrograd.hooks.module_paths import walk_parameters
 from retrograd.saved.keep import Keep
 from retrograd.saved.keeping import Policies, keep_saved
 from retrograd.saved.losses import check_loss, check_loss_function
@@ -54,7 +55,8 @@ def measure_gradient_error(model: nn.Module, policy: Policies, loss: Callable[[]
 
 
 def _gradients(model: nn.Module, policy: Policies, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names = {parameter: name for name, parameter in reversed(list(walk_parameters([("", model)])))}
+    trained = {names[parameter]: parameter for parameter in model.parameters() if parameter.requires_grad}
     with everything_restored(model), keep_saved(model, policy):
         value = loss()
         check_loss(value)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from retrograd.files import make_all_storable
 from retrograd.graph.node import Line
 from retrograd.graph.origins import Origin, Origins
 from retrograd.hooks.operation_clock import OperationClock
@@ -61,7 +62,7 @@ def make_table(watch: SavedWatch, origins: Origins, clock: OperationClock | None
             for name, append in filled:
                 append(row.get(name))
     _attribute_memory(columns)
-    return pa.Table.from_pydict(columns, schema=SCHEMA)
+    return pa.Table.from_pydict({name: make_all_storable(column) for name, column in columns.items()}, schema=SCHEMA)
 
 
 def _tell_times(origins: Origins, clock: OperationClock | None, thread: int) -> Iterator[tuple[int, int, int]]:

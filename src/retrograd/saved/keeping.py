@@ -25,7 +25,7 @@ from retrograd.saved.policy import Policy, check_policy
 from retrograd.saved.recompute import Recompute
 from retrograd.saved.residents import Residents
 from retrograd.saved.sizes import Budget
-from retrograd.sites.pattern import Candidate, Pattern, compile_pattern, describe_pattern
+from retrograd.sites.pattern import Candidate, Pattern, asks_for_call, compile_pattern, describe_pattern
 from retrograd.sites.selection import Selection
 from retrograd.sites.site import ROOT, Site
 
@@ -206,6 +206,13 @@ def _choose(entries: list[NamedModule], policy: Policies) -> list[tuple[NamedMod
     tests = [(pattern, compile_pattern(pattern), check_policy(chosen)) for pattern, chosen in rules.items()]
     if not tests:
         raise SavedPolicyError("There is no policy in {}.", repair="give at least one pattern and its policy.")
+    by_call = next((pattern for pattern in rules if asks_for_call(pattern)), None)
+    if by_call is not None:
+        raise SavedPolicyError(
+            f"{describe_pattern(by_call)} asks for single calls of modules.",
+            repair="name the modules: 'blocks.*'.",
+            reason="a policy is for all that a module saves, in every call.",
+        )
     candidates = {entry.path: Candidate(Site(entry.path, ("output",)), entry.module) for entry in entries}
     Selection(list(rules)).check(list(candidates.values()))
     chosen, used = [], set()

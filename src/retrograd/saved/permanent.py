@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -10,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from retrograd.hooks.module_paths import walk_buffers, walk_parameters
 from retrograd.hooks.saved_reading import key_of, storages_of
-
-_WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
 class Permanent(NamedTuple):
@@ -28,12 +26,11 @@ class PermanentMemory:
 
     def __init__(self, models: Iterable[tuple[str, nn.Module]]) -> None:
         self._known: dict[int, Permanent] = {}
-        for prefix, model in models:
-            dot = f"{prefix}." if prefix else ""
-            for name, parameter in model.named_parameters(remove_duplicate=False):
-                self._add("parameter", _WRAPPERS.sub("", dot + name), parameter)
-            for name, buffer in model.named_buffers(remove_duplicate=False):
-                self._add("buffer", _WRAPPERS.sub("", dot + name), buffer)
+        named = list(models)
+        for name, parameter in walk_parameters(named):
+            self._add("parameter", name, parameter)
+        for name, buffer in walk_buffers(named):
+            self._add("buffer", name, buffer)
 
     def add_leaf(self, leaf: Tensor) -> None:
         """A tensor that gets a gradient, and is no input of a model: it is trained."""

@@ -22,7 +22,7 @@ Layout = tuple[list[int], list[int]]
 def take_sample(tensor: Tensor) -> Sample | None:
     """Some elements of a plain tensor; None where there are none, or where the device cannot be asked.
 
-    Of a tensor on a CUDA device it is a vector in float64 there, which is not waited for. Else numbers: to compare
+    Of a tensor on a CUDA device it is a vector in float64 there, which is not waited for. Else numbers, for to compare
     these takes a tenth of the time.
     """
     device = tensor.device.type
@@ -82,10 +82,10 @@ def numbers_are_apart(first: list[Any], second: list[Any], tolerance: float) -> 
     if first == second:
         return False
     with plain_torch():
-        before, after = (torch.tensor(each, device="cpu").flatten() for each in (first, second))
-        if not before.is_complex():
-            before, after = before.double(), after.double()
-        return bool(are_apart(before, after, tolerance))
+        one, other = (torch.tensor(each, device="cpu").flatten() for each in (first, second))
+        if not one.is_complex():
+            one, other = one.double(), other.double()
+        return bool(are_apart(one, other, tolerance))
 
 
 def are_apart(first: Tensor, second: Tensor, tolerance: float) -> Tensor:

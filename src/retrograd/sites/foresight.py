@@ -53,7 +53,10 @@ def _may_glob_later(glob: str, sites: Sequence[Site]) -> bool:
     if not call and (not slot or deeper in ("", "grad")):
         return False
     in_path, in_slot = translate_glob(path), translate_glob(slot or "output")
-    return any(in_path(site.path) and in_slot(site.slot) for site in sites)
+    return any(
+        in_path(site.path) and in_slot(site.slot) and (site.slot in _RUN_SLOTS or deeper not in ("grad", "update"))
+        for site in sites
+    )
 
 
 def _guess_names(site: Site, words: Sequence[str], by_call: bool) -> Iterator[str]:

@@ -65,7 +65,7 @@ def compile_pattern(pattern: Pattern) -> Test:
             raise PatternError("An empty pattern selects no site.", repair="use '*' for every site.")
         return _compile_glob(pattern)
     if isinstance(pattern, re.Pattern):
-        name = name_for("#" in pattern.pattern)
+        name = name_for(asks_for_call(pattern))
         return lambda candidate: pattern.search(name(candidate.site)) is not None
     if isinstance(pattern, type):
         return lambda candidate: isinstance(candidate.module, pattern) and candidate.is_default
@@ -93,6 +93,14 @@ def as_regex(pattern: Pattern) -> re.Pattern[str] | None:
         raise PatternError(
             f"{pattern[3:]!r} is no regular expression: {error}.", repair="mend the expression."
         ) from None
+
+
+def asks_for_call(pattern: Pattern) -> bool:
+    """Whether a pattern says which calls of modules it means."""
+    regex = as_regex(pattern)
+    if regex is not None:
+        return "#" in regex.pattern
+    return isinstance(pattern, str) and says_call(pattern)
 
 
 def name_for(by_call: bool) -> Callable[[Site], str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from retrograd.errors import NoSuchSiteError, PatternError
 from retrograd.sites.foresight import may_match_later
+from retrograd.sites.glob import translate_glob
 from retrograd.sites.pattern import Candidate, Pattern, compile_pattern, describe_pattern
 from retrograd.sites.site import WATCH
 
@@ -34,9 +36,12 @@ class Selection:
         """Whether this site is selected."""
         return any(test(candidate) for test in self._tests) and not any(test(candidate) for test in self._excluded)
 
-    def may_reach(self, candidate: Candidate) -> bool:
+    def may_reach(self, candidate: Candidate, *, parameters_have_calls: bool = False) -> bool:
         """Whether this site or a leaf nested in it may be selected, as far as is known before the model has run."""
-        return self.wants(candidate) or any(may_match_later(pattern, (candidate,)) for pattern in self.patterns)
+        return self.wants(candidate) or any(
+            may_match_later(pattern, (candidate,), parameters_have_calls=parameters_have_calls)
+            for pattern in self.patterns
+        )
 
     def describe(self) -> list[str]:
         """The patterns as text, for a manifest."""
@@ -60,9 +65,10 @@ class Selection:
             comes_later = may_match_later(bare, candidates, parameters_have_calls=parameters_have_calls)
             if not (_is_of_watched(bare) or comes_later):
                 raise NoSuchSiteError(
-                    f"The pattern {describe_pattern(pattern)} matches no site.", repair=_suggest(bare, candidates)
+                    f"The pattern {describe_pattern(pattern)} matches no site.", repair=suggest(bare, candidates)
                 )
-        if not (any(map(self.may_reach, candidates)) or any(map(_is_of_watched, self.patterns))):
+        may_reach = partial(self.may_reach, parameters_have_calls=parameters_have_calls)
+        if not (any(map(may_reach, candidates)) or any(map(_is_of_watched, self.patterns))):
             raise NoSuchSiteError(
                 f"The patterns {', '.join(self.describe())} leave no site over.", repair="exclude less."
             )
@@ -106,13 +112,19 @@ def _default(candidate: Candidate) -> bool:
     return candidate.is_default
 
 
-def _suggest(pattern: Pattern, candidates: Sequence[Candidate]) -> str:
-    if isinstance(pattern, type):
+def suggest(pattern: Pattern, candidates: Sequence[Candidate]) -> str:
+    """What a person may have meant by a pattern that matches none of these sites."""
+    bare = _strip(pattern)
+    if isinstance(bare, type):
         kinds = sorted({type(candidate.module).__name__ for candidate in candidates if candidate.module is not None})
         return f"the modules are of these types: {', '.join(kinds)}."
+    path, _, quantity = str(bare).rpartition(".")
+    if quantity in ("grad", "update") and any(translate_glob(path)(each.site.path) for each in candidates):
+        slots = ("parameters", "outputs", "inputs") if quantity == "grad" else ("parameters",)
+        return f"say of what: {', '.join(f'{path}:{slot}.{quantity}' for slot in slots)}."
     names = list(dict.fromkeys(str(candidate.site) for candidate in candidates))
-    if isinstance(pattern, str) and ":" not in pattern:  # a module was meant, so its name counts, not its slots
+    if isinstance(bare, str) and ":" not in bare:  # a module was meant, so its name counts, not its slots
         names = list(dict.fromkeys(candidate.site.path for candidate in candidates))
-    text = pattern.pattern if isinstance(pattern, re.Pattern) else str(pattern).removeprefix("re:")
+    text = bare.pattern if isinstance(bare, re.Pattern) else str(bare).removeprefix("re:")
     near = difflib.get_close_matches(text, names, n=5, cutoff=0.3) or names[:5]
     return f"the nearest are {', '.join(near)}; `rg.plan(model)` prints all sites."

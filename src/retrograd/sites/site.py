@@ -5,6 +5,7 @@
     blocks.3.attn:output.logits   one leaf of a nested output
     blocks.3.attn:input.x.grad    gradient of an argument, through this module alone
     blocks.3.fc:weight.update     what the optimizer added to a parameter
+    blocks.3.fc:weight.local.grad what this process alone has found of a gradient that several reduce
     rnn.cell#2:output             second call of a reused module in one micro-step
     watch/logits.grad             a tensor watched by hand
     watch/state:0.grad            one of a nest of tensors watched by hand
@@ -134,6 +135,15 @@ class Site:
     def _print_label(self, call: str) -> str:
         keys = ".".join(_print_key(key) for key in self.keys)
         return f"{call}:{keys}" if call and keys else call + keys
+
+
+LOCAL = "local"
+"""The last key of the site of what one process alone has found of a gradient that several reduce."""
+
+
+def local_gradient(parameter: Site) -> Site:
+    """The site of this process's own part of a parameter's gradient: ``fc:weight.local.grad``."""
+    return replace(parameter, keys=(*parameter.keys, LOCAL), quantity="grad")
 
 
 def parse_site(text: str) -> Site:

@@ -28,7 +28,8 @@ def make_readable(tensor: Tensor, device: torch.device) -> Tensor:
     """Plain strided elements of a tensor, detached.
 
     A sparse tensor gives its explicit values (duplicates summed), a complex one its real and imaginary parts as
-    separate elements. A subclass that computes as a plain tensor does is read as one.
+    separate elements, one that is spread over processes what this process holds. A subclass that computes as a plain
+    tensor does is read as one.
 
     Args:
         tensor: any tensor.
@@ -40,6 +41,7 @@ def make_readable(tensor: Tensor, device: torch.device) -> Tensor:
     """
     if _functorch.is_functorch_wrapped_tensor(tensor):
         raise UnreadableTensorError("it is seen inside a torch.func transform, where it has no values of its own")
+    tensor = _take_local(tensor)
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise UnreadableTensorError(f"{type(tensor).__name__} decides itself what its elements are")
     if tensor.device.type == "meta":
@@ -50,6 +52,16 @@ def make_readable(tensor: Tensor, device: torch.device) -> Tensor:
         raise UnreadableTensorError(f"a {'quantized' if tensor.is_quantized else 'nested'} tensor is not read")
     with torch._C.DisableTorchFunctionSubclass():
         return _read_as(_strided(tensor.detach()))
+
+
+def _take_local(tensor: Tensor) -> Tensor:
+    """What this process holds of a ``DTensor``, and what a collective brings that still runs."""
+    if hasattr(tensor, "to_local"):
+        with torch.no_grad():
+            tensor = tensor.to_local()
+    if type(tensor).__name__ == "AsyncCollectiveTensor":
+        tensor = tensor.trigger_wait()  # type: ignore[attr-defined]
+    return tensor
 
 
 def _strided(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.walker import name_leaves
 from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
 from retrograd.hooks.node_tap import NodeTaps
+from retrograd.hooks.watched import watched_name
 from retrograd.runs.ranks import ask_rank
 from retrograd.tracing.faults import harmless
 from retrograd.tracing.pass_log import PassLog, place_finder
@@ -38,6 +39,7 @@ def trace(
     folder: str | os.PathLike[str] | None = None,
     resumable: bool = False,
     limit: int = 1_000_000,
+    names: Mapping[str, Tensor] | None = None,
 ) -> Tracing:
     """Trace every node of every backward pass of the process.
 
@@ -63,9 +65,12 @@ def trace(
         resumable: keep gradients until the node that they go to has run, so that a pass that failed can be finished:
             ``trace.pending.resume()``.
         limit: how many nodes to note; what runs later is only counted.
+        names: names leaves that are no parameters: ``{"a": a}``. Those that were handed to ``rg.watch("a", a)`` have
+            the name ``watch/a``.
 
     Raises:
         TraceError: for a limit or a number of passes below 1.
+        GraphError: what was given a name is no tensor.
     """
     if limit < 1 or (isinstance(passes, int) and passes < 1):
         raise TraceError("A trace of nothing was asked for.", repair="give a limit and a number of passes above 0.")
@@ -80,8 +85,8 @@ def trace(
         limit=limit,
     )
     if isinstance(origins, Origins):
-        return Tracing(model, wishes, origins, owns_origins=False)
-    return Tracing(model, wishes, record_origins(model) if origins else None)
+        return Tracing(model, wishes, origins, names=names, owns_origins=False)
+    return Tracing(model, wishes, record_origins(model) if origins else None, names=names)
 
 
 class Tracing:
@@ -92,13 +97,19 @@ class Tracing:
     """
 
     def __init__(
-        self, model: Model | None, wishes: Wishes, origins: Origins | None, *, owns_origins: bool = True
+        self,
+        model: Model | None,
+        wishes: Wishes,
+        origins: Origins | None,
+        *,
+        names: Mapping[str, Tensor] | None = None,
+        owns_origins: bool = True,
     ) -> None:
         self.trace = Trace(ask_rank(), time.time_ns() - time.perf_counter_ns())
         self._wishes = wishes
         self._origins = origins
         self._owns_origins = owns_origins and origins is not None
-        self._leaves = name_leaves(model)
+        self._leaves = name_leaves(model, names)
         self._find_place = place_finder(origins)
         self._unread: list[PassLog] = []
         self._running: dict[EngineRun, WatchedPass] = {}
@@ -198,7 +209,7 @@ class Tracing:
         name: str | None = self._leaves.get(leaf)
         if name is None and self._origins is not None:
             name = self._origins.name_parameter(leaf)
-        return name
+        return watched_name(leaf) if name is None else name
 
     def _refresh(self) -> None:
         """Make events of what was only noted so far."""

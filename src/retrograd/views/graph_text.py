@@ -36,7 +36,8 @@ def print_graph(graph: Iterable[Node], *, depth: int | None = None, file: TextIO
     A module has its number of nodes, the elements of the leaves that get gradients from it, and the bytes that its
     nodes saved. A node has what comes in, the leaves it gives gradients to, the source line of the forward, and the
     tensors it saved; a module with a single node is one line. Runs of equal kinds are printed once:
-    ``… 199 × MulBackward0``.
+    ``… 199 × MulBackward0``. Where no modules are known, nodes are numbered in the order in which the backward runs
+    them, and each says to which of them its gradients go.
 
     For a terminal the tree is coloured and wrapped to the window; for a pipe it is plain, and nothing is cut.
 
@@ -67,6 +68,9 @@ class _Writer:
         self._console = console
         self._tee, self._corner, self._bar, self._gap = guides
         self._is_plain = guides is _PLAIN_GUIDES
+        has_modules = any(True for _ in outline.top.folds)
+        self._numbers = {} if has_modules else {index: place + 1 for index, place in outline.places.items()}
+        """Where no modules say what belongs together, nodes have numbers, by which it is said where gradients go."""
 
     def list_lines(self, fold: Fold, depth: int, indent: str) -> Iterator[Text]:
         """The inside of a fold."""
@@ -105,20 +109,26 @@ class _Writer:
         return Text(self._name(fold.title), style="bold cyan") + Text(f"  {', '.join(facts)}", style="none")
 
     def _write_node(self, node: Node) -> Text:
-        text = Text(self._name(node.name)).append(
-            "  " + self._name(", ".join(map(_print_info, node.incoming))), style="green"
-        )
-        leaves = self._outline.leaves.get(node.index, ())
-        if leaves:
+        number = f"{self._numbers[node.index]} " if self._numbers else ""
+        text = Text(number, style="dim").append(self._name(node.name), style="none")
+        text.append("  " + self._name(", ".join(map(_print_info, node.incoming))), style="green")
+        targets = ", ".join(self._list_targets(node))
+        if targets:
             arrow = "->" if self._is_plain else "→"
-            names = ", ".join(f"{name_leaf(leaf, node.module)} {_print_infos(leaf)}".rstrip() for leaf in leaves)
-            text.append(f"  {arrow} {self._name(names)}", style="yellow")
+            text.append(f"  {arrow} {self._name(targets)}", style="yellow")
         if node.line is not None:
             text.append(f"  {self._name(_print_line(node.line))}", style="dim")
         saved = ", ".join(f"{saved.name} {saved.tensor}" for saved in node.saved if saved.tensor is not None)
         if saved:
             text.append(f"  saved {self._name(saved)}", style="dim")
         return text
+
+    def _list_targets(self, node: Node) -> Iterator[str]:
+        """Where its gradients go: leaves by their names, and nodes by their numbers where they have them."""
+        inner = [self._numbers[edge.node] for edge in node.edges if edge is not None and edge.node in self._numbers]
+        yield from map(str, dict.fromkeys(inner))
+        for leaf in self._outline.leaves.get(node.index, ()):
+            yield f"{name_leaf(leaf, node.module)} {_print_infos(leaf)}".rstrip()
 
     def _write_run(self, nodes: list[Node], times: int) -> Text:
         kinds = self._name(", ".join(node.name for node in nodes))

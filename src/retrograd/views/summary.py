@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from retrograd.errors import PatternError
 from retrograd.history.history import History
@@ -21,7 +22,7 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A place in numbers; NaN where there is none.
+    """A place in numbers: None where there is none, and NaN where no element was finite at the last step.
 
     Attributes:
         place: which.
@@ -34,12 +35,12 @@ class Summary:
     """
 
     place: Place
-    value: float
-    gradient: float
+    value: float | None
+    gradient: float | None
     curve: FloatArray
-    zeros: float
+    zeros: float | None
     nonfinite: int
-    update: float
+    update: float | None
 
 
 def summarize(
@@ -51,8 +52,9 @@ def summarize(
         return []
     places = sorted(group_places(sites), key=lambda place: place.kind == "parameter")
     numbers = {site: number for number, site in enumerate(sites)}
-    names = (statistic, "zero_share", "nonfinite", "update_ratio")
-    curves, zeros, nonfinite, ratios = (history.matrix(name, sites, phase=phase).values for name in names)
+    names = (statistic, "zero_share", "nonfinite", "update_ratio", "count")
+    curves, zeros, nonfinite, ratios, count = (history.matrix(name, sites, phase=phase).values for name in names)
+    is_lost = (nonfinite == count) & (count > 0)
 
     def pick(place: Place, *quantities: Quantity) -> int | None:
         return next((numbers[place.sites[quantity]] for quantity in quantities if quantity in place.sites), None)
@@ -60,19 +62,19 @@ def summarize(
     return [
         Summary(
             place,
-            value=_last(curves, pick(place, "value")),
-            gradient=_last(curves, pick(place, "grad")),
+            value=_last(curves, pick(place, "value"), is_lost),
+            gradient=_last(curves, pick(place, "grad"), is_lost),
             curve=curves[pick(place, "grad", "value", "update")],
-            zeros=_last(zeros, pick(place, "value", "grad")),
+            zeros=_last(zeros, pick(place, "value", "grad"), is_lost),
             nonfinite=int(sum(np.nansum(nonfinite[numbers[site]]) for site in place.sites.values())),
-            update=_last(ratios, pick(place, "update")),
+            update=_last(ratios, pick(place, "update"), is_lost),
         )
         for place in places
     ]
 
 
 def sort_summaries(summaries: Iterable[Summary], order: Order) -> list[Summary]:
-    """By name, or by falling numbers with unknown ones last; ``calls`` leaves the order as it is.
+    """By name, or by falling numbers, NaN first and unknown ones last; ``calls`` leaves the order as it is.
 
     Raises:
         PatternError: for an order that is none.
@@ -83,14 +85,17 @@ def sort_summaries(summaries: Iterable[Summary], order: Order) -> list[Summary]:
         return list(summaries)
     if order == "name":
         return sorted(summaries, key=lambda summary: summary.place.name)
-    return sorted(summaries, key=lambda summary: _falling(float(getattr(summary, order))))
+    return sorted(summaries, key=lambda summary: _falling(getattr(summary, order)))
 
 
-def _falling(number: float) -> tuple[bool, float]:
-    return (bool(np.isnan(number)), -number)
+def _falling(number: float | None) -> tuple[bool, float]:
+    return (number is None, -np.inf if number is None or np.isnan(number) else -number)
 
 
-def _last(values: FloatArray, row: int | None) -> float:
-    """Last number of a row that is not NaN."""
-    known = values[row][~np.isnan(values[row])] if row is not None else values[:0].ravel()
-    return float(known[-1]) if len(known) else float("nan")
+def _last(values: FloatArray, row: int | None, is_lost: npt.NDArray[np.bool_]) -> float | None:
+    """Last number of a row, or NaN if that is of elements none of which was finite."""
+    if row is None:
+        return None
+    numbers = np.where(is_lost[row], np.nan, values[row])
+    known = np.flatnonzero(~np.isnan(values[row]) | is_lost[row])
+    return float(numbers[known[-1]]) if len(known) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TextIO
 
@@ -31,6 +32,7 @@ def print_table(
 ) -> None:
     """Print a line for each place: its last value and gradient, how the gradient came there, and what is odd.
 
+    Numbers are of the finite elements; NaN stands where none was finite at the last step, not the number before.
     For a terminal the table is coloured and as wide as the window; for a pipe it is plain and nothing is cut.
 
     Args:
@@ -71,11 +73,18 @@ def _make_table(summaries: list[Summary], blocks: str, console: Console) -> Tabl
     for summary in summaries:
         table.add_row(
             Text(print_name(console, summary.place.name)),
-            print_number(summary.value),
-            print_number(summary.gradient),
+            _mark(summary.value),
+            _mark(summary.gradient),
             Text(draw_sparkline(summary.curve, SPARKLINE_WIDTH, blocks=blocks), style="cyan"),
-            print_share(summary.zeros),
+            "-" if summary.zeros is None else print_share(summary.zeros),
             Text(f"{summary.nonfinite:,}" if summary.nonfinite else "-", style="bold red" if summary.nonfinite else ""),
-            print_number(summary.update),
+            _mark(summary.update),
         )
     return table
+
+
+def _mark(number: float | None) -> Text:
+    """A number, a dash for none, and NaN so that it is seen."""
+    if number is not None and math.isnan(number):
+        return Text("NaN", style="bold red")
+    return Text("-" if number is None else print_number(number))

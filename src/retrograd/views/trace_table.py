@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from retrograd.errors import TraceError
+from retrograd.sites.site import parse_leniently
 from retrograd.tracing.trace import NodeEvent, Trace
 from retrograd.views.counts import count_of
 from retrograd.views.terminal import can_print, open_console, print_name, print_share
@@ -130,7 +131,7 @@ def _gather(trace: Trace, chosen: Sequence[int], by: By) -> list[_Line]:
 
 def _module_of(event: NodeEvent) -> str:
     if event.module is None and event.parameter is not None:
-        return event.parameter.rpartition(".")[0] or "self"
+        return parse_leniently(event.parameter).path
     return event.module or _NO_MODULE
 
 

@@ -23,6 +23,13 @@ for _ in range(3):
 print("to stderr", file=sys.stderr)
 if sys.argv[1] == "exit":
     sys.exit(3)
+elif sys.argv[1] == "interrupt":
+    raise KeyboardInterrupt
+elif sys.argv[1] == "caught":
+    try:
+        sys.exit(3)
+    except SystemExit:
+        sys.exit()
 elif sys.argv[1] == "raise":
     raise ValueError("as planned")
 while Path("run").exists() and not [*Path().glob("run/rank*/statistics/part-*.parquet")]:

@@ -52,9 +52,8 @@ for number in range(6):
     average.update_parameters(net)
     write(net)
     write(optimizer)
-    if number == 2:
-        handle = net.body.register_forward_pre_hook(see)
 writer.join()
+net.body.register_forward_pre_hook(see)
 print(len(sizes), len(set(sizes)))
 average(torch.ones(1, 4))
 for thing in (net, average, scheduler, net.head.weight, net.state_dict(), optimizer.state_dict()):

@@ -64,7 +64,7 @@ def make_box(outline: Outline, part: Fold | Node, incoming: Iterable[Gradient], 
 def name_leaf(leaf: Node, module: str | None) -> str:
     """The name of a leaf, without the path of a module that it is in."""
     name = leaf.parameter or "unnamed leaf"
-    return name.removeprefix(f"{module}.") if module else name
+    return name.removeprefix(f"{module}:").removeprefix(f"{module}.") if module else name
 
 
 def _note_fold(fold: Fold) -> list[str]:

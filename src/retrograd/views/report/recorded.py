@@ -31,6 +31,7 @@ _TROUBLES = {
     "skipped": ("Skipped updates", "Steps at which loss scaling left the weights alone."),
     "trigger": ("Triggers", "Why tensors were written out."),
     "note": ("Notes", ""),
+    "error": ("The end", "The exception that ended the run."),
 }
 
 

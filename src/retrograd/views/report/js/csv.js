@@ -33,9 +33,9 @@ export function makeCsv() {
 
 export const exportCsv = () => download(new Blob([makeCsv()], { type: "text/csv" }), fileName("csv"));
 
-/** A leading = + - @ would be run as a formula by spreadsheets; names get a quote before it, numbers stay. */
+/** A leading = + - @, tab or carriage return would be run as a formula by spreadsheets; names get a quote before it, numbers stay. */
 function quote(field) {
   if (typeof field === "number") return String(field);
-  const safe = /^[=+@-]/.test(field) ? `'${field}` : field;
+  const safe = /^[=+@\t\r-]/.test(field) ? `'${field}` : field;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }

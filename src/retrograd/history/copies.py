@@ -1,0 +1,148 @@
+"""Which ranks hold the very same tensor at a site, so that readers count it once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from retrograd.errors import RetrogradWarning
+
+IntArray = npt.NDArray[np.int64]
+Table = Mapping[str, npt.NDArray[Any]]
+
+_MOMENT = ("site", "step", "micro", "backward", "phase")
+_COMPARED = ("calls", "count", "nan", "zeros", "sum", "m2", "min", "max")
+
+
+class Disagreement(NamedTuple):
+    """Two ranks that were to hold copies, and do not.
+
+    Attributes:
+        site: where.
+        step: the first at which they differ.
+        shown: the rank whose rows count.
+        other: the one that differs from it.
+    """
+
+    site: str
+    step: int
+    shown: int
+    other: int
+
+
+class _Sorted(NamedTuple):
+    """Rows of sites with copies, in the order of site, moment, part and rank.
+
+    Attributes:
+        places: where they are among the rows that were asked about.
+        first: for each the place, here, of the first row of its part at its moment.
+        own: for each the place, here, of the first of those that are of its own rank.
+    """
+
+    places: IntArray
+    first: IntArray
+    own: IntArray
+
+
+class Copies:
+    """Ranks that hold the same, by site.
+
+    Args:
+        groups: for each site, by number, groups of ranks that hold the same. A rank that is in none holds its own.
+        names: the names of those sites.
+
+    Attributes:
+        told: sites of which it has been said that their copies differ.
+    """
+
+    def __init__(self, groups: Mapping[int, Sequence[Sequence[int]]], names: Mapping[int, str]) -> None:
+        self._names = names
+        self.told: set[str] = set()
+        groups = {code: list(found) for code, found in groups.items() if found}
+        ranks = [rank for found in groups.values() for group in found for rank in group]
+        self._line = np.full(max(groups, default=-1) + 2, -1)  # the last one stands for all sites beyond
+        self._line[sorted(groups)] = np.arange(len(groups))
+        self._owner = np.tile(np.arange(max(ranks, default=-1) + 1), (len(groups), 1))
+        for code, found in groups.items():
+            for group in found:
+                self._owner[self._line[code], list(group)] = min(group)
+
+    def counts(self, rows: Table, index: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of the rows at ``index`` count: of copies made at one moment those of the lowest rank."""
+        ordered = self._sort(rows, index)
+        found = np.ones(len(index), np.bool_)
+        found[ordered.places] = ordered.own == ordered.first
+        return found
+
+    def compare(self, rows: Table, index: IntArray) -> list[Disagreement]:
+        """For each site, among the rows at ``index``, the first step at which copies differ in what was recorded."""
+        ordered = self._sort(rows, index)
+        picked = index[ordered.places]
+        at = np.arange(len(picked))
+        lengths = np.bincount(ordered.own, minlength=len(at))
+        differs = lengths[ordered.own] != lengths[ordered.first]
+        partner = np.minimum(ordered.first + at - ordered.own, len(at) - 1)
+        for name in _COMPARED if len(at) else ():
+            column = rows[name][picked]
+            differs |= column != column[partner]
+        differs &= ordered.own != ordered.first
+        found: dict[int, Disagreement] = {}
+        for place in np.flatnonzero(differs):
+            site, step, rank = (int(rows[name][picked[place]]) for name in ("site", "step", "rank"))
+            shown = int(rows["rank"][picked[ordered.first[place]]])
+            found.setdefault(site, Disagreement(self._names[site], step, shown, rank))
+        return list(found.values())
+
+    def warn(self, rows: Table, index: IntArray) -> None:
+        """Say of which sites the copies differ, once a site."""
+        new = [each for each in self.compare(rows, index) if each.site not in self.told]
+        self.told.update(each.site for each in new)
+        if new:
+            site, step, shown, other = new[0]
+            more = f" So it is with {len(new) - 1} more sites." if len(new) > 1 else ""
+            text = (
+                f"Ranks {shown} and {other} hold copies of {site!r} that differ from step {step} on; those of "
+                f"rank {shown} are shown.{more}"
+            )
+            warnings.warn(text, RetrogradWarning, stacklevel=3)
+
+    def _sort(self, rows: Table, index: IntArray) -> _Sorted:
+        line = self._line[np.minimum(rows["site"][index], len(self._line) - 1)]
+        shared = np.flatnonzero(line >= 0)
+        picked = index[shared]
+        rank = rows["rank"][picked]
+        known = rank < self._owner.shape[1]
+        owner = np.where(known, self._owner[line[shared], np.where(known, rank, 0)], rank)
+        keys = [*(rows[name][picked] for name in _MOMENT), owner]
+        order = np.lexsort((rank, *reversed(keys)))
+        is_first = _starts([key[order] for key in keys])
+        is_own = is_first | _starts([rank[order]])
+        at = np.arange(len(order))
+        return _Sorted(
+            shared[order],
+            np.maximum.accumulate(np.where(is_first, at, 0)),
+            np.maximum.accumulate(np.where(is_own, at, 0)),
+        )
+
+
+def _starts(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+    """Whether each row differs from the one before it."""
+    changed = np.ones(len(columns[0]), np.bool_)
+    changed[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return changed
+
+
+def join_groups(groups: Iterable[Iterable[int]]) -> list[tuple[int, ...]]:
+    """Groups that have a member in common as one, those of a single member left out."""
+    joined: list[set[int]] = []
+    for group in groups:
+        new = set(group)
+        for other in [each for each in joined if each & new]:
+            joined.remove(other)
+            new |= other
+        joined.append(new)
+    return [tuple(sorted(each)) for each in joined if len(each) > 1]

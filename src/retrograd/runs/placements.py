@@ -1,0 +1,99 @@
+"""What each rank holds at its sites: written by its process, and read to merge ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from retrograd.errors import DamagedRunError
+from retrograd.history.copies import Copies, join_groups
+from retrograd.runs.files import read_json, write_json
+from retrograd.runs.layout import PLACEMENTS
+from retrograd.sites.site import ROOT, WATCH, parse_leniently
+
+
+@dataclass(frozen=True, slots=True)
+class Placements:
+    """What one rank holds.
+
+    Attributes:
+        sites: for each site ``holds``, ``ranks``, and ``placements`` where torch has words for them.
+        stages: for each model that is a part of a pipeline, by its name, which stage it is.
+    """
+
+    sites: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stages: Mapping[str, int] = field(default_factory=dict)
+
+    def rename(self, site: str) -> str:
+        """The name that a site has in the history of all ranks.
+
+        Stages may use one name for different parts of a model: ``0:output`` of the second is ``stage1.0:output``.
+        """
+        if not self.stages:
+            return site
+        found = parse_leniently(site)
+        for model, stage in self.stages.items():
+            if not model or found.path == model or found.path.startswith(f"{model}."):
+                return str(replace(found, path=_add_stage(found.path, stage)))
+        return site
+
+
+def _add_stage(path: str, stage: int) -> str:
+    if path == ROOT:
+        return f"stage{stage}"
+    prefix = WATCH if path.startswith(WATCH) else ""
+    return f"{prefix}stage{stage}.{path.removeprefix(prefix)}"
+
+
+def write_placements(folder: Path, told: Mapping[str, Any]) -> None:
+    """Write the file of a rank; what a session before this one told of other sites stays.
+
+    Raises:
+        DamagedRunError: the file that is there cannot be read.
+        OSError: it cannot be written.
+    """
+    earlier = read_placements(folder)
+    sites = {**earlier.sites, **told["sites"]}
+    write_json(folder / PLACEMENTS, {"stages": dict(told["stages"]), "sites": sites})
+
+
+def read_placements(folder: Path) -> Placements:
+    """The file of a rank; empty where there is none: one process alone, or a run of a version that did not know.
+
+    Raises:
+        DamagedRunError: it cannot be read.
+    """
+    path = folder / PLACEMENTS
+    if not path.exists():
+        return Placements()
+    try:
+        content = read_json(path)
+        stages = {str(model): int(stage) for model, stage in content["stages"].items()}
+        sites = {
+            str(site): {**fact, "holds": str(fact["holds"]), "ranks": [int(rank) for rank in fact["ranks"]]}
+            for site, fact in content["sites"].items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamagedRunError(f"{str(path)!r} cannot be read: {error!r}.", repair="remove that file.") from error
+    return Placements(sites, stages)
+
+
+def find_copies(placements: Mapping[int, Placements], code_of: Mapping[str, int]) -> Copies | None:
+    """Which ranks hold the same at which site; None where none do. Those of whom nothing is known hold their own.
+
+    Args:
+        placements: of each rank.
+        code_of: the number of each site in the history.
+    """
+    listed: dict[int, list[list[int]]] = {}
+    for each in placements.values():
+        for site, fact in each.sites.items():
+            ranks = [rank for rank in fact["ranks"] if rank in placements]
+            code = code_of.get(each.rename(site)) if len(ranks) > 1 and fact["holds"] != "summand" else None
+            if code is not None:
+                listed.setdefault(code, []).append(ranks)
+    groups = {code: join_groups(found) for code, found in listed.items()}
+    names = {code: name for name, code in code_of.items() if code in groups}
+    return Copies(groups, names) if groups else None

@@ -1,0 +1,136 @@
+"""Training that is spread over processes, and the same in one: numbers that no order of adding changes.
+
+Weights, data and the slope of the loss are small multiples of powers of two, so that float64 holds all that comes of
+them in a few steps exactly, however a batch or a matrix is cut.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from retrograd.history.history import History
+
+STEPS = 3
+ROWS = 8
+RATE = 1 / 16
+
+
+def whole_numbers(*shape: int, seed: int) -> Tensor:
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def make_net(width: int = 8) -> nn.Sequential:
+    net = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 4)).double()
+    with torch.no_grad():
+        for number, parameter in enumerate(net.parameters()):
+            parameter.copy_(whole_numbers(*parameter.shape, seed=number) / 8)
+    return net
+
+
+def data_of(step: int) -> Tensor:
+    return whole_numbers(ROWS, 4, seed=100 + step)
+
+
+def slope_of(step: int) -> Tensor:
+    return whole_numbers(ROWS, 4, seed=200 + step)
+
+
+def loss_of(out: Tensor, slope: Tensor) -> Tensor:
+    """Its gradient with respect to ``out`` is ``slope`` divided by the number of rows."""
+    return (out * slope).sum() / len(out)
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=RATE)
+
+
+class Truth:
+    """What one process sees that trains with whole batches: for each site, what there is of each step.
+
+    Found with plain hooks; for parameters, of what autograd leaves in ``.grad`` and of weights before and after.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self.seen: dict[str, dict[int, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+        self.step = 0
+        self.net = net
+        for name, module in net.named_modules():
+            module.register_forward_hook(lambda module, args, out, name=name or "self": self._see_output(name, out))
+
+    def _see_output(self, name: str, out: Tensor) -> None:
+        if torch.is_grad_enabled():
+            self.add(f"{name}:output", out)
+            out.register_hook(lambda gradient: self.add(f"{name}:output.grad", gradient))
+
+    def add(self, site: str, tensor: Tensor) -> None:
+        self.seen[site][self.step].append(tensor.detach().clone())
+
+    def named(self) -> Iterable[tuple[str, Tensor]]:
+        for name, parameter in self.net.named_parameters():
+            path, _, key = name.rpartition(".")
+            yield f"{path}:{key}", parameter
+
+    def take_gradients(self) -> None:
+        """A reduction is over: what is in ``.grad`` now is what an optimizer gets."""
+        for name, parameter in self.named():
+            if parameter.grad is not None:
+                self.add(f"{name}.grad", parameter.grad)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        before = {name: parameter.detach().clone() for name, parameter in self.named()}
+        optimizer.step()
+        for name, parameter in self.named():
+            self.add(name, before[name])
+            self.add(f"{name}.update", parameter.detach() - before[name])
+        self.step += 1
+
+
+def train_whole(net: nn.Module | None = None, *, steps: int = STEPS, halves: int = 1) -> Truth:
+    """In each step one pass, or several over a part of the rows each, whose gradients are added up."""
+    truth = Truth(net or make_net())
+    optimizer = make_optimizer(truth.net)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for x, slope in zip(data_of(step).chunk(halves), slope_of(step).chunk(halves), strict=True):
+            loss_of(truth.net(x), slope).backward()
+        truth.take_gradients()
+        truth.update(optimizer)
+    return truth
+
+
+def assert_merged(
+    history: History,
+    truth: Truth,
+    *,
+    factor: Callable[[str], float] = lambda site: 1.0,
+    sites: Iterable[str] = (),
+    is_exact: bool = True,
+) -> None:
+    """Merged numbers are those of the truth: counts, and extremes if they can be, to the bit; the others to 1e-5."""
+    for site in sites or truth.seen:
+        series = history[site]
+        by_step = truth.seen[site]
+        assert series.steps.tolist() == sorted(by_step), site
+        for at, step in enumerate(sorted(by_step)):
+            values = np.concatenate([each.flatten().numpy() for each in by_step[step]]) * factor(site)
+            assert (series.count[at], series.zeros[at]) == (len(values), (values == 0).sum()), (site, step)
+            extremes = series.min[at], series.max[at]
+            assert extremes == pytest.approx((values.min(), values.max()), rel=0 if is_exact else 1e-5, abs=0), site
+            np.testing.assert_allclose(
+                _moments(series, at),
+                [values.mean(), values.std(), np.sqrt((values**2).sum()), np.abs(values).sum()],
+                rtol=1e-5,
+                atol=1e-12 if is_exact else 1e-7,
+                err_msg=f"{site} step {step}",
+            )
+
+
+def _moments(series: Any, at: int) -> list[float]:
+    return [series.mean[at], series.std[at], series.l2[at], series.l1[at]]

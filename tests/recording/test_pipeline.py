@@ -1,0 +1,157 @@
+"""Stages of a pipeline: each has its own names, and the micro-batches that are under way at once are calls."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from retrograd.recording.record import record
+from retrograd.runs.reader import open_run
+from tests.processes import Work, run_in_two
+from tests.recording.spread import (
+    ROWS,
+    STEPS,
+    Truth,
+    assert_merged,
+    data_of,
+    loss_of,
+    make_optimizer,
+    slope_of,
+    whole_numbers,
+)
+
+pytestmark = pytest.mark.slow
+
+PARTS = 4
+SITES = ("*:output", "*:output.grad", "*:weight*", "*:bias*")
+
+
+def make_stages(count: int) -> list[nn.Module]:
+    """Layers of the whole model, two a stage, each called ``0`` and ``1`` within it."""
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.ReLU()).double() for _ in range(count)]
+    for number, parameter in enumerate(each for layer in layers for each in layer.parameters()):
+        with torch.no_grad():
+            parameter.copy_(whole_numbers(*parameter.shape, seed=number) / 8)
+    return list(layers)
+
+
+def run(schedule: Any, rank: int, step: int) -> None:
+    """The first process has the data, the last what the loss needs; both have both where stages are interleaved."""
+    x, slope = (data_of(step),) if rank == 0 else (), slope_of(step)
+    schedule.step(*x, target=slope) if rank == 1 else schedule.step(*x)
+
+
+def train(rank: int, folder: Path, name: str, kind: Any) -> list[Tensor]:
+    weights = []
+    for is_recorded in (True, False):
+        part = make_stages(2)[rank]
+        stage = PipelineStage(part, rank, 2, torch.device("cpu"))
+        schedule = kind(stage, PARTS, loss_fn=loss_of)
+        optimizer = make_optimizer(part)
+        recording = record(part, folder / "runs" / name, sites=SITES, tensors="0:output") if is_recorded else None
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            run(schedule, rank, step)
+            optimizer.step()
+        if recording is not None:
+            recording.close()
+        weights.append([each.detach().clone() for each in part.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+    return weights[0]
+
+
+def interleave(rank: int, folder: Path, name: str) -> list[Tensor]:
+    """Two stages in each process, recorded as two models."""
+    layers = make_stages(4)
+    numbers = (rank, rank + 2)
+    parts = {"early": layers[numbers[0]], "late": layers[numbers[1]]}
+    stages = [PipelineStage(layers[number], number, 4, torch.device("cpu")) for number in numbers]
+    schedule = ScheduleInterleaved1F1B(stages, PARTS, loss_fn=loss_of)
+    optimizer = make_optimizer(nn.ModuleList(parts.values()))
+    with record(parts, folder / "runs" / name, sites=SITES):
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            run(schedule, rank, step)
+            optimizer.step()
+    return []
+
+
+def train_in_one(count: int) -> Truth:
+    """The whole model in one process; an optimizer gets the mean over the parts of a batch, as torch's stages do."""
+    truth = Truth(nn.Sequential(*(layer for stage in make_stages(count) for layer in stage.children())))
+    optimizer = make_optimizer(truth.net)
+    for name, parameter in truth.named():
+        parameter.register_hook(lambda gradient, name=name: truth.add(f"{name}.grad", gradient))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for x, slope in zip(data_of(step).chunk(PARTS), slope_of(step).chunk(PARTS), strict=True):
+            loss_of(truth.net(x), slope).backward()
+        for parameter in truth.net.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= PARTS
+        truth.update(optimizer)
+    return truth
+
+
+def rename(truth: Truth, names: dict[str, str]) -> Truth:
+    """What was seen at each layer, by its name in its stage; a stage returns what its last layer does."""
+    seen = {}
+    for site, steps in truth.seen.items():
+        path, _, slot = site.partition(":")
+        if path != "self":
+            seen[f"{names[path]}:{slot}"] = steps
+            if slot.startswith("output") and int(path) % 2:
+                seen[f"{names[path].removesuffix('.1')}:{slot}"] = steps
+    truth.seen = seen  # type: ignore[assignment]
+    return truth
+
+
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("processes")
+    (folder / "runs").mkdir()
+    works: dict[str, Work] = {name: partial(train, name=name, kind=kind) for name, kind in SCHEDULES.items()}
+    run_in_two({**works, "interleaved": partial(interleave, name="interleaved")}, folder)
+    return folder / "runs"
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_two_stages_are_one_model(runs: Path, name: str) -> None:
+    found = open_run(runs / name)
+    truth = rename(
+        train_in_one(2), {str(2 * stage + at): f"stage{stage}.{at}" for stage in range(2) for at in range(2)}
+    )
+    assert_merged(found.history, truth)
+    assert {site.partition("#")[0].partition(":")[0] for site in found.history.sites} == {
+        f"stage{stage}{layer}" for stage in range(2) for layer in ("", ".0", ".1")
+    }
+    assert not found.manifest["faults"]
+    assert not found.manifest["not_recorded"]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_each_micro_batch_is_a_call(runs: Path, name: str) -> None:
+    history = open_run(runs / name).history
+    for call in range(1, PARTS + 1):
+        part = data_of(0).chunk(PARTS)[call - 1]
+        output = history[f"stage0.0#{call}:output"]
+        assert output.count.tolist() == [ROWS] * STEPS
+        assert torch.equal(output.tensors[0].tensor, make_stages(2)[0].get_submodule("0")(part).detach())
+        assert history[f"stage1.0#{call}:output.grad"].count.tolist() == [ROWS] * STEPS
+    assert set(history["stage1.0:weight.grad"].rows["micro"]) == {0}
+
+
+def test_several_stages_in_a_process(runs: Path) -> None:
+    history = open_run(runs / "interleaved").history
+    models = ["early", "early", "late", "late"]
+    names = {str(2 * stage + at): f"stage{stage}.{models[stage]}.{at}" for stage in range(4) for at in range(2)}
+    assert_merged(history, rename(train_in_one(4), names))
