@@ -243,9 +243,7 @@ assert origins.find(y.grad_fn._sequence_nr()).line.operation == "<lambda>"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.skipif(
-    TORCH < (2, 12), reason="before torch 2.12 Dynamo fails at such a mode of the user's without us too"
-)
+@pytest.mark.skipif(TORCH < (2, 12), reason="before torch 2.12 Dynamo fails at such a mode without us")
 def test_modes_of_the_users_keep_their_order() -> None:
     torch._dynamo.reset()
     x = torch.randn(3, requires_grad=True)

@@ -36,6 +36,7 @@ COMMANDS = {
     "left": "--steps 1:2 counts_modes.py",
     "too late": "--steps 7:9 plain_loop.py",
     "forked": "forked.py",
+    "threads": "trains_in_threads.py",
     "ranks": "--live torchrun --standalone --nproc-per-node 2 ddp.py",
 }
 
@@ -244,6 +245,18 @@ def test_nothing_is_left_on_after_the_last_traced_pass(outcome: Outcome) -> None
 def test_passes_that_never_come(outcome: Outcome) -> None:
     said = "retrograd: nothing was traced: 4 backward passes ran, and --steps begins at number 7"
     assert outcome.words()[1:] == [said]
+
+
+@of("threads")
+def test_ten_threads_are_traced_for_as_many_passes_as_one(outcome: Outcome) -> None:
+    assert outcome.code == 0
+    trace = outcome.trace()
+    assert [run.begin < run.end for run in trace.passes] == [True] * 3
+    assert {event.run for event in trace.events} == {0, 1, 2}
+    assert {event.line is None for event in trace.events if event.parameter is None} == {False}
+    assert "\n3 passes, " in outcome.errors
+    assert outcome.words()[-1].startswith("retrograd: traced 3 backward passes")
+    assert outcome.output.split() == ["0"] * 10  # modes that are on at the end of each
 
 
 @pytest.mark.slow
