@@ -5,6 +5,7 @@ Loads without torch.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import warnings
@@ -36,9 +37,9 @@ def warn(text: str) -> None:
 
 
 def _find_program(frame: FrameType | None) -> tuple[int, FrameType | None]:
-    """The innermost frame that is neither ours nor torch's, and its level as ``warnings.warn`` counts from ``warn``."""
+    """The innermost frame that is not ours, torch's or of a ``with``, and its level as ``warnings.warn`` counts it."""
     torch: Any = sys.modules.get("torch")
-    inner = (_OURS, f"{Path(torch.__file__).parent}/") if torch is not None else (_OURS,)
+    inner = (_OURS, contextlib.__file__, *((f"{Path(torch.__file__).parent}/",) if torch is not None else ()))
     level = 2
     while frame is not None and frame.f_code.co_filename.startswith(inner):
         frame = frame.f_back
