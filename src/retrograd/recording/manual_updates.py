@@ -9,6 +9,8 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
+from retrograd.hooks.sharding import local_part
+
 _PROBES = 8
 _SAMPLED = 1
 _SAMPLE = 64
@@ -86,5 +88,7 @@ def _state(gradient: torch.Tensor | None) -> tuple[int, int] | None:
 
 
 def _sample(parameter: torch.Tensor) -> torch.Tensor:
-    flat = parameter.detach().reshape(-1)
+    flat: torch.Tensor = local_part(parameter.detach()).reshape(
+        -1
+    )  # of a DTensor the part that is here: else processes would talk
     return flat[:: max(1, flat.numel() // _SAMPLE)].clone()
