@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "errors": set(),
     "files": set(),
     "foreign": set(),
+    "notices": set(),
     "randomness": set(),
     "sites": set(),
     "statistics": set(),
@@ -54,7 +55,7 @@ MAY_IMPORT = {
 }
 """Room → the rooms it may import. The package's ``__init__`` re-exports."""
 
-OPEN = {"errors", "files", "foreign", "randomness"}
+OPEN = {"errors", "files", "foreign", "notices", "randomness"}
 """What is no room, and open to all."""
 
 DEFERRED = {

@@ -385,7 +385,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     from retrograd.bundles.replayed import replay
 
     replayed = replay(arguments.bundle, strict=not arguments.any_torch, trusted=arguments.trust)
-    print(show_plainly(str(replayed)))
+    print(replayed)
     return 0 if replayed else 1
 
 

@@ -1,4 +1,4 @@
-"""Torch's own list of modules with sample inputs: every backward agrees, but for one that is known to differ."""
+"""Torch's own list of modules with sample inputs: every backward agrees, but for two that are known to differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from retrograd.adjoint.check import check_adjoint
-from retrograd.adjoint.row import Verdict
+from retrograd.adjoint.row import FAILURES, Row, Verdict
 from retrograd.errors import AdjointError
 
 with warnings.catch_warnings():
@@ -21,6 +21,9 @@ with warnings.catch_warnings():
 
 DIFFER = {"nn.CTCLoss"}
 """Its backward takes it for granted that ``log_probs`` come from a log-softmax: it is the adjoint on those alone."""
+
+NAN_GRADIENTS = {"nn.PoissonNLLLoss": "self:input.target"}
+"""With ``full=True`` the gradient of a target of zero is NaN, by way of a logarithm that is masked out."""
 
 LONG = {"nn.Transformer", "nn.TransformerDecoderLayer", "nn.TransformerEncoder", "nn.TransformerEncoderLayer"}
 
@@ -54,6 +57,10 @@ def test_a_module_of_torch(info: ModuleInfo) -> None:
             assert not any(parameter.requires_grad for parameter in model.parameters())
             assert not any(torch.is_floating_point(each) and each.numel() for each in args if torch.is_tensor(each))
             continue
-        verdicts = {row.verdict for row in check}
-        assert bool(check) is (info.name not in DIFFER), check
-        assert verdicts <= {Verdict.OK, Verdict.KINK} or info.name in DIFFER, check
+        rows = [row for row in check if not is_known(info.name, row)]
+        assert any(row.verdict in FAILURES for row in rows) is (info.name in DIFFER), check
+        assert {row.verdict for row in rows} <= {Verdict.OK, Verdict.KINK} or info.name in DIFFER, check
+
+
+def is_known(name: str, row: Row) -> bool:
+    return NAN_GRADIENTS.get(name) == str(row.site) and "numbers are NaN" in row.reason

@@ -31,7 +31,7 @@ class Net(nn.Module):
         self.handed, self.either, self.inner, self.twice = (nn.Linear(2, 2) for _ in range(4))
         self.layers, self.named = nn.Sequential(nn.Linear(2, 2), Block()), Named(nn.Linear(2, 2))
         self.blocks, self.pairs = nn.ModuleList([Block(), Block()]), nn.ModuleList([Block()])
-        self.counted = nn.ModuleList([nn.Linear(2, 2)])
+        self.counted, self.row = nn.ModuleList([nn.Linear(2, 2)]), nn.Sequential(nn.Linear(2, 2))
 
     def help(self, x: Tensor) -> Tensor:
         return self.helped(x)
@@ -50,13 +50,15 @@ class Net(nn.Module):
             x = pair(pair(x))
         for _, each in enumerate(self.counted):
             x = each(x)
+        for each in self.row:
+            x = each(x)
         x = torch.utils.checkpoint.checkpoint(self.handed, x, use_reentrant=False)
         x = self.either(x) if x.sum() > 0 else self.either(-x)
         return [self.inner(each) for each in x]
 
 
 ONCE = ["", "stem", "helped", "layers", "layers.0", "layers.1", "layers.1.fc", "named.0", "blocks.1", "blocks.0.fc",
-        "counted.0"]  # fmt: skip
+        "counted.0", "row.0"]  # fmt: skip
 UNKNOWN = ["repeated", "looped", "layers.1.relu", "pairs.0", "handed", "either", "inner", "twice"]
 
 

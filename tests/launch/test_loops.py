@@ -88,3 +88,38 @@ def test_a_checkpointed_part_is_called_once(outcome: Outcome) -> None:
     assert outcome.sites() == outputs(*paths) | parameters("stem", "block.0", "head")
     assert outcome.moments() == steps(3)
     assert {row["calls"] for row in outcome.rows()} == {1}
+
+
+@recorded("plain_tensors.py optimizer")
+def test_plain_tensors_with_an_optimizer(outcome: Outcome) -> None:
+    assert outcome.sites() == {"optimizer/SGD:0.0.grad", "optimizer/SGD:0.0.update"}
+    assert outcome.moments() == steps(5)
+    assert [repr(event["value"]) for event in outcome.events("loss")] == outcome.output.split()
+    assert outcome.words[1:] == ["retrograd: recorded 5 steps at 2 sites; see it with: retrograd report run"]
+
+
+@recorded("plain_tensors.py by_hand")
+def test_plain_tensors_that_are_updated_by_hand(outcome: Outcome) -> None:
+    assert [event["step"] for event in outcome.events("loss")] == list(range(5))
+    assert [repr(event["value"]) for event in outcome.events("loss")] == outcome.output.split()
+
+
+@recorded("folds.py")
+def test_models_one_after_the_other(outcome: Outcome) -> None:
+    assert outcome.moments() == steps(30)
+    assert [event["step"] for event in outcome.events("update")] == list(range(30))
+    assert [repr(event["value"]) for event in outcome.events("loss")] == outcome.output.split()
+    for fold, name in enumerate(("", "net.", "net_2.")):
+        found = {row["step"] for row in outcome.rows() if row["site"] == f"{name}0:output.grad"}
+        assert found == set(range(10 * fold, 10 * fold + 10))
+    assert {(row["step"], row["phase"]) for row in outcome.rows() if row["phase"] != "train"} == {
+        (10, "forward"), (20, "forward"), (30, "forward"),
+    }  # fmt: skip
+
+
+@recorded("adjoint.py")
+def test_a_function_that_differentiates_in_its_backward(outcome: Outcome) -> None:
+    assert [repr(event["value"]) for event in outcome.events("loss")] == outcome.output.split()
+    assert {
+        (row["step"], row["backward"], row["calls"]) for row in outcome.rows() if row["site"] == "0:weight.grad"
+    } == {(step, 0, 1) for step in range(4)}

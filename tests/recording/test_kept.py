@@ -246,7 +246,7 @@ def test_the_budget_is_never_passed_and_nothing_is_lost_unsaid(
     keeper = TensorKeeper([keep], budget, sink)
     given = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retrograd.recording.tensor_keeper.say", lambda text: None)
+        patch.setattr("retrograd.recording.tensor_keeper.warn", lambda text: None)
         for step, sizes in enumerate(steps):
             taken = []
             for size in sizes:

@@ -38,6 +38,9 @@ from tests.recording.spread import (
 
 pytestmark = pytest.mark.slow
 
+UNEVEN = 5
+"""A width of which the last process gets fewer rows than the others, or none."""
+
 SITES = ("*:output", "*:output.grad", "*:weight*", "*:bias*")
 
 
@@ -181,6 +184,7 @@ TWO: dict[str, tuple[Callable[[Any], nn.Module], int]] = {
 }
 FOUR: dict[str, tuple[Callable[[Any], nn.Module], int]] = {
     "quarters": (lambda net: shard(net, 4), 4),
+    "uneven": (lambda net: shard(make_net(UNEVEN), 4), 4),
     "hybrid": (lambda net: shard(net, 2, 2), 4),
     "both": (partial(split_and_shard, all_split=True), 2),
     "mixed": (partial(split_and_shard, all_split=False), 2),
@@ -216,7 +220,8 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_whole(runs: Path, name: str, shares: int) -> None:
     run = open_run(runs / name)
-    assert_merged(run.history, train_whole(), factor=lambda site: shares if site.endswith(":output.grad") else 1)
+    net = make_net(UNEVEN) if name == "uneven" else make_net()
+    assert_merged(run.history, train_whole(net), factor=lambda site: shares if site.endswith(":output.grad") else 1)
     assert not run.history.disagreements
     assert not run.manifest["not_recorded"]
     assert not run.manifest["faults"]

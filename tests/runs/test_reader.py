@@ -6,8 +6,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from retrograd.errors import DamagedRunError, NotARunError
+from retrograd.foreign.json_text import read_json
 from retrograd.runs import compaction
-from retrograd.runs.files import read_json, write_json
+from retrograd.runs.files import write_json
 from retrograd.runs.reader import open_run
 from tests.history.made import SITES
 from tests.runs.written import write_run

@@ -391,7 +391,7 @@ def test_a_warning_that_is_an_error_does_not_stop_training(tmp_path: Path, capsy
         writer.add_rows(make_steps([0])[0])
         writer.flush()
         writer.close()
-    assert "retrograd: " in capsys.readouterr().err
+    assert "RetrogradWarning: " in capsys.readouterr().err
 
 
 def test_a_batch_that_makes_no_sense_costs_only_its_flush(tmp_path: Path) -> None:

@@ -16,12 +16,14 @@ ODD = [
     "fc:parameter.parameters.grad", "fc:parameter.output", "fc:output.parameters", "fc:output.grads.0.grad",
     'fc:output."grad"', '"odd:outputs":output', "watch/y:outputs", "watch/y:parameters.grad", "fc:input.inputs",
     "fc#2:output", "fc#2:input.x.grad", "fc:weights.update",
+    "fc:weight.local.grad", "fc:weight.before.grad", "optimizer/SGD:0.2.grad", "fc:output.before",
 ]  # fmt: skip
 """Names that look like what they are not, with what they are: kind, quantity."""
 KINDS = [
     ("parameter", "grad"), ("parameter", "value"), ("output", "value"), ("output", "grad"),
     ("output", "value"), ("output", "value"), ("watched", "value"), ("watched", "grad"), ("input", "value"),
     ("output", "value"), ("input", "grad"), ("parameter", "update"),
+    ("named alone", "grad"), ("named alone", "grad"), ("parameter", "grad"), ("output", "value"),
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -590,3 +591,61 @@ def test_a_pass_that_is_compiled_as_one_graph_is_left_alone(mode: str) -> None:
         traced = gradients()
     assert all(torch.equal(a, b) for a, b in zip(traced, bare, strict=True) if a is not None and b is not None)
     assert isinstance(seen, HangWatch) or not seen.events
+
+
+# ---- passes that a checkpoint leaves --------------------------------------------------------------------------
+
+
+def derivative(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def derived(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(function(x), x, create_graph=True)
+        return gradient
+
+    return derived
+
+
+def checkpointed(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: checkpoint(function, x, use_reentrant=False)
+
+
+def find_nodes_in(root: Tensor) -> list[Any]:
+    found: list[Any] = []
+    waiting: list[Any] = [root.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.append(node)
+            waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+class Life:
+    """Lies in what a node knows of itself, and dies with it."""
+
+
+@pytest.mark.parametrize("origins", [True, False])
+def test_a_pass_that_a_checkpoint_leaves_has_not_failed_and_is_freed(origins: bool) -> None:
+    """Computed again, the innermost part has enough in the middle of a pass within it, and torch leaves that pass."""
+    function = derivative(lambda x: x.sin().exp().sin())
+    for _ in range(3):
+        function = checkpointed(function)
+        function = derivative(function)
+    lives = []
+    gc.collect()
+    gc.disable()
+    try:
+        with trace(origins=origins) as traced:
+            x = torch.tensor(1.0, requires_grad=True)
+            nodes = find_nodes_in(function(x))
+            for node in nodes:
+                node.metadata["life"] = life = Life()
+                lives.append(weakref.ref(life))
+                del life
+            del nodes, node
+            assert [each() for each in lives if each() is not None] == []
+    finally:
+        gc.enable()
+    assert len(lives) > 60
+    assert traced.failure is None
+    assert not any(each.failed for each in traced.passes)

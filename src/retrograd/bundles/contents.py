@@ -19,6 +19,7 @@ from retrograd.bundles.files import (
 )
 from retrograd.bundles.program import Program, Raised, check_program
 from retrograd.bundles.switches import check_switches
+from retrograd.foreign.kinds import check_fields
 from retrograd.graph.node import Line, Saved, TensorInfo, name_place
 
 
@@ -168,12 +169,13 @@ def parse_bundle(path: Path, facts: dict[str, Any], entries: dict[str, Tensor]) 
     if node.failure is None and len(program.outputs) != len(outgoing.tensors):
         raise ValueError("the program and the node do not return as many gradients")
     versions, refusal = Versions(**facts["versions"]), str(facts["refusal"])
+    check_fields(versions)
     return Bundle(path, node, versions, program, inputs, names, outgoing, random, facts["switches"], refusal)
 
 
 def _parse_node(data: dict[str, Any]) -> NodeFacts:
     failure, line = data["failure"], data["line"]
-    return NodeFacts(
+    node = NodeFacts(
         name=str(data["name"]),
         number=data["number"],
         incoming=tuple(None if each is None else _parse_came(each) for each in data["incoming"]),
@@ -188,6 +190,9 @@ def _parse_node(data: dict[str, Any]) -> NodeFacts:
         about=dict(data["about"] or {}),
         deviation=str(data["deviation"]),
     )
+    for each in (node, *filter(None, (node.line, node.failure, *node.incoming, *node.saved))):
+        check_fields(each)
+    return node
 
 
 def _parse_came(data: dict[str, Any]) -> Came:

@@ -23,6 +23,7 @@ from retrograd.bundles.program import Operation, Program, Raised
 from retrograd.errors import DamagedBundleError
 from retrograd.files import to_utf8
 from retrograd.foreign.json_text import read_json
+from retrograd.foreign.regular import expect_file
 
 FORMAT = 2
 """Number of this form of bundle."""
@@ -61,7 +62,7 @@ def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         facts = read_json(folder / FACTS)
         if facts.get("format") != FORMAT:
             raise damaged(folder, f"{FACTS} is not of format {FORMAT}, which this version of retrograd reads")
-        data = (folder / TENSORS).read_bytes()
+        data = expect_file(folder / TENSORS).read_bytes()
         if digest({key: value for key, value in facts.items() if key != "digest"}, data) != facts.get("digest"):
             raise damaged(folder, f"{FACTS} and {TENSORS} are not the files that were written")
         return facts, safetensors.torch.load(data)

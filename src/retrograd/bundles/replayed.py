@@ -13,6 +13,7 @@ from retrograd.bundles.contents import Bundle, Came
 from retrograd.bundles.program import Operation
 from retrograd.bundles.running import find_differences, rebuild_outgoing, run_bundle
 from retrograd.errors import GraphError
+from retrograd.foreign.plain_text import show_plainly
 
 _MOST_OPERATIONS = 20
 
@@ -112,7 +113,7 @@ def replay_folder(folder: str | Path, *, trusted: bool = False) -> Iterator[tupl
 
 def describe(replayed: Replayed) -> str:
     """What was run and what came of it, for a person to read."""
-    return "\n".join(_describe(replayed))
+    return show_plainly("\n".join(_describe(replayed)))
 
 
 def _describe(replayed: Replayed) -> Iterator[str]:

@@ -40,10 +40,8 @@ def _is_way_single(owner: nn.Module, keys: Sequence[str]) -> bool:
             if code is None or "forward" in vars(owner):
                 return False
             outer.append(code)
-            if isinstance(child, nn.ModuleList) and rest:
+            if isinstance(child, (nn.ModuleList, nn.Sequential)) and rest and code.loops_once(key):
                 child = child.get_submodule(rest.pop(0))
-                if not code.loops_once(key):
-                    return False
             elif not code.calls_once(key):
                 return False
         owner = child

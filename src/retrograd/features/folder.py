@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,12 @@ from torch import Tensor
 
 from retrograd.errors import FeatureError
 from retrograd.files import to_utf8, write_whole
-from retrograd.runs.files import read_json
+from retrograd.foreign.json_text import parse_object, read_json
+from retrograd.foreign.kinds import check_kinds
+from retrograd.foreign.regular import expect_file
+from retrograd.foreign.sums import check_sum, sum_tensor
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 
@@ -43,6 +46,7 @@ class Shard:
         first_batch, batches: which batches it holds.
         samples: how many samples these have.
         shapes, dtypes: by site; the first dimension is that of the samples.
+        sums: by site, over all of its bytes.
     """
 
     path: Path
@@ -51,18 +55,23 @@ class Shard:
     samples: int
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, torch.dtype]
+    sums: Mapping[str, int]
+    _seen: set[str] = field(default_factory=set)
 
     def read(self, site: str, start: int, stop: int) -> Tensor:
-        """Rows of one site, read from the disk.
+        """Rows of one site, read from the disk. The first time all of its rows are, to see that they are right.
 
         Raises:
-            FeatureError: the file cannot be read.
+            FeatureError: the file cannot be read, or is not what was written.
         """
         try:
-            with safetensors.safe_open(self.path, "pt") as file:
+            with safetensors.safe_open(expect_file(self.path), "pt") as file:
+                if site not in self._seen:
+                    check_sum(file.get_tensor(site), self.sums[site], site)
+                    self._seen.add(site)
                 rows: Tensor = file.get_slice(site)[start:stop]
                 return rows
-        except (safetensors.SafetensorError, OSError, RuntimeError) as error:
+        except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
             raise _damaged(self.path, error) from error
 
 
@@ -74,7 +83,8 @@ def write_shard(folder: Path, first_batch: int, batches: list[dict[str, Tensor]]
     """
     features = {site: torch.cat([batch[site] for batch in batches]) for site in batches[0]}
     samples = len(next(iter(features.values())))
-    note = {"first_batch": first_batch, "batches": len(batches), "samples": samples}
+    sums = {site: sum_tensor(feature) for site, feature in features.items()}
+    note = {"first_batch": first_batch, "batches": len(batches), "samples": samples, "crc32": sums}
     data = safetensors.torch.save(features, {_NOTE: json.dumps(note)})
     _write_durably(folder / f"batch-{first_batch:08d}.safetensors", data)
 
@@ -89,6 +99,7 @@ def list_shards(folder: Path) -> list[Shard]:
     shards.sort(key=lambda shard: shard.first_batch)
     expected = 0
     for shard in shards:
+        _compare(shards[0], shard)
         if shard.first_batch != expected:
             raise FeatureError(
                 f"In {str(folder)!r} the batches from {expected} to {shard.first_batch - 1} are missing.",
@@ -117,6 +128,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     path = folder / MANIFEST
     try:
         content = read_json(path)
+        check_kinds(content, {"asked": dict[str, Any], "features": dict[str, Any], "complete": bool, "samples": int})
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -126,6 +138,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
             f"{str(path)!r} has the format {content.get('format')!r}, and this version reads {FORMAT}.",
             repair="install the version of retrograd that wrote it.",
         )
+    if "asked" not in content:
+        raise _damaged(path, "it does not say what was asked for")
     return content
 
 
@@ -138,23 +152,53 @@ def _write_durably(path: Path, data: bytes) -> None:
 
 def _read_header(path: Path) -> Shard:
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            note = json.loads((file.metadata() or {})[_NOTE])
+        with safetensors.safe_open(expect_file(path), "pt") as file:
+            note = parse_object((file.metadata() or {})[_NOTE])
+            check_kinds(note, {"first_batch": int, "batches": int, "samples": int, "crc32": dict[str, int]})
             sites = sorted(file.keys())
             slices = {site: file.get_slice(site) for site in sites}
-            return Shard(
+            shard = Shard(
                 path,
-                int(note["first_batch"]),
-                int(note["batches"]),
-                int(note["samples"]),
+                note["first_batch"],
+                note["batches"],
+                note["samples"],
                 {site: tuple(slices[site].get_shape()) for site in sites},
                 {site: slices[site][:0].dtype for site in sites},
+                note["crc32"],
             )
     except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
         raise _damaged(path, error) from error
+    _check(shard)
+    return shard
 
 
-def _damaged(path: Path, error: Exception) -> FeatureError:
+def _check(shard: Shard) -> None:
+    """Check that what a header says of batches and samples is what its name and its tensors say.
+
+    Raises:
+        FeatureError: it is not.
+    """
+    match = _SHARD.fullmatch(shard.path.name)
+    if match is None or int(match[1]) != shard.first_batch or shard.batches < 1:
+        raise _damaged(shard.path, f"it says that it holds {shard.batches} batches from {shard.first_batch} on")
+    if any(shape[:1] != (shard.samples,) for shape in shard.shapes.values()):
+        raise _damaged(shard.path, f"not every feature in it is of {shard.samples} samples")
+    if shard.sums.keys() != shard.shapes.keys():
+        raise _damaged(shard.path, "it lacks the sum over a feature")
+
+
+def _compare(first: Shard, shard: Shard) -> None:
+    """Check that a shard holds the same features as the first, with rows of the same shapes.
+
+    Raises:
+        FeatureError: it does not.
+    """
+    rows = [{site: shape[1:] for site, shape in each.shapes.items()} for each in (first, shard)]
+    if rows[0] != rows[1] or first.dtypes != shard.dtypes:
+        raise _damaged(shard.path, f"its features are not those of {first.path.name}")
+
+
+def _damaged(path: Path, error: Exception | str) -> FeatureError:
     return FeatureError(
         f"{str(path)!r} cannot be read: {error}.",
         repair="remove it, and the files of later batches, and extract again, which goes on from there.",

@@ -26,7 +26,13 @@ def open_features(folder: str | Path) -> StoredFeatures:
     manifest = read_manifest(folder)
     if manifest is None:
         raise FeatureError(f"{str(folder)!r} holds no features.", repair="write some with rg.extract_dataset.")
-    return StoredFeatures(folder, manifest, list_shards(folder))
+    shards = list_shards(folder)
+    if missing := [name for name in manifest.get("features", {}) if shards and name not in shards[0].shapes]:
+        raise FeatureError(
+            f"{str(shards[0].path)!r} holds no {missing[0]!r}, which the manifest tells of.",
+            repair="extract again, into another folder.",
+        )
+    return StoredFeatures(folder, manifest, shards)
 
 
 class StoredFeatures(Mapping[str, "StoredFeature"]):

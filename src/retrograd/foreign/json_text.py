@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from retrograd.foreign.regular import expect_file
 
 LARGEST = 1 << 28
 """Bytes of the largest text that is read: what is parsed takes ten times as much memory."""
@@ -32,7 +34,7 @@ def read_json(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
         ValueError: it holds something else.
     """
-    with path.open("rb") as file:
+    with expect_file(path).open("rb") as file:
         return expect_object(parse_json(file.read(LARGEST + 1)))
 
 
@@ -56,42 +58,10 @@ def expect_object(content: Any) -> dict[str, Any]:
     return content
 
 
-def check_kinds(content: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> None:
-    """Check that values which are there have the kinds that readers expect.
-
-    Args:
-        content: an object that was read.
-        kinds: key → what its value may be.
-
-    Raises:
-        ValueError: one is of another kind.
-    """
-    for key, kind in kinds.items():
-        value = content.get(key)
-        if key in content and (not isinstance(value, kind) or (isinstance(value, bool) and kind is int)):
-            raise ValueError(f"{key!r} cannot be {_shorten(value)}")
-
-
-def expect_texts(values: Any, what: str) -> list[str]:
-    """The value itself, where it is a list of texts.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ValueError(f"{what} is no list of texts")
-    return values
-
-
 def _join_pairs(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     joined: dict[str, Any] = {}
     for key, value in pairs:
         if key in joined:
-            raise ValueError(f"{_shorten(key)} is told twice")
+            raise ValueError(f"{key[:60]!r} is told twice")
         joined[key] = value
     return joined
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"

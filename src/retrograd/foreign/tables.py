@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from retrograd.foreign.regular import expect_file
 
 LARGEST = 1 << 32
 """Bytes of a table that is read, unpacked."""
@@ -18,7 +19,7 @@ MOST_ROWS = 10_000_000
 """Rows of a table that becomes objects of Python."""
 
 
-def check_table(metadata: pq.FileMetaData, *, most_rows: int = MOST_VALUES) -> None:
+def check_table(metadata: pq.FileMetaData, *, most_rows: int | None = None) -> None:
     """Check that a file says of itself that it can be read into memory.
 
     Raises:
@@ -26,7 +27,7 @@ def check_table(metadata: pq.FileMetaData, *, most_rows: int = MOST_VALUES) -> N
     """
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     size = sum(group.total_byte_size for group in groups)
-    if metadata.num_rows > most_rows or size > LARGEST:
+    if metadata.num_rows > (MOST_VALUES if most_rows is None else most_rows) or size > LARGEST:
         raise ValueError(f"{metadata.num_rows} rows of {size} bytes are too many")
     for column in range(metadata.num_columns):
         values = sum(group.column(column).num_values for group in groups)
@@ -40,8 +41,6 @@ def read_table(path: str | os.PathLike[str]) -> pa.Table:
     Raises:
         pa.ArrowException, OSError, ValueError: it cannot be read.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {str(path)!r}")
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(expect_file(path), page_checksum_verification=True) as file:
         check_table(file.metadata, most_rows=MOST_ROWS)
         return file.read()

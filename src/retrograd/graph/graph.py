@@ -14,6 +14,9 @@ import pyarrow.parquet as pq
 
 from retrograd.errors import DetachedGraphError, GraphError, NoSuchNodeError
 from retrograd.files import make_all_storable, write_file
+from retrograd.foreign.json_text import parse_json
+from retrograd.foreign.kinds import check_fields, fits
+from retrograd.foreign.tables import read_table
 from retrograd.graph.node import Edge, Line, Node, Saved, TensorInfo, matches
 from retrograd.graph.run_order import order_of_run
 
@@ -144,18 +147,19 @@ class Graph:
             GraphError: the file is none, or is damaged.
         """
         try:
-            table = pq.read_table(path)
-            roots = json.loads(table.schema.metadata[b"retrograd.roots"])
+            table = read_table(path)
+            roots = [Edge(node, slot) for node, slot in parse_json(table.schema.metadata[b"retrograd.roots"])]
             columns = Columns()
-            for batch in table.to_batches(max_chunksize=10_000):
+            for batch in table.select(_SCHEMA.names).cast(_SCHEMA).to_batches(max_chunksize=10_000):
                 for row in batch.to_pylist():
                     columns.add(_read_row(len(columns.names), row))
-        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            check_edges(roots, columns.edges)
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise GraphError(
                 f"{str(path)!r} holds no graph that can be read: {error}",
                 repair="give a file that Graph.save() has written.",
             ) from error
-        return cls(columns, [Edge(node, slot) for node, slot in roots])
+        return cls(columns, roots)
 
 
 class Columns:
@@ -246,7 +250,7 @@ def _write_saved(saved: Saved) -> dict[str, Any]:
 def _read_row(index: int, row: dict[str, Any]) -> Node:
     line = Line(row["file"], row["line"], row["function"], row["operation"]) if row["file"] is not None else None
     saved = [Saved(each["name"], _parse(each["tensor"]), each["value"], each["version"]) for each in row["saved"]]
-    return Node(
+    node = Node(
         index=index,
         name=row["name"],
         number=row["number"],
@@ -258,6 +262,32 @@ def _read_row(index: int, row: dict[str, Any]) -> Node:
         line=line,
         parameter=row["parameter"],
     )
+    for each in (node, *saved, *([] if line is None else [line])):
+        check_fields(each)
+    return node
+
+
+def check_edges(roots: Sequence[Edge], edges: Sequence[Sequence[Edge | None]]) -> None:
+    """Check that edges lead to nodes that are there, and not round in a circle.
+
+    Raises:
+        ValueError: one does not.
+    """
+    entered = [0] * len(edges)
+    for edge in (*roots, *(each for leaving in edges for each in leaving if each is not None)):
+        if not isinstance(edge.node, int) or not 0 <= edge.node < len(edges) or not fits(edge.slot, int):
+            raise ValueError(f"there is no node {edge.node!r}")
+    for edge in (each for leaving in edges for each in leaving if each is not None):
+        entered[edge.node] += 1
+    ready, reached = [node for node, count in enumerate(entered) if not count], 0
+    while ready:
+        reached += 1
+        for edge in (each for each in edges[ready.pop()] if each is not None):
+            entered[edge.node] -= 1
+            if not entered[edge.node]:
+                ready.append(edge.node)
+    if reached < len(edges):
+        raise ValueError("its edges lead round in a circle")
 
 
 def _parse(text: str | None) -> TensorInfo | None:

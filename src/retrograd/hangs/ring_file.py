@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrograd.errors import TraceError
+from retrograd.foreign.regular import expect_file
 from retrograd.hangs.rank_state import RankState, RingEvent, State, ThreadState
 from retrograd.runs.layout import RING, list_rank_folders, parse_rank
 
@@ -55,6 +56,7 @@ _STATES: dict[int, State] = {
 _MOST_LANES = 1024
 _MOST_SPANS = 4096
 _LARGEST_FILE = 1 << 30
+_LARGEST_TEXT = 1 << 28
 
 
 def read_rings(run: Path | str, last: int = 64) -> list[RankState]:
@@ -91,7 +93,7 @@ def read_ring(path: Path, last: int = 64) -> RankState:
         TraceError: it is not there, or it is damaged beyond reading.
     """
     try:
-        with path.open("rb") as file:
+        with expect_file(path).open("rb") as file:
             content = file.read(_LARGEST_FILE)
     except OSError as error:
         raise TraceError(f"{str(path)!r} cannot be read: {error.strerror or error}.") from error
@@ -287,7 +289,8 @@ def _read_names(path: Path, made: int) -> list[str]:
 def _read_lines(path: Path) -> list[str]:
     """The lines of a text file that were written to their ends."""
     try:
-        content = path.read_bytes()
+        with expect_file(path).open("rb") as file:
+            content = file.read(_LARGEST_TEXT)
     except OSError:
         return []
     return content.decode("utf-8", "replace").split("\n")[:-1]

@@ -28,6 +28,7 @@ from retrograd.hangs.ring import Ring
 from retrograd.hangs.signal_tap import SignalTap
 from retrograd.hangs.words import describe_age, describe_event, describe_stacks, describe_state
 from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.checkpoints import is_failure
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.reach import Reach, find_nodes_of, guard_nodes
 from retrograd.runs.complaints import Complaints
@@ -308,7 +309,7 @@ class _Follower:
             self._taps.end(ours.tap)
             if ours.reach is not None:
                 guard_nodes(ours.reach.nodes, ours.reach.links)
-            self._ring.pass_ends(error is not None)
+            self._ring.pass_ends(is_failure(error))
         except Exception as fault:  # a fault of ours must not stop the program
             self._complain(fault)
 

@@ -37,7 +37,7 @@ STATISTICS_COLUMNS: tuple[Column, ...] = (
     Column("micro", pa.int32(), "micro-batch within the step, from 0"),
     Column("backward", pa.int16(), "backward pass within the micro-batch, from 0; −1 for values and updates"),
     Column("phase", _TEXT, "kind of forward: " + ", ".join(PHASES)),
-    Column("site", _TEXT, "where, as printed: `blocks.3.attn:output.grad`, `rnn.cell#2:output`"),
+    Column("site", _TEXT, "where: `blocks.3.attn:output.grad`, `rnn.cell#2:output`; a first call has no number"),
     Column("calls", pa.int32(), "tensors merged into this row"),
     Column(
         "order",

@@ -27,6 +27,11 @@ _BACKWARD: CodeType = CheckpointFunction.backward.__code__
 _RUN: CodeType = _engine_run_backward.__code__
 
 
+def is_failure(error: BaseException | None) -> bool:
+    """Whether a backward pass that ended with this error has failed, and was not left by a part that had enough."""
+    return error is not None and not isinstance(error, EnoughComputed)
+
+
 def parts_running() -> list[Any]:
     """What stands for the checkpointed parts, one within the other, whose forward runs now for the first time.
 

@@ -31,13 +31,13 @@ def name_watched_leaves(name: str, value: Any) -> None:
     """Remember what the leaves of a graph are called that lie in a tensor or a nest of them; they are not held."""
     for keys, tensor in flatten(value, ()):
         if tensor.requires_grad and tensor.is_leaf:
-            _leaves[tensor] = str(Site(WATCH + name, keys))
+            _leaves[tensor] = name, keys
 
 
 def watched_name(leaf: torch.Tensor) -> str | None:
     """What a leaf was watched as: ``"watch/a"``."""
-    name: str | None = _leaves.get(leaf) if len(_leaves) else None
-    return name
+    found = _leaves.get(leaf) if len(_leaves) else None
+    return None if found is None else str(Site(WATCH + found[0], found[1]))
 
 
 def rewrite_watched_tensors(rewriter: TensorRewriter) -> None:

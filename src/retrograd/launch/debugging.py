@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import ClassVar, NoReturn
 
-from retrograd.launch.closing import say
 from retrograd.launch.command import resolve_command
-from retrograd.launch.process import make_environment, replace_process
+from retrograd.launch.process import start
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +53,4 @@ def start_debugging(arguments: argparse.Namespace) -> NoReturn:
     """
     command = resolve_command(arguments.command, "debug")
     request = DebugRequest(tuple(arguments.breakpoints or ()), arguments.nonfinite)
-    say(f"debugging {shlex.join(arguments.command)}; a prompt opens where a backward pass stops")
-    replace_process(command, make_environment(request, os.environ))
+    start(command, request, f"debugging {shlex.join(arguments.command)}; a prompt opens where a backward pass stops")

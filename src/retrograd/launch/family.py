@@ -40,6 +40,11 @@ class Family:
                 for child in nn.Module.children(thing):
                     self.learn(thing, child)
 
+    @property
+    def has_optimizers(self) -> bool:
+        """Whether any optimizer has been seen."""
+        return bool(len(self._optimizers))
+
     def find_model(self, module: nn.Module) -> nn.Module:
         """The model that a module is a part of, without what wraps it for distribution.
 

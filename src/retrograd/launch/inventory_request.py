@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,9 +11,8 @@ from pathlib import Path
 from typing import ClassVar, NoReturn
 
 from retrograd.errors import SavedTensorError
-from retrograd.launch.closing import say
 from retrograd.launch.command import choose_folder, resolve_command
-from retrograd.launch.process import make_environment, replace_process
+from retrograd.launch.process import start
 from retrograd.launch.start import check_writable
 from retrograd.runs.ranks import check_vacant
 
@@ -75,5 +73,4 @@ def start_inventory(arguments: argparse.Namespace) -> NoReturn:
     )
     check_writable(Path(request.path))
     check_vacant(Path(request.path))
-    say(f"taking an inventory of {shlex.join(arguments.command)} into {request.shown}")
-    replace_process(command, make_environment(request, os.environ))
+    start(command, request, f"taking an inventory of {shlex.join(arguments.command)} into {request.shown}")

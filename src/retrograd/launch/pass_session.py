@@ -19,6 +19,7 @@ from torch import Tensor
 from retrograd.errors import RetrogradError, RetrogradWarning
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.launch.closing import say, say_end
+from retrograd.notices import warnings_kept
 from retrograd.randomness import random_kept
 from retrograd.runs.ranks import RankClaim
 
@@ -38,7 +39,7 @@ class PassSession(ABC):
 
     def follow_process(self) -> None:
         """Begin, begin again in forked children, and end when the process does."""
-        warnings.simplefilter("default", RetrogradWarning)  # also under -W error: ours must not raise in the script
+        warnings.simplefilter("default", RetrogradWarning)  # whatever the script does with its own
         atexit.register(self.close)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self.start_over)
@@ -88,7 +89,7 @@ class PassSession(ABC):
         is_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
         if done and self._is_first_rank() and sys.__stderr__ is not None and not is_interrupted:
             # nobody listens, or the script has closed it; and what it does at its exit may draw too
-            with contextlib.suppress(OSError, ValueError), random_kept():
+            with contextlib.suppress(OSError, ValueError), random_kept(), warnings_kept():
                 self._show(sys.__stderr__)
         say_end(self._tell_obstacle(), done, saw_nothing=not self._ended and not self._obstacle)
 

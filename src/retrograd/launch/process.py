@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import ClassVar, NoReturn, Protocol
 
 from retrograd.errors import LaunchError
+from retrograd.launch.closing import say
+from retrograd.launch.interpreter import find_obstacle
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 """Folder of the ``sitecustomize`` that every Python process below finds first."""
@@ -38,6 +40,17 @@ def make_environment(request: Requested, environment: Mapping[str, str]) -> dict
     paths = [path for path in hidden.split(os.pathsep) if path != str(BOOTSTRAP)] if hidden else []
     theirs = {name: value for name, value in environment.items() if not name.startswith(OURS)}
     return {**theirs, request.variable: request.write(), "PYTHONPATH": os.pathsep.join([str(BOOTSTRAP), *paths])}
+
+
+def start(command: Sequence[str], request: Requested, promise: str) -> NoReturn:
+    """Say what will be done, and become the command; or say why it will not be done, and become it all the same.
+
+    Raises:
+        LaunchError: if the system refuses to execute it.
+    """
+    environment = make_environment(request, os.environ)
+    say(find_obstacle(command, environment) or promise)
+    replace_process(command, environment)
 
 
 def replace_process(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

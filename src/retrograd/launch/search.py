@@ -79,6 +79,13 @@ class Search:
                     self._lookout.disarm()  # before torch.compile takes our hook for a part of the model
             self._known.update(nn.Module.modules(module))
 
+    def pass_begins(self) -> None:
+        """A backward pass begins, and no model has been found: are there any that optimizers update?"""
+        with self._lock:
+            self._family.look_around()
+            if self._family.has_optimizers:  # else any model of the process would be taken for one that is trained
+                self._traced |= self._add([])
+
     def update_begins(self, optimizer: Optimizer) -> None:
         if optimizer not in self._settled:
             with self._lock:

@@ -14,15 +14,17 @@ import warnings
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 
 from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
+from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.launch.closing import say, say_end, say_failure
 from retrograd.launch.exits import ExitNote, end_as_interrupted
 from retrograd.launch.late_sink import LateSink
 from retrograd.launch.naming import name_models
 from retrograd.launch.request import Request, read_request
 from retrograd.launch.search import Search
+from retrograd.notices import warnings_kept
 from retrograd.randomness import random_kept
 from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
@@ -39,7 +41,7 @@ def start_session() -> None:
     atexit.register(session.close)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.start_over)
-    warnings.simplefilter("default", RetrogradWarning)  # also under -W error: ours must not raise in the script
+    warnings.simplefilter("default", RetrogradWarning)  # whatever the script does with its own
     session.take_inventory()
 
 
@@ -56,6 +58,8 @@ class Session:
         self._exit = ExitNote()
         self._inventory: RunInventory | None = None
         self._search = Search(self._record, self._give_up)
+        self._has_given_up = False
+        listen_to_backward(self)
         self._sink = LateSink(self._open_run, self._make_step, self._give_up)
 
     def close(self) -> None:
@@ -63,6 +67,7 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        unlisten_to_backward(self)
         self._search.close()
         if self._inventory is not None:
             self._inventory.close()
@@ -103,6 +108,20 @@ class Session:
         self._inventory = RunInventory(self._request, self._sink.add_file)
         self._inventory.follow_process()
 
+    def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
+        """A backward pass begins. Where no model has been found by now, there is one without."""
+        if self._recorder is None and not self._has_given_up:
+            try:
+                self._search.pass_begins()
+                if self._recorder is None:
+                    self._record([], None)
+            except Exception as error:  # a fault of ours must not end the pass
+                self._give_up(error)
+        unlisten_to_backward(self)
+
+    def backward_ends(self, failed: bool) -> None:
+        """That pass has ended."""
+
     def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
         unnamed = [model for model in models if model not in self._names]
         named = name_models(unnamed, taken=self._taken)
@@ -134,10 +153,10 @@ class Session:
         settings = Settings(
             sites=request.sites, schedule=request.schedule, tensors=request.tensors, histogram=request.histogram
         )
-        return Recorder(models, self._sink, settings, step=step)
+        return Recorder(models or None, self._sink, settings, step=step, loose=True)
 
     def _open_run(self) -> RunWriter:
-        with random_kept():
+        with random_kept(), warnings_kept():
             from retrograd.runs.writer import RunWriter
 
         writer = RunWriter(self._request.path, resume=self._request.resume, join=True)
@@ -150,5 +169,6 @@ class Session:
     def _give_up(self, error: Exception) -> None:
         """Record nothing new; said at once, since it may be long until the end."""
         self._search.stop()
+        self._has_given_up = True
         self._obstacle = error.problem if isinstance(error, RetrogradError) else f"the recorder failed: {error!r}"
         say(self._obstacle)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from retrograd.errors import RunWriteError
-from retrograd.launch.closing import say
 from retrograd.launch.command import choose_folder, resolve_command
-from retrograd.launch.process import make_environment, replace_process
+from retrograd.launch.process import start
 from retrograd.launch.request import Request
 from retrograd.runs.ranks import check_vacant
 
@@ -41,8 +40,7 @@ def start_command(arguments: argparse.Namespace) -> NoReturn:
     request.check()
     check_writable(Path(request.path))
     check_vacant(Path(request.path), resume=request.resume)
-    say(f"recording {shlex.join(request.command)} in {request.shown}")
-    replace_process(command, make_environment(request, os.environ))
+    start(command, request, f"recording {shlex.join(request.command)} in {request.shown}")
 
 
 def check_writable(run: Path) -> None:

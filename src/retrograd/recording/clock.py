@@ -61,6 +61,7 @@ class Clock:
         stale: a backward or an update has ended, so the next forward begins something new.
         entered: the running backward pass has reached a tap.
         is_piped: a stage of a pipeline runs, whose forwards and passes of a step come in any order: as one micro-batch.
+        is_free: no model has run so far, so nothing tells where a forward begins: each pass is a micro-batch.
         was_reached: a backward pass that concerned us has ended in this step.
         lane: the lane of the forward that runs now; None outside of the recorded models' own forward.
     """
@@ -80,6 +81,7 @@ class Clock:
         "awake",
         "backward",
         "entered",
+        "is_free",
         "is_piped",
         "lane",
         "lanes",
@@ -108,7 +110,7 @@ class Clock:
         self._over = self._stopped = self._saw_forward = False
         self._aside: list[bool] = []
         self._paused: tuple[int, bool, bool] | None = None
-        self.was_reached = False
+        self.was_reached = self.is_free = False
         self.lanes = lanes
         self.lane: Lane | None = None
         self.thread = threading.get_ident()
@@ -154,6 +156,7 @@ class Clock:
     def forward_begins(self, root: int, mode: Mode, training: bool) -> None:
         """A recorded model, known by its identity, is called. A root within a root begins nothing."""
         self._roots.append(root)
+        self.is_free = False
         if len(self._roots) > 1:
             return
         self.thread = threading.get_ident()
@@ -204,6 +207,15 @@ class Clock:
         return self.lanes[mode]
 
     # ---- backward ----
+
+    def begin_pass(self) -> None:
+        """A backward pass begins, and no model has run so far."""
+        if self.stale:
+            self._turn(Mode.GRAD)
+        elif not self._leader.is_known and self._parameters_touched():  # which shows only by what the pass goes to
+            self.step += 1
+            self.micro = 0
+            self.on = self.awake = self._schedule(self.step)
 
     def enter_backward(self) -> bool:
         """A backward pass has reached its first tap; returns whether anything is recorded still.

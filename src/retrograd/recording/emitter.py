@@ -112,6 +112,8 @@ class Emitter:
             for part in split_late(batch, late) if late else (batch,):
                 self._note_rows(lane, part)
                 self._sink.add_rows(self._rows.translate(part))
+                if self._keeper.has_triggers:  # a user's: what it raises shall cost no row
+                    self._pull_triggers(part)
 
     @harmless
     def close(self, lane: Lane, moment: Moment) -> None:
@@ -174,8 +176,6 @@ class Emitter:
             self._rows.mark(np.frombuffer(numbers, np.int32))
         if lane.mode is Mode.GRAD:
             self._late.note(numbers)
-        if self._keeper.has_triggers:
-            self._pull_triggers(batch)
 
     def _pull_triggers(self, batch: RowBatch) -> None:
         table = np.frombuffer(batch.rows, ROW)

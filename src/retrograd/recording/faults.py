@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from retrograd.errors import RetrogradWarning
 from retrograd.hooks.engine import uncompiled
+from retrograd.notices import warn
 from retrograd.sites.site import Site
 from retrograd.statistics.slab import UnreadableTensorError
 
@@ -49,7 +47,7 @@ class Faults:
         reason = f"{type(error).__name__}: {error}"
         if reason not in self._said and len(self._said) < _MOST_WARNINGS:
             self._said.add(reason)
-            say(f"retrograd could not record {site}: {reason}. Training goes on; further faults are counted.")
+            warn(f"retrograd could not record {site}: {reason}. Training goes on; further faults are counted.")
         return reason
 
 
@@ -65,11 +63,3 @@ def harmless(method: F) -> F:
             self.fault(method.__qualname__, error)
 
     return call  # type: ignore[return-value]
-
-
-def say(text: str) -> None:
-    """Warn, also where the user turns warnings into errors: ours must not end a training step."""
-    try:
-        warnings.warn(text, RetrogradWarning, stacklevel=3)
-    except RetrogradWarning as warning:
-        print(f"RetrogradWarning: {warning}", file=sys.stderr)

@@ -28,6 +28,9 @@ class Updated(Notes, Protocol):
 
     clock: Clock
 
+    def optimizer_seen(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to update, whatever it holds."""
+
 
 class OptimizerWatch:
     """Listens to every optimizer of the process and heeds those of the recorded models.
@@ -65,6 +68,10 @@ class OptimizerWatch:
         for optimizer in [each for each, number in self._numbers.items() if _is_stranger(number)]:
             del self._numbers[optimizer]
 
+    def knows(self, parameter: torch.Tensor) -> bool:
+        """Whether it is of the recorded models."""
+        return parameter in self._numbers_of
+
     def model_runs(self, model: nn.Module) -> None:
         """A recorded model, or a part that is called by itself, runs."""
         self._ran.add(model)
@@ -72,6 +79,7 @@ class OptimizerWatch:
     @harmless
     def update_begins(self, optimizer: Optimizer) -> None:
         """``optimizer.step`` was called."""
+        self._host.optimizer_seen(optimizer)
         number = self._find_number(optimizer)
         if number is None:
             return

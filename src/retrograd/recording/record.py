@@ -104,7 +104,7 @@ class Recording:
 
 
 def record(
-    model: nn.Module | Mapping[str, nn.Module],
+    model: nn.Module | Mapping[str, nn.Module] | None = None,
     path: str | os.PathLike[str] | None = None,
     *,
     sites: Pattern | Iterable[Pattern] | None = None,
@@ -120,7 +120,8 @@ def record(
     Recording never changes training: losses, gradients and weights are bitwise the same with and without it.
 
     Args:
-        model: a module, or modules by name, whose names then lead the names of their sites.
+        model: a module, or modules by name, whose names then lead the names of their sites. None for code without
+            one: tensors that are watched, those that optimizers update, and losses.
         path: the run folder; None keeps the history in memory.
         sites: which sites get statistics: globs over names, compiled regexes, module types, predicates. None is every
             module's output and its gradient, every parameter's gradient and update.
@@ -150,11 +151,11 @@ def record(
         if resume is not False:
             raise RecordingError("A recording in memory cannot be resumed.", repair="give the run folder as `path`.")
         memory = History(tensor_budget=settings.tensor_budget)
-        return Recording(Recorder(model, memory, settings), memory, None)
+        return Recording(Recorder(model, memory, settings, loose=model is None), memory, None)
     step = int(resume["step"]) if isinstance(resume, Mapping) else None
     check_models(model, settings)  # before the folder is made
     writer = RunWriter(path, resume=resume is not False, step=step, tensor_budget=settings.tensor_budget)
-    return Recording(Recorder(model, writer, settings, step=writer.next_step), writer, writer.path)
+    return Recording(Recorder(model, writer, settings, step=writer.next_step, loose=model is None), writer, writer.path)
 
 
 @uncompiled

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
+from torch.optim.optimizer import Optimizer
 
 from retrograd.history.sink import Event, EventKind, Moment, Sink
 from retrograd.hooks.backward import (
@@ -34,16 +35,19 @@ from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_co
 from retrograd.hooks.hiding import hide_hooks, show_hooks
 from retrograd.hooks.input_gradient import InputGradient
 from retrograd.hooks.interventions import listen_to_interventions, unlisten_to_interventions
+from retrograd.hooks.leaves import find_leaves
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.hooks.pipeline import is_rehearsal, running_stage
 from retrograd.hooks.tables import Entry
+from retrograd.notices import warn
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
-from retrograd.recording.faults import Faults, harmless, say
+from retrograd.recording.faults import Faults, harmless
 from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
+from retrograd.recording.loose import LooseParameters
 from retrograd.recording.manual_updates import ManualUpdates
 from retrograd.recording.module_watch import SlotWatch, mode_now
 from retrograd.recording.omissions import Evidence, list_omissions, list_unmatched
@@ -65,10 +69,11 @@ class Recorder:
     """Records models into a sink until it is closed.
 
     Args:
-        models: a module, or modules by name. Names lead the paths of their sites.
+        models: a module, or modules by name. Names lead the paths of their sites. None for what there is without one.
         sink: what is written to.
         settings: what is recorded of them, and when.
         step: number of the first step.
+        loose: record tensors, too, that optimizers update and that belong to no model.
 
     Raises:
         AttachError: for something that cannot be recorded.
@@ -77,19 +82,20 @@ class Recorder:
 
     def __init__(
         self,
-        models: nn.Module | Mapping[str, nn.Module],
+        models: nn.Module | Mapping[str, nn.Module] | None,
         sink: Sink,
         settings: Settings | None = None,
         *,
         step: int = 0,
+        loose: bool = False,
     ) -> None:
         self.settings = settings or Settings()
         self._sink = sink
         self._structures: dict[str, list[dict[str, str | int]]] = {}
         self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._roots: WeakSet[nn.Module] = WeakSet()
-        self._new_models = name_models(models)
-        check_models(self._new_models, self.settings)
+        self._new_models = {} if models is None else name_models(models)
+        check_models(models, self.settings)
         self._modules: WeakSet[nn.Module] = WeakSet()
         self._wishes = Wishes(self.settings)
         self._faults = Faults()
@@ -111,10 +117,12 @@ class Recorder:
         slots: list[SlotWatch] = []
         self._emitter = Emitter(sink, self._rows, slots, self.keeper, self, late, self.placements, self._forget_graph)
         self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._manual.touched, step)
+        self.clock.is_free = models is None
         self._taps = Taps(self, self.settings, self._lanes, self._rows, slots, late)
         self._reductions = Reductions(self)
         self._interventions = InterventionWatch(self, self._taps, self._emitter)
         self._optimizers = OptimizerWatch(self, self._taps.parameters, UpdateTap(self._lanes.grad))
+        self._loose = LooseParameters(self._taps, self._optimizers.knows, self._loose_found) if loose else None
 
     # ---- setting up -------------------------------------------------------------------------------------------
 
@@ -165,6 +173,7 @@ class Recorder:
         for entry in entries:
             if not entry.path.startswith(compiled) or entry.path == ROOT:
                 self._taps.tap_calls(entry)
+            self._taps.release_loose(entry)
             self._taps.tap_parameters(entry)
         self.add_root(model)
 
@@ -178,6 +187,14 @@ class Recorder:
         copies = watch.exchange.ranks if watch.exchange is not None else ()
         if watch.parameter is not None:
             self.placements.see_parameter(watch.site, watch.parameter, copies)
+
+    def optimizer_seen(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to update, whatever it holds."""
+        if self._loose is not None:
+            self._loose.see(optimizer)
+
+    def _loose_found(self, tensors: list[torch.Tensor]) -> None:
+        self._optimizers.add_parameters(tensors)
 
     def _wants_step(self, step: int) -> bool:
         try:
@@ -257,6 +274,12 @@ class Recorder:
         if threading.get_ident() != self.clock.thread:
             return
         self._in_backward = True
+        if self._loose is not None:
+            self._loose.look()
+        if self.clock.is_free:
+            if not self.clock.has_leader:
+                self._manual.look_at(find_leaves(roots))
+            self.clock.begin_pass()
         self._scale = self._optimizers.scales.find(roots)
         if self.clock.on:
             self._losses = tuple(root.detach().clone() for root in roots if _is_loss(root))
@@ -272,7 +295,8 @@ class Recorder:
         clock = self.clock
         if clock.on and not failed:
             self._reductions.pass_ends()
-        if not clock.entered and clock.on and self._lanes.grad.touched and (failed or not self._taps.see_gradients):
+        may_be_ours = self._lanes.grad.touched and (failed or not self._taps.see_gradients)
+        if not clock.entered and clock.on and (may_be_ours or clock.is_free):
             self.enter_backward()
         self._in_backward = False
         if clock.entered:
@@ -414,7 +438,7 @@ class Recorder:
         self._sink.close(status)
         unmatched = list_unmatched(evidence)
         if unmatched and status == "finished":  # else what has not come yet is no news
-            say(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
+            warn(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
 
     def find_path(self, module: Any) -> str | None:
         """The path of a recorded module; None for anything else."""
@@ -441,13 +465,15 @@ class Recorder:
         )
 
 
-def check_models(models: nn.Module | Mapping[str, nn.Module], settings: Settings) -> Sequence[NamedModule]:
+def check_models(models: nn.Module | Mapping[str, nn.Module] | None, settings: Settings) -> Sequence[NamedModule]:
     """The modules of models that can be recorded with these settings.
 
     Raises:
         AttachError: for something that is no module.
         NoSuchSiteError: for a pattern that matches nothing.
     """
+    if models is None:  # nothing is known before it runs
+        return []
     modules = [entry for name, model in name_models(models).items() for entry in walk_modules(name, model)]
     settings.check([candidate for entry in modules for candidate in entry.candidates()])
     return modules

@@ -27,7 +27,7 @@ from retrograd.recording.row_table import RowTable
 from retrograd.recording.settings import Settings
 from retrograd.recording.stream import NO_ROW, Stream, StreamHost
 from retrograd.sites.pattern import Candidate
-from retrograd.sites.site import LOCAL, WATCH, Site, local_gradient
+from retrograd.sites.site import LOCAL, OPTIMIZER, WATCH, Site, local_gradient
 
 
 class TapHost(ArgumentHost, StreamHost, Protocol):
@@ -71,7 +71,7 @@ class Taps:
         self._outputs: WeakKeyDictionary[nn.Module, OutputWatch] = WeakKeyDictionary()
         self._watched: dict[str, SlotWatch] = {}
         self._places: list[Place] = []
-        self._frozen: list[tuple[Site, weakref.ref[nn.Module], WeakIdRef]] = []
+        self._frozen: list[tuple[Site, weakref.ref[nn.Module] | None, WeakIdRef]] = []
         self._slots = slots
         self.parameters: dict[int, ParameterWatch] = {}
         self.see_gradients = False
@@ -97,18 +97,26 @@ class Taps:
     def tap_parameters(self, entry: NamedModule) -> None:
         """Record a module's own parameters, where that is wanted."""
         for name, parameter in entry.parameters:
-            self._tap_parameter(parameter_site(entry.path, name), entry.module, parameter)
+            self.tap_parameter(parameter_site(entry.path, name), entry.module, parameter)
+
+    def release_loose(self, entry: NamedModule) -> None:
+        """Parameters of a module are no longer recorded under the name that their optimizer gave them."""
+        for _, parameter in entry.parameters:
+            watch = self.parameters.get(id(parameter))
+            if watch is not None and watch.site.path.startswith(OPTIMIZER):
+                self.parameters.pop(id(parameter)).remove()
 
     def tap_thawed(self) -> None:
         """Parameters that have become trainable are recorded from now on."""
         frozen, self._frozen = self._frozen, []
         for entry in frozen:
-            site, module, parameter = entry[0], entry[1](), entry[2]()
-            if module is None or parameter is None:
+            site, find_module, parameter = entry[0], entry[1], entry[2]()
+            module = None if find_module is None else find_module()
+            if parameter is None or (find_module is not None and module is None):
                 continue
             if _trains(parameter):
                 self.parameters.pop(id(parameter), None)
-                self._tap_parameter(site, module, parameter)
+                self.tap_parameter(site, module, parameter)
             else:
                 self._frozen.append(entry)
 
@@ -151,7 +159,8 @@ class Taps:
         for place in self._places:
             place.remove()
 
-    def _tap_parameter(self, site: Site, module: nn.Module, parameter: nn.Parameter) -> None:
+    def tap_parameter(self, site: Site, module: nn.Module | None, parameter: torch.Tensor) -> None:
+        """Record a parameter, one of no module among them, under this name, unless it has one already."""
         if id(parameter) in self.parameters:
             return
         lane = self._lanes.grad
@@ -167,13 +176,14 @@ class Taps:
             update=self._make_stream(lane, module, site.update) if trains else None,
         )
         if not trains:
-            self._frozen.append((site, weakref.ref(module), WeakIdRef(parameter)))
+            find_module = None if module is None else weakref.ref(module)
+            self._frozen.append((site, find_module, WeakIdRef(parameter)))
         if watch.value or watch.gradient or watch.local or watch.update:
             self.parameters[id(parameter)] = watch
             self.see_gradients |= watch.gradient is not None
             self._host.parameter_watched(watch)
 
-    def _make_local(self, lane: Lane, module: nn.Module, parameter: Site) -> Stream | None:
+    def _make_local(self, lane: Lane, module: nn.Module | None, parameter: Site) -> Stream | None:
         is_named = self._settings.names(LOCAL) and is_distributed()
         return self._make_stream(lane, module, local_gradient(parameter), copy=True) if is_named else None
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from retrograd.history.sink import Event, Moment, Sink
-from retrograd.recording.faults import say
+from retrograd.notices import warn
 from retrograd.recording.holder import Bundle, Holder, Kept, Source, count_bytes
 from retrograd.recording.keep import Keep
 
@@ -108,7 +108,7 @@ class TensorKeeper:
 
     def _drop(self, keep: Keep, number: int) -> None:
         if not self._dropped:
-            say(f"The budget of {self._budget:,} bytes for kept tensors is spent; retrograd drops what does not fit.")
+            warn(f"The budget of {self._budget:,} bytes for kept tensors is spent; retrograd drops what does not fit.")
         self._dropped[", ".join(keep.selection.describe())] += number
 
     def _hand_over(self, *bundles: Bundle) -> None:

@@ -270,7 +270,7 @@ class Rewriting:
 
 
 def rewrite(
-    target: nn.Module | Mapping[str, nn.Module] | Optimizer,
+    target: nn.Module | Mapping[str, nn.Module] | Optimizer | None,
     rules: Mapping[Any, RuleLike | Iterable[RuleLike]] | RuleLike | Iterable[RuleLike],
 ) -> Rewriting:
     """Let rules change activations and gradients while a model runs and trains.
@@ -281,7 +281,8 @@ def rewrite(
 
     Args:
         target: a module, or modules by name, whose names then lead the names of their sites. Or an optimizer: then the
-            rules act on all its gradients as on one vector, right before the update.
+            rules act on all its gradients as on one vector, right before the update. None for rules on watched tensors
+            alone.
         rules: for modules: rules by site, ``{"blocks.*:output.grad": rg.rules.ClipNorm(1.0)}``; a rule, or a list of
             them that act in that order. Rules of several patterns that match one site act in the order of the mapping.
             A rule is a function ``(value, state) -> tensor or None``, or a :class:`~retrograd.rules.rule.Rule`.
@@ -301,7 +302,8 @@ def rewrite(
         rewriting = Rewriting(None, list_rules(rules))
         rewriting.attach_to_optimizer(optimizer)
         return rewriting
-    models = name_models(target)  # type: ignore[arg-type]  # or it says what is wrong with it
+    # a target of another kind is told what is wrong with it
+    models = {} if target is None else name_models(target)  # type: ignore[arg-type]
     assignments = Assignments(rules)
     distinct = {id(rule): rule for each in assignments.all for rule in each.rules}
     rewriting = Rewriting(assignments, list(distinct.values()))

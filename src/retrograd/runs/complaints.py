@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-
-from retrograd.errors import RetrogradWarning
+from retrograd.notices import warn
 
 
 class Complaints:
@@ -19,7 +16,4 @@ class Complaints:
         if kind in self._said:
             return
         self._said.add(kind)
-        try:
-            warnings.warn(text, RetrogradWarning, stacklevel=3)
-        except RetrogradWarning:
-            print(f"retrograd: {text}", file=sys.stderr)
+        warn(text)

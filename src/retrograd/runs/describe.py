@@ -118,8 +118,9 @@ rank's rows add up.
 
 `rank`, `status` (`running`, `finished`, `failed`; a process that died says `running` and does not hold its lock),
 `pid`, `host`, `began` and `written` (seconds since the epoch), `first_step`, `last_step`, `rows`, `events` by kind,
-`tensor_bytes`, and of the last session `tensors_dropped` (no room in the budget) and `lost`: rows, events and tensors
-that could not be written.
+`error` (the exception that ended it: `kind`, `message`, `in_backward`, `node`, `module`, `lines`), `tensor_bytes`, and
+of the last session `tensors_dropped` (no room in the budget) and `lost`: rows, events and tensors that could not be
+written.
 """
 
 

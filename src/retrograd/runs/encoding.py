@@ -54,12 +54,19 @@ def encode_tensor(name: str, tensor: torch.Tensor) -> tuple[dict[str, torch.Tens
 
 
 def decode_tensor(entries: dict[str, torch.Tensor], name: str, note: dict[str, Any]) -> torch.Tensor:
-    """The tensor that was encoded."""
+    """The tensor that was encoded.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: the note does not fit it.
+    """
     data = entries[name]
     if note.get("kind") == "complex":
         data = torch.view_as_complex(data)
     elif note.get("kind") == "bytes":
-        data = data.view(getattr(torch, note["dtype"])).reshape(note["shape"])
+        dtype = getattr(torch, note["dtype"], None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"there is no dtype {note['dtype']!r}")
+        data = data.view(dtype).reshape(note["shape"])
     if "sparse" in note:
-        data = torch.sparse_coo_tensor(entries[name + INDICES], data, note["sparse"], check_invariants=False)
+        data = torch.sparse_coo_tensor(entries[name + INDICES], data, note["sparse"], check_invariants=True)
     return data

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from retrograd.errors import RunError
+from retrograd.errors import RunError, RunWriteError
 from retrograd.files import write_file
 from retrograd.history.rows import Picked, Rows
 from retrograd.history.series import Series
@@ -49,10 +49,22 @@ def export(run: Run, to: str, path: str | os.PathLike[str] | None = None) -> Pat
         Where it was written.
     """
     if to == "csv":
-        return export_csv(run, path or run.path / "statistics.csv")
+        return export_csv(run, path or _find_place(run, "statistics.csv"))
     if to == "tensorboard":
-        return export_tensorboard(run, path or run.path / "tensorboard")
+        return export_tensorboard(run, path or _find_place(run, "tensorboard"))
     raise ValueError(f"a run is exported to 'csv' or 'tensorboard', not to {to!r}")
+
+
+def _find_place(run: Run, name: str) -> Path:
+    """A place in the run folder, which somebody else may have made, so that it may be a link to anywhere.
+
+    Raises:
+        RunWriteError: it is one.
+    """
+    path = run.path / name
+    if path.is_symlink():
+        raise RunWriteError(f"{str(path)!r} is a link.", repair="remove it, or say where to write.")
+    return path
 
 
 def export_csv(run: Run, path: str | os.PathLike[str]) -> Path:

@@ -13,15 +13,3 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file; what JSON does not know is written as its text."""
     with write_whole(path) as file:
         file.write(to_utf8(json.dumps(content, indent=2, default=str, ensure_ascii=False)))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file.
-
-    Raises:
-        ValueError: if it is no JSON object.
-    """
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError(f"a JSON object was expected, not {type(content).__name__}")  # noqa: TRY004  # what a bad JSON file raises too
-    return content

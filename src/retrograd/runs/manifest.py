@@ -19,12 +19,16 @@ import torch
 
 from retrograd.errors import DamagedRunError
 from retrograd.files import remove_abandoned
-from retrograd.runs.files import read_json, write_json
+from retrograd.foreign.json_text import read_json
+from retrograd.foreign.kinds import check_kinds
+from retrograd.notices import warnings_kept
+from retrograd.runs.files import write_json
 from retrograd.runs.layout import FORMAT
 
 _GIT_SECONDS = 5.0
 
 
+@warnings_kept()  # to ask for the platform a process is started
 def gather_facts() -> dict[str, Any]:
     """What can be told at once: the manifest of a run that has just begun."""
     return {
@@ -130,6 +134,29 @@ class Manifest:
                 self._is_new = False
 
 
+_Told = dict[str, Any] | None
+_Texts = str | list[Any] | None
+
+_KINDS = {
+    "versions": _Told,
+    "command": _Texts,
+    "started": str | None,
+    "status": str | None,
+    "git": dict[str, Any] | str | None,
+    "model": dict[str, Any] | list[Any] | None,
+    "selection": _Texts,
+    "schedule": _Texts,
+    "tensors": _Texts,
+    "statistics": dict[str, Any] | list[Any] | None,
+    "histogram": dict[str, Any] | bool | None,
+    "not_recorded": dict[str, Any] | list[Any] | None,
+    "faults": _Told,
+    "resumed": list[Any],
+    "sites": list[str],
+}
+"""What readers take for granted of a manifest."""
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read a manifest.
 
@@ -138,6 +165,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     try:
         content = read_json(path)
+        check_kinds(content, _KINDS)
     except (OSError, ValueError) as error:
         raise DamagedRunError(f"{str(path)!r} cannot be read: {error}.", repair="restore that file.") from error
     if content.get("format") != FORMAT:

@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 
 from retrograd.errors import DamagedRunError
 from retrograd.files import remove_unfinished, write_whole
+from retrograd.foreign.regular import expect_file
+from retrograd.foreign.tables import check_table
 from retrograd.runs.layout import Span, list_merged_parts, list_parts
 
 _CODED = frozenset({"phase", "site", "kind", "name"})
@@ -122,6 +124,7 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
         "use_dictionary": [name for name in flat if name not in split],
         "column_encoding": dict.fromkeys([*split, *lists], "BYTE_STREAM_SPLIT"),
         "store_schema": False,
+        "write_page_checksum": True,
     }
 
 
@@ -133,9 +136,10 @@ def open_part(path: Path) -> pq.ParquetFile:
         FileNotFoundError: it is not there (any more).
     """
     with explain_damage(path):
-        metadata = pq.read_metadata(path)
+        metadata = pq.read_metadata(expect_file(path))
+        check_table(metadata)
         coded = [name for name in metadata.schema.names if name in _CODED]
-        return pq.ParquetFile(path, metadata=metadata, read_dictionary=coded)
+        return pq.ParquetFile(path, metadata=metadata, read_dictionary=coded, page_checksum_verification=True)
 
 
 def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -153,7 +157,7 @@ def explain_damage(path: Path) -> Iterator[None]:
     """Turn what a library says of a damaged file into an error that names the file."""
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, DamagedRunError):
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, UnicodeDecodeError) as error:
         raise DamagedRunError(

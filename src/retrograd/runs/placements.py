@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.errors import DamagedRunError
+from retrograd.foreign.json_text import read_json
+from retrograd.foreign.kinds import check_kinds
 from retrograd.history.copies import Copies, join_groups
-from retrograd.runs.files import read_json, write_json
+from retrograd.runs.files import write_json
 from retrograd.runs.layout import PLACEMENTS
 from retrograd.sites.site import ROOT, WATCH, parse_leniently
 
@@ -70,14 +72,12 @@ def read_placements(folder: Path) -> Placements:
         return Placements()
     try:
         content = read_json(path)
-        stages = {str(model): int(stage) for model, stage in content["stages"].items()}
-        sites = {
-            str(site): {**fact, "holds": str(fact["holds"]), "ranks": [int(rank) for rank in fact["ranks"]]}
-            for site, fact in content["sites"].items()
-        }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        check_kinds(content, {"stages": dict[str, int], "sites": dict[str, dict[str, Any]]})
+        for fact in content["sites"].values():
+            check_kinds({"holds": None, "ranks": None, **fact}, {"holds": str, "ranks": list[int]})
+        return Placements(content["sites"], content["stages"])
+    except (OSError, ValueError, KeyError) as error:
         raise DamagedRunError(f"{str(path)!r} cannot be read: {error!r}.", repair="remove that file.") from error
-    return Placements(sites, stages)
 
 
 def find_copies(placements: Mapping[int, Placements], code_of: Mapping[str, int]) -> Copies | None:

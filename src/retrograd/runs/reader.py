@@ -11,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from retrograd.errors import DamagedRunError, NotARunError
+from retrograd.foreign.json_text import read_json
+from retrograd.foreign.kinds import check_kinds
 from retrograd.history.events import EVENT_SCHEMA
 from retrograd.history.history import History
 from retrograd.history.names import SiteNames
-from retrograd.runs.files import read_json
 from retrograd.runs.layout import (
     EVENTS,
     LOCK,
@@ -29,7 +30,7 @@ from retrograd.runs.layout import (
 )
 from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
-from retrograd.runs.parts import read_part
+from retrograd.runs.parts import explain_damage, read_part
 from retrograd.runs.placements import Placements, find_copies, read_placements
 from retrograd.runs.stored_rows import StoredRows
 from retrograd.runs.stored_tensors import StoredTensors
@@ -120,7 +121,7 @@ class Run:
         placements = {rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history}
         self._open_parts(ranks, placements)
         events = [
-            _rename_events(read_part(path, EVENT_SCHEMA.names).cast(EVENT_SCHEMA), placements[rank])
+            _rename_events(_read_events(path), placements[rank])
             for rank, folder in ranks.items()
             for _, path in list_parts(folder / EVENTS)
         ]
@@ -153,6 +154,11 @@ def _rename_events(events: pa.Table, placements: Placements) -> pa.Table:
     return events.set_column(EVENT_SCHEMA.get_field_index("name"), EVENT_SCHEMA.field("name"), column)
 
 
+def _read_events(path: Path) -> pa.Table:
+    with explain_damage(path):
+        return read_part(path, EVENT_SCHEMA.names).cast(EVENT_SCHEMA)
+
+
 def _find_rank_folders(path: Path) -> list[Path]:
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
@@ -179,6 +185,7 @@ def _load_rank(folder: Path) -> Rank:
     if (folder / RANK_FILE).exists():
         try:
             facts = read_json(folder / RANK_FILE)
+            check_kinds(facts, {"status": str, "began": float, "written": float, "lost": dict[str, float]})
         except (OSError, ValueError) as error:
             raise DamagedRunError(
                 f"{str(folder / RANK_FILE)!r} cannot be read: {error}.", repair="remove that file."

@@ -61,7 +61,10 @@ class StoredRows(Mapping[str, npt.NDArray[Any]]):
         if name not in self._names:
             raise KeyError(name)
         with self._lock, explain_damage(self.path):
-            return self._read(name)
+            column = self._read(name)
+            if name != "bins" and len(column) != len(self._sites):
+                raise ValueError(f"{name!r} has {len(column)} values for {len(self._sites)} rows")
+            return column
 
     def __contains__(self, name: object) -> bool:
         return name in self._names  # a Mapping would read the column to find out

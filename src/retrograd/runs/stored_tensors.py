@@ -76,7 +76,7 @@ def _load(path: Path, name: str, note: dict[str, Any]) -> torch.Tensor:
 def _explain_damage(path: Path) -> Iterator[None]:
     try:
         yield
-    except (safetensors.SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+    except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise DamagedRunError(
             f"{str(path)!r} cannot be read: {error}", repair="remove that file to read the rest of the run."
         ) from error

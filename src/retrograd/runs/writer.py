@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from retrograd.errors import RunExistsError, RunWriteError
 from retrograd.files import make_storable
 from retrograd.history.sink import Event, KeptTensor, RowBatch
+from retrograd.notices import warnings_kept
 from retrograd.runs.complaints import Complaints
 from retrograd.runs.ending import describe_exception, find_exception
 from retrograd.runs.forks import outlive_forks
@@ -102,7 +103,7 @@ class RunWriter:
         self._writing = threading.Lock()
         self._closing = threading.Event()
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="retrograd-writer", daemon=True)
+        self._thread = threading.Thread(target=warnings_kept()(self._run), name="retrograd-writer", daemon=True)
         outlive_forks(self._writing, self._silence)
         atexit.register(self._close_at_exit)
         self._thread.start()

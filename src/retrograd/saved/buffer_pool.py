@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 
 from torch import Tensor
 
-from retrograd.errors import RetrogradWarning
+from retrograd.notices import warn
 from retrograd.saved.sizes import show_bytes
 
 _UNIT = 64 << 10
@@ -101,11 +100,9 @@ class BufferPool:
         return False
 
     def _warn(self, failure: str) -> None:
-        warnings.warn(
+        warn(
             f"From now on what finds no room in {show_bytes(self.nbytes)} of the host's memory stays on the device:"
-            f" no more of it can be pinned ({failure}).",
-            RetrogradWarning,
-            stacklevel=2,
+            f" no more of it can be pinned ({failure})."
         )
 
     def _collect(self) -> None:

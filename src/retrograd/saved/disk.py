@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from pathlib import Path
 
 import torch
 
-from retrograd.errors import RetrogradWarning
+from retrograd.notices import warn
 from retrograd.saved.policy import Packed, Policy, Saved
 from retrograd.saved.spill_file import default_folder
 from retrograd.saved.spilling import Spill
@@ -97,8 +96,4 @@ class Disk(Policy):
     def _warn(self, error: Exception) -> None:
         if not self._has_failed:
             self._has_failed = True
-            warnings.warn(
-                f"Saved tensors stay in memory from now on: {self.folder} cannot be written to ({error}).",
-                RetrogradWarning,
-                stacklevel=2,
-            )
+            warn(f"Saved tensors stay in memory from now on: {self.folder} cannot be written to ({error}).")

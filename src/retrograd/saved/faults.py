@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import ParamSpec
 
-from retrograd.errors import NoGraphError, RetrogradWarning
+from retrograd.errors import NoGraphError
+from retrograd.notices import warn
 
 P = ParamSpec("P")
 
@@ -22,6 +22,6 @@ def harmless(function: Callable[P, None]) -> Callable[P, None]:
         except NoGraphError:
             return
         except Exception as error:
-            warnings.warn(f"the inventory failed, and is not complete: {error!r}", RetrogradWarning, stacklevel=2)
+            warn(f"the inventory failed, and is not complete: {error!r}")
 
     return call

@@ -6,7 +6,7 @@ import json
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +15,17 @@ import pyarrow.parquet as pq
 
 from retrograd.errors import SavedTensorError
 from retrograd.files import write_file
+from retrograd.foreign.json_text import parse_object
+from retrograd.foreign.kinds import check_kinds
+from retrograd.foreign.tables import read_table
+from retrograd.notices import warnings_kept
 from retrograd.saved.held import HeldStorage, Peak, Timeline, is_held, list_storages, make_timeline
 from retrograd.saved.inventory_columns import PERMANENT, SCHEMA
 from retrograd.saved.inventory_text import describe_inventory
+
+_NEEDED = ("entry", "node", "slot", "held", "kind", "asked", "resident", "storages", "storage_bytes", "unpacked")
+_MOST_POSITIONS = 10_000_000
+"""Of one step: each is an entry of arrays."""
 
 _KEY = b"retrograd.inventory"
 
@@ -35,6 +43,7 @@ class Inventory:
         notes: what is not in it, and why, in words.
     """
 
+    @warnings_kept()  # for the first table pyarrow loads pandas
     def __init__(
         self,
         table: pa.Table | None = None,
@@ -162,15 +171,39 @@ class Inventory:
             SavedTensorError: the file holds none, or is damaged.
         """
         try:
-            table = pq.read_table(path)
-            facts: dict[str, Any] = json.loads((table.schema.metadata or {})[_KEY])
+            table = read_table(path)
+            facts = parse_object((table.schema.metadata or {})[_KEY])
+            check_kinds(facts, {"passes": int, "modules": dict[str, float], "notes": list[str]})
             table = table.select(SCHEMA.names).cast(SCHEMA)
-            return cls(table, passes=facts["passes"], modules=facts["modules"], notes=tuple(facts["notes"]))
-        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            _check_rows(table)
+            inventory = cls(table, passes=facts["passes"], modules=facts["modules"], notes=tuple(facts["notes"]))
+            assert inventory.peak is not None  # takes the rows together, so it finds those that do not fit
+        except (
+            *(pa.ArrowException, OSError, ValueError, KeyError),
+            *(TypeError, AttributeError, IndexError, OverflowError, AssertionError),
+        ) as error:
             raise SavedTensorError(
                 f"{str(path)!r} holds no inventory that can be read: {error}",
                 repair="give a file that Inventory.save() has written.",
             ) from error
+        return inventory
+
+
+def _check_rows(table: pa.Table) -> None:
+    """Check that every row tells what no row may leave out, and that no number in it is beyond all measure.
+
+    Raises:
+        ValueError: one does not.
+    """
+    for name in _NEEDED:
+        if table[name].null_count:
+            raise ValueError(f"a row has no {name!r}")
+    for name in ("packed", "released", "asked", "resident", "unpacked", "storage_bytes", "storages"):
+        column = table[name]
+        limits = pc.min_max(pc.list_flatten(column) if pa.types.is_list(column.type) else column).as_py()
+        least, most = limits["min"] or 0, limits["max"] or 0
+        if least < 0 or most > (_MOST_POSITIONS if name in {"packed", "released", "unpacked"} else 1 << 62):
+            raise ValueError(f"{name!r} cannot be {least if least < 0 else most}")
 
 
 def _count_positions(table: pa.Table) -> int:

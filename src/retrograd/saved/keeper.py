@@ -26,10 +26,12 @@ from retrograd.hooks.saved import (
     witness_version,
 )
 from retrograd.hooks.writes import program_line
+from retrograd.notices import warn
 from retrograd.saved.entry import Entry, Held, View
 from retrograd.saved.overwriting import FILLED_LATE, Place
 from retrograd.saved.policy import NEVER, Policy, Saved
 from retrograd.saved.residents import Residents
+from retrograd.saved.sizes import show_bytes
 
 Key = tuple[int, torch.dtype, int, int]
 
@@ -71,6 +73,8 @@ class Keeper:
         self._entries: WeakValueDictionary[Key, Entry] = WeakValueDictionary()
         self._count = 0
         self._has_unpacked = False
+        self._largest = 0  # of what was too small
+        self._has_told = policy.min_bytes >= NEVER
         self._taps: WeakSet[OperationTap] = WeakSet()
 
     def watch_operations(self) -> OperationTap | None:
@@ -117,6 +121,8 @@ class Keeper:
     def unpack(self, packed: Held | View) -> Tensor:
         """The tensor again."""
         self._has_unpacked = True
+        if not self._has_told:
+            self._tell()
         if not dispatch_modes():
             return packed.unpack()
         taps = hide_taps()
@@ -137,15 +143,34 @@ class Keeper:
         storage = tensor.untyped_storage()
         total = storage.nbytes()
         if total < least or not tensor.numel() or self.residents.include(tensor, storage):
+            if not self._has_told and self._largest < total < least and not self.residents.include(tensor, storage):
+                self._largest = total
             return Held(tensor, place)
         start, end = _stretch(tensor, total)
         if (end - start) * tensor.itemsize < least:
+            self._largest = max(self._largest, (end - start) * tensor.itemsize)
             return Held(tensor, place)
         key = (id(storage), tensor.dtype, start, end)
         entry = self._entries.get(key)
         if entry is None or not entry.holds(tensor, storage):
             entry = self._make_entry(tensor, storage, key, place)
         return Held(tensor, place) if entry is None else View(tensor, entry, start)
+
+    def _tell(self) -> None:
+        """A backward pass has begun: say once if the policy has nothing to do."""
+        self._has_told = True
+        if self.account.stretches:
+            return
+        if self.account.left_bytes:
+            why = "it left all that it was offered in memory"
+        elif self._largest:
+            why = (
+                f"the largest of what is saved has {show_bytes(self._largest)}, and what is smaller than"
+                f" {show_bytes(self.policy.min_bytes)} (min_bytes) is left in memory"
+            )
+        else:
+            why = "nothing was saved but what stays anyway, such as parameters"
+        warn(f"{self.policy!r} has taken nothing: {why}.")
 
     def _make_entry(self, tensor: Tensor, storage: torch.UntypedStorage, key: Key, place: Place) -> Entry | None:
         """Offer a stretch to the policy; None if it stays."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from retrograd.hooks.operation_tap import CarryOut
 from retrograd.hooks.saved import is_in_backward
+from retrograd.notices import warn
 from retrograd.saved.carriers import Load
 from retrograd.saved.episode import Episode
 from retrograd.saved.findings import Probed
@@ -28,7 +29,7 @@ from retrograd.saved.planner import keep_all, window_of
 from retrograd.saved.policy import Packed, Policy, Saved, Stays
 from retrograd.saved.rerun import Rerun, find_rerun
 from retrograd.saved.simulation import Choice
-from retrograd.saved.sizes import Budget, read_budget
+from retrograd.saved.sizes import Budget, read_budget, show_bytes
 from retrograd.saved.trial import Trial
 
 _PROBED_PASSES = 32
@@ -92,6 +93,7 @@ class Planned(Policy):
         self._episode: Episode | None = None
         self._outlet = Outlet(folder)
         self._probed = 0
+        self._largest = 0
         self._users = 0
 
     @property
@@ -129,6 +131,7 @@ class Planned(Policy):
 
     def _pack(self, saved: Saved) -> Item:
         values = saved.values
+        self._largest = max(self._largest, saved.nbytes)
         episode = self._begin()
         log = episode.log
         began = log.now(values)
@@ -175,6 +178,11 @@ class Planned(Policy):
             return
         self._tape.clear()
         self._outlet.close()
+        if not self._probed and self._bytes is not None and self._largest > self._bytes:
+            warn(
+                f"The budget of {show_bytes(self._bytes)} cannot be met: a single tensor that was saved has"
+                f" {show_bytes(self._largest)}. A second pass would have raised BudgetError."
+            )
 
     # ---- passes ------------------------------------------------------------------------------------------------
 

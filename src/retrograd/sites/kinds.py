@@ -4,7 +4,9 @@
     PATH[#CALL]:inputs[.grad]                  every tensor that they are called with
     PATH:parameters[.grad|.update]             every parameter of their own
 
-No site is called like this: a parameter by the name of ``outputs`` has the site ``fc:parameter.outputs``.
+What only a name of its own stands for, a rank's own gradient (``fc:weight.local.grad``) and what rules have changed
+(``fc:weight.before.grad``), is not among the parameters. No site is called like this: a parameter by the name of
+``outputs`` has the site ``fc:parameter.outputs``.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 
 from retrograd.errors import PatternError
 from retrograd.sites.glob import check_call, translate_glob
-from retrograd.sites.site import WATCH, Kind, Quantity, Site
+from retrograd.sites.site import BEFORE, LOCAL, WATCH, Kind, Quantity, Site
 
 _QUANTITIES: dict[str, tuple[str, ...]] = {
     "outputs": ("grad",),
@@ -48,6 +50,7 @@ class KindPattern:
         return (
             site.kind == self.kind
             and site.quantity == self.quantity
+            and not (site.kind == "parameter" and site.keys[1:] and site.keys[-1] in (BEFORE, LOCAL))
             and bool(translate_glob(self.path)(site.printed_path))
             and (self.call is None or bool(translate_glob(self.call)(str(site.call))))
         )

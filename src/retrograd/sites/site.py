@@ -8,6 +8,7 @@
     blocks.3.fc:weight.local.grad what this process alone has found of a gradient that several reduce
     rnn.cell#2:output             second call of a reused module in one micro-step
     watch/logits.grad             a tensor watched by hand
+    optimizer/SGD:0.2.grad        a parameter of no module: the third of the first group of an optimizer
     watch/state:0.grad            one of a nest of tensors watched by hand
     self:output                   the recorded model itself
 
@@ -34,6 +35,9 @@ ROOT = "self"
 
 WATCH = "watch/"
 """Prefix of the path of tensors that are watched by hand."""
+
+OPTIMIZER = "optimizer/"
+"""Prefix of the path of tensors that an optimizer updates and that belong to no module."""
 
 BEFORE = "before"
 """The last key of a site whose tensor is recorded as it was before rules changed it: ``fc:output.before.grad``."""

@@ -6,6 +6,7 @@ import gzip
 import json
 import linecache
 import os
+import shlex
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -14,6 +15,9 @@ from typing import Any
 
 from retrograd.errors import CannotBundleError, NoSuchNodeError, TraceError
 from retrograd.files import write_file
+from retrograd.foreign.json_text import LARGEST, parse_object
+from retrograd.foreign.kinds import check_fields, check_kinds
+from retrograd.foreign.regular import expect_file
 from retrograd.graph.node import Line, TensorInfo, matches, name_place
 from retrograd.graph.span import ForwardSpan
 
@@ -209,15 +213,16 @@ class Trace:
             TraceError: the file is none, or is damaged.
         """
         try:
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                head, *rows = map(json.loads, file)
+            head, *rows = _read_lines(expect_file(path))
+            check_kinds(head, {"rank": int, "epoch": float, "dropped": int})
             trace = cls(head["rank"], head["epoch"])
             trace.dropped = head["dropped"]
             trace.passes = [BackwardPass(**each) for each in head["passes"]]
             trace.failure = _read_failure(head["failure"])
             trace._forwards = [ForwardSpan(**row) for row in rows if "name" not in row]
             trace._events = [_read_event(row) for row in rows if "name" in row]
-        except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
+            _check(trace)
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError, zlib.error) as error:
             raise TraceError(
                 f"{str(path)!r} holds no trace that can be read: {error}",
                 repair="give a file that Trace.save() or `retrograd trace` has written.",
@@ -227,6 +232,24 @@ class Trace:
     def __repr__(self) -> str:
         failed = ", the last one failed" if self.failure is not None else ""
         return f"<Trace of {len(self.events)} nodes in {len(self.passes)} backward passes{failed}>"
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects in a packed file, one a line, which may unpack to so much and no more."""
+    left = LARGEST
+    with gzip.open(path, "rb") as file:
+        while line := file.readline(left + 1):
+            left -= len(line)
+            if left < 0:
+                raise ValueError(f"it unpacks to more than {LARGEST} bytes")
+            yield parse_object(line)
+
+
+def _check(trace: Trace) -> None:
+    for each in (*trace.passes, *trace._forwards, *trace._events):
+        check_fields(each)
+    if any(not 0 <= event.run < len(trace.passes) for event in trace._events):
+        raise ValueError("a node ran in a pass that is not there")
 
 
 def nothing_new() -> None:
@@ -242,7 +265,8 @@ def _tell_failure(failure: Failure) -> Iterator[str]:
     if event.module is not None and event.call > 1:
         yield f"  call {event.call} of {event.module}"
     if event.line is not None:
-        text = linecache.getline(event.line.file, event.line.line).strip()
+        is_text = Path(event.line.file).is_file()  # a trace of somebody else may name a device
+        text = linecache.getline(event.line.file, event.line.line).strip() if is_text else ""
         yield f"  forward: {event.line}" + (f": {text}" if text else "")
     for slot, incoming in enumerate(failure.incoming):
         if incoming is not None:
@@ -251,7 +275,7 @@ def _tell_failure(failure: Failure) -> Iterator[str]:
     if failure.before:
         yield f"  ran before it: {', '.join(each.place for each in failure.before)}"
     if failure.bundle is not None:
-        yield f"  run it again: retrograd replay {failure.bundle}"
+        yield f"  run it again: retrograd replay {shlex.quote(str(failure.bundle))}"
     elif failure.no_bundle:
         yield f"  no replay bundle: {failure.no_bundle}"
 
@@ -270,11 +294,13 @@ def _write_event(event: NodeEvent) -> dict[str, Any]:
 
 def _read_event(content: dict[str, Any]) -> NodeEvent:
     line = content.get("line")
+    if line is not None:
+        check_fields(line := Line(**line))
     content |= {
         "number": content.get("number"),
         "module": content.get("module"),
         "parameter": content.get("parameter"),
-        "line": Line(**line) if line is not None else None,
+        "line": line,
     }
     for name in ("incoming", "outgoing"):
         content[name] = tuple(text and TensorInfo.parse(text) for text in content.get(name, ()))
@@ -302,7 +328,7 @@ def _write_failure(failure: Failure | None) -> dict[str, Any] | None:
 def _read_failure(content: dict[str, Any] | None) -> Failure | None:
     if content is None:
         return None
-    return Failure(
+    failure = Failure(
         error=content["error"],
         event=_read_event(content["event"]),
         place=(content["place"][0], content["place"][1]),
@@ -312,3 +338,6 @@ def _read_failure(content: dict[str, Any] | None) -> Failure | None:
         bundle=Path(content["bundle"]) if content["bundle"] is not None else None,
         no_bundle=content["no_bundle"],
     )
+    for each in (failure, failure.event, *failure.before):
+        check_fields(each)
+    return failure

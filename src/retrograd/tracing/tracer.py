@@ -16,6 +16,7 @@ from retrograd.errors import TraceError
 from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.walker import name_leaves
 from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.checkpoints import is_failure
 from retrograd.hooks.node_tap import NodeTaps
 from retrograd.hooks.watched import watched_name
 from retrograd.runs.ranks import ask_rank
@@ -163,8 +164,8 @@ class Tracing:
         if watched is None:
             return
         try:
-            watched.end(failed=error is not None)
-            if isinstance(error, Exception):
+            watched.end(failed=is_failure(error))
+            if is_failure(error) and isinstance(error, Exception):
                 self._explain(watched, error)
         finally:
             try:

@@ -6,6 +6,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from retrograd.foreign.plain_text import show_plainly
 from retrograd.randomness import random_kept
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ def can_print(console: Console, text: str) -> bool:
 
 def print_name(console: Console, name: str) -> str:
     """A name from a run in characters that the console has, with none that would steer the terminal."""
-    visible = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name)
-    return visible.encode(console.encoding, "backslashreplace").decode(console.encoding)
+    return show_plainly(name, keep="").encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
 def print_number(value: float) -> str:

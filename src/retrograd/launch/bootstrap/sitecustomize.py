@@ -52,12 +52,13 @@ class _TorchFinder:
 
 
 def _start_sessions() -> None:
+    from retrograd.notices import warnings_kept
     from retrograd.randomness import random_kept
 
     for variable, (module, function) in _SESSIONS.items():
         if variable in os.environ:
             try:
-                with random_kept():
+                with random_kept(), warnings_kept():
                     getattr(__import__(module, fromlist=[function]), function)()
             except Exception as error:  # whatever is wrong here must not keep a script from importing torch
                 sys.stderr.write(f"retrograd: it did not start, and the script runs without it: {error!r}\n")

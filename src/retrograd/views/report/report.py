@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.errors import RunWriteError
-from retrograd.files import write_text
+from retrograd.files import to_utf8, write_file, write_whole
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.runs.layout import INVENTORY
@@ -81,9 +81,8 @@ def write_report(
         "inventory": None if inventory is None else tell_inventory(inventory),
     }
     further_blocks = [] if inventory is None else [Block("inventory", {}, pack_inventory(inventory))]
-    target = _choose_path(run, path)
-    _write(target, build_page(facts["title"], facts, [*blocks.listed, *further_blocks]))
-    return target
+    page = build_page(facts["title"], facts, [*blocks.listed, *further_blocks])
+    return _write_page(run, path, page)
 
 
 def build_page(title: str, facts: dict[str, Any], blocks: Iterable[Block]) -> str:
@@ -105,17 +104,16 @@ def find_inventory(run: Run) -> Inventory | None:
     return next((Inventory.load(file) for file in files if file.exists()), None)
 
 
-def _choose_path(run: Run | History, path: str | os.PathLike[str] | None) -> Path:
-    if path is not None:
-        return Path(path)
-    return run.path / FILE_NAME if isinstance(run, Run) else Path(FILE_NAME)
-
-
-def _write(target: Path, text: str) -> None:
+def _write_page(run: Run | History, path: str | os.PathLike[str] | None, page: str) -> Path:
+    """Write it where that was asked for. In the run folder, which somebody else may have made, no link is followed."""
+    home = run.path if isinstance(run, Run) else Path()
+    target = home / FILE_NAME if path is None else Path(path)
     try:
-        write_text(target, text)
+        with write_whole(target) if path is None and isinstance(run, Run) else write_file(target) as file:
+            file.write(to_utf8(page))
     except OSError as error:
         raise RunWriteError(
             f"The report cannot be written to {str(target)!r}: {error.strerror or error}.",
             repair="give a file in a folder that exists and can be written.",
         ) from error
+    return target

@@ -16,11 +16,15 @@ def list_modules(model: Any) -> list[tuple[int, str, str, int]]:
     """
     entries = [entry for entry in model or () if isinstance(entry, Mapping) and "path" in entry]
     paths = [str(entry["path"]) for entry in entries]
-    totals = _add_up(paths, [int(entry.get("parameters") or 0) for entry in entries])
+    totals = _add_up(paths, [_count(entry.get("parameters")) for entry in entries])
     return [
         (_depth(path, paths), path, str(entry.get("type", "")), totals[path])
         for path, entry in zip(paths, entries, strict=True)
     ]
+
+
+def _count(told: Any) -> int:
+    return told if isinstance(told, int) else 0
 
 
 def _add_up(paths: Sequence[str], own: Sequence[int]) -> dict[str, int]:

@@ -1,0 +1,93 @@
+"""Warnings: ours point at the program's line and raise nothing; those of others are printed as often as without us.
+
+Loads without torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from retrograd.errors import RetrogradWarning
+
+_OURS = f"{Path(__file__).parent}/"
+
+
+def warn(text: str) -> None:
+    """Warn, in the middle of a training step.
+
+    Where the program turns warnings into errors, or shows them in a way that fails, it goes to stderr instead: what we
+    have to say must not end a step.
+    """
+    level, frame = _find_program(sys._getframe(1))
+    try:
+        warnings.warn(text, RetrogradWarning, stacklevel=level)
+    except Exception:
+        file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("sys", 1)
+        with suppress(Exception):  # there may be no stderr
+            sys.stderr.write(warnings.formatwarning(text, RetrogradWarning, file, line))
+
+
+def _find_program(frame: FrameType | None) -> tuple[int, FrameType | None]:
+    """The innermost frame that is not ours, torch's or of a ``with``, and its level as ``warnings.warn`` counts it."""
+    torch: Any = sys.modules.get("torch")
+    inner = (_OURS, contextlib.__file__, *((f"{Path(torch.__file__).parent}/",) if torch is not None else ()))
+    level = 2
+    while frame is not None and frame.f_code.co_filename.startswith(inner):
+        frame = frame.f_back
+        level += 1
+    return level, frame
+
+
+_HOOKS = ("_filters_mutated", "_filters_mutated_lock_held")
+"""By one of these the module tells, whenever filters change, that all warnings are to be printed once more."""
+
+_threads: Counter[int] = Counter()
+_lock = threading.Lock()
+_undo: list[Callable[[], None]] = []
+
+
+@contextmanager
+def warnings_kept() -> Iterator[None]:
+    """Whatever is imported or run inside of it, a warning that was printed once is not printed again for it.
+
+    Python forgets what it has printed whenever anybody changes its filters, and packages do so when they are loaded.
+    Changes that another thread makes meanwhile count as ever.
+    """
+    thread = threading.get_ident()
+    with _lock:
+        _threads[thread] += 1
+        if not _undo:
+            _undo.extend(_make_deaf(name) for name in _HOOKS if hasattr(warnings, name))
+    try:
+        yield
+    finally:
+        with _lock:
+            _threads[thread] -= 1
+            if not _threads[thread]:
+                del _threads[thread]
+            while _undo and not _threads:
+                _undo.pop()()
+
+
+def _make_deaf(name: str) -> Callable[[], None]:
+    original = getattr(warnings, name)
+
+    def hear() -> None:
+        if threading.get_ident() not in _threads:
+            original()
+
+    def undo() -> None:
+        if getattr(warnings, name) is hear:
+            setattr(warnings, name, original)
+
+    setattr(warnings, name, hear)
+    return undo

@@ -1,0 +1,31 @@
+"""What a script and its libraries warn of is printed as often as without us, and by the same lines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import ENVIRONMENT, SCRIPTS, Stage
+from tests.launch.recorded import Command
+
+SCRIPT = str(SCRIPTS / "deprecations.py")
+
+
+@pytest.mark.parametrize("options", ["", "--inventory 2"])
+def test_a_recording_has_nothing_printed_twice(stage: Stage, options: str) -> None:
+    """What stands on stderr is compared with a bare run."""
+    outcome = stage.outcome(Command("deprecations.py", options))
+    assert outcome.code == 0
+
+
+@pytest.mark.parametrize("command", ["trace", "inventory"])
+def test_nor_has_a_trace_or_an_inventory(command: str, tmp_path: Path) -> None:
+    ours = [sys.executable, "-m", "retrograd.cli", command, "-o", "out", SCRIPT]
+    result = subprocess.run(
+        ours, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert result.stderr.count("UserWarning: an old loop") == 1
+    assert result.stderr.count("FutureWarning: an old backward") == 1

@@ -1,0 +1,123 @@
+"""Our warnings point at the program's line and raise nothing; those of others are printed no more often."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import retrograd as rg
+from retrograd.notices import warnings_kept
+from retrograd.tracing.tracer import Tracing
+
+
+def fail(*_: object) -> None:
+    raise ZeroDivisionError
+
+
+def step(model: nn.Module, x: Tensor) -> None:
+    model(x).sum().backward()
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Callable[[], Any]]:
+    """Makes tools that fail inside of a step."""
+    monkeypatch.setattr(Tracing, "_begin", fail)
+    (tmp_path / "file").write_text("")
+    return [rg.trace, lambda: rg.keep_saved(MODEL, rg.saved.Disk(tmp_path / "file"))]
+
+
+MODEL = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 1))
+
+
+@pytest.mark.parametrize("action", ["error", "show"])
+def test_what_we_say_ends_no_step(
+    failing: list[Callable[[], Any]], action: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where warnings are errors, nor where showing them fails."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if action == "error" else "always")
+        if action == "show":
+            monkeypatch.setattr(warnings, "showwarning", fail)
+        for tool in failing:
+            MODEL.zero_grad()
+            with tool():
+                step(MODEL, torch.ones(300, 300))
+            assert MODEL[0].weight.grad is not None
+    said = capsys.readouterr().err
+    assert said.count("RetrogradWarning: a backward pass was not traced as asked: ZeroDivisionError()") == 1
+    assert said.count("RetrogradWarning: Saved tensors stay in memory from now on") == 1
+    assert said.count(f"{__file__}:{step.__code__.co_firstlineno + 1}: ") == 2
+
+
+def test_what_we_say_points_at_the_line_of_the_program(failing: list[Callable[[], Any]]) -> None:
+    for tool in failing:
+        with tool(), pytest.warns(rg.RetrogradWarning) as caught:
+            step(MODEL, torch.ones(300, 300))
+        assert [(each.filename, each.lineno) for each in caught] == [(__file__, step.__code__.co_firstlineno + 1)]
+
+
+def test_without_stderr_nothing_is_said(failing: list[Callable[[], Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setattr(sys, "stderr", None)
+        for tool in failing:
+            with tool():
+                step(MODEL, torch.ones(300, 300))
+
+
+# ---- those of others ------------------------------------------------------------------------------------------
+
+
+def warn_twice(change: Callable[[], None]) -> int:
+    """How often the same line warns, when in between somebody changes the filters."""
+    registry: dict[Any, Any] = {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for number in range(2):
+            warnings.warn_explicit("old", UserWarning, "file", 1, registry=registry)
+            if not number:
+                change()
+    return len(caught)
+
+
+def change_filters() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ImportWarning)
+
+
+@warnings_kept()
+def change_filters_unheard() -> None:
+    change_filters()
+    with warnings_kept():
+        change_filters()
+    change_filters()
+
+
+def test_what_changes_filters_in_between_has_nothing_printed_again() -> None:
+    assert warn_twice(change_filters) == 2  # so it is with Python
+    assert warn_twice(change_filters_unheard) == 1
+
+
+def test_what_another_thread_changes_meanwhile_counts() -> None:
+    def change() -> None:
+        with warnings_kept():
+            thread = threading.Thread(target=change_filters)
+            thread.start()
+            thread.join()
+
+    assert warn_twice(change) == 2
+
+
+def test_nothing_is_left_behind() -> None:
+    before = warnings._filters_mutated  # type: ignore[attr-defined]
+    with pytest.raises(ZeroDivisionError), warnings_kept():
+        fail()
+    assert warnings._filters_mutated is before  # type: ignore[attr-defined]
