@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from retrograd.hooks.versions import TORCH
 from tests.launch.recorded import Command, Outcome, outputs, parameters, recorded, steps
 
 WEIGHTS = parameters("body.linear", "head")
@@ -15,7 +16,12 @@ WEIGHTS = parameters("body.linear", "head")
         pytest.param(Command("compiled.py model"), outputs("self"), id="torch.compile(model)"),
         pytest.param(Command("compiled.py in-place"), outputs("self"), id="model.compile()"),
         pytest.param(Command("compiled.py part"), outputs("body", "head", "self"), id="model.body.compile()"),
-        pytest.param(Command("compiled.py function"), set(), id="torch.compile(function)"),
+        pytest.param(
+            Command("compiled.py function"),
+            set(),
+            id="torch.compile(function)",
+            marks=pytest.mark.xfail(TORCH >= (2, 14), reason="Dynamo guards on hooks there: it compiles once more"),
+        ),
     ],
     indirect=["outcome"],
 )
