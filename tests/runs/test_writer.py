@@ -82,12 +82,14 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
 
 def test_a_reader_may_look_while_it_is_written(tmp_path: Path) -> None:
     writer = open_writer(tmp_path)
+    first, *rest = make_steps(range(100))
+    add_step(writer, first)
     writer.flush()
     run = open_run(tmp_path)
     done = threading.Event()
 
     def write() -> None:
-        for batch in make_steps(range(100)):
+        for batch in rest:
             add_step(writer, batch)
             writer.flush()
         done.set()
