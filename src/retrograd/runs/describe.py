@@ -88,6 +88,7 @@ A shard is a safetensors file of up to 64 MB. The name of a tensor in it is `ste
 - `kind: complex`: a last axis of two holds real and imaginary parts.
 - `kind: bytes`: elements of a type that safetensors lacks, as uint8, with their `dtype` and `shape`.
 - `sparse`: the shape of a sparse tensor; its values are under its name, its indices under `name#indices`.
+- `crc32`: of dtype, shape and bytes of what is stored under its name, and of the indices of a sparse one.
 
 A tensor that training changed in place before it was written is not stored; an event `overwritten` tells of it.
 
