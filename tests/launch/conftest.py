@@ -39,7 +39,7 @@ MANY_PROCESSES = (
 )  # their children load the main script themselves
 ABORTED = "terminate called without an active exception"
 LINE = re.compile(r"^(retrograd: .*)\n", re.MULTILINE)
-WARNING = re.compile(r"^.* RetrogradWarning: .*\n  .*\n", re.MULTILINE)
+WARNING = re.compile(r"^.* RetrogradWarning: .*\n(?:  .*\n)?", re.MULTILINE)  # without a line where Python is ending
 
 
 class Stage:

@@ -168,7 +168,7 @@ def test_gradients_can_be_mended() -> None:
         ("clear", "no such breakpoint"),
         ("until SqrBackward0", "the nearest are SqrtBackward0"),
         ("until", "is no breakpoint"),
-        ("nodes head*", "AccumulateGrad of head.weight"),
+        ("nodes head*", "AccumulateGrad of head:weight"),
         ("nodes norm > 1", "not about nodes"),
         ("nodes hed", "matches no node"),
         ("bogus", "There is no command 'bogus'"),
@@ -196,7 +196,7 @@ def test_commands(command: str, answer: str) -> None:
 
 
 def test_how_to_go_on() -> None:
-    said = debug(lambda: train(*make()), "s; step 2; until body.weight; s", "MeanBackward0")
+    said = debug(lambda: train(*make()), "s; step 2; until body:weight; s", "MeanBackward0")
     names = [line.rpartition(": ")[2].split()[0] for line in stops(said)]
     assert names == ["MeanBackward0", "PowBackward0", "AccumulateGrad", "AccumulateGrad"]
     assert "node 1 of " in said
@@ -426,7 +426,7 @@ def test_commands_through_a_pipe(running: Running) -> None:
     assert output == running.result("bare")[1].splitlines(keepends=True)[0]
     assert "(retrograd) p step\n0\n" in errors
     assert "(retrograd) p step\n1\n" in errors
-    assert "about to run: AccumulateGrad of net.head.bias" in errors
+    assert "about to run: AccumulateGrad of net.head:bias" in errors
     assert "just ran: DivBackward0 of self, at makes_nan.py:" in errors
     assert "backward() called at makes_nan.py:" in errors
     assert "Traceback" not in errors
@@ -463,7 +463,7 @@ def test_a_person_at_a_terminal(tmp_path: Path) -> None:
     )
     os.close(theirs)
     said = ""
-    for line in ("p 40 + 2\n", "until net.bo\t0.we\t\n", "nod\t *.weight\n"):
+    for line in ("p 40 + 2\n", "until net.bo\t0:we\t\n", "nod\t *:weight\n"):
         said += read_until(ours, "(retrograd) ")
         os.write(ours, line.encode())
     said += read_until(ours, "(retrograd) ")
@@ -480,8 +480,8 @@ def test_a_person_at_a_terminal(tmp_path: Path) -> None:
     assert process.wait() == 0
     os.close(ours)
     assert "\r\n42\r\n" in said
-    assert "about to run: AccumulateGrad of net.body.0.weight" in said
-    assert "AccumulateGrad of net.head.weight" in said
+    assert "about to run: AccumulateGrad of net.body.0:weight" in said
+    assert "AccumulateGrad of net.head:weight" in said
     assert said.rstrip().endswith("0")
 
 
