@@ -78,7 +78,7 @@ def check(what):
             loss = h.sum()
             loss.backward()
             del h, loss
-        assert recording.history["watch/h.grad"].count.sum() == 2
+        assert recording.history["watch/h#1.grad"].count.sum() == 2
     elif what == "root":
         cell = Cell()
         with rg.record(cell) as recording:
@@ -88,7 +88,7 @@ def check(what):
             loss = h.sum()
             loss.backward()
             del h, loss
-        assert recording.history["self:output.0.grad"].count.sum() == 2
+        assert recording.history["self#1:output.0.grad"].count.sum() == 2
     elif what == "stateful":
         model = Stateful()
         with rg.record(model) as recording:
@@ -112,7 +112,7 @@ def check(what):
             loss = model(torch.ones(2, requires_grad=True)).sum()
             loss.backward()
             del loss
-        series = recording.history["cell:output.0.grad"]
+        series = recording.history["cell#1:output.0.grad"]
         assert series.count.sum() == 2
 
 

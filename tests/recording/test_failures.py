@@ -248,7 +248,7 @@ def test_a_weight_that_cannot_be_read_keeps_no_other_from_being_recorded(monkeyp
         see(stream, tensor)
 
     monkeypatch.setattr(Stream, "see", refuse_one)
-    with collect(net, sites=["*:weight", "*:bias", "*.update"]) as seen:
+    with collect(net, sites=["*:weight", "*:bias", "*:parameters.update"]) as seen:
         train(net, optimizer)
     assert {"0:bias", "0:weight.update", "0:bias.update"} <= set(seen.sites())
     assert {"site": "0:weight", "reason": "it lies elsewhere"} in seen.facts["not_recorded"]

@@ -78,12 +78,12 @@ def test_it_is_written_only_when_there_is_something_new(tmp_path: Path) -> None:
     kept = Manifest(tmp_path / "manifest.json")
     kept.write()
     first = (tmp_path / "manifest.json").stat().st_ino
-    kept.add_sites([])
+    kept.name_sites([])
     kept.write()
     assert (tmp_path / "manifest.json").stat().st_ino == first
     (tmp_path / "manifest.json").unlink()  # somebody's doing
     kept.write()
     assert (tmp_path / "manifest.json").exists()
-    kept.add_sites(["a:output"])
+    kept.name_sites(["a:output"])
     kept.write()
     assert json.loads((tmp_path / "manifest.json").read_text())["sites"] == ["a:output"]

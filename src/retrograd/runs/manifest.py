@@ -100,6 +100,7 @@ class Manifest:
         if resume and path.exists():
             self._content = read_manifest(path)
             self._content.setdefault("resumed", []).append(self._session)
+        self._earlier_sites: tuple[str, ...] = tuple(self._content.get("sites", ()))
         self._is_new = True
         self._lock = threading.Lock()
 
@@ -116,11 +117,11 @@ class Manifest:
             self._session["git"] = git
             self._is_new = True
 
-    def add_sites(self, names: Sequence[str]) -> None:
-        """Add the names of sites."""
-        known = dict.fromkeys(self._content.get("sites", ()))
-        if new := [name for name in names if name not in known]:
-            self.describe({"sites": [*known, *new]})
+    def name_sites(self, names: Sequence[str]) -> None:
+        """Tell the sites of this session, beside those of sessions before."""
+        sites = list(dict.fromkeys((*self._earlier_sites, *names)))
+        if sites != self._content.get("sites", []):
+            self.describe({"sites": sites})
 
     def write(self) -> None:
         """Write the file, if there is anything new, or if somebody has removed it.

@@ -79,9 +79,9 @@ class RankFolder:
         self.next_step = recorded[1] + 1 if recorded else 0
 
     @property
-    def recorded(self) -> list[str]:
-        """The sites of which this session has written something, in the order in which they were named."""
-        return [name for name in self.names.written if name in self._recorded]
+    def sites(self) -> list[str]:
+        """The sites of which this session has written something, in the order named; before it has, all."""
+        return [name for name in self.names.written if name in self._recorded] or self.names.written
 
     def settle(self) -> bool:
         """Move to the folder of the rank as it is known by now; what somebody has removed is made again.

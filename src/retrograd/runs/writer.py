@@ -252,7 +252,7 @@ class RunWriter:
 
     def _write_manifest(self) -> None:
         if self._claim.rank == 0 and not self._claim.is_extra:
-            self._manifest.add_sites(self._folder.recorded)
+            self._manifest.name_sites(self._folder.sites)
             if self.lost:
                 self._manifest.describe({"lost": self.lost.tell()})
             self._manifest.write()
