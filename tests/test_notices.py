@@ -54,15 +54,14 @@ def test_what_we_say_ends_no_step(
     said = capsys.readouterr().err
     assert said.count("RetrogradWarning: a backward pass was not traced as asked: ZeroDivisionError()") == 1
     assert said.count("RetrogradWarning: Saved tensors stay in memory from now on") == 1
-    assert said.count("has taken nothing") == 1
-    assert said.count(f"{__file__}:{step.__code__.co_firstlineno + 1}: ") == 3
+    assert said.count(f"{__file__}:{step.__code__.co_firstlineno + 1}: ") == 2
 
 
 def test_what_we_say_points_at_the_line_of_the_program(failing: list[Callable[[], Any]]) -> None:
     for tool in failing:
         with tool(), pytest.warns(rg.RetrogradWarning) as caught:
             step(MODEL, torch.ones(300, 300))
-        assert {(each.filename, each.lineno) for each in caught} == {(__file__, step.__code__.co_firstlineno + 1)}
+        assert [(each.filename, each.lineno) for each in caught] == [(__file__, step.__code__.co_firstlineno + 1)]
 
 
 def test_without_stderr_nothing_is_said(failing: list[Callable[[], Any]], monkeypatch: pytest.MonkeyPatch) -> None:

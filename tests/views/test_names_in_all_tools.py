@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,11 +17,12 @@ NAMES = ["body.0:bias", "body.0:weight", "head:bias", "head:weight", "self:scale
 
 
 class DistributedDataParallel(nn.Module):
-    """Is called like torch's, and wraps in the same way; no process group is needed."""
+    """Is called like torch's, and wraps in the same way; its group is of one process, so no other is needed."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        self.process_group = SimpleNamespace(size=lambda: 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.module(x)

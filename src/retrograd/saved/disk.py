@@ -43,7 +43,7 @@ class Disk(Policy):
         self._users = 0
         self._spill: Spill | None = None
         self._starting = threading.Lock()
-        self._has_failed = False
+        self.has_failed = False
 
     def pack(self, saved: Saved) -> Packed | None:
         """Hand the memory to the thread that writes it; None once the disk has failed."""
@@ -80,13 +80,13 @@ class Disk(Policy):
             if spill.failure is not None:
                 self._warn(spill.failure)
         if not self._users:
-            self._has_failed = False
+            self.has_failed = False
 
     def _start(self) -> Spill | None:
         if self._spill is not None and self._spill.is_foreign:
-            self._starting, self._spill, self._has_failed = threading.Lock(), None, False
+            self._starting, self._spill, self.has_failed = threading.Lock(), None, False
         with self._starting:
-            if self._spill is None and not self._has_failed:
+            if self._spill is None and not self.has_failed:
                 try:
                     self._spill = Spill(self.folder, self.max_waiting)
                 except OSError as error:
@@ -94,6 +94,6 @@ class Disk(Policy):
             return self._spill
 
     def _warn(self, error: Exception) -> None:
-        if not self._has_failed:
-            self._has_failed = True
+        if not self.has_failed:
+            self.has_failed = True
             warn(f"Saved tensors stay in memory from now on: {self.folder} cannot be written to ({error}).")

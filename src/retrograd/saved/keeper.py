@@ -159,7 +159,7 @@ class Keeper:
     def _tell(self) -> None:
         """A backward pass has begun: say once if the policy has nothing to do."""
         self._has_told = True
-        if self.account.stretches:
+        if self.account.stretches or self.policy.has_failed:
             return
         if self.account.left_bytes:
             why = "it left all that it was offered in memory"

@@ -92,9 +92,11 @@ class Policy:
     Attributes:
         is_exact: every bit comes back.
         min_bytes: smaller stretches are not offered to the policy; they stay in memory.
+        has_failed: it has warned that it cannot do its work, and leaves all that it is offered.
     """
 
     is_exact: bool = True
+    has_failed: bool = False
     min_bytes: int = DEFAULT_MIN_BYTES
 
     def pack(self, saved: Saved) -> Packed | None:
