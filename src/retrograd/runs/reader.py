@@ -156,7 +156,10 @@ def _rename_events(events: pa.Table, placements: Placements) -> pa.Table:
 
 def _read_events(path: Path) -> pa.Table:
     with explain_damage(path):
-        return read_part(path, EVENT_SCHEMA.names).cast(EVENT_SCHEMA)
+        events = read_part(path, EVENT_SCHEMA.names).cast(EVENT_SCHEMA)
+        if empty := [name for name in events.column_names if events[name].null_count]:
+            raise ValueError(f"{empty[0]!r} of an event is missing")
+        return events
 
 
 def _find_rank_folders(path: Path) -> list[Path]:
