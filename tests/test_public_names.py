@@ -17,6 +17,8 @@ import retrograd as rg
 PUBLIC = [
     "AdjointCheck",
     "Auxiliary",
+    "Finding",
+    "Findings",
     "Function",
     "Graph",
     "History",
@@ -32,6 +34,7 @@ PUBLIC = [
     "check_adjoint",
     "draw_graph",
     "every",
+    "explain",
     "extract",
     "extract_dataset",
     "keep_saved",

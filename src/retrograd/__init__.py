@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from retrograd.features.dataset import extract_dataset as extract_dataset
     from retrograd.features.extractor import extract as extract
     from retrograd.features.stored import open_features as open_features
+    from retrograd.findings.explain import explain as explain
+    from retrograd.findings.finding import Finding as Finding
+    from retrograd.findings.findings import Findings as Findings
     from retrograd.functions.auxiliary import Auxiliary as Auxiliary
     from retrograd.functions.function import Function as Function
     from retrograd.graph.graph import Graph as Graph
@@ -65,6 +68,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "AdjointCheck": "adjoint.adjoint_check",
     "Auxiliary": "functions.auxiliary",
+    "Finding": "findings.finding",
+    "Findings": "findings.findings",
     "Function": "functions.function",
     "Graph": "graph.graph",
     "History": "history.history",
@@ -80,6 +85,7 @@ _HOMES = {
     "check_adjoint": "adjoint.check",
     "draw_graph": "views.graph_picture",
     "every": "recording.schedule",
+    "explain": "findings.explain",
     "extract": "features.extractor",
     "extract_dataset": "features.dataset",
     "keep_saved": "saved.keeping",

@@ -23,8 +23,11 @@ same with the model in eval mode; ``no_grad`` and ``inference`` ran with grad mo
 PHASES: tuple[Phase, ...] = ("train", "forward", "eval", "no_grad", "inference", "failed")
 
 EventKind = Literal[
-    "loss", "update", "skipped", "scale", "fault", "dropped", "overwritten", "rewrite", "trigger", "note", "error"
-]
+    "loss", "update", "skipped", "scale", "fault", "dropped", "overwritten", "rewrite", "trigger", "note", "error",
+    "call", "optimizer", "modes", "input", "buffer", "parameter", "units", "operations", "graph", "nonfinite",
+    "overwrite", "kink", "finding",
+]  # fmt: skip
+"""The second half are facts, see :mod:`retrograd.history.facts`, and what was found while the run went on."""
 
 
 @dataclass(frozen=True, slots=True)

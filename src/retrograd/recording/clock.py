@@ -136,6 +136,11 @@ class Clock:
         return self._roots[0] if self._roots else None
 
     @property
+    def is_outermost(self) -> bool:
+        """Whether a recorded model runs that no other one has called."""
+        return len(self._roots) == 1
+
+    @property
     def waiting_lane(self) -> Lane | None:
         """The lane of the outermost call that runs now, if that is recorded and a backward pass may follow it."""
         is_outermost = len(self._roots) == 1 and self.on

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from retrograd.facts.facts import Facts
 from retrograd.history.sink import Event, EventKind, Moment, Sink
 from retrograd.hooks.backward import (
     EngineRun,
@@ -123,6 +124,7 @@ class Recorder:
         self._interventions = InterventionWatch(self, self._taps, self._emitter)
         self._optimizers = OptimizerWatch(self, self._taps.parameters, UpdateTap(self._lanes.grad))
         self._loose = LooseParameters(self._taps, self._optimizers.knows, self._loose_found) if loose else None
+        self._facts = Facts(self)
 
     # ---- setting up -------------------------------------------------------------------------------------------
 
@@ -141,6 +143,7 @@ class Recorder:
         follow_backward(self)
         listen_to_interventions(self._interventions)
         listen_to_optimizers(self._optimizers)
+        self._facts.begin()
         self._describe()
 
     def add_model(self, name: str, model: nn.Module) -> None:
@@ -176,6 +179,7 @@ class Recorder:
             self._taps.release_loose(entry)
             self._taps.tap_parameters(entry)
         self.add_root(model)
+        self._facts.model_added(name, model)
 
     def make_place(self, lane: Lane, module: nn.Module | None, site: Site) -> Place | None:
         """The place for a site, or None when nothing of it is wanted."""
@@ -227,16 +231,21 @@ class Recorder:
             clock.leave_backward(failed=True)  # a pass that we did not see begin has raised
         if clock.outermost is not None and not self._is_running(clock.outermost, model):
             clock.forward_left()
-        if self._reductions.meets_wrapper():
-            for watch in list(self._taps.parameters.values()):
-                self.parameter_watched(watch)
+        self._meet_wrapper()
         if clock.outermost is None:
             self._find_stage(model)
         clock.forward_begins(id(model), mode_now(), model.training)
         self._optimizers.model_runs(model)
+        if clock.is_outermost:
+            self._facts.forward_begins(model, arguments)
         lane = clock.waiting_lane
         if lane is not None:
             lane.forwards.begin(id(model), model.training, lane.serial)
+
+    def _meet_wrapper(self) -> None:
+        if self._reductions.meets_wrapper():
+            for watch in list(self._taps.parameters.values()):
+                self.parameter_watched(watch)
 
     @harmless
     def root_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
@@ -247,6 +256,8 @@ class Recorder:
             lane = self.clock.waiting_lane
             if lane is not None:
                 lane.forwards.end(output, self)
+            if self.clock.is_outermost:
+                self._facts.forward_ends(model, output, failed)
             self.guard.pause()
             self.clock.forward_ends(id(model), failed)
 
@@ -285,6 +296,7 @@ class Recorder:
             self._losses = tuple(root.detach().clone() for root in roots if _is_loss(root))
             self._taps.tap_thawed()
             self._reductions.pass_begins()
+        self._facts.backward_begins(roots)
 
     @harmless
     def backward_ends(self, failed: bool) -> None:
@@ -305,6 +317,7 @@ class Recorder:
         elif not clock.on:
             self._leave_backward(failed)
         self._losses, self._scale = (), None
+        self._facts.backward_ends(failed)
 
     @harmless
     def run_begins(self, run: EngineRun) -> None:
@@ -363,7 +376,16 @@ class Recorder:
 
     # ---- handing over -----------------------------------------------------------------------------------------
 
+    @property
+    def fact_moment(self) -> tuple[Moment, bool]:
+        """When a fact is of that is seen now, and whether that step is recorded."""
+        clock = self.clock
+        if clock.coming != clock.step:
+            return Moment(clock.coming), False
+        return Moment(clock.step, clock.micro, clock.backward, clock.lanes.grad.phase), clock.on
+
     def _forget_graph(self) -> None:
+        self._facts.drain()
         self.guard.restart()
         self._optimizers.decide()
         self._optimizers.scales.forget()
@@ -422,6 +444,7 @@ class Recorder:
         unlisten_to_optimizers(self._optimizers)
         self.clock.close_all()
         self._optimizers.decide()
+        self._facts.end()
         self.clock.stop()
         self._reductions.remove()
         self._taps.remove()

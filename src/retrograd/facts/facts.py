@@ -1,0 +1,161 @@
+"""All sources of facts of one recording, told together of what happens."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from retrograd.facts.looks import is_look
+from retrograd.facts.source import FactHost, FactSource
+from retrograd.history.facts import NOW, Fact
+from retrograd.history.sink import EventKind, Moment
+from retrograd.hooks.module_paths import walk_parameters, walk_paths
+from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
+from retrograd.sites.site import ROOT
+
+SOURCES: tuple[Callable[[FactHost], FactSource], ...] = ()
+"""What every recording notes."""
+
+
+class FactTaker(Protocol):
+    """The recorder."""
+
+    def note(
+        self, kind: EventKind, name: str = "", *, value: float = ..., text: str = "", moment: Moment | None = None
+    ) -> None:
+        """An event."""
+
+    def fault(self, site: str, error: Exception) -> None:
+        """An error of ours; training goes on."""
+
+    @property
+    def fact_moment(self) -> tuple[Moment, bool]:
+        """Now, and whether the step is recorded."""
+
+
+class Facts:
+    """The sources, each told of what happens.
+
+    Args:
+        taker: the recorder; held weakly.
+        sources: what makes them; those of every recording when left out.
+    """
+
+    def __init__(self, taker: FactTaker, sources: Sequence[Callable[[FactHost], FactSource]] = SOURCES) -> None:
+        self._taker = weakref.ref(taker)
+        self._sources = [make(self) for make in sources]
+        self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._modules: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._seen_step = -1
+        self._recorded = -1
+
+    # ---- what a source asks ----
+
+    def note_fact(self, fact: Fact) -> None:
+        """Keep a fact, of now where it does not say when."""
+        taker = self._taker()
+        if taker is not None:
+            moment = taker.fact_moment[0] if fact.moment == NOW else fact.moment
+            taker.note(fact.kind, fact.name, value=fact.value, text=fact.text, moment=moment)
+
+    def fault(self, site: str, error: Exception) -> None:
+        """An error of ours."""
+        taker = self._taker()
+        if taker is not None:
+            taker.fault(site, error)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether this step is."""
+        taker = self._taker()
+        return taker is not None and taker.fact_moment[1]
+
+    @property
+    def is_look(self) -> bool:
+        """Whether this step is one of the few at which sources may look at what is dear."""
+        return self.is_recorded and is_look(self._recorded)
+
+    def name_parameter(self, tensor: torch.Tensor) -> str | None:
+        """The name of a parameter of a recorded model."""
+        name = self._parameters.get(tensor)
+        return name if name is None else str(name)
+
+    def name_module(self, module: nn.Module) -> str | None:
+        """The path of a module of a recorded model."""
+        return self._modules.get(module)
+
+    # ---- what happens ----
+
+    def begin(self) -> None:
+        """Recording begins."""
+        listen_to_optimizers(self)
+        self._tell("begin")
+
+    def model_added(self, name: str, model: nn.Module) -> None:
+        """A model is recorded from now on."""
+        for path, module in walk_paths(name, model):
+            self._modules.setdefault(module, path or ROOT)
+        for site, parameter in walk_parameters([(name, model)]):
+            self._parameters.setdefault(parameter, site)
+        self._tell("model_added", name, model)
+
+    def forward_begins(self, model: nn.Module, arguments: Any) -> None:
+        """A recorded model is called by the program itself."""
+        taker = self._taker()
+        if taker is not None:
+            moment, is_recorded = taker.fact_moment
+            if is_recorded and moment.step != self._seen_step:
+                self._seen_step = moment.step
+                self._recorded += 1
+        self._tell("forward_begins", model, arguments)
+
+    def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
+        """That call has ended."""
+        self._tell("forward_ends", model, output, failed)
+
+    def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
+        """A backward pass is about to run."""
+        self._tell("backward_begins", roots)
+
+    def backward_ends(self, failed: bool) -> None:
+        """It has run."""
+        self._tell("backward_ends", failed)
+
+    def update_begins(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to update."""
+        self._tell("update_begins", optimizer)
+
+    def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
+        """It has updated."""
+        self._tell("update_ends", optimizer)
+
+    def update_skipped(self, optimizer: Optimizer) -> None:
+        """Loss scaling has skipped its update."""
+        self._tell("update_ends", optimizer)
+
+    def loss_scaled(self, losses: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
+        """Nothing that sources need."""
+
+    def drain(self) -> None:
+        """A device may be waited for."""
+        self._tell("drain")
+
+    def end(self) -> None:
+        """Recording ends."""
+        unlisten_to_optimizers(self)
+        self._tell("drain")
+        self._tell("end")
+
+    def _tell(self, what: str, *about: Any) -> None:
+        for source in self._sources:
+            try:
+                getattr(source, what)(*about)
+            except Exception as error:
+                self.fault(f"{type(source).__name__}.{what}", error)

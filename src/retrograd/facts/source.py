@@ -1,0 +1,72 @@
+"""What finds facts: told by the recorder what happens, it notes what it saw of it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from retrograd.history.facts import Fact
+
+
+class FactHost(Protocol):
+    """The recorder, as a source sees it."""
+
+    def note_fact(self, fact: Fact) -> None:
+        """Keep a fact; its moment is filled in."""
+
+    def fault(self, site: str, error: Exception) -> None:
+        """An error of ours; training goes on."""
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether this step is."""
+
+    @property
+    def is_look(self) -> bool:
+        """Whether this step is one of the few at which sources may look at what is dear."""
+
+    def name_parameter(self, tensor: torch.Tensor) -> str | None:
+        """The name of its site; None where it belongs to no recorded model."""
+
+    def name_module(self, module: nn.Module) -> str | None:
+        """Its path; None where it belongs to no recorded model."""
+
+
+class FactSource:
+    """Does nothing; a source overrides what it needs. What it raises is counted as a fault of ours."""
+
+    def __init__(self, host: FactHost) -> None:
+        self.host = host
+
+    def begin(self) -> None:
+        """Recording begins."""
+
+    def model_added(self, name: str, model: nn.Module) -> None:
+        """A model is recorded from now on."""
+
+    def forward_begins(self, model: nn.Module, arguments: Any) -> None:
+        """A recorded model is called by the program itself, with ``(args, kwargs)``."""
+
+    def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
+        """That call has ended."""
+
+    def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
+        """A backward pass is about to run."""
+
+    def backward_ends(self, failed: bool) -> None:
+        """It has run."""
+
+    def update_begins(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to update."""
+
+    def update_ends(self, optimizer: Optimizer) -> None:
+        """It has updated, or was skipped."""
+
+    def drain(self) -> None:
+        """A device may be waited for: note what was held back until now."""
+
+    def end(self) -> None:
+        """Recording ends: leave nothing behind."""

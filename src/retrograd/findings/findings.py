@@ -1,0 +1,81 @@
+"""What was found of a run: a sequence of findings, causes before symptoms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from retrograd.findings.finding import SEVERITIES, Finding, Severity
+
+SHOWN = 5
+"""How many are said by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """A detector that could not be asked, and why."""
+
+    detector: str
+    reason: str
+
+
+class Findings(Sequence[Finding]):
+    """Findings, the worst first, causes before symptoms. True when there is one that is more than a note.
+
+    Args:
+        found: all of them, as ranked.
+        not_checked: what could not be checked.
+        about: what was looked at, in words: ``460 steps at 190 sites``.
+    """
+
+    def __init__(self, found: Iterable[Finding] = (), not_checked: Iterable[NotChecked] = (), about: str = "") -> None:
+        self._found = tuple(found)
+        self.not_checked = tuple(not_checked)
+        self.about = about
+
+    @property
+    def said(self) -> tuple[Finding, ...]:
+        """Those that are said by default: at most :data:`SHOWN`."""
+        return self._found[:SHOWN]
+
+    def at_least(self, severity: Severity) -> Findings:
+        """Those that are as severe as this, or worse."""
+        worst = SEVERITIES[: SEVERITIES.index(severity) + 1]
+        return Findings((each for each in self._found if each.severity in worst), self.not_checked, self.about)
+
+    def of(self, detector: str) -> Findings:
+        """Those of one detector."""
+        return Findings((each for each in self._found if each.detector == detector), self.not_checked, self.about)
+
+    @overload
+    def __getitem__(self, index: int) -> Finding: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Finding, ...]: ...
+    def __getitem__(self, index: int | slice) -> Finding | tuple[Finding, ...]:
+        return self._found[index]
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self._found)
+
+    def __bool__(self) -> bool:
+        return any(each.severity != "note" for each in self._found)
+
+    def __str__(self) -> str:
+        lines = [f"{each.severity:<9} {each}" for each in self._found]
+        return "\n".join(lines or ["no findings"])
+
+    def __repr__(self) -> str:
+        return f"Findings({len(self._found)} found, {len(self.not_checked)} not checked)\n{self}"
+
+    def as_json_lines(self) -> str:
+        """One line of JSON each."""
+        return "".join(f"{each.as_json()}\n" for each in self._found)
+
+    @classmethod
+    def of_dicts(cls, found: Iterable[Mapping[str, object]]) -> Findings:
+        """Read them again."""
+        return cls(Finding.of_dict(each) for each in found)

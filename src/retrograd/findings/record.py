@@ -1,0 +1,167 @@
+"""The record of a run as detectors read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from retrograd.history.facts import (
+    Buffer,
+    Call,
+    Fact,
+    GraphSize,
+    Input,
+    Kink,
+    Modes,
+    NonFinite,
+    Operations,
+    OptimizerMade,
+    Overwrite,
+    Parameter,
+    Units,
+    read_facts,
+)
+from retrograd.history.history import History
+from retrograd.history.matrix import Curve
+from retrograd.history.series import Series
+from retrograd.history.sink import Event
+from retrograd.sites.site import Site, parse_leniently
+
+F = TypeVar("F", bound=Fact)
+
+
+class Record:
+    """A history with its facts, and what detectors ask of both, each computed once.
+
+    Args:
+        history: what was recorded.
+        status: how the run fares: ``finished``, ``failed``, ``running``, ``stopped``; empty where it is not known.
+        error: the exception that ended it, as in ``rank.json``.
+    """
+
+    def __init__(self, history: History, *, status: str = "", error: Mapping[str, Any] | None = None) -> None:
+        self.history = history
+        self.manifest = history.manifest
+        self.status = status
+        self.error = error
+        self._series: dict[str, Series] = {}
+
+    # ---- sites ----
+
+    @cached_property
+    def sites(self) -> list[Site]:
+        """All recorded sites, in the order in which they were first reached in a step: forward, backward, update."""
+        rows = self.history.rows
+        names = self.history.site_names
+        first = np.full(len(names), np.iinfo(np.int64).max)
+        np.minimum.at(first, rows["site"], np.where(rows["order"] < 0, np.iinfo(np.int64).max, rows["order"]))
+        seen = np.bincount(rows["site"], minlength=len(names)) > 0
+        order = np.argsort(first, kind="stable")
+        return [parse_leniently(names[code]) for code in order if seen[code]]
+
+    def of_kind(self, kind: str, quantity: str = "value") -> list[Site]:
+        """Recorded sites of one kind (``output``, ``input``, ``parameter``, ``watched``), in order of execution."""
+        return [site for site in self.sites if site.kind == kind and site.quantity == quantity]
+
+    def series(self, site: Site | str) -> Series:
+        """A site over the training steps.
+
+        Raises:
+            NoSuchSiteError: it was not recorded.
+        """
+        name = str(site)
+        if name not in self._series:
+            self._series[name] = self.history[name]
+        return self._series[name]
+
+    @cached_property
+    def steps(self) -> npt.NDArray[np.int64]:
+        """Steps that were recorded, rising."""
+        return np.unique(self.history.rows["step"])
+
+    @property
+    def last_step(self) -> int | None:
+        """The last of them."""
+        return int(self.steps[-1]) if len(self.steps) else None
+
+    @cached_property
+    def loss(self) -> Curve:
+        """The loss of each recorded step."""
+        return self.history.loss
+
+    # ---- facts ----
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """All events."""
+        return self.history.events
+
+    @cached_property
+    def facts(self) -> list[Fact]:
+        """All facts, in their order."""
+        return read_facts(self.events)
+
+    def of(self, kind: type[F]) -> list[F]:
+        """Facts of one kind, in their order."""
+        return [each for each in self.facts if isinstance(each, kind)]
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        """Calls that the program made, in their order."""
+        return self.of(Call)
+
+    def calls_by_step(self) -> Iterator[tuple[int, list[Call]]]:
+        """The calls of each recorded step."""
+        by_step: dict[int, list[Call]] = {}
+        for call in self.calls:
+            by_step.setdefault(call.step, []).append(call)
+        yield from sorted(by_step.items())
+
+    @cached_property
+    def optimizers(self) -> dict[str, OptimizerMade]:
+        """Optimizers by name: ``SGD#1``."""
+        return {each.name: each for each in self.of(OptimizerMade)}
+
+    @cached_property
+    def operations(self) -> list[Operations]:
+        """What was called between a forward and its backward, at the steps at which it changed."""
+        return self.of(Operations)
+
+    @cached_property
+    def inputs(self) -> dict[str, list[Input]]:
+        """What models were called with, by the name of the argument."""
+        found: dict[str, list[Input]] = {}
+        for each in self.of(Input):
+            found.setdefault(each.name, []).append(each)
+        return found
+
+    @cached_property
+    def modules(self) -> dict[str, Mapping[str, Any]]:
+        """What the manifest says of each module, by path."""
+        listed = self.manifest.get("model", ())
+        return {str(each.get("path", "")): each for each in listed if isinstance(each, Mapping)}
+
+    def type_of(self, path: str) -> str:
+        """The class of a module, as in ``ReLU``; empty where it is not known."""
+        return str(self.modules.get(path, {}).get("type", ""))
+
+
+__all__ = [
+    "Buffer",
+    "Call",
+    "GraphSize",
+    "Input",
+    "Kink",
+    "Modes",
+    "NonFinite",
+    "Operations",
+    "OptimizerMade",
+    "Overwrite",
+    "Parameter",
+    "Record",
+    "Units",
+]

@@ -1,0 +1,355 @@
+"""Facts: what a recording notes beside statistics, so that a run can be explained from its record alone.
+
+A fact is an event whose ``kind`` is one of those below and whose ``text`` is a JSON object with the fields of its
+class, but for ``name`` and ``value``, which have columns of their own, and for numbers that are not known. Step,
+micro-batch and phase are those of the event.
+Lines are ``file:line`` of the user's source, empty where that is not known; parameters and modules have the names that
+their sites have.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+from retrograd.history.sink import Event, EventKind, Moment
+
+JsonObject = Mapping[str, Any]
+
+NOW = Moment(-1)
+"""The moment of a fact that does not say when."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """What all facts have.
+
+    Attributes:
+        name: what it is about.
+        value: its number; NaN where there is none.
+        moment: when.
+        rank: in which process; not written, for the folder tells it.
+    """
+
+    kind: ClassVar[EventKind]
+
+    name: str = ""
+    value: float = math.nan
+    moment: Moment = NOW
+    rank: int = 0
+
+    @property
+    def step(self) -> int:
+        """The step it is of."""
+        return self.moment.step
+
+    @property
+    def text(self) -> str:
+        """Its own fields as JSON."""
+        common = {each.name for each in fields(Fact)}
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in common}
+        known = {name: value for name, value in own.items() if not (isinstance(value, float) and math.isnan(value))}
+        return json.dumps(known, separators=(",", ":"), default=list)
+
+    @classmethod
+    def of_event(cls, event: Event, rank: int = 0) -> Self:
+        """Read it again.
+
+        Raises:
+            ValueError, TypeError: the event's text holds no such fact.
+        """
+        found = json.loads(event.text)
+        if not isinstance(found, dict):
+            raise TypeError(f"{event.kind} of {event.name!r} is no JSON object")
+        known = {each.name for each in fields(cls)} - {each.name for each in fields(Fact)}
+        own = {name: _freeze(value) for name, value in found.items() if name in known}
+        return cls(name=event.name, value=event.value, moment=event.moment, rank=rank, **own)
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(map(_freeze, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Fact):
+    """A call that the program made, in the order made.
+
+    ``name`` is one of ``forward``, ``backward``, ``grad``, ``zero_grad``, ``step``, ``clip_grad_norm_``,
+    ``clip_grad_value_``, ``scheduler.step``, ``scaler.unscale_``, ``scaler.step``, ``scaler.update``. ``value`` is the
+    norm before clipping, and the scale after ``scaler.update``.
+
+    Attributes:
+        line: where it was called.
+        about: the optimizer as ``SGD#1``, the scheduler's class, or the name of a model (``self`` for a single one).
+        details: what else is known, by name: ``lr`` (one for each group) of ``step`` and ``scheduler.step``;
+            ``max_norm``, ``norm_type`` and ``parameters`` (how many) of ``clip_grad_norm_``; ``clip_value``;
+            ``set_to_none``; ``retain_graph``, ``create_graph``, ``inputs`` of ``backward``; ``training`` and ``grad``
+            of ``forward``.
+    """
+
+    kind = "call"
+    line: str = ""
+    about: str = ""
+    details: JsonObject = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerMade(Fact):
+    """An optimizer at its first update. ``name`` is ``SGD#1``; ``value`` the number of its parameters.
+
+    Attributes:
+        line: where it was constructed.
+        groups: of each group its hyper-parameters by name, with ``parameters``: their names, and ``unknown``: how many
+            of them belong to no recorded model.
+    """
+
+    kind = "optimizer"
+    line: str = ""
+    groups: tuple[JsonObject, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modes(Fact):
+    """Which modules are in training mode, when it is not as at the forward before. ``name`` is that of the model.
+
+    Attributes:
+        training: paths of modules in training mode; those of a whole subtree by its root, as in ``blocks``.
+        evaluating: the same of those in eval mode.
+    """
+
+    kind = "modes"
+    training: tuple[str, ...] = ()
+    evaluating: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input(Fact):
+    """A tensor that a model was called with. ``name`` is as in ``self:input.x``; ``value`` its mean.
+
+    Attributes:
+        shape, dtype: what it is.
+        min, max, std: of its finite elements; integers too.
+        nonfinite: elements that are not finite.
+        digest: the same for the same values, of the same type and shape.
+    """
+
+    kind = "input"
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    min: float = math.nan
+    max: float = math.nan
+    std: float = math.nan
+    nonfinite: int = 0
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer(Fact):
+    """A buffer, when it was looked at. ``name`` is as in ``bn:running_var``; ``value`` its mean.
+
+    Attributes:
+        dtype, min, max, digest: as of an input.
+    """
+
+    kind = "buffer"
+    dtype: str = ""
+    min: float = math.nan
+    max: float = math.nan
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter(Fact):
+    """A parameter, when it was looked at. ``name`` is that of its site; ``value`` its root mean square.
+
+    Attributes:
+        shape, dtype: what it is.
+        requires_grad: whether it does.
+        grad: ``None``, ``zero`` or ``some``, as ``.grad`` is behind the backward pass.
+        digest: as of an input.
+        same_rows: rows of a matrix that are equal to another row of it, bit for bit.
+        tied: other names of the same tensor.
+    """
+
+    kind = "parameter"
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    requires_grad: bool = True
+    grad: str = ""
+    digest: str = ""
+    same_rows: int = 0
+    tied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units(Fact):
+    """Units (channels, features) of a module's output, when it was looked at. ``name`` is the site; ``value`` how many.
+
+    Attributes:
+        samples: elements of each.
+        zero: units that are zero in all of them.
+        constant: units that have the same value in all of them, those that are zero not counted.
+        saturated: units of which most elements are at the bounds of their function (tanh, sigmoid).
+        always: units that have been zero at all looks since ``since``.
+        since: the step of the first of these looks.
+        used: of an embedding: rows that have been looked up so far.
+    """
+
+    kind = "units"
+    samples: int = 0
+    zero: int = 0
+    constant: int = 0
+    saturated: int = 0
+    always: int = 0
+    since: int = 0
+    used: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A torch function that the program called.
+
+    Attributes:
+        name: of the function: ``softmax``.
+        line: who called it.
+        module: path of the innermost module call; empty outside of all.
+        node: class of the node of the result: ``SoftmaxBackward0``; empty where it has no graph.
+        operands: for each tensor that it took the number of the operation that made it; −1 for one made before.
+        takes, makes: those tensors, and the results, as in ``float32[4, 3]``.
+        arguments: what is no tensor, as text: ``dim=-1``.
+        cuts: an operand had a graph or required a gradient, and the result has none though it is made of it.
+    """
+
+    name: str
+    line: str = ""
+    module: str = ""
+    node: str = ""
+    operands: tuple[int, ...] = ()
+    takes: tuple[str, ...] = ()
+    makes: tuple[str, ...] = ()
+    arguments: str = ""
+    cuts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations(Fact):
+    """The operations from the begin of a forward to its backward, in order; written when they are not as before.
+
+    ``name`` is that of the model; ``value`` how many nodes the graph of the loss has.
+
+    Attributes:
+        listed: for each operation its fields, in the order of :class:`Operation`; see :meth:`operations`.
+        outputs: numbers of the operations that made the model's outputs.
+        loss: number of the operation that made what backward began from; −1 where that is not among them.
+    """
+
+    kind = "operations"
+    listed: tuple[tuple[Any, ...], ...] = ()
+    outputs: tuple[int, ...] = ()
+    loss: int = -1
+
+    def operations(self) -> list[Operation]:
+        """The operations."""
+        names = [each.name for each in fields(Operation)]
+        return [Operation(**dict(zip(names, one, strict=True))) for one in self.listed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSize(Fact):
+    """The graph that a backward pass began from, when it was looked at. ``value``: its nodes.
+
+    Attributes:
+        alive: graphs of earlier steps that are still held.
+    """
+
+    kind = "graph"
+    alive: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFinite(Fact):
+    """Where a number that is not finite was made for the first time. ``name`` is the module, or the site.
+
+    Attributes:
+        born: ``input``, ``forward``, ``backward``, ``update`` or ``collective``.
+        operation: torch function or node that made it.
+        line: who called that in the forward.
+        reason: why, in terms of values: ``log of 0``; empty where that was not seen.
+        operands: what was seen of each operand: ``{"self": "min 0, 3 of 40 are 0"}``.
+        masked: what is made of it is finite again.
+    """
+
+    kind = "nonfinite"
+    born: str = ""
+    operation: str = ""
+    line: str = ""
+    reason: str = ""
+    operands: JsonObject = field(default_factory=dict)
+    masked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overwrite(Fact):
+    """A tensor that autograd had saved was written to before it was used. ``name`` is the module that saved it.
+
+    Attributes:
+        tensor: what it is: ``weight`` of a module, ``self``, ``result``.
+        node: who saved it.
+        saved_line, written_line: where.
+        writer: the operation that wrote.
+        saved_version, found_version: of the tensor.
+        silent: torch does not raise.
+    """
+
+    kind = "overwrite"
+    tensor: str = ""
+    node: str = ""
+    saved_line: str = ""
+    written_line: str = ""
+    writer: str = ""
+    saved_version: int = 0
+    found_version: int = 0
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kink(Fact):
+    """A node whose inputs lie where its function has no derivative. ``name`` is the module, ``value`` how many do.
+
+    Attributes:
+        node: its class.
+        line: who called it in the forward.
+        where: the points: ``at 0``.
+        convention: what torch takes there.
+        total: elements looked at.
+    """
+
+    kind = "kink"
+    node: str = ""
+    line: str = ""
+    where: str = ""
+    convention: str = ""
+    total: int = 0
+
+
+FACTS: tuple[type[Fact], ...] = (
+    Call, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, GraphSize, NonFinite, Overwrite, Kink,
+)  # fmt: skip
+"""Every kind of fact."""
+
+_OF_KIND: dict[str, type[Fact]] = {each.kind: each for each in FACTS}
+
+
+def read_facts(events: Iterable[Event], rank: int = 0) -> list[Fact]:
+    """The facts among events, in their order; what cannot be read is passed over."""
+    found = []
+    for event in events:
+        if event.kind in _OF_KIND:
+            try:
+                found.append(_OF_KIND[event.kind].of_event(event, rank))
+            except (ValueError, TypeError):
+                continue
+    return found
