@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from retrograd.findings.finding import Evidence, Finding, Severity
-from retrograd.findings.record import Record
+
+if TYPE_CHECKING:
+    from retrograd.findings.record import Record
 
 
 class CannotTell(Exception):  # noqa: N818  # no error: an answer

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.findings.layers import Layers
+from retrograd.findings.training import Training
 from retrograd.history.facts import (
     Buffer,
     Call,
@@ -29,7 +31,7 @@ from retrograd.history.history import History
 from retrograd.history.matrix import Curve
 from retrograd.history.series import Series
 from retrograd.history.sink import Event
-from retrograd.sites.site import Site, parse_leniently
+from retrograd.sites.site import ROOT, Site, parse_leniently
 
 F = TypeVar("F", bound=Fact)
 
@@ -93,6 +95,16 @@ class Record:
         """The loss of each recorded step."""
         return self.history.loss
 
+    @cached_property
+    def training(self) -> Training:
+        """How losses, rates and updates went."""
+        return Training(self)
+
+    @cached_property
+    def layers(self) -> Layers:
+        """The layers of the model, in the order of the forward."""
+        return Layers(self)
+
     # ---- facts ----
 
     @cached_property
@@ -127,6 +139,26 @@ class Record:
         return {each.name: each for each in self.of(OptimizerMade)}
 
     @cached_property
+    def parameters(self) -> list[Parameter]:
+        """Looks at parameters."""
+        return self.of(Parameter)
+
+    @cached_property
+    def units(self) -> list[Units]:
+        """Looks at units of outputs."""
+        return self.of(Units)
+
+    @cached_property
+    def buffers(self) -> list[Buffer]:
+        """Looks at buffers."""
+        return self.of(Buffer)
+
+    @cached_property
+    def modes(self) -> list[Modes]:
+        """Which modules train and which evaluate, at the steps at which that changed."""
+        return self.of(Modes)
+
+    @cached_property
     def operations(self) -> list[Operations]:
         """What was called between a forward and its backward, at the steps at which it changed."""
         return self.of(Operations)
@@ -144,6 +176,15 @@ class Record:
         """What the manifest says of each module, by path."""
         listed = self.manifest.get("model", ())
         return {str(each.get("path", "")): each for each in listed if isinstance(each, Mapping)}
+
+    @cached_property
+    def root_names(self) -> frozenset[str]:
+        """Paths of the recorded models themselves: ``self`` for a single one."""
+        return frozenset((ROOT,)) if ROOT in self.modules else frozenset(p for p in self.modules if "." not in p)
+
+    def line_of(self, path: str) -> str:
+        """Where a module was constructed; empty where that is not known."""
+        return str(self.modules.get(path, {}).get("line", ""))
 
     def type_of(self, path: str) -> str:
         """The class of a module, as in ``ReLU``; empty where it is not known."""
