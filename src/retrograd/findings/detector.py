@@ -5,12 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from retrograd.findings.finding import Evidence, Finding, Severity
-
-if TYPE_CHECKING:
-    from retrograd.findings.record import Record
+from retrograd.findings.record import Record
 
 
 class CannotTell(Exception):  # noqa: N818  # no error: an answer

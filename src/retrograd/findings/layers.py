@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.findings.record import Record
 from retrograd.history.matrix import Matrix
 from retrograd.sites.site import Site
-
-if TYPE_CHECKING:
-    from retrograd.findings.record import Record
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.findings.layers import Layers
-from retrograd.findings.training import Training
 from retrograd.history.facts import (
     Buffer,
     Call,
@@ -34,6 +32,7 @@ from retrograd.history.sink import Event
 from retrograd.sites.site import ROOT, Site, parse_leniently
 
 F = TypeVar("F", bound=Fact)
+T = TypeVar("T")
 
 
 class Record:
@@ -51,6 +50,7 @@ class Record:
         self.status = status
         self.error = error
         self._series: dict[str, Series] = {}
+        self._made: dict[Callable[[Record], Any], Any] = {}
 
     # ---- sites ----
 
@@ -95,15 +95,14 @@ class Record:
         """The loss of each recorded step."""
         return self.history.loss
 
-    @cached_property
-    def training(self) -> Training:
-        """How losses, rates and updates went."""
-        return Training(self)
+    # ---- what is made of it ----
 
-    @cached_property
-    def layers(self) -> Layers:
-        """The layers of the model, in the order of the forward."""
-        return Layers(self)
+    def once(self, make: Callable[[Record], T]) -> T:
+        """What a class or function makes of this record, made once for all who ask."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        made: T = self._made[make]
+        return made
 
     # ---- facts ----
 

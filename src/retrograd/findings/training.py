@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from retrograd.findings.detector import CannotTell
+from retrograd.findings.record import Record
 from retrograd.history.columns import encode_phase
 from retrograd.history.facts import OptimizerMade
 from retrograd.history.matrix import number_steps
 from retrograd.sites.site import Site
 from retrograd.statistics.row import finite_count
-
-if TYPE_CHECKING:
-    from retrograd.findings.record import Record
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -8,7 +8,7 @@ import numpy as np
 
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.layers import Layer
+from retrograd.findings.layers import Layer, Layers
 from retrograd.findings.record import Record
 from retrograd.history.facts import Buffer
 
@@ -36,7 +36,7 @@ class BatchNorm(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at each batch norm."""
-        norms = [(k, layer) for k, layer in enumerate(record.layers.listed) if "BatchNorm" in layer.type]
+        norms = [(k, layer) for k, layer in enumerate(record.once(Layers).listed) if "BatchNorm" in layer.type]
         if not norms:
             raise CannotTell("there is no batch norm that was called in training")
         evaluating = {path for modes in record.modes for path in modes.evaluating}
@@ -76,7 +76,7 @@ class BatchNorm(Detector):
         """Whether the mean over channels is that of what went in at that very step, or at the one before."""
         if place == 0:
             return False
-        into = record.series(record.layers.listed[place - 1].site)
+        into = record.series(record.once(Layers).listed[place - 1].site)
         means = dict(zip(into.steps.tolist(), into.mean.tolist(), strict=True))
         spread = float(np.std(list(means.values()))) if len(means) > 1 else 0.0
         same = [

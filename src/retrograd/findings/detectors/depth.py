@@ -12,9 +12,9 @@ import numpy as np
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.learning_rate import first_large
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.layers import Layer, median_of_first
+from retrograd.findings.layers import Layer, Layers, median_of_first
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray
+from retrograd.findings.training import FloatArray, Training
 
 LEAST = 4
 """Layers, or calls, that make a depth."""
@@ -62,9 +62,9 @@ class Chain(NamedTuple):
 
 def list_chains(record: Record) -> list[Chain]:
     """The depth of the model, and the calls of each layer that is called again and again, at the first steps."""
-    layers = record.layers.listed
+    layers = record.once(Layers).listed
     until = _first_disturbed(record)
-    norms = median_of_first(record.layers.gradients("l2"), until)
+    norms = median_of_first(record.once(Layers).gradients("l2"), until)
     kept = [place for place, layer in enumerate(layers) if layer.weighs and norms[place] > 0]
     chains = []
     if len(kept) >= LEAST and np.isfinite(norms[kept]).all():
@@ -77,8 +77,8 @@ def list_chains(record: Record) -> list[Chain]:
 
 def _first_disturbed(record: Record) -> int | None:
     """The first step whose gradients are no longer those of the model as it was made."""
-    large = first_large(record.training.updates) if record.of_kind("parameter", "update") else None
-    steps = [each for each in (record.training.lost, None if large is None else large + 1) if each is not None]
+    large = first_large(record.once(Training).updates) if record.of_kind("parameter", "update") else None
+    steps = [each for each in (record.once(Training).lost, None if large is None else large + 1) if each is not None]
     return min(steps, default=None)
 
 
@@ -101,12 +101,12 @@ class _Depth(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Follow the gradient from the loss to the input."""
-        record.training.need_loss(5)
+        record.once(Training).need_loss(5)
         chains = list_chains(record)
         if not chains:
             raise CannotTell(f"there are no gradients at {LEAST} layers or calls, one behind the other")
         meant = [chain for chain in chains if self.is_meant(chain) and chain.is_steady()]
-        if meant and not record.training.fell:
+        if meant and not record.once(Training).fell:
             yield self.tell(record, max(meant, key=lambda chain: chain.growth))
 
     @abstractmethod

@@ -11,7 +11,7 @@ from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.learning_rate import is_adaptive
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray, Updates, divide, number
+from retrograd.findings.training import FloatArray, Training, Updates, divide, number
 
 STRONG = 1e-2
 """Share of the weights that decay takes at each step, from which on it is spoken of."""
@@ -50,11 +50,11 @@ class WeightDecayDominates(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Hold updates against weights."""
-        updates = record.training.updates
+        updates = record.once(Training).updates
         if len(updates.steps) < 10:
             raise CannotTell(f"{len(updates.steps)} updates were recorded, and it takes 10")
         decay, name = self._read_decay(record)
-        lost = record.training.lost
+        lost = record.once(Training).lost
         until = len(updates.steps) if lost is None else int(np.searchsorted(updates.steps, lost))
         big = (updates.count[:, 0] > 8) & (updates.weight[:, 0] > 0)
         if decay < STRONG or not big.any() or until < 10:
@@ -73,7 +73,7 @@ class WeightDecayDominates(Detector):
             CannotTell: no optimizer has told its weight decay.
         """
         found: list[tuple[float, str]] = []
-        for name, group in record.training.groups():
+        for name, group in record.once(Training).groups():
             rate, decay = number(group.get("lr")), number(group.get("weight_decay"))
             if rate is not None and decay is not None:
                 found.append((rate * decay, name))
@@ -87,7 +87,7 @@ class WeightDecayDominates(Detector):
         return float(np.nanmedian(along)) if np.isfinite(along).any() else float("nan")
 
     def _tell(self, record: Record, name: str, share: float, weights: FloatArray, against: float) -> Finding:
-        updates = record.training.updates
+        updates = record.once(Training).updates
         low = int(np.argmin(weights))
         return self.find(
             "warning",
@@ -97,7 +97,7 @@ class WeightDecayDominates(Detector):
             site=name,
             step=int(updates.steps[0]),
             last_step=record.last_step,
-            line=record.training.optimizer_line,
+            line=record.once(Training).optimizer_line,
             evidence=[
                 Evidence("lr × weight decay", share, f"≥ {STRONG:g}"),
                 Evidence("median cosine of update and weights", against, f"< {AGAINST:g}, or norm below a third"),
@@ -124,14 +124,16 @@ class AdamEpsilon(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Hold ε against gradients, and the rate against updates."""
-        groups = [(name, group) for name, group in record.training.groups() if (number(group.get("eps")) or 0) > 1e-6]
+        groups = [
+            (name, group) for name, group in record.once(Training).groups() if (number(group.get("eps")) or 0) > 1e-6
+        ]
         if not record.optimizers:
             raise CannotTell("no optimizer was recorded")
         for name, group in groups:
             rate, epsilon = number(group.get("lr")) or 0.0, number(group["eps"]) or 0.0
             size, moved = self._measure(record, set(group.get("parameters", ())))
             small = np.isfinite(size) and rate > 0 and epsilon > 10 * size and moved < SHARE * rate
-            if small and not record.training.fell:
+            if small and not record.once(Training).fell:
                 yield self._tell(record, name, epsilon, size, moved / rate)
                 return
 
@@ -185,7 +187,7 @@ class Momentum(Detector):
         """Look at the hyper-parameters, and whether the loss swings."""
         if not record.optimizers:
             raise CannotTell("no optimizer was recorded")
-        for name, group in record.training.groups():
+        for name, group in record.once(Training).groups():
             said = self._judge(group)
             if said and not self._settles(record):
                 what, value, bound = said
@@ -208,11 +210,11 @@ class Momentum(Detector):
     @staticmethod
     def _settles(record: Record) -> bool:
         """Whether the loss ends near its lowest, with no swing up on the way."""
-        loss = record.training.loss.values
+        loss = record.once(Training).loss.values
         if len(loss) < 10 or not np.isfinite(loss).all():
             return False
         parts = [float(np.median(part)) for part in np.array_split(loss, 5)]
-        return record.training.fell and parts[-1] <= 1.1 * min(parts)
+        return record.once(Training).fell and parts[-1] <= 1.1 * min(parts)
 
     def _tell(self, record: Record, name: str, what: str, value: float, bound: str) -> Finding:
         lasts = (
@@ -225,7 +227,7 @@ class Momentum(Detector):
             step=int(record.steps[0]),
             last_step=record.last_step,
             line=record.optimizers[name].line,
-            evidence=[Evidence(what, value, bound), Evidence("loss at the end", record.training.late)],
+            evidence=[Evidence(what, value, bound), Evidence("loss at the end", record.once(Training).late)],
             precondition=["the loss does not end at its lowest"],
             refute="with 0.9 it ends as high",
         )
@@ -259,7 +261,7 @@ class ClipAlwaysOn(Detector):
         median = float(np.nanmedian(left))
         if median >= SHARE or (left < SHARE).mean() < 0.8:
             return
-        costs = not record.training.fell and not is_adaptive(record.training.optimizer)
+        costs = not record.once(Training).fell and not is_adaptive(record.once(Training).optimizer)
         yield self.find(
             "warning" if costs else "note",
             f"clip_grad_norm_(max_norm={bounds[0]:g}) leaves {median:.2g} of the gradient at {(left < SHARE).sum()} of "

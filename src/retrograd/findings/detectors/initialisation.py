@@ -9,9 +9,9 @@ import numpy as np
 
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.layers import Layer
+from retrograd.findings.layers import Layer, Layers
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray, divide
+from retrograd.findings.training import FloatArray, Training, divide
 
 GAIN = 4.0
 """Root mean square of a layer's output over that of its input, from which on its weights are large."""
@@ -50,8 +50,8 @@ class BadInit(Detector):
         """Look at the first step."""
         if not len(record.steps) or record.steps[0] != 0:
             raise CannotTell("the first step was not recorded")
-        layers = record.layers.listed
-        matrix = record.layers.values("rms")
+        layers = record.once(Layers).listed
+        matrix = record.once(Layers).values("rms")
         if not len(matrix.steps):
             raise CannotTell("no output was recorded in training")
         rms = matrix.values[:, 0]
@@ -70,7 +70,7 @@ class BadInit(Detector):
 
     def _loses_much(self, record: Record) -> bool:
         classes = count_classes(record)
-        return classes > 0 and record.training.initial > 3 * np.log(max(classes, 2))
+        return classes > 0 and record.once(Training).initial > 3 * np.log(max(classes, 2))
 
     def _tell(
         self, record: Record, layers: list[Layer], rms: FloatArray, gains: FloatArray, large: list[int]
@@ -88,7 +88,7 @@ class BadInit(Detector):
                 f"its input, {rms[large[0]]:.2g} in root mean square."
             )
         return self.find(
-            "warning" if record.training.fell else "critical",
+            "warning" if record.once(Training).fell else "critical",
             text,
             site=first.path,
             step=0,
@@ -98,7 +98,7 @@ class BadInit(Detector):
                 Evidence("layers of too large a gain", len(large)),
                 Evidence("mean gain of those", mean, f"≥ {GAIN:g}"),
                 Evidence(f"root mean square at {last.site}", float(rms[large[-1]]), f"≥ {WIDE:g}"),
-                Evidence("loss before the first update", record.training.initial),
+                Evidence("loss before the first update", record.once(Training).initial),
             ],
             precondition=["it is so before the first update", "the gain is a ratio: large inputs do not make it"],
             refute="with the weights of these layers divided by their gain it trains no better",
@@ -176,13 +176,13 @@ class SymmetricInit(Detector):
         return found
 
     def _is_trained(self, record: Record, name: str) -> bool:
-        return any(str(site.value) == name for site in record.training.updates.sites)
+        return any(str(site.value) == name for site in record.once(Training).updates.sites)
 
     def _find_zero(self, record: Record) -> list[str]:
-        updates = record.training.updates
+        updates = record.once(Training).updates
         if not len(updates.steps) or len(updates.steps) < 3:
             raise CannotTell("fewer than three updates were recorded")
-        weighs = [layer.path for layer in record.layers.listed if layer.weighs]
+        weighs = [layer.path for layer in record.once(Layers).listed if layer.weighs]
         zero = {
             site.path
             for k, site in enumerate(updates.sites)

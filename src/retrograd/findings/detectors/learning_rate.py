@@ -9,7 +9,7 @@ import numpy as np
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.findings.training import MOVED, FloatArray, Updates, divide
+from retrograd.findings.training import MOVED, FloatArray, Training, Updates, divide
 
 LARGE = 0.1
 """‖Δw‖ / ‖w‖ of a step beyond which it may have thrown training off; 1e-3 is usual."""
@@ -58,7 +58,7 @@ class LearningRateTooHigh(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look for a rise of the loss behind a large update."""
-        training = record.training
+        training = record.once(Training)
         training.need_loss(4)
         updates = training.updates
         before = baseline(record, updates)
@@ -75,7 +75,7 @@ class LearningRateTooHigh(Detector):
         yield self._tell(record, step, ratio, before)
 
     def _tell(self, record: Record, step: int, ratio: float, before: float) -> Finding:
-        training = record.training
+        training = record.once(Training)
         loss, late, rate = training.loss.values, training.late, training.rates.get(step, training.rate)
         finite = loss[np.isfinite(loss)]
         named = "The learning rate" if rate is None else f"The learning rate of {rate:g}"
@@ -108,7 +108,7 @@ def first_large(updates: Updates) -> int | None:
 
 def baseline(record: Record, updates: Updates) -> float:
     """The loss before the first large update: the median of those so far, or the first one."""
-    steps, loss = record.training.loss
+    steps, loss = record.once(Training).loss
     first = first_large(updates)
     until = loss if first is None else loss[steps <= first]
     until = until[np.isfinite(until)][-20:]
@@ -143,7 +143,7 @@ class LearningRateTooLow(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Add up what the weights moved."""
-        training = record.training
+        training = record.once(Training)
         training.need_loss(20)
         updates = training.updates
         rate = training.rate
@@ -192,7 +192,7 @@ class NotUpdated(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look for updates of zero beside gradients."""
-        updates = record.training.updates
+        updates = record.once(Training).updates
         names = [str(site.value.grad) for site in updates.sites]
         known = np.array([name in record.history for name in names], np.bool_)
         if not known.any() or np.nanmax(updates.delta, initial=0.0) == 0:
@@ -221,7 +221,7 @@ class NotUpdated(Detector):
 
     def _is_meant(self, record: Record, site: object) -> bool:
         name = str(getattr(site, "value", site))
-        groups = [group for _, group in record.training.groups() if name in group.get("parameters", ())]
+        groups = [group for _, group in record.once(Training).groups() if name in group.get("parameters", ())]
         return any(group.get("lr") == 0 for group in groups)
 
     def _tell(self, record: Record, names: list[str], steps: int) -> Finding:
@@ -231,9 +231,9 @@ class NotUpdated(Detector):
             "warning",
             f"{names[0]}{more} {verb} an update at each of {steps} steps, and did not change.",
             site=names[0],
-            step=int(record.training.updates.steps[0]),
+            step=int(record.once(Training).updates.steps[0]),
             last_step=record.last_step,
-            line=record.line_of(names[0].rpartition(":")[0]) or record.training.optimizer_line,
+            line=record.line_of(names[0].rpartition(":")[0]) or record.once(Training).optimizer_line,
             evidence=[Evidence("updates of zero with a gradient that is not", steps, "≥ 5, all of them")],
             precondition=["other parameters were changed", "the learning rate of its group is not zero"],
             refute="its values differ between two steps",

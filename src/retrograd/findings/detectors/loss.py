@@ -9,7 +9,7 @@ import numpy as np
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray, IntArray
+from retrograd.findings.training import FloatArray, IntArray, Training
 
 SPIKE = 6.0
 """Robust standard deviations of the logarithm of the loss above its running median."""
@@ -42,7 +42,7 @@ class Diverged(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Compare the end with what went before."""
-        training = record.training
+        training = record.once(Training)
         training.need_loss(10)
         steps, loss = training.loss
         if np.nanmin(loss) < 0:
@@ -91,7 +91,7 @@ class LossSpike(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look for stretches above the running median."""
-        training = record.training
+        training = record.once(Training)
         training.need_loss(40)
         steps, loss = training.loss
         if np.nanmin(loss) <= 0:
@@ -121,7 +121,7 @@ class LossSpike(Detector):
 
     @staticmethod
     def _was_usual(record: Record, step: int) -> bool:
-        updates = record.training.updates
+        updates = record.once(Training).updates
         before = updates.ratio[updates.steps < step]
         return len(before) > 10 and bool(before[-1] < 5 * np.nanmedian(before)) and bool(before[-1] < 0.1)
 
@@ -142,7 +142,7 @@ class LossFlat(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Compare the end with the begin."""
-        training = record.training
+        training = record.once(Training)
         training.need_loss(FLAT)
         early, late = training.early, training.late
         lowest = np.nanmin(training.loss.values)
@@ -173,7 +173,7 @@ class LossNoisy(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Compare differences with the level."""
-        training = record.training
+        training = record.once(Training)
         training.need_loss(FLAT)
         half = training.loss.values[len(training.loss.values) // 2 :]
         level = float(np.median(half))

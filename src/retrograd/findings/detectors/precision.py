@@ -8,8 +8,9 @@ import numpy as np
 
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.layers import Layers
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray
+from retrograd.findings.training import FloatArray, Training
 from retrograd.sites.site import Site
 from retrograd.statistics.row import EXPONENT_BIAS
 
@@ -102,7 +103,7 @@ class UpdateLost(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at the zeros of updates, beside those of gradients."""
-        updates = record.training.updates
+        updates = record.once(Training).updates
         if len(updates.steps) < 10:
             raise CannotTell(f"{len(updates.steps)} updates were recorded, and it takes 10")
         types = _types(record)
@@ -115,10 +116,10 @@ class UpdateLost(Detector):
                 still = _median_share(updates.zeros[k], updates.count[k])
                 found.append((site, still, float(np.median(record.series(site.value.grad).zero_share)), kind))
         lost = [each for each in found if each[1] > LOST and each[1] > each[2] + LOST * (1 - each[2])]
-        if not lost or len(lost) < 0.5 * len(found) or record.training.rate == 0:
+        if not lost or len(lost) < 0.5 * len(found) or record.once(Training).rate == 0:
             return
         site, still, zeros, kind = max(lost, key=lambda each: updates.count[updates.sites.index(each[0]), 0])
-        fell = record.training.fell
+        fell = record.once(Training).fell
         yield self.find(
             "note" if fell else "warning",
             f"{still:.0%} of the elements of {site.value} ({kind}) stay as they are at an update, though "
@@ -127,7 +128,7 @@ class UpdateLost(Detector):
             site=str(site.value),
             step=int(updates.steps[0]),
             last_step=record.last_step,
-            line=record.training.optimizer_line,
+            line=record.once(Training).optimizer_line,
             evidence=[
                 Evidence("share of elements unchanged", still, f"> {LOST:g}"),
                 Evidence("share without a gradient", zeros, "by half less"),
@@ -155,8 +156,8 @@ class OverflowHeadroom(Detector):
         """Look at the largest magnitudes."""
         if not _of_type(record, HALF, "grad"):
             raise CannotTell("no parameter of float16 was recorded")
-        peaks = record.layers.values("abs_max")
-        for layer, values in zip(record.layers.listed, peaks.values, strict=True):
+        peaks = record.once(Layers).values("abs_max")
+        for layer, values in zip(record.once(Layers).listed, peaks.values, strict=True):
             known = values[np.isfinite(values)]
             if len(known) >= 3 and 32752 <= np.median(known) <= 65504:
                 yield self.find(

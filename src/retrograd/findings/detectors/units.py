@@ -9,9 +9,9 @@ import numpy as np
 
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.layers import Layer
+from retrograd.findings.layers import Layer, Layers
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray
+from retrograd.findings.training import FloatArray, Training
 
 DEAD = 0.5
 """Share of a layer's units from which on it is spoken of, where the loss does not fall."""
@@ -77,8 +77,8 @@ class DeadUnits(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look for layers in the order of the forward."""
-        found = [dead for layer in record.layers.listed if (dead := self._look(record, layer))]
-        bound = MOST if record.training.fell else DEAD
+        found = [dead for layer in record.once(Layers).listed if (dead := self._look(record, layer))]
+        bound = MOST if record.once(Training).fell else DEAD
         most = [dead for dead in found if dead.share > bound]
         if most:
             yield self._tell(record, most)
@@ -107,7 +107,7 @@ class DeadUnits(Detector):
             precondition=[
                 "the layer is a ReLU, or no gradient passes it",
                 "the loss has not fallen"
-                if not record.training.fell
+                if not record.once(Training).fell
                 else f"more than {MOST:.0%} of the units are dead",
             ],
             refute="one of these units is above zero for some sample of the data",
@@ -171,13 +171,15 @@ class Saturated(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at the slopes."""
-        layers = record.layers.listed
+        layers = record.once(Layers).listed
         bounded = [k for k, layer in enumerate(layers[:-1]) if layer.type in ("Tanh", "Sigmoid")]
         if not bounded:
             raise CannotTell("there is no Tanh or Sigmoid among the modules, but for the last")
         slopes = {k: slope_of(record, layers[k]) for k in bounded}
         flat = [k for k, slope in slopes.items() if len(slope) >= LOOKS and np.median(slope[-LOOKS:]) < FLAT]
-        if record.training.fell:  # then it is no more than a handicap, but for one that has been there from the start
+        if record.once(
+            Training
+        ).fell:  # then it is no more than a handicap, but for one that has been there from the start
             flat = [k for k in flat if (slopes[k] < FLAT).all() and record.steps[0] == 0]
         if flat:
             yield self._tell(record, layers, flat[0], slopes[flat[0]], len(flat))
@@ -228,13 +230,13 @@ class AttentionCollapse(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at softmax modules but for the last layer."""
-        layers = [layer for layer in record.layers.listed[:-1] if layer.type == "Softmax"]
+        layers = [layer for layer in record.once(Layers).listed[:-1] if layer.type == "Softmax"]
         if not layers:
             raise CannotTell("there is no Softmax among the modules, but for the last")
         for layer in layers:
             series = record.series(layer.site)
             certain = series.rms**2 / np.where(series.mean > 0, series.mean, np.nan)
-            if len(certain) < LOOKS or record.training.fell or not np.median(certain[-LOOKS:]) >= ONE_HOT:
+            if len(certain) < LOOKS or record.once(Training).fell or not np.median(certain[-LOOKS:]) >= ONE_HOT:
                 continue
             below = np.flatnonzero(~(certain >= ONE_HOT))
             since = int(series.steps[min(int(below[-1]) + 1 if len(below) else 0, len(series) - 1)])
