@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from retrograd.notices import warnings_kept
+from retrograd.randomness import random_kept
+
 SPEAKER = "RETROGRAD_SPEAKER"
 """Environment variable with the number of the one process that speaks, the first Python process that was started."""
 
@@ -44,13 +47,26 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
         done = f"{done}, and {others} more {plural}" if done else f"in {others} {plural}"
     if not done and saw_nothing and any(folder.glob("rank*")):
         obstacle = f"a backward pass began and did not end; see where with: retrograd watch {request['shown']}"
-    say(f"{verb} {done}; {see.format(request['shown'])}" if done else f"nothing was {verb}: {obstacle}")
+    if not done:
+        say(f"nothing was {verb}: {obstacle}")
+    elif not request.get("quiet"):
+        found = _find_verdict(folder, request["shown"]) if asked == "RETROGRAD_RUN" else ""
+        say(f"{verb} {done}" + (found or f"; {see.format(request['shown'])}"))
+
+
+def _find_verdict(run: Path, shown: str) -> str:
+    """What is said of a run behind how much of it there is."""
+    with random_kept(), warnings_kept():
+        from retrograd.launch.verdict import find_verdict
+
+    return find_verdict(run, shown)
 
 
 def say_failure() -> None:
     """Say which backward pass has ended the run, of this process or of one below it, and what explains it."""
     request = json.loads(os.environ.get("RETROGRAD_RUN", "null"))
-    error = _find_failed_pass(Path(request["path"])) if request and is_speaker() else None
+    is_asked = request and not request["quiet"] and is_speaker()
+    error = _find_failed_pass(Path(request["path"])) if is_asked else None
     if error is not None:
         where = f" in {error['node']}" if error["node"] else ""
         behind = f", behind {error['module']}" if error["module"] else ""
