@@ -94,7 +94,8 @@ def tied_with(extreme: Callable[..., Tensor]) -> Finder:
     def find(given: Arguments) -> Tensor:
         tensor, dims = given["self"], _dims(given)
         at_it = tensor == extreme(tensor, dims, keepdim=True)
-        return at_it & (at_it.sum(dims, keepdim=True) > 1)
+        found: Tensor = at_it & (at_it.sum(dims, keepdim=True) > 1)
+        return found
 
     return find
 
@@ -104,26 +105,27 @@ def tied_with_result(pick: Callable[[Arguments], Tensor]) -> Finder:
 
     def find(given: Arguments) -> Tensor:
         at_it = given["self"] == pick(given)
-        return at_it & (at_it.sum(_dims(given), keepdim=True) > 1)
+        found: Tensor = at_it & (at_it.sum(_dims(given), keepdim=True) > 1)
+        return found
 
     return find
 
 
 def pick_median(given: Arguments) -> Tensor:
     """The median along ``dim``, or of all."""
-    tensor, dim = given["self"], given.get("dim")
+    tensor, dim = _self(given), given.get("dim")
     return tensor.median() if dim is None else tensor.median(dim, keepdim=True).values
 
 
 def pick_kth(given: Arguments) -> Tensor:
     """The k-th smallest along ``dim``."""
-    values: Tensor = given["self"].kthvalue(given["k"], given["dim"], keepdim=True).values
+    values: Tensor = _self(given).kthvalue(given["k"], given["dim"], keepdim=True).values
     return values
 
 
 def repeated(given: Arguments) -> Tensor:
     """Elements that are there several times along ``dim``."""
-    tensor, dim = given["self"], given.get("dim", -1)
+    tensor, dim = _self(given), given.get("dim", -1)
     if not tensor.dim():
         return torch.zeros_like(tensor, dtype=torch.bool)
     ordered, places = tensor.sort(dim)
@@ -135,76 +137,80 @@ def repeated(given: Arguments) -> Tensor:
 
 def tied_at_top(given: Arguments) -> Tensor:
     """Elements among the ``k`` extreme ones along ``dim`` that are there several times."""
-    tensor, dim = given["self"], given["dim"]
+    tensor, dim = _self(given), given["dim"]
     last = tensor.topk(given["k"], dim, given["largest"]).values.select(dim, -1).unsqueeze(dim)
     return repeated(given) & (tensor >= last if given["largest"] else tensor <= last)
 
 
 def norm_is_zero(given: Arguments) -> Tensor:
     """Elements of vectors that are zero."""
-    tensor = given["self"]
+    tensor = _self(given)
     return (tensor == 0).all(_dims(given), keepdim=True).expand_as(tensor) if tensor.dim() else tensor == 0
 
 
 def zero_beside_others(given: Arguments) -> Tensor:
     """Elements that are zero, of vectors that are not."""
-    return (given["self"] == 0) & ~norm_is_zero(given)
+    return (_self(given) == 0) & ~norm_is_zero(given)
 
 
 def tied_in_size(given: Arguments) -> Tensor:
     """Elements of the largest size along ``dim``, where there are several of them, of vectors that are not zero."""
-    sizes = {**given, "self": given["self"].abs()}
+    sizes = {**given, "self": _self(given).abs()}
     return tied_with(torch.amax)(sizes) & ~norm_is_zero(given)
 
 
 def no_spread(given: Arguments) -> Tensor:
     """Elements along ``dim`` that are all equal, of two and more."""
-    tensor, dims = given["self"], _dims(given)
+    tensor, dims = _self(given), _dims(given)
     found = torch.amax(tensor, dims, keepdim=True) == torch.amin(tensor, dims, keepdim=True)
     return (found & (_count(tensor, dims) > 1)).expand_as(tensor)
 
 
 def too_few(given: Arguments) -> Tensor:
     """Elements along ``dim``, where there are no more of them than the correction takes away."""
-    tensor, correction = given["self"], given.get("correction")
+    tensor, correction = _self(given), given.get("correction")
     missing = _count(tensor, _dims(given)) <= (1 if correction is None else correction)
     return torch.full_like(tensor, missing, dtype=torch.bool)
 
 
 def all_minus_infinity(given: Arguments) -> Tensor:
     """Elements of rows along ``dim`` that are all −∞."""
-    tensor = given["self"]
+    tensor = _self(given)
     return (tensor == -torch.inf).all(_dims(given), keepdim=True).expand_as(tensor)
 
 
 def both_minus_infinity(given: Arguments) -> Tensor:
     """Where two arguments are −∞."""
-    return (given["self"] == -torch.inf) & (given["other"] == -torch.inf)
+    found: Tensor = (_self(given) == -torch.inf) & (given["other"] == -torch.inf)
+    return found
 
 
 def leads_with_minus_infinity(given: Arguments) -> Tensor:
     """Elements that are −∞ and have nothing else before them along ``dim``, not counting the first."""
-    tensor, dim = given["self"], given["dim"]
+    tensor, dim = _self(given), given["dim"]
     found = (tensor == -torch.inf).cummin(dim).values
     return found & (torch.ones_like(tensor, dtype=torch.int64).cumsum(dim) > 1)
 
 
 def both_zero(given: Arguments) -> Tensor:
     """Where two arguments are zero."""
-    return (given["self"] == 0) & (given["other"] == 0)
+    found: Tensor = (_self(given) == 0) & (given["other"] == 0)
+    return found
 
 
 def at_distance_zero(given: Arguments) -> Tensor:
     """Pairs of equal rows of ``x1`` and ``x2``."""
-    return torch.cdist(given["x1"], given["x2"], p=torch.inf) == 0
+    found: Tensor = torch.cdist(given["x1"], given["x2"], p=torch.inf) == 0
+    return found
 
 
 def at_loss_edge(given: Arguments) -> Tensor:
     """Where the argument of a margin loss's hinge is zero, for the classes that are not the target."""
-    scores, target = given["self"], given["target"]
+    scores, target = _self(given), given["target"]
     own = scores.gather(-1, target.unsqueeze(-1))
     hinge = given["margin"] - own + scores == 0
-    return hinge & ~torch.zeros_like(hinge).scatter(-1, target.unsqueeze(-1), src=torch.ones_like(hinge))
+    found: Tensor = hinge & ~torch.zeros_like(hinge).scatter(-1, target.unsqueeze(-1), src=torch.ones_like(hinge))
+    return found
 
 
 def singular(of: str) -> Finder:
@@ -225,7 +231,7 @@ def equal_singular_values(given: Arguments) -> Tensor:
 
 def tied_in_window(given: Arguments) -> Tensor:
     """Windows of a pooling that have their maximum several times."""
-    tensor = given["self"]
+    tensor = _self(given)
     count = len(given["kernel_size"])
     dims = range(tensor.dim() - count, tensor.dim())
     kernel, stride, padding, dilation = (
@@ -248,11 +254,16 @@ def tied_in_cell(given: Arguments) -> Tensor:
     Raises:
         KeyError: they are not.
     """
-    tensor, cells = given["self"], given["output_size"]
+    tensor, cells = _self(given), given["output_size"]
     sizes = tensor.shape[-len(cells) :]
     if any(size % count for size, count in zip(sizes, cells, strict=True)):
         raise KeyError("cells of several sizes")
     return tied_in_window({"self": tensor, "kernel_size": [s // c for s, c in zip(sizes, cells, strict=True)]})
+
+
+def _self(given: Arguments) -> Tensor:
+    tensor: Tensor = given["self"]
+    return tensor
 
 
 def _any_of(tensor: Tensor, values: Sequence[Any]) -> Tensor:
@@ -266,7 +277,7 @@ def _any_of(tensor: Tensor, values: Sequence[Any]) -> Tensor:
 def _dims(given: Arguments) -> list[int]:
     dims = given.get("dim")
     if dims is None or dims == []:
-        return list(range(given["self"].dim()))
+        return list(range(_self(given).dim()))
     return [dims] if isinstance(dims, int) else list(dims)
 
 

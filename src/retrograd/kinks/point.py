@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -50,8 +51,18 @@ class Point:
         """By which it is looked up: see :func:`key_of`."""
         return {key_of(name) for name in self.names or (self.operation,)}
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether torch gives numbers there."""
+        return all(map(math.isfinite, self.gradient))
+
     def __str__(self) -> str:
         return f"{self.operation} {self.where}"
+
+
+def describe_elements(point: Point, count: int, total: int) -> str:
+    """As in ``relu at 0 (3 of 12 elements: torch gives 0, the subgradient of least norm)``."""
+    return f"{point} ({count:,} of {total:,} elements: torch gives {point.gives}, {point.convention.value})"
 
 
 def key_of(name: str) -> str:

@@ -152,7 +152,7 @@ POINTS: tuple[Point, ...] = (
           ("special_entr",)),
     Point("binary_cross_entropy", "at 0 and 1, for another target", ARBITRARY, "∓10¹²",
           "F.binary_cross_entropy(x, torch.ones_like(x))", (0,), (-1000000003995.8029,),
-          lambda given: at.equal(0)(given) | at.equal(1)(given) & (given["self"] != given["target"])),
+          lambda given: (at.equal(0)(given) | at.equal(1)(given)) & (given["self"] != given["target"])),
     # inverse functions at the ends of where they are defined
     Point("acos", "at ±1", LIMIT, "−∞", "x.acos()", (1,), (-inf,), at.equal_in_size(1)),
     Point("acos", "beyond ±1", ARBITRARY, "NaN", "x.acos()", (2,), (nan,), at.beyond(1)),
@@ -256,7 +256,7 @@ POINTS: tuple[Point, ...] = (
     # products
     Point("prod", "at 0", GRADIENT, "the product of the others", "x.prod()", (0, 2), (2, 0)),
     Point("cumprod", "at 0", GRADIENT, "the product of the others", "x.cumprod(0)[1]", (0, 2), (2, 0)),
-    Point("det", "of a singular matrix", NONE_OF_THEM, "not the adjugate", "torch.linalg.det(torch.diag(x))",
+    Point("det", "of a singular matrix", NONE_OF_THEM, "0, though the adjugate is its gradient", "torch.linalg.det(torch.diag(x))",
           (0, 1), (0, 0), at.singular("A"), ("_linalg_det",), of="A"),
     Point("slogdet", "of a singular matrix", LIMIT, "±∞", "torch.linalg.slogdet(torch.diag(x)).logabsdet",
           (0, 1), (inf, 1), at.singular("A"), ("_linalg_slogdet",), of="A"),
