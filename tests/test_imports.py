@@ -68,7 +68,6 @@ DEFERRED = {
     "retrograd.cli": "`retrograd --help` and `retrograd run` need no torch, which takes seconds to load",
     "retrograd.launch.bootstrap.sitecustomize": "runs in every interpreter that is started, most of them without torch",
     "retrograd.features.progress": "rich draws from `random` when it is loaded, and only a bar needs it",
-    "retrograd.launch.closing": "most processes have nothing to tell of what was found, and need not load pyarrow",
     "retrograd.launch.inventory": "a script that loads rich itself must be the first: that draws from `random`",
     "retrograd.launch.session": "a process that trains nothing writes nothing, and need not load pyarrow",
     "retrograd.launch.tracing": "a script that loads rich itself must be the first: that draws from `random`",

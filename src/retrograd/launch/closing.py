@@ -6,12 +6,10 @@ import contextlib
 import json
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-
-from retrograd.notices import warnings_kept
-from retrograd.randomness import random_kept
 
 SPEAKER = "RETROGRAD_SPEAKER"
 """Environment variable with the number of the one process that speaks, the first Python process that was started."""
@@ -22,6 +20,9 @@ _ENDINGS = {
     "RETROGRAD_TRACE": ("traced", "rank*/chrome.json", "see it in ui.perfetto.dev: {}/rank*/chrome.json"),
 }
 """Variable that holds a request → what was to be done, what each process that has done it leaves, how to see it."""
+
+_VERDICT_SECONDS = 60.0
+"""For how long a program that has ended is held up at most."""
 
 
 def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None:
@@ -50,16 +51,34 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
     if not done:
         say(f"nothing was {verb}: {obstacle}")
     elif not request.get("quiet"):
-        found = _find_verdict(folder, request["shown"]) if asked == "RETROGRAD_RUN" else ""
+        found = _ask_verdict(folder, request["shown"]) if asked == "RETROGRAD_RUN" else ""
         say(f"{verb} {done}" + (found or f"; {see.format(request['shown'])}"))
 
 
-def _find_verdict(run: Path, shown: str) -> str:
-    """What is said of a run behind how much of it there is."""
-    with random_kept(), warnings_kept():
-        from retrograd.launch.verdict import find_verdict
+def _ask_verdict(run: Path, shown: str) -> str:
+    """What is said of a run behind how much of it there is; empty where that cannot be had.
 
-    return find_verdict(run, shown)
+    A process of its own tells it: in this one, which ends, the program may have made errors of warnings, and modules
+    that start threads cannot be loaded any more.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RETROGRAD_", "PYTHONW"))}
+    paths = [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    try:
+        told = subprocess.run(
+            [sys.executable, "-P", "-m", "retrograd.launch.verdict", str(run), shown],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            timeout=_VERDICT_SECONDS,
+            start_new_session=True,
+            check=True,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError, KeyboardInterrupt):
+        return ""
+    return told.stdout
 
 
 def say_failure() -> None:

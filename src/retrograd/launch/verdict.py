@@ -1,10 +1,12 @@
-"""What is said of a run when it has ended."""
+"""What is said of a run when it has ended: ``python -m retrograd.launch.verdict RUN SHOWN``."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 
+from retrograd.files import to_utf8
 from retrograd.findings.explain import explain
 from retrograd.findings.findings import Findings
 from retrograd.findings.stored import store_findings
@@ -23,19 +25,19 @@ def find_verdict(run: Path, shown: str) -> str:
         shown: the same as the user wrote it.
     """
     report = f"see it with: retrograd report {shown}"
-    try:
-        opened = open_run(run)
-        rows = opened.history.rows.count
-        if rows > MOST_ROWS:
-            return f"; what is wrong, if anything, tells: retrograd explain {shown}; {report}"
-        findings = explain(opened)
-        with contextlib.suppress(OSError):  # it is said all the same
-            store_findings(run, findings)
-    except Exception as error:  # the program has ended, and a traceback would be taken for its own
-        return f"; it could not be explained: {error!r}; {report}"
+    opened = open_run(run)
+    if opened.history.rows.count > MOST_ROWS:
+        return f"; what is wrong, if anything, tells: retrograd explain {shown}; {report}"
+    findings = explain(opened)
+    with contextlib.suppress(OSError):  # it is said all the same
+        store_findings(run, findings)
     return _list(findings, shown) if len(findings) else f"; no findings; {report}"
 
 
 def _list(findings: Findings, shown: str) -> str:
     lines = [*list_findings(findings), f"more: retrograd explain {shown}"]
     return "\n  ".join([f". {count_findings(findings)}:", *lines])
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(to_utf8(find_verdict(Path(sys.argv[1]), sys.argv[2])))
