@@ -256,7 +256,8 @@ POINTS: tuple[Point, ...] = (
     # products
     Point("prod", "at 0", GRADIENT, "the product of the others", "x.prod()", (0, 2), (2, 0)),
     Point("cumprod", "at 0", GRADIENT, "the product of the others", "x.cumprod(0)[1]", (0, 2), (2, 0)),
-    Point("det", "of a singular matrix", NONE_OF_THEM, "0, though the adjugate is its gradient", "torch.linalg.det(torch.diag(x))",
+    Point("det", "of a singular matrix", NONE_OF_THEM, "0, though the adjugate is its gradient",
+          "torch.linalg.det(torch.diag(x))",
           (0, 1), (0, 0), at.singular("A"), ("_linalg_det",), of="A"),
     Point("slogdet", "of a singular matrix", LIMIT, "±∞", "torch.linalg.slogdet(torch.diag(x)).logabsdet",
           (0, 1), (inf, 1), at.singular("A"), ("_linalg_slogdet",), of="A"),
