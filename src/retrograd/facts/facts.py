@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.facts.looks import is_look
+from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import NOW, Fact
 from retrograd.history.sink import EventKind, Moment
@@ -20,7 +21,7 @@ from retrograd.hooks.module_paths import walk_parameters, walk_paths
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.sites.site import ROOT
 
-SOURCES: tuple[Callable[[FactHost], FactSource], ...] = ()
+SOURCES: tuple[Callable[[FactHost], FactSource], ...] = (ForwardOperations,)
 """What every recording notes."""
 
 
