@@ -48,8 +48,7 @@ class Outcome:
 
     @property
     def is_noticed(self) -> bool:
-        accepted = self.case.slugs | self.case.also
-        return bool(self.alarms) or any(each["detector"] in accepted for each in self.found)
+        return bool(self.found)
 
     @property
     def is_first(self) -> bool:
@@ -211,7 +210,7 @@ def main() -> None:
     ]
     if arguments.json:
         for one in outcomes:
-            print(json.dumps({"name": one.case.name, "problems": findfind_problems(one), "found": one.found}))
+            print(json.dumps({"name": one.case.name, "problems": find_problems(one), "found": one.found}))
         return
     if arguments.list:
         print_misses(outcomes)
