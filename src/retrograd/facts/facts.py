@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from retrograd.facts.kink_watch import KinkWatch
 from retrograd.facts.looks import is_look
 from retrograd.facts.source import MakeSource
 from retrograd.history.facts import NOW, Fact
@@ -23,7 +24,7 @@ from retrograd.sites.site import ROOT
 SOURCES: tuple[MakeSource, ...] = ()
 """What every recording notes."""
 
-WATCHES: tuple[MakeSource, ...] = ()
+WATCHES: tuple[MakeSource, ...] = (KinkWatch,)
 """What is too dear for every recording, and noted where a program is run to be explained."""
 
 
