@@ -1,6 +1,62 @@
 """The detectors: one fault, or one family, a file."""
 
 from retrograd.findings.detector import Detector
+from retrograd.findings.detectors.call_order import BackwardNeverCalled, NeverSteps, StepBeforeBackward, StepTooSeldom
+from retrograd.findings.detectors.clipping import ClipBeforeUnscale, ClipOtherParameters, MisplacedClipping
+from retrograd.findings.detectors.failed import Failed
+from retrograd.findings.detectors.graphs import GraphGrows, GraphLeaks
+from retrograd.findings.detectors.inputs import ConstantInput, UnscaledInput
+from retrograd.findings.detectors.loss_chain import (
+    BceOnLogits,
+    DropoutMisplaced,
+    NllOnProbabilities,
+    SigmoidBeforeLogitsLoss,
+    SoftmaxBeforeCrossEntropy,
+)
+from retrograd.findings.detectors.loss_sense import BoundedOutput, SummedLoss, WrongSign
+from retrograd.findings.detectors.nonlinearity import MissingNonlinearity
+from retrograd.findings.detectors.optimizers import BeforeChange, MadeAnew
+from retrograd.findings.detectors.repeated_backward import AccumulationNotDivided, DoubleBackward
+from retrograd.findings.detectors.schedule import RateIsZero, RateJump, SchedulerBeforeStep, SchedulerPerStep
+from retrograd.findings.detectors.shapes import BroadcastLoss, ReshapeMixes, WrongDimension
+from retrograd.findings.detectors.sharing import WeightsUntied
+from retrograd.findings.detectors.zero_grad import MisplacedZeroGrad, MissingZeroGrad
 
-DETECTORS: tuple[type[Detector], ...] = ()
+DETECTORS: tuple[type[Detector], ...] = (
+    Failed,
+    MissingZeroGrad,
+    MisplacedZeroGrad,
+    NeverSteps,
+    BackwardNeverCalled,
+    StepBeforeBackward,
+    StepTooSeldom,
+    DoubleBackward,
+    AccumulationNotDivided,
+    MisplacedClipping,
+    ClipBeforeUnscale,
+    ClipOtherParameters,
+    RateIsZero,
+    SchedulerPerStep,
+    SchedulerBeforeStep,
+    RateJump,
+    MadeAnew,
+    BeforeChange,
+    SoftmaxBeforeCrossEntropy,
+    SigmoidBeforeLogitsLoss,
+    NllOnProbabilities,
+    BceOnLogits,
+    DropoutMisplaced,
+    BroadcastLoss,
+    WrongDimension,
+    ReshapeMixes,
+    BoundedOutput,
+    WrongSign,
+    SummedLoss,
+    UnscaledInput,
+    ConstantInput,
+    GraphGrows,
+    GraphLeaks,
+    WeightsUntied,
+    MissingNonlinearity,
+)
 """All of them, in the order in which they are asked."""
