@@ -108,7 +108,7 @@ class Chain:
     @cached_property
     def of_outputs(self) -> frozenset[int]:
         """The operations that the model's outputs are made of, those among them."""
-        return frozenset().union(*(self.ancestors(each) for each in self.outputs))
+        return frozenset[int]().union(*(self.ancestors(each) for each in self.outputs))
 
     @cached_property
     def behind_outputs(self) -> frozenset[int]:

@@ -9,9 +9,9 @@ import numpy as np
 
 from retrograd.findings.chain import AFFINE, VIEWS, Chain, is_float
 from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.loss_sense import trains_badly
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
+from retrograd.findings.training import Training
 from retrograd.history.facts import Input
 
 WIDE = 10.0
@@ -109,7 +109,7 @@ def describe_outcome(record: Record) -> str:
     end = float(np.median(values[-max(1, len(values) // 5) :]))
     if guess and end > AT_CHANCE * guess:
         return f"the loss ({end:.3g}) is no better than guessing ({guess:.3g})"
-    if trains_badly(record):
+    if not record.once(Training).fell:
         return f"the loss does not fall ({values[0]:.3g} to {end:.3g})"
     return ""
 

@@ -14,6 +14,7 @@ from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.loss_chain import list_chains, place_of
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
+from retrograd.findings.training import Training
 from retrograd.sites.site import ROOT
 
 INFINITY = math.inf
@@ -257,7 +258,7 @@ class SummedLoss(Detector):
         loss = chain.loss
         is_sum = chain.name(loss) in LOSSES and argument_of(chain.listed[loss], "reduction") == "sum"
         plain = all(name.startswith("SGD") for name in record.optimizers)
-        if not is_sum or not plain or not trains_badly(record):
+        if not is_sum or not plain or record.once(Training).fell:
             return
         shape = list(chain.taken(loss) or ())
         yield self.find(
@@ -275,13 +276,3 @@ class SummedLoss(Detector):
             precondition=["the optimizer's updates grow with the gradient, and the loss does not fall"],
             refute="training is as unstable with the mean and the same learning rate",
         )
-
-
-def trains_badly(record: Record) -> bool:
-    """Whether the loss is not finite, or ends no lower than it began."""
-    values = record.loss.values
-    if not len(values) or not np.isfinite(values).all():
-        return bool(len(values))
-    few = max(1, min(5, len(values) // 5))
-    begin, end = values[:few].mean(), np.median(values[-2 * few :])
-    return bool(end > 0.9 * begin) if begin > 0 else False
