@@ -142,13 +142,16 @@ class Chain:
         return found if 0 <= found < len(self.listed) else MADE_BEFORE
 
     @cached_property
-    def users(self) -> dict[int, list[int]]:
-        """For each operation those that take what it made."""
+    def _users(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         for number in range(len(self.listed)):
             for each in dict.fromkeys(self.operands(number)):
                 found.setdefault(each, []).append(number)
         return found
+
+    def users(self, number: int) -> list[int]:
+        """The operations that take what one made."""
+        return self._users.get(number, [])
 
     def name(self, number: int) -> str:
         """The name of an operation; empty for −1."""

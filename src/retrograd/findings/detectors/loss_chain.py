@@ -308,12 +308,12 @@ def _last_dropout(chain: Chain, loss: int) -> int:
 
 def _loss_by_hand(chain: Chain, number: int) -> int | None:
     """A difference to a target whose one side is what was dropped, and that is then squared or made absolute."""
-    for user in chain.users.get(number, ()):
-        for each in [user, *chain.users.get(user, ())]:
+    for user in chain.users(number):
+        for each in [user, *chain.users(user)]:
             if chain.name(each) == "sub" and number == chain.maker(each, 0) and _is_distance(chain, each):
                 return each
     return None
 
 
 def _is_distance(chain: Chain, number: int) -> bool:
-    return any(chain.name(each) in ("pow", "square", "abs") for each in chain.users.get(number, ()))
+    return any(chain.name(each) in ("pow", "square", "abs") for each in chain.users(number))

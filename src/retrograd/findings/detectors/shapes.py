@@ -179,11 +179,11 @@ def _judge_attention(chain: Chain, number: int) -> str:
     shape, dim = chain.taken(number), _dimension(chain, number)
     if chain.name(number) != "softmax" or shape is None or dim != len(shape) - 2 or len(shape) < 3:
         return ""
-    users = chain.users.get(number, [])
+    users = chain.users(number)
     through = [user for user in users if chain.name(user) == "dropout"]
     users = [
         *(user for user in users if user not in through),
-        *(each for one in through for each in chain.users.get(one, [])),
+        *(each for one in through for each in chain.users(one)),
     ]
     made_of = {number, *through}
     first = all(chain.listed[user].operands[:1] and chain.listed[user].operands[0] in made_of for user in users)
