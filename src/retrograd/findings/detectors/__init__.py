@@ -10,6 +10,7 @@ from retrograd.findings.detectors.graphs import GraphGrows, GraphLeaks
 from retrograd.findings.detectors.hyper_parameters import AdamEpsilon, ClipAlwaysOn, Momentum, WeightDecayDominates
 from retrograd.findings.detectors.initialisation import BadInit, SymmetricInit
 from retrograd.findings.detectors.inputs import ConstantInput, UnscaledInput
+from retrograd.findings.detectors.kinks import Kinks
 from retrograd.findings.detectors.learning_rate import LearningRateTooHigh, LearningRateTooLow, NotUpdated
 from retrograd.findings.detectors.loss import Diverged, LossFlat, LossNoisy, LossSpike
 from retrograd.findings.detectors.loss_chain import (
@@ -42,5 +43,6 @@ DETECTORS: tuple[type[Detector], ...] = (
     DeadUnits, Saturated, AttentionCollapse, EmbeddingUnused, WeightDecayDominates, AdamEpsilon, Momentum, ClipAlwaysOn,
     Underflow, UpdateLost, OverflowHeadroom, ScalerChurn, BatchNorm, RanksDisagree,
     LossSpike, Diverged, LossFlat, LossNoisy,
+    Kinks,
 )  # fmt: skip
 """All of them, in the order in which they are asked."""
