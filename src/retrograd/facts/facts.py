@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from retrograd.facts.calls import CallSource
 from retrograd.facts.looks import is_look
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import NOW, Fact
@@ -20,7 +21,7 @@ from retrograd.hooks.module_paths import walk_parameters, walk_paths
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.sites.site import ROOT
 
-SOURCES: tuple[Callable[[FactHost], FactSource], ...] = ()
+SOURCES: tuple[Callable[[FactHost], FactSource], ...] = (CallSource,)
 """What every recording notes."""
 
 
@@ -70,6 +71,12 @@ class Facts:
         taker = self._taker()
         if taker is not None:
             taker.fault(site, error)
+
+    @property
+    def step(self) -> int:
+        """The step that what happens now belongs to."""
+        taker = self._taker()
+        return -1 if taker is None else taker.fact_moment[0].step
 
     @property
     def is_recorded(self) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
+from retrograd.hooks.construction import leave_construction, watch_construction
 from retrograd.launch.closing import say, say_end, say_failure
 from retrograd.launch.exits import ExitNote, end_as_interrupted
 from retrograd.launch.late_sink import LateSink
@@ -60,6 +61,7 @@ class Session:
         self._search = Search(self._record, self._give_up)
         self._has_given_up = False
         listen_to_backward(self)
+        watch_construction()
         self._sink = LateSink(self._open_run, self._make_step, self._give_up)
 
     def close(self) -> None:
@@ -68,6 +70,7 @@ class Session:
             return
         self._closed = True
         unlisten_to_backward(self)
+        leave_construction()
         self._search.close()
         if self._inventory is not None:
             self._inventory.close()
