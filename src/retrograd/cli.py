@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """
 examples:
   retrograd run train.py --lr 0.1                record an unmodified script
+  retrograd explain                              what is wrong with the newest run, and what to do
   retrograd report runs/train-20250131-120000    one HTML file that shows the whole run
   retrograd view runs/train-20250131-120000      a table in the terminal
   retrograd trace train.py --lr 0.1              every node of the first backward passes
@@ -31,8 +32,8 @@ examples:
   retrograd debug train.py --lr 0.1              stop inside loss.backward(), and look
 """
 
-_LAUNCHERS = ("run", "trace", "inventory", "debug")
-"""Commands of ours behind which stands one of the user."""
+_LAUNCHERS = ("run", "explain", "trace", "inventory", "debug")
+"""Commands of ours behind which stands one of the user; behind ``explain``, or a run."""
 
 _RUN_USAGE = """\
 retrograd run [OPTIONS] [--] train.py [ARGS]
@@ -49,9 +50,28 @@ examples:
   retrograd run torchrun --nproc-per-node 2 train.py
 
 What stands behind the command belongs to it, and so do its output and its exit code. We write one line to stderr
-when it starts, and one when it ends.
+when it starts, one at once for what is critical, and when it ends what was found.
 """
 
+
+_EXPLAIN_USAGE = """\
+retrograd explain [OPTIONS] [RUN]
+       retrograd explain [OPTIONS] [--] train.py [ARGS]
+       retrograd explain [OPTIONS] [--] -m MODULE [ARGS]
+       retrograd explain [OPTIONS] [--] torchrun | accelerate launch | any program [ARGS]"""
+
+_EXPLAIN_EXAMPLES = """
+examples:
+  retrograd explain                                      the newest run below runs/
+  retrograd explain runs/train-20250131-120000 -v        with the evidence
+  retrograd explain runs/first --json --fail-on warning  JSON lines, and an exit code for CI
+  retrograd explain train.py --lr 0.1                    run it, watched closely, and explain what it did
+  retrograd explain --steps 20 -m package.train          no longer than 20 steps
+
+A run is explained from its record alone. A command is run, and watched more closely than `retrograd run` does: also
+writes to what autograd has saved, where exactly NaN is made, and points without a derivative. The exit code is that of
+the command, or 0 for a run; 1 where --fail-on says so; 2 for what cannot be carried out.
+"""
 
 _TRACE_USAGE = """\
 retrograd trace [OPTIONS] [--] train.py [ARGS]
@@ -148,8 +168,18 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         from retrograd.launch.command import split_command
 
         options, command = split_command(words[1:])
-        words = [words[0], *options]
+        if words[0] == "explain" and not _is_command(command):
+            command = []
+        else:
+            words = [words[0], *options]
     return _make_parser().parse_args(words, argparse.Namespace(command=command))
+
+
+def _is_command(command: Sequence[str]) -> bool:
+    """Whether this is a command, not a run with options behind it."""
+    from retrograd.launch.explaining import is_command
+
+    return bool(command) and is_command(command)
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -163,6 +193,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands)
+    _add_explain(commands)
     _add_report(commands)
     _add_view(commands)
     _add_export(commands)
@@ -193,18 +224,37 @@ def _add_run(commands: Commands) -> None:
         "--inventory", type=int, metavar="N", help="show in the report what autograd keeps in backward pass N, from 0"
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run that DIR holds")
+    parser.add_argument("-q", "--quiet", action="store_true", help="say nothing of findings, or of what goes well")
+
+
+def _add_explain(commands: Commands) -> None:
+    does = "say what is wrong with a run, or with a script that is run for it"
+    parser = _add_command(commands, "explain", _explain, does, _EXPLAIN_EXAMPLES)
+    parser.usage = _EXPLAIN_USAGE
+    _add_run_folder(parser, is_needed=False)
+    parser.add_argument("-v", "--verbose", action="store_true", help="what each finding rests on, and what it explains")
+    parser.add_argument("--all", action="store_true", help="all findings (default: at most five)")
+    parser.add_argument("--not-checked", action="store_true", help="what could not be checked, and why")
+    parser.add_argument("--json", action="store_true", help="all findings, as lines of JSON")
+    parser.add_argument(
+        "--fail-on",
+        choices=["critical", "warning", "note"],
+        help="exit with 1 if there is a finding that is as severe, or worse",
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="of a command: end it after N steps")
+    parser.add_argument("-o", "--output", metavar="DIR", help="of a command: run folder, as of `retrograd run`")
 
 
 def _add_report(commands: Commands) -> None:
     parser = _add_command(commands, "report", _report, "write a run as one HTML file that opens offline")
-    _add_run_folder(parser)
+    _add_run_folder(parser, is_needed=False)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="the file (default: RUN/report.html)")
     parser.add_argument("--against", metavar="RUN", type=Path, help="show the difference to this run, or rank's folder")
 
 
 def _add_view(commands: Commands) -> None:
     parser = _add_command(commands, "view", _view, "print a run as a table")
-    _add_run_folder(parser)
+    _add_run_folder(parser, is_needed=False)
     parser.add_argument("--sites", nargs="+", metavar="PATTERN", help="which sites, as in 'blocks.*:output.grad'")
     parser.add_argument("--statistic", default="rms", help="which statistic (default: rms)")
     form = parser.add_mutually_exclusive_group()
@@ -312,8 +362,11 @@ def _add_command(
     return parser
 
 
-def _add_run_folder(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", type=Path, help="folder of a run")
+def _add_run_folder(parser: argparse.ArgumentParser, *, is_needed: bool = True) -> None:
+    if is_needed:
+        parser.add_argument("run", metavar="RUN", type=Path, help="folder of a run")
+    else:
+        parser.add_argument("run", metavar="RUN", type=Path, nargs="?", help="folder of a run (default: the newest)")
 
 
 class _Version(argparse.Action):
@@ -330,20 +383,28 @@ def _run(arguments: argparse.Namespace) -> None:
     start_command(arguments)
 
 
+def _explain(arguments: argparse.Namespace) -> int:
+    from retrograd.launch.explaining import explain_as_asked
+
+    return explain_as_asked(arguments)
+
+
 def _report(arguments: argparse.Namespace) -> None:
+    from retrograd.runs.latest import find_latest
     from retrograd.runs.reader import open_run
     from retrograd.views.report import write_report
 
     against = open_run(arguments.against) if arguments.against else None
-    print(write_report(open_run(arguments.run), arguments.output, against=against))
+    print(write_report(open_run(arguments.run or find_latest()), arguments.output, against=against))
 
 
 def _view(arguments: argparse.Namespace) -> None:
+    from retrograd.runs.latest import find_latest
     from retrograd.runs.reader import open_run
     from retrograd.views.table import print_table
     from retrograd.views.text_heatmap import print_heatmap
 
-    run = open_run(arguments.run)
+    run = open_run(arguments.run or find_latest())
     if arguments.map:
         print_heatmap(run, arguments.sites, statistic=arguments.statistic)
     else:

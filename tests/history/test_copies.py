@@ -58,3 +58,10 @@ def test_each_site_is_told_of_once() -> None:
     with pytest.warns(RetrogradWarning, match="Ranks 0 and 1 hold copies of 'fc:weight' that differ from step 4 on"):
         copies.warn(rows, np.arange(2))
     copies.warn(rows, np.arange(2))
+
+
+def test_a_rank_of_any_number_takes_no_room() -> None:
+    far = 1 << 40
+    copies = Copies({1: [(0, far)]}, {1: "site 1"})
+    rows = make_rows([(1, 0, 0, 0, 0, 0, 5), (1, 0, 0, 0, 0, far, 5), (1, 0, 0, 0, 0, 7, 5)])
+    assert copies.counts(rows, np.arange(3)).tolist() == [True, False, True]

@@ -38,7 +38,7 @@ MANY_PROCESSES = (
     "spawned_fails.py",
 )  # their children load the main script themselves
 ABORTED = "terminate called without an active exception"
-LINE = re.compile(r"^(retrograd: .*)\n", re.MULTILINE)
+LINE = re.compile(r"^(retrograd: .*(?:\n  (?:(?:critical|warning|note) |more:) ?.*)*)\n", re.MULTILINE)
 WARNING = re.compile(r"^.* RetrogradWarning: .*\n(?:  .*\n)?", re.MULTILINE)  # without a line where Python is ending
 
 

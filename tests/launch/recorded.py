@@ -10,6 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+HEALTHY = "no findings; see it with: retrograd report run"
+"""How our last line ends."""
+
 
 @dataclass(frozen=True)
 class Command:

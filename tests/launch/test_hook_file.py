@@ -12,6 +12,7 @@ from retrograd.errors import LaunchError
 from retrograd.launch.hook_file import install_hook, remove_hook
 from retrograd.launch.interpreter import find_obstacle
 from tests.launch.conftest import ENVIRONMENT, ROOT, SCRIPTS
+from tests.launch.recorded import HEALTHY
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="symbolic links")
@@ -25,7 +26,7 @@ def test_an_isolated_child_is_recorded_where_the_hook_is_installed(tmp_path: Pat
     line = [sys.executable, "-m", "retrograd.cli", "run", "-o", "run", str(python), str(SCRIPTS / "isolated_child.py")]
     done = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert done.stdout == "done\n"
-    assert done.stderr.splitlines()[1:] == ["retrograd: recorded in 1 process; see it with: retrograd report run"]
+    assert done.stderr.splitlines()[1:] == [f"retrograd: recorded in 1 process; {HEALTHY}"]
     assert (tmp_path / "run" / "rank00000" / "rank.json").is_file()
     assert remove_hook(site_packages) == hook
     assert not hook.exists()

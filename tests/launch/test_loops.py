@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.launch.recorded import Outcome, outputs, parameters, recorded, steps
+from tests.launch.recorded import HEALTHY, Outcome, outputs, parameters, recorded, steps
 
 NET = outputs("body.0", "body.1", "body", "head", "self")
 UPDATES = parameters("body.0", "head")
@@ -21,7 +21,7 @@ def test_a_plain_loop_and_its_evaluation(outcome: Outcome) -> None:
     losses = outcome.output.split()[:4]
     assert [repr(event["value"]) for event in outcome.events("loss")] == losses
     assert outcome.words[0].startswith("retrograd: recording ")
-    assert outcome.words[1:] == ["retrograd: recorded 4 steps at 18 sites; see it with: retrograd report run"]
+    assert outcome.words[1:] == [f"retrograd: recorded 4 steps at 18 sites; {HEALTHY}"]
     assert outcome.status() == "finished"
 
 
@@ -95,7 +95,7 @@ def test_plain_tensors_with_an_optimizer(outcome: Outcome) -> None:
     assert outcome.sites() == {"optimizer/SGD:0.0.grad", "optimizer/SGD:0.0.update"}
     assert outcome.moments() == steps(5)
     assert [repr(event["value"]) for event in outcome.events("loss")] == outcome.output.split()
-    assert outcome.words[1:] == ["retrograd: recorded 5 steps at 2 sites; see it with: retrograd report run"]
+    assert outcome.words[1:] == [f"retrograd: recorded 5 steps at 2 sites; {HEALTHY}"]
 
 
 @recorded("plain_tensors.py by_hand")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from retrograd.runs.reader import open_run
-from tests.launch.recorded import Outcome, outputs, parameters, recorded, steps
+from tests.launch.recorded import HEALTHY, Outcome, outputs, parameters, recorded, steps
 
 PATHS = ("body.0", "body.1", "body", "head", "self")
 NET = outputs(*PATHS) | parameters("body.0", "head")
@@ -15,7 +15,7 @@ NET = outputs(*PATHS) | parameters("body.0", "head")
 def test_a_child_that_trains(outcome: Outcome) -> None:
     assert outcome.sites() == NET
     assert outcome.moments() == steps(4)
-    assert outcome.words[1:] == ["retrograd: recorded in 1 process; see it with: retrograd report run"]
+    assert outcome.words[1:] == [f"retrograd: recorded in 1 process; {HEALTHY}"]
 
 
 @pytest.mark.slow
@@ -35,7 +35,7 @@ def test_spawned_children_that_train(outcome: Outcome) -> None:
         assert outcome.sites(rank) == NET
         assert outcome.moments(rank=rank) == steps(3)
         assert outcome.status(rank) == "finished"
-    assert outcome.words[1:] == ["retrograd: recorded in 2 processes; see it with: retrograd report run"]
+    assert outcome.words[1:] == [f"retrograd: recorded in 2 processes; {HEALTHY}"]
 
 
 @recorded("forked.py")

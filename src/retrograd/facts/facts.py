@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -14,15 +14,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.facts.calls import CallSource
 from retrograd.facts.looks import is_look
-from retrograd.facts.source import FactHost, FactSource
+from retrograd.facts.source import MakeSource
 from retrograd.history.facts import NOW, Fact
 from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.module_paths import walk_parameters, walk_paths
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.sites.site import ROOT
 
-SOURCES: tuple[Callable[[FactHost], FactSource], ...] = (CallSource,)
+SOURCES: tuple[MakeSource, ...] = (CallSource,)
 """What every recording notes."""
+
+WATCHES: tuple[MakeSource, ...] = ()
+"""What is too dear for every recording, and noted where a program is run to be explained."""
 
 
 class FactTaker(Protocol):
@@ -49,7 +52,7 @@ class Facts:
         sources: what makes them; those of every recording when left out.
     """
 
-    def __init__(self, taker: FactTaker, sources: Sequence[Callable[[FactHost], FactSource]] = SOURCES) -> None:
+    def __init__(self, taker: FactTaker, sources: Sequence[MakeSource] = SOURCES) -> None:
         self._taker = weakref.ref(taker)
         self._sources = [make(self) for make in sources]
         self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -74,3 +75,7 @@ class FactSource:
 
     def end(self) -> None:
         """Recording ends: leave nothing behind."""
+
+
+MakeSource = Callable[[FactHost], FactSource]
+"""What makes a source: its class, or what gives it more than the host."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from retrograd.errors import FeatureError, RetrogradWarning
+from retrograd.errors import FeatureError
 from retrograd.features.batches import (
     Part,
     check_order,
@@ -31,6 +30,7 @@ from retrograd.features.shard_writer import ShardWriter, explain_unwritable
 from retrograd.features.stored import StoredFeatures, open_features
 from retrograd.files import remove_unfinished
 from retrograd.hooks.processes import describe_process
+from retrograd.notices import warn
 from retrograd.randomness import random_kept
 from retrograd.runs.lock import Lock
 
@@ -221,9 +221,7 @@ def _warn_of_training_mode(model: nn.Module) -> None:
     """Say that features will depend on chance or on the other samples of a batch."""
     for name, module in model.named_modules():
         if module.training and isinstance(module, _DIFFER_IN_TRAINING):
-            warnings.warn(
-                f"{name!r} is in training mode, so features depend on chance or on the batch; call model.eval() first.",
-                RetrogradWarning,
-                stacklevel=3,
+            warn(
+                f"{name!r} is in training mode, so features depend on chance or on the batch; call model.eval() first."
             )
             return

@@ -54,4 +54,4 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
             not_checked.append(NotChecked(detector.slug, f"it failed: {type(error).__name__}: {error}"))
     said = rank_findings(found, {each.slug: each.explains for each in asked})
     about = f"{len(record.steps)} steps at {len(record.sites)} sites"
-    return Findings(said, not_checked, about)
+    return Findings(said, not_checked, about, [each.slug for each in asked])

@@ -27,12 +27,20 @@ class Findings(Sequence[Finding]):
         found: all of them, as ranked.
         not_checked: what could not be checked.
         about: what was looked at, in words: ``460 steps at 190 sites``.
+        asked: slugs of all detectors that looked, or tried to.
     """
 
-    def __init__(self, found: Iterable[Finding] = (), not_checked: Iterable[NotChecked] = (), about: str = "") -> None:
+    def __init__(
+        self,
+        found: Iterable[Finding] = (),
+        not_checked: Iterable[NotChecked] = (),
+        about: str = "",
+        asked: Iterable[str] = (),
+    ) -> None:
         self._found = tuple(found)
         self.not_checked = tuple(not_checked)
         self.about = about
+        self.asked = tuple(asked)
 
     @property
     def said(self) -> tuple[Finding, ...]:
@@ -42,11 +50,25 @@ class Findings(Sequence[Finding]):
     def at_least(self, severity: Severity) -> Findings:
         """Those that are as severe as this, or worse."""
         worst = SEVERITIES[: SEVERITIES.index(severity) + 1]
-        return Findings((each for each in self._found if each.severity in worst), self.not_checked, self.about)
+        return self._only(each for each in self._found if each.severity in worst)
 
     def of(self, detector: str) -> Findings:
         """Those of one detector."""
-        return Findings((each for each in self._found if each.detector == detector), self.not_checked, self.about)
+        return self._only(each for each in self._found if each.detector == detector)
+
+    def reach(self, severity: Severity) -> bool:
+        """Whether one of them, or of what they explain, is as severe as this, or worse."""
+        worst = SEVERITIES[: SEVERITIES.index(severity) + 1]
+        waiting = list(self._found)
+        while waiting:
+            finding = waiting.pop()
+            if finding.severity in worst:
+                return True
+            waiting.extend(finding.causes)
+        return False
+
+    def _only(self, found: Iterable[Finding]) -> Findings:
+        return Findings(found, self.not_checked, self.about, self.asked)
 
     @overload
     def __getitem__(self, index: int) -> Finding: ...

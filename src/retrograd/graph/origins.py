@@ -18,6 +18,7 @@ from retrograd.graph.span import ForwardSpan
 from retrograd.hooks.module_calls import ModuleCall
 from retrograd.hooks.origins import ForwardLog
 from retrograd.hooks.thread_logs import ThreadLog
+from retrograd.hooks.writes import WriteNotes
 
 LIMIT = 1_000_000
 """Operations of one thread that are remembered; some 200 bytes each."""
@@ -46,11 +47,15 @@ class Origins:
 
     It records while it is entered, and may be entered again. Numbers of nodes count within one thread. Nothing is held
     but numbers, names and code.
+
+    Attributes:
+        writes: the last writes in place, where they are noted.
     """
 
-    def __init__(self, log: ForwardLog, names: GivenNames | SeenNames) -> None:
+    def __init__(self, log: ForwardLog, names: GivenNames | SeenNames, writes: WriteNotes | None = None) -> None:
         self._log = log
         self._names = names
+        self.writes = writes
         self._lines: dict[tuple[int, int, int], tuple[CodeType, Any, Line]] = {}
         """Identity of code, offset, identity of function → code and function, so that nothing else gets their
         identities, and their line."""
@@ -69,7 +74,7 @@ class Origins:
         """What a ``with`` without ``as`` has noted is for the walk that comes."""
         global _unheld
         if self._is_unasked and _latest and self._turn == _latest[0]:
-            _unheld = Origins(self._log, self._names)
+            _unheld = Origins(self._log, self._names, self.writes)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -159,7 +164,11 @@ def latest_origins() -> Origins | None:
 
 
 def record_origins(
-    model: nn.Module | Mapping[str, nn.Module] | None = None, *, lines: bool = True, limit: int = LIMIT
+    model: nn.Module | Mapping[str, nn.Module] | None = None,
+    *,
+    lines: bool = True,
+    writes: bool = False,
+    limit: int = LIMIT,
 ) -> Origins:
     """Note where the nodes of a forward are made, while it runs, at a cost of microseconds an operation.
 
@@ -174,6 +183,7 @@ def record_origins(
         model: paths of modules are relative to it; a dict of models gives them prefixes. Left out, they are relative
             to the outermost module that is called.
         lines: note source lines; else only calls of modules.
+        writes: with the lines, note also what was written to in place.
         limit: operations of one thread that are remembered, and as many calls of modules; beyond it the older half is
             forgotten.
 
@@ -184,7 +194,8 @@ def record_origins(
         TraceError: ``model`` is no module; or, on entering, it is being recorded to already.
     """
     names = name_models(model)
-    return Origins(ForwardLog(names, lines=lines, limit=limit), names)
+    notes = WriteNotes() if writes and lines else None
+    return Origins(ForwardLog(names, lines=lines, limit=limit, seer=notes), names, notes)
 
 
 def _describe(call: ModuleCall, thread: int) -> ForwardSpan:

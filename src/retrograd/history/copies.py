@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.errors import RetrogradWarning
+from retrograd.notices import warn
 
 IntArray = npt.NDArray[np.int64]
 Table = Mapping[str, npt.NDArray[Any]]
@@ -62,14 +61,13 @@ class Copies:
     def __init__(self, groups: Mapping[int, Sequence[Sequence[int]]], names: Mapping[int, str]) -> None:
         self._names = names
         self.told: set[str] = set()
-        groups = {code: list(found) for code, found in groups.items() if found}
-        ranks = [rank for found in groups.values() for group in found for rank in group]
-        self._line = np.full(max(groups, default=-1) + 2, -1)  # the last one stands for all sites beyond
-        self._line[sorted(groups)] = np.arange(len(groups))
-        self._owner = np.tile(np.arange(max(ranks, default=-1) + 1), (len(groups), 1))
-        for code, found in groups.items():
-            for group in found:
-                self._owner[self._line[code], list(group)] = min(group)
+        held = {(code, rank): min(group) for code, found in groups.items() for group in found for rank in group}
+        self._has_copies = np.zeros(max((code for code, _ in held), default=-1) + 2, np.bool_)
+        self._has_copies[[code for code, _ in held]] = True  # the last one stands for all sites beyond
+        self._ranks = np.unique(np.array([rank for _, rank in held], np.int64))
+        keys = self._make_keys(np.array([code for code, _ in held]), np.array([rank for _, rank in held]))
+        order = np.argsort(keys)
+        self._keys, self._owners = keys[order], np.array(list(held.values()), np.int64)[order]
 
     def counts(self, rows: Table, index: IntArray) -> npt.NDArray[np.bool_]:
         """Which of the rows at ``index`` count: of copies made at one moment those of the lowest rank."""
@@ -108,15 +106,26 @@ class Copies:
                 f"Ranks {shown} and {other} hold copies of {site!r} that differ from step {step} on; those of "
                 f"rank {shown} are shown.{more}"
             )
-            warnings.warn(text, RetrogradWarning, stacklevel=3)
+            warn(text)
+
+    def _make_keys(self, sites: npt.NDArray[Any], ranks: npt.NDArray[Any]) -> IntArray:
+        """A number for each site and rank; ranks, which may be of any size, by their place among those known."""
+        return sites.astype(np.int64) * (len(self._ranks) + 1) + np.searchsorted(self._ranks, ranks)
+
+    def _find_owners(self, sites: npt.NDArray[Any], ranks: npt.NDArray[Any]) -> IntArray:
+        """For each row the lowest rank that holds the same; its own rank where none does."""
+        is_known = np.isin(ranks, self._ranks)
+        keys = self._make_keys(sites, ranks)
+        place = np.minimum(np.searchsorted(self._keys, keys), max(len(self._keys) - 1, 0))
+        if not len(self._keys):
+            return ranks.astype(np.int64)
+        return np.where(is_known & (self._keys[place] == keys), self._owners[place], ranks)
 
     def _sort(self, rows: Table, index: IntArray) -> _Sorted:
-        line = self._line[np.minimum(rows["site"][index], len(self._line) - 1)]
-        shared = np.flatnonzero(line >= 0)
+        shared = np.flatnonzero(self._has_copies[np.minimum(rows["site"][index], len(self._has_copies) - 1)])
         picked = index[shared]
         rank = rows["rank"][picked]
-        known = rank < self._owner.shape[1]
-        owner = np.where(known, self._owner[line[shared], np.where(known, rank, 0)], rank)
+        owner = self._find_owners(rows["site"][picked], rank)
         keys = [*(rows[name][picked] for name in _MOMENT), owner]
         order = np.lexsort((rank, *reversed(keys)))
         is_first = _starts([key[order] for key in keys])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from retrograd.errors import NoSuchSiteError
@@ -49,6 +50,8 @@ class History:
         self._names = SiteNames()
         self._pending: deque[RowBatch] = deque()
         self._rows = Rows()
+        self._counted: tuple[Rows, npt.NDArray[np.bool_]] | None = None
+        """Of which rows it was counted last which sites have some."""
         self._copies: Copies | None = None
         self._event_table = EVENT_SCHEMA.empty_table()
         self._pending_events: deque[Event] = deque()
@@ -133,8 +136,11 @@ class History:
     def _recorded(self) -> list[int]:
         """The codes of sites of which something was recorded; before anything was, of all."""
         names = self._names.written
-        rows = np.bincount(self.rows["site"], minlength=len(names))
-        found = [code for code, name in enumerate(names) if rows[code] or self._list_tensors(name)]
+        rows = self.rows
+        if self._counted is None or self._counted[0] is not rows or len(self._counted[1]) < len(names):
+            self._counted = rows, np.bincount(rows["site"], minlength=len(names)) > 0
+        has_rows = self._counted[1]
+        found = [code for code, name in enumerate(names) if has_rows[code] or self._list_tensors(name)]
         return found or list(range(len(names)))
 
     def __getitem__(self, site: str) -> Series:

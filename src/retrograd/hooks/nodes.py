@@ -7,6 +7,7 @@ A node is what ``tensor.grad_fn`` gives. It takes the gradients of what its oper
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import methodcaller
 from typing import Any, Protocol
@@ -33,6 +34,9 @@ LEAF_KIND: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-define
 
 IDENTITIES_LAST = TORCH >= (2, 13)
 """Whether torch hands out one and the same Python object for a node as long as it lives."""
+
+_REFUSED = re.compile(r"is at version (?P<now>\d+); expected version (?P<then>\d+) instead")
+"""In the message of autograd's check of what it saved."""
 
 _KEY = "retrograd.identity"
 _identities = itertools.count()
@@ -126,6 +130,43 @@ def is_freed(node: Any) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def find_overwritten(node: Any) -> tuple[str, Tensor, int, int] | None:
+    """The first saved tensor of a node that autograd refuses to hand out, since it was written to.
+
+    Returns:
+        Its name, a tensor that shares its memory, and its versions: when it was saved, and now. None where there is
+        none; tensors that hooks have packed are not asked for, and autograd does not check them.
+    """
+    for name, raw in _saved_tensors(node):
+        if raw.unpack_hook is None:
+            tensor, versions = peek(raw), _refused_versions(node, name, raw)
+            if tensor is not None and versions is not None:
+                return name, tensor, *versions
+    return None
+
+
+def _saved_tensors(node: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in saved_of(node).items():
+        several = isinstance(value, list | tuple)
+        for place, raw in enumerate(value if several else (value,)):
+            if type(raw).__name__ == "SavedTensor":
+                yield f"{name}[{place}]" if several else name, raw
+
+
+def _refused_versions(node: Any, name: str, raw: Any) -> tuple[int, int] | None:
+    """What autograd says when it is asked for a saved tensor. A node's own output can be had from the node alone."""
+    attribute = _SAVED + name
+    try:
+        if hasattr(type(node), attribute):
+            getattr(node, attribute)
+        else:
+            raw.unpack()
+    except RuntimeError as error:
+        found = _REFUSED.search(str(error))
+        return (int(found["then"]), int(found["now"])) if found else None
+    return None
 
 
 def run_node(node: Any, incoming: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

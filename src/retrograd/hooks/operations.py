@@ -11,7 +11,8 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -28,12 +29,35 @@ from retrograd.hooks.errands import before_next_call, run_errands
 from retrograd.hooks.thread_logs import Logs, is_inner, user_frame
 
 
-class OperationMode(TorchFunctionMode):
-    """Notes operations. Written out in one method: a call more would cost a tenth of the whole."""
+class OperationSeer(Protocol):
+    """Shown every call of a torch function, also of those that make no node. Must not raise."""
 
-    def __init__(self, logs: Logs) -> None:
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """It is about to be made; what is returned comes back with its result."""
+
+    def after(self, seen: Any, function: Any, result: Any, frame: FrameType) -> None:
+        """It has returned.
+
+        Args:
+            seen: what :meth:`before` returned.
+            function: the torch function.
+            result: what it returned.
+            frame: the innermost one, perhaps torch's.
+        """
+
+
+class OperationMode(TorchFunctionMode):
+    """Notes operations. Written out in one method: a call more would cost a tenth of the whole.
+
+    Args:
+        logs: where they are noted.
+        seer: is shown them besides.
+    """
+
+    def __init__(self, logs: Logs, seer: OperationSeer | None = None) -> None:
         super().__init__()
         self._logs = logs
+        self._seer = seer
         self._here = logs.here
         self._limit = logs.limit
         self._places: Counter[int] = Counter()
@@ -42,9 +66,13 @@ class OperationMode(TorchFunctionMode):
 
     @uncompiled_itself
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seer = self._seer
+        seen = None if seer is None else seer.before(args, kwargs or {})
         first = next_sequence_number()
         result = function(*args, **kwargs) if kwargs else function(*args)
         last = next_sequence_number()
+        if seer is not None:
+            seer.after(seen, function, result, sys._getframe(1))
         if last != first:
             log = self._here.log or self._logs.begin()
             frame = sys._getframe(1)

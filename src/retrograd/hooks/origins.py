@@ -26,7 +26,7 @@ from retrograd.hooks.compiled_calls import (
 from retrograd.hooks.engine import current_graph_task, grad_enabled, is_compiling, next_sequence_number, uncompiled
 from retrograd.hooks.module import set_after_all, set_before_all
 from retrograd.hooks.module_calls import OUTSIDE, ModuleCall, Names, frame_of_call
-from retrograd.hooks.operations import OperationMode, tell_of_functions
+from retrograd.hooks.operations import OperationMode, OperationSeer, tell_of_functions
 from retrograd.hooks.thread_logs import Logs, ThreadLog, user_frame
 from retrograd.hooks.thread_starts import listen_to_threads, unlisten_to_threads
 
@@ -87,12 +87,13 @@ class ForwardLog:
         names: knows the models.
         lines: note operations; else only calls of modules.
         limit: operations, and calls, that are kept for each thread; beyond it the older half is forgotten.
+        seer: is shown all operations, where they are noted.
     """
 
-    def __init__(self, names: Names, *, lines: bool, limit: int) -> None:
+    def __init__(self, names: Names, *, lines: bool, limit: int, seer: OperationSeer | None = None) -> None:
         self._names = names
         self._logs = Logs(limit)
-        self._source = OperationMode(self._logs) if lines else None
+        self._source = OperationMode(self._logs, seer) if lines else None
         self._undo: list[Callable[[], None]] = []
         self._hooks: _ModuleHooks | None = None
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ _ENDINGS = {
     "RETROGRAD_TRACE": ("traced", "rank*/chrome.json", "see it in ui.perfetto.dev: {}/rank*/chrome.json"),
 }
 """Variable that holds a request → what was to be done, what each process that has done it leaves, how to see it."""
+
+_VERDICT_SECONDS = 60.0
+"""For how long a program that has ended is held up at most."""
 
 
 def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None:
@@ -44,13 +48,44 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
         done = f"{done}, and {others} more {plural}" if done else f"in {others} {plural}"
     if not done and saw_nothing and any(folder.glob("rank*")):
         obstacle = f"a backward pass began and did not end; see where with: retrograd watch {request['shown']}"
-    say(f"{verb} {done}; {see.format(request['shown'])}" if done else f"nothing was {verb}: {obstacle}")
+    if not done:
+        say(f"nothing was {verb}: {obstacle}")
+    elif not request.get("quiet"):
+        found = _ask_verdict(folder, request["shown"]) if asked == "RETROGRAD_RUN" else ""
+        say(f"{verb} {done}" + (found or f"; {see.format(request['shown'])}"))
+
+
+def _ask_verdict(run: Path, shown: str) -> str:
+    """What is said of a run behind how much of it there is; empty where that cannot be had.
+
+    A process of its own tells it: in this one, which ends, the program may have made errors of warnings, and modules
+    that start threads cannot be loaded any more.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RETROGRAD_", "PYTHONW"))}
+    paths = [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    try:
+        told = subprocess.run(
+            [sys.executable, "-P", "-m", "retrograd.launch.verdict", str(run), shown],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            timeout=_VERDICT_SECONDS,
+            start_new_session=True,
+            check=True,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError, KeyboardInterrupt):
+        return ""
+    return told.stdout
 
 
 def say_failure() -> None:
     """Say which backward pass has ended the run, of this process or of one below it, and what explains it."""
     request = json.loads(os.environ.get("RETROGRAD_RUN", "null"))
-    error = _find_failed_pass(Path(request["path"])) if request and is_speaker() else None
+    is_asked = request and not request["quiet"] and is_speaker()
+    error = _find_failed_pass(Path(request["path"])) if is_asked else None
     if error is not None:
         where = f" in {error['node']}" if error["node"] else ""
         behind = f", behind {error['module']}" if error["module"] else ""

@@ -1,4 +1,4 @@
-"""What the user types after ``retrograd run``, ``trace``, ``inventory`` or ``debug``: our options, then the command."""
+"""What the user types after ``retrograd run``, ``explain``, ``trace`` and their like: our options, then the command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,19 @@ from pathlib import Path
 
 from retrograd.errors import LaunchError
 
-_SINGLE = ("-o", "--output", "--every", "--schedule", "--steps", "--step", "--inventory", "--nodes", "--by", "--sort")
+_SINGLE = (
+    "-o",
+    "--output",
+    "--every",
+    "--schedule",
+    "--steps",
+    "--step",
+    "--inventory",
+    "--nodes",
+    "--by",
+    "--sort",
+    "--fail-on",
+)
 _LISTS = ("--sites", "--tensors", "--break")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "uv", "srun", "mpirun", "env", "bash", "sh")
 

@@ -17,6 +17,7 @@ from typing import Any
 from retrograd.errors import NoSuchNodeError, PatternError, RetrogradError
 from retrograd.graph.graph import Graph
 from retrograd.graph.origins import Origins, record_origins
+from retrograd.graph.overwritten import explain_overwritten
 from retrograd.graph.values import holds_nonfinite
 from retrograd.graph.walker import walk
 from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
@@ -67,7 +68,7 @@ class Debugger:
     def __init__(self, breakpoints: list[Breakpoint], ask: Callable[[Scene, Orders], None]) -> None:
         self.orders = Orders(breakpoints)
         self.ask = ask
-        self.origins: Origins = record_origins()
+        self.origins: Origins = record_origins(writes=True)
         self.passes = 0
         self.stops = 0
         self._current: _DebuggedPass | None = None
@@ -217,6 +218,10 @@ class _DebuggedPass:
         else:
             stop = Stop(self, self.ran[-1], len(self.ran) - 1, ())
             text += "\n  It was raised after this node had run, in a hook of the script."
+        origins = self._debugger.origins
+        overwritten = explain_overwritten([self._nodes[stop.index]], origins, origins.name_parameter)
+        if overwritten is not None:
+            text += f"\n  {overwritten.sentence()}\n  repair: {overwritten.repair()}"
         self.error = error
         self.raised_in = _find_frame(error)
         stop.moment = "past"

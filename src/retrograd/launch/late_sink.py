@@ -29,6 +29,13 @@ class FolderSink(Sink, Protocol):
         """Write such a file."""
 
 
+class Listener(Protocol):
+    """Hears of events as they come."""
+
+    def hear(self, event: Event) -> None:
+        """There is one."""
+
+
 class LateSink:
     """Holds back what it is told until a backward pass is among it, then opens the real sink and passes all on.
 
@@ -39,6 +46,7 @@ class LateSink:
 
     Attributes:
         steps: how many steps have been trained and recorded.
+        listener: who hears of events as they come; None for nobody.
     """
 
     def __init__(
@@ -49,6 +57,7 @@ class LateSink:
         self._failed = failed
         self._facts: dict[str, Any] = {}
         self._names: list[str] = []
+        self.listener: Listener | None = None
         self.start_over()
 
     def start_over(self) -> None:
@@ -106,6 +115,8 @@ class LateSink:
         self._pass_on(lambda sink: sink.add_rows(batch), batch.moment.step if batch.moment.phase == "train" else None)
 
     def add_event(self, event: Event) -> None:
+        if self.listener is not None:
+            self.listener.hear(event)
         trained = event.kind in ("loss", "update", "skipped")
         self._pass_on(lambda sink: sink.add_event(event), event.moment.step if trained else None)
 

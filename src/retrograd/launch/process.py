@@ -45,11 +45,17 @@ def make_environment(request: Requested, environment: Mapping[str, str]) -> dict
 def start(command: Sequence[str], request: Requested, promise: str) -> NoReturn:
     """Say what will be done, and become the command; or say why it will not be done, and become it all the same.
 
+    Args:
+        command: what to execute.
+        request: what its processes are to do.
+        promise: what is said; nothing where it is empty.
+
     Raises:
         LaunchError: if the system refuses to execute it.
     """
     environment = make_environment(request, os.environ)
-    say(find_obstacle(command, environment) or promise)
+    if words := find_obstacle(command, environment) or promise:
+        say(words)
     replace_process(command, environment)
 
 

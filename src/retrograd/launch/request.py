@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-from retrograd.errors import SavedTensorError
+from retrograd.errors import SavedTensorError, ScheduleError
 from retrograd.recording.schedule import NamedSchedule, every, log_schedule
 from retrograd.sites.selection import Selection
 
@@ -29,6 +29,9 @@ class Request:
         histogram: whether to keep histograms of exponents.
         resume: whether to go on with the run that the folder holds.
         inventory: of which backward pass, counted from 0, an inventory is taken; None for none.
+        watch: whether what is too dear for every recording is noted too: writes, where NaN is made, kinks.
+        limit: how many steps are recorded before the program is ended; None for as many as it makes.
+        quiet: whether only what goes wrong with recording is said.
     """
 
     variable: ClassVar[str] = VARIABLE
@@ -42,6 +45,9 @@ class Request:
     histogram: bool = True
     resume: bool = False
     inventory: int | None = None
+    watch: bool = False
+    limit: int | None = None
+    quiet: bool = False
 
     @property
     def schedule(self) -> NamedSchedule:
@@ -63,6 +69,8 @@ class Request:
         self.schedule  # noqa: B018
         if self.inventory is not None and self.inventory < 0:
             raise SavedTensorError(f"--inventory {self.inventory} is before the first.", repair="count from 0.")
+        if self.limit is not None and self.limit < 1:
+            raise ScheduleError(f"After {self.limit} steps there is nothing to explain.", repair="give at least 1.")
 
     def write(self) -> str:
         """The request as the text of :data:`VARIABLE`."""

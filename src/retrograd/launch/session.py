@@ -11,20 +11,26 @@ import multiprocessing
 import multiprocessing.util
 import os
 import warnings
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
 from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
+from retrograd.facts.facts import SOURCES, WATCHES
+from retrograd.facts.source import MakeSource
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.hooks.construction import leave_construction, watch_construction
 from retrograd.launch.closing import say, say_end, say_failure
 from retrograd.launch.exits import ExitNote, end_as_interrupted
 from retrograd.launch.late_sink import LateSink
+from retrograd.launch.live_findings import LiveFindings
 from retrograd.launch.naming import name_models
 from retrograd.launch.request import Request, read_request
 from retrograd.launch.search import Search
+from retrograd.launch.stop_after import StopAfter
 from retrograd.notices import warnings_kept
 from retrograd.randomness import random_kept
 from retrograd.recording.recorder import Recorder
@@ -63,6 +69,7 @@ class Session:
         listen_to_backward(self)
         watch_construction()
         self._sink = LateSink(self._open_run, self._make_step, self._give_up)
+        self._sink.listener = LiveFindings(self._sink.add_event, is_quiet=request.quiet)
 
     def close(self) -> None:
         """End the recording and say so, once."""
@@ -156,7 +163,13 @@ class Session:
         settings = Settings(
             sites=request.sites, schedule=request.schedule, tensors=request.tensors, histogram=request.histogram
         )
-        return Recorder(models or None, self._sink, settings, step=step, loose=True)
+        return Recorder(models or None, self._sink, settings, step=step, loose=True, sources=self._sources())
+
+    def _sources(self) -> Sequence[MakeSource]:
+        """What notes facts: more where the program is run to be explained."""
+        limit = self._request.limit
+        ending = () if limit is None else (partial(StopAfter, limit, lambda: self._sink.steps),)
+        return (*SOURCES, *(WATCHES if self._request.watch else ()), *ending)
 
     def _open_run(self) -> RunWriter:
         with random_kept(), warnings_kept():

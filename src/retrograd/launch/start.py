@@ -36,11 +36,13 @@ def start_command(arguments: argparse.Namespace) -> NoReturn:
         histogram=arguments.histogram,
         resume=arguments.resume,
         inventory=arguments.inventory,
+        quiet=arguments.quiet,
     )
     request.check()
     check_writable(Path(request.path))
     check_vacant(Path(request.path), resume=request.resume)
-    start(command, request, f"recording {shlex.join(request.command)} in {request.shown}")
+    promise = "" if request.quiet else f"recording {shlex.join(request.command)} in {request.shown}"
+    start(command, request, promise)
 
 
 def check_writable(run: Path) -> None:

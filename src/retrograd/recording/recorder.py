@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from retrograd.facts.facts import Facts
+from retrograd.facts.facts import SOURCES, Facts
+from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Event, EventKind, Moment, Sink
 from retrograd.hooks.backward import (
     EngineRun,
@@ -75,6 +76,7 @@ class Recorder:
         settings: what is recorded of them, and when.
         step: number of the first step.
         loose: record tensors, too, that optimizers update and that belong to no model.
+        sources: what makes the sources of facts.
 
     Raises:
         AttachError: for something that cannot be recorded.
@@ -89,6 +91,7 @@ class Recorder:
         *,
         step: int = 0,
         loose: bool = False,
+        sources: Sequence[MakeSource] = SOURCES,
     ) -> None:
         self.settings = settings or Settings()
         self._sink = sink
@@ -124,7 +127,7 @@ class Recorder:
         self._interventions = InterventionWatch(self, self._taps, self._emitter)
         self._optimizers = OptimizerWatch(self, self._taps.parameters, UpdateTap(self._lanes.grad))
         self._loose = LooseParameters(self._taps, self._optimizers.knows, self._loose_found) if loose else None
-        self._facts = Facts(self)
+        self._facts = Facts(self, sources)
 
     # ---- setting up -------------------------------------------------------------------------------------------
 

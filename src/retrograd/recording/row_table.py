@@ -6,6 +6,7 @@ has come nobody knows whether a call is one of them, or the first one of an eval
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,26 +37,33 @@ class RowTable:
         self._told: dict[int, int] = {}
         self._kept: set[str] = set()
         self._is_translated = False
+        self._adding = threading.RLock()  # a model may run in several threads
         self.sites: list[Site] = []
         self.names: list[str] = []
 
     def number(self, site: Site) -> int:
         """The row of a site, a new one if it has none."""
         row = self._numbers.get(site)
-        if row is None:
-            row = self._numbers[site] = self._lanes.add_row()
+        return self._add(site) if row is None else row
+
+    def _add(self, site: Site) -> int:
+        with self._adding:
+            row = self._numbers.get(site)
+            if row is not None:
+                return row
+            row = self._lanes.add_row()
             self.sites.append(site)
             self.names.append(str(site))
             if site.call == 1:
                 self._tell(row)
-        return row
+            self._numbers[site] = row  # last: who finds it finds all of it
+            return row
 
     def translate(self, batch: RowBatch) -> RowBatch:
         """A batch by the numbers of the sink, which is told of the sites that it does not know yet."""
         if len(self._told) < len(self.sites):
             for row in np.frombuffer(batch.rows, ROW)["row"].tolist():
-                if row not in self._told:
-                    self._tell(row)
+                self._tell(row)
         return rename_rows(batch, self._told) if self._is_translated else batch
 
     def name_kept(self, sources: Iterable[Source]) -> None:
@@ -63,14 +71,15 @@ class RowTable:
         for source in sources:
             if source.name not in self._kept:
                 self._kept.add(source.name)
-                row = self.number(source.site)
-                if row not in self._told:
-                    self._tell(row)
+                self._tell(self.number(source.site))
 
     def _tell(self, row: int) -> None:
-        self._is_translated |= row != len(self._told)
-        self._told[row] = len(self._told)
-        self._sink.add_sites([self.names[row]])
+        """Tell the sink of a row, if it does not know it yet."""
+        with self._adding:
+            if row not in self._told:
+                self._is_translated |= row != len(self._told)
+                self._told[row] = len(self._told)
+                self._sink.add_sites([self.names[row]])
 
     def mark(self, rows: npt.NDArray[Any]) -> None:
         """These rows have been recorded."""

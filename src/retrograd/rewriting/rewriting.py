@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from retrograd.errors import CannotRewriteError, RetrogradWarning, RewriteError
+from retrograd.errors import CannotRewriteError, RewriteError
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, walk_modules
 from retrograd.hooks.hiding import hide_hooks, show_hooks
@@ -21,6 +20,7 @@ from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimize
 from retrograd.hooks.processes import own_rank
 from retrograd.hooks.rewriters import announce_rewriter, withdraw_rewriter
 from retrograd.hooks.watched import leave_watched_tensors, rewrite_watched_tensors
+from retrograd.notices import warn
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
 from retrograd.rewriting.chain import Chain
 from retrograd.rewriting.clock import Clock
@@ -67,16 +67,14 @@ class Rewriting:
         if not self.is_active:
             return
         self._detach()
-        self._warn_of_unreached(stacklevel=3)
+        self._warn_of_unreached()
 
-    def _warn_of_unreached(self, stacklevel: int) -> None:
+    def _warn_of_unreached(self) -> None:
         unreached = self._assignments.unreached() if self._assignments is not None and self._was_run else []
         if unreached:
-            warnings.warn(
+            warn(
                 f"No rule has acted at {', '.join(unreached)}: these sites were never reached. Code that was compiled "
-                "before the rules were set does not reach them: call torch.compiler.reset() first.",
-                RetrogradWarning,
-                stacklevel=stacklevel,
+                "before the rules were set does not reach them: call torch.compiler.reset() first."
             )
 
     def _detach(self) -> None:
@@ -262,7 +260,7 @@ class Rewriting:
             return
         self._detach()
         if kind is None:  # else what was not reached yet is no news
-            self._warn_of_unreached(stacklevel=3)
+            self._warn_of_unreached()
 
     def __repr__(self) -> str:
         state = "" if self.is_active else ", removed"

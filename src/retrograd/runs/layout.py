@@ -23,6 +23,7 @@ TENSORS = "tensors"
 RING = "ring.bin"
 INVENTORY = "inventory.parquet"
 PLACEMENTS = "placements.json"
+FINDINGS = "findings.jsonl"
 
 _PART = re.compile(r"part-(?P<first>\d{8,})-(?P<last>\d{8,})\.parquet")
 _SHARD = re.compile(r"shard-(?P<number>\d{8,})\.safetensors")
@@ -39,6 +40,7 @@ class Place:
 
 PLACES: tuple[Place, ...] = (
     Place(MANIFEST, "what was run: versions, command, git commit, seed, model, sites; written by rank 0"),
+    Place(FINDINGS, "what was found wrong when this was last asked, the worst first; `retrograd explain` asks anew"),
     Place(f"rank00000/{RANK_FILE}", "how this process fares: status, first and last step, what was lost"),
     Place(f"rank00000/{PLACEMENTS}", "what this process holds at each site, and which others hold the same"),
     Place(f"rank00000/{STATISTICS}/part-00000000-00000000.parquet", "rows of statistics"),

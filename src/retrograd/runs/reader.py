@@ -29,9 +29,9 @@ from retrograd.runs.layout import (
     parse_rank,
 )
 from retrograd.runs.lock import is_locked
-from retrograd.runs.manifest import read_manifest
 from retrograd.runs.parts import explain_damage, read_part
 from retrograd.runs.placements import Placements, find_copies, read_placements
+from retrograd.runs.stored_manifest import read_manifest
 from retrograd.runs.stored_rows import StoredRows
 from retrograd.runs.stored_tensors import StoredTensors
 

@@ -6,17 +6,18 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
-import torch
 
 from retrograd.errors import DamagedRunError
 from retrograd.history.kept import Kept, unscale
 from retrograd.history.sink import Event
 from retrograd.runs.layout import list_shards
 from retrograd.runs.placements import Placements
-from retrograd.runs.shards import list_tensors, parse_name, read_tensor
+
+if TYPE_CHECKING:
+    import torch
 
 
 class StoredTensors:
@@ -60,7 +61,12 @@ class StoredTensors:
 
     def _list_folder(self, folder: Path, rank: int) -> Iterator[Kept]:
         rename = self._placements[rank].rename
-        for _, path in list_shards(folder):
+        shards = list_shards(folder)
+        if not shards:
+            return
+        from retrograd.runs.shards import list_tensors, parse_name
+
+        for _, path in shards:
             with _explain_damage(path):
                 named = [(parse_name(name), name, note) for name, note in list_tensors(path).items()]
             for (moment, site), name, note in named:
@@ -68,6 +74,8 @@ class StoredTensors:
 
 
 def _load(path: Path, name: str, note: dict[str, Any]) -> torch.Tensor:
+    from retrograd.runs.shards import read_tensor
+
     with _explain_damage(path):
         return unscale(read_tensor(path, name, note), note.get("scale", 1.0))
 

@@ -49,11 +49,11 @@ def refuse_overwritten(
     """
     then, now = versions
     log = place.log
-    if log is None:
-        writer, hint = "", "; `rg.keep_saved(…, watch_writes=True)` names the line that wrote"
-    else:
-        seen = log.writers(storage, then, now)
-        writer, hint = (f" Written to by {'; then by '.join(seen)}." if seen else " No operation was seen writing."), ""
+    writer, hint = "", "; `rg.keep_saved(…, watch_writes=True)` names the line that wrote"
+    if log is not None:
+        seen = log.notes.between(storage, then, now)
+        writer = f" Written to by {'; then by '.join(map(str, seen))}." if seen else " No operation was seen writing."
+        hint = ""
     raise OverwrittenError(
         f"A tensor of shape {list(size)} and {dtype} that {place} saved for the backward pass was written to in place:"
         f" it was at version {then} and is at version {now}.{writer}",

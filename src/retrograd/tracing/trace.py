@@ -19,6 +19,7 @@ from retrograd.foreign.json_text import LARGEST, parse_object
 from retrograd.foreign.kinds import check_fields, check_kinds
 from retrograd.foreign.regular import expect_file
 from retrograd.graph.node import Line, TensorInfo, matches, name_place
+from retrograd.graph.overwritten import Overwritten
 from retrograd.graph.span import ForwardSpan
 
 
@@ -99,6 +100,7 @@ class Failure:
         source: where Python code raised, as in ``"hooks.py:12 in damp"``; empty if torch itself did.
         bundle: folder of the replay bundle; None if there is none.
         no_bundle: why there is none.
+        overwritten: what the node had saved and something wrote to in place, if that is why it failed.
     """
 
     error: str
@@ -109,6 +111,7 @@ class Failure:
     source: str = ""
     bundle: Path | None = None
     no_bundle: str = ""
+    overwritten: Overwritten | None = None
 
     def note(self) -> str:
         """What is added to the exception."""
@@ -260,6 +263,9 @@ def _tell_failure(failure: Failure) -> Iterator[str]:
     event = failure.event
     number, count = failure.place
     yield f"retrograd: backward failed in {event.place}, node {number} of {count}"
+    if failure.overwritten is not None:
+        yield f"  {failure.overwritten.sentence()}"
+        yield f"  repair: {failure.overwritten.repair()}"
     if failure.source:
         yield f"  raised by Python code: {failure.source}"
     if event.module is not None and event.call > 1:

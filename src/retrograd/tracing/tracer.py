@@ -87,7 +87,7 @@ def trace(
     )
     if isinstance(origins, Origins):
         return Tracing(model, wishes, origins, names=names, owns_origins=False)
-    return Tracing(model, wishes, record_origins(model) if origins else None, names=names)
+    return Tracing(model, wishes, record_origins(model, writes=True) if origins else None, names=names)
 
 
 class Tracing:
@@ -174,7 +174,7 @@ class Tracing:
                 self._end(run, watched.log)
 
     def _explain(self, watched: WatchedPass, error: Exception) -> None:
-        failure = watched.explain(error)
+        failure = watched.explain(error, self._origins)
         if failure is not None:
             self.trace.failure = failure
             self.trace.pending = watched.pending

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from retrograd.graph.node import matches
+from retrograd.graph.origins import Origins
+from retrograd.graph.overwritten import explain_overwritten
 from retrograd.graph.values import wide_norm
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
@@ -96,7 +98,7 @@ class WatchedPass:
             self._hooks.remove()
         self.log.learn(self._reach, self._name_leaf)
 
-    def explain(self, error: Exception) -> Failure | None:
+    def explain(self, error: Exception, origins: Origins | None) -> Failure | None:
         """Say which node the pass has died in; None if none had begun."""
         log = self.log
         if not len(log):
@@ -105,7 +107,8 @@ class WatchedPass:
         incoming = complete_incoming(node, log.current[0])
         failure = describe_failure(error, log.events(self._find_place), len(self._nodes), incoming)
         bundle, reason = bundle_node(node, incoming, self._wishes.make_folder, failure.event)
-        return replace(failure, bundle=bundle, no_bundle=reason)
+        overwritten = explain_overwritten([node], origins, self._name_leaf)
+        return replace(failure, bundle=bundle, no_bundle=reason, overwritten=overwritten)
 
     def close(self) -> None:
         """Let go of the nodes."""

@@ -1,0 +1,144 @@
+"""``retrograd explain``: what is wrong with a run, from its record, or with a command, which is run and watched."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from subprocess import Popen
+from types import FrameType
+
+from retrograd.errors import LaunchError
+from retrograd.findings.explain import explain
+from retrograd.findings.findings import Findings
+from retrograd.findings.stored import store_findings
+from retrograd.foreign.plain_text import show_plainly
+from retrograd.launch.closing import say
+from retrograd.launch.command import choose_folder, resolve_command
+from retrograd.launch.interpreter import find_obstacle
+from retrograd.launch.process import make_environment
+from retrograd.launch.request import Request
+from retrograd.launch.start import check_writable
+from retrograd.runs.latest import find_latest, is_run
+from retrograd.runs.ranks import check_vacant
+from retrograd.runs.reader import open_run
+from retrograd.views.findings_text import print_findings
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Whether this is a command to be run, not the folder of a run."""
+    first = words[0]
+    if is_run(Path(first)):
+        return False
+    return first == "-m" or first.endswith(".py") or Path(first, "__main__.py").is_file() or bool(shutil.which(first))
+
+
+def explain_as_asked(arguments: argparse.Namespace) -> int:
+    """Print what is wrong with a run; where a command was given, with the run that it makes.
+
+    Args:
+        arguments: the options of ``retrograd explain``, with a ``run`` or a ``command``.
+
+    Returns:
+        1 if ``--fail-on`` says so, else that of the command, else 0.
+
+    Raises:
+        RetrogradError: for a folder that holds no run, or anything that can be found wrong before a command runs.
+    """
+    code = 0
+    if arguments.command:
+        request = _make_request(arguments)
+        code = _run_watched(arguments.command, request, is_quiet=arguments.json)
+        run = Path(request.path)
+        if not is_run(run):  # what was in the way has been said
+            return code
+    else:
+        _check_options(arguments)
+        run = arguments.run or find_latest()
+    opened = open_run(run)
+    findings = explain(opened)
+    _keep(run, findings)
+    _print(f"{os.path.relpath(run)}, {opened.status}", findings, arguments)
+    return 1 if arguments.fail_on and findings.reach(arguments.fail_on) else code
+
+
+def _make_request(arguments: argparse.Namespace) -> Request:
+    folder = arguments.output or choose_folder(arguments.command)
+    request = Request(
+        path=str(Path(folder).absolute()),
+        shown=folder,
+        command=tuple(arguments.command),
+        watch=True,
+        limit=arguments.steps,
+        quiet=True,
+    )
+    request.check()
+    check_writable(Path(request.path))
+    check_vacant(Path(request.path))
+    return request
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    for name, given in (("--steps", arguments.steps), ("--output", arguments.output)):
+        if given is not None:
+            raise LaunchError(
+                f"{name} is for a command, and none was given.", repair="retrograd explain [OPTIONS] train.py [ARGS]"
+            )
+
+
+def _run_watched(command: Sequence[str], request: Request, *, is_quiet: bool) -> int:
+    """Run a command to its end, and return its exit code, as a shell would."""
+    words = resolve_command(command, "explain")
+    environment = make_environment(request, os.environ)
+    say(find_obstacle(words, environment) or f"watching {shlex.join(command)}, recorded in {request.shown}")
+    sys.stdout.flush()
+    try:
+        process = Popen(words, env=environment, stdout=sys.stderr if is_quiet else None)
+    except OSError as error:
+        raise LaunchError(f"{words[0]!r} cannot be executed: {error.strerror}.") from error
+    with _signals_left_to(process):
+        code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _signals_left_to(process: Popen[bytes]) -> Iterator[None]:
+    """Let Ctrl-C end the command alone, and hand on what would end us: its run is explained all the same."""
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _keep(run: Path, findings: Findings) -> None:
+    with contextlib.suppress(OSError):  # the folder is somebody else's, and what is asked for is the answer
+        store_findings(run, findings)
+
+
+def _print(about: str, findings: Findings, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print(findings.as_json_lines(), end="")
+        return
+    is_seen = sys.stdout.isatty()
+    said = print_findings(
+        findings,
+        every=arguments.all,
+        verbose=arguments.verbose,
+        not_checked=arguments.not_checked,
+        width=shutil.get_terminal_size().columns if is_seen else None,
+        colour=is_seen and "NO_COLOR" not in os.environ,
+    )
+    print(f"{show_plainly(about, keep='')}: {said}")

@@ -1,0 +1,84 @@
+"""What is critical, said at once: it may be long until the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.foreign.plain_text import show_plainly
+from retrograd.history.facts import NonFinite, read_facts
+from retrograd.history.sink import Event
+from retrograd.launch.closing import say
+
+FIRST = 20
+"""Losses that later ones are held against."""
+
+DIVERGED = 1000.0
+"""How many times the largest of them is divergence; measured by us: no healthy run of ours comes near."""
+
+
+class LiveFindings:
+    """Hears of events, says what is critical, and keeps it as an event of kind ``finding``; each kind of it once.
+
+    Args:
+        keep: takes that event.
+        is_quiet: say nothing.
+    """
+
+    def __init__(self, keep: Callable[[Event], None], *, is_quiet: bool) -> None:
+        self._keep = keep
+        self._is_quiet = is_quiet
+        self._said: set[str] = set()
+        self._is_scaled = False
+        self._largest = 0.0
+        self._count = 0
+
+    def hear(self, event: Event) -> None:
+        """There is an event."""
+        if event.kind == "loss":
+            self._hear_loss(event)
+        elif event.kind == "nonfinite":
+            self._hear_nonfinite(event)
+        elif event.kind in ("scale", "skipped"):
+            self._is_scaled = True
+
+    def _hear_nonfinite(self, event: Event) -> None:
+        for fact in read_facts([event]):
+            is_search = self._is_scaled and isinstance(fact, NonFinite) and fact.born == "backward"
+            if isinstance(fact, NonFinite) and not fact.masked and not is_search:
+                reason = f": {fact.reason}" if fact.reason else ""
+                by = f" by {fact.operation}" if fact.operation else ""
+                where = fact.name or "the program"
+                self._say(event, "nan-origin", f"a number that is not finite is made in {where}{by}{reason}", fact.line)
+
+    def _hear_loss(self, event: Event) -> None:
+        size = abs(event.value)
+        if not math.isfinite(size):
+            if not self._is_scaled:
+                self._say(event, "loss-not-finite", f"the loss is {event.value:g}")
+            return
+        self._count += 1
+        if self._count <= FIRST:
+            self._largest = max(self._largest, size)
+        elif size > DIVERGED * self._largest > 0:
+            times = f"{size / self._largest:.0f} times the largest of the first {FIRST}"
+            self._say(event, "divergence", f"the loss is {event.value:g}, {times}")
+
+    def _say(self, event: Event, detector: str, message: str, line: str = "") -> None:
+        if detector in self._said:
+            return
+        self._said.add(detector)
+        step = event.moment.step
+        finding = Finding(
+            detector=detector,
+            severity="critical",
+            message=f"{message}, step {step}",
+            site=event.name,
+            step=step,
+            line=line,
+            evidence=(Evidence("value", event.value),),
+        )
+        self._keep(Event(event.moment, "finding", event.name, event.value, finding.as_json(), event.time))
+        if not self._is_quiet:
+            say(f"critical  {show_plainly(str(finding), keep='')}")

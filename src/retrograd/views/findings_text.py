@@ -1,0 +1,112 @@
+"""Findings as text for a terminal: plain where nobody looks."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from retrograd.findings.finding import Finding, Severity
+from retrograd.findings.findings import SHOWN, Findings
+from retrograd.foreign.plain_text import show_plainly
+
+_COLOURS: dict[Severity, str] = {"critical": "1;31", "warning": "1;33", "note": "1;36"}
+_INDENT = 11
+"""Columns in front of what is said: the longest severity, and a gap."""
+
+
+def print_findings(
+    findings: Findings,
+    *,
+    every: bool = False,
+    verbose: bool = False,
+    not_checked: bool = False,
+    width: int | None = None,
+    colour: bool = False,
+) -> str:
+    """Findings as text.
+
+    Args:
+        findings: what was found.
+        every: all of them, else at most five.
+        verbose: what each rests on, and what it explains.
+        not_checked: what could not be checked, and why.
+        width: columns that a line may have; None for any number.
+        colour: mark severities with colours.
+    """
+    shown = findings[:] if every else findings.said
+    show = partial(_show, width=width)
+    lines = [show(_count(findings)), ""]
+    for finding in shown:
+        lines += [_mark(show(_head(finding)), finding.severity if colour else None)]
+        lines += [*map(show, _tell(finding, verbose)), ""]
+    if len(shown) < len(findings):
+        lines += [f"{len(findings) - len(shown)} more: --all", ""]
+    if not_checked:
+        left = [show(f"not checked: {each.detector}: {each.reason}") for each in findings.not_checked]
+        lines += [*(left or ["all was checked"]), ""]
+    return "\n".join(lines[:-1])
+
+
+def count_findings(findings: Findings) -> str:
+    """``2 findings``, ``no findings``."""
+    return f"{len(findings) or 'no'} {'finding' if len(findings) == 1 else 'findings'}"
+
+
+def list_findings(findings: Sequence[Finding], limit: int = SHOWN) -> list[str]:
+    """A line for each of the first ones: severity, sentence, line."""
+    return [show_plainly(f"{each.severity:<8}  {each}", keep="") for each in findings[:limit]]
+
+
+def _count(findings: Findings) -> str:
+    about = f" in {findings.about}" if findings.about else ""
+    if not findings.asked:
+        return count_findings(findings) + about
+    left = f", {len(findings.not_checked)} of which could not be made (why: --not-checked)"
+    return f"{count_findings(findings)}{about}; {len(findings.asked)} checks{left if findings.not_checked else ''}"
+
+
+def _head(finding: Finding) -> str:
+    return f"{finding.severity:<9}  {finding.message}"
+
+
+def _mark(head: str, severity: Severity | None) -> str:
+    """The severity at the head of a line, in its colour."""
+    if severity is None:
+        return head
+    return f"\033[{_COLOURS[severity]}m{severity}\033[0m{head[len(severity) :]}"
+
+
+def _tell(finding: Finding, verbose: bool) -> Iterator[str]:
+    gap = " " * _INDENT
+    yield gap + " · ".join(filter(None, (*_place(finding), finding.detector)))
+    if finding.repair:
+        yield f"{gap}to do: {finding.repair}"
+    if verbose:
+        yield from (f"{gap}{name}: {text}" for name, text in _list_grounds(finding))
+
+
+def _place(finding: Finding) -> Iterator[str]:
+    yield f"at {finding.site}" if finding.site else ""
+    if finding.step is not None:
+        is_span = finding.last_step is not None and finding.last_step > finding.step
+        yield f"steps {finding.step} to {finding.last_step}" if is_span else f"step {finding.step}"
+    yield "" if finding.rank is None else f"rank {finding.rank}"
+    yield finding.line
+
+
+def _list_grounds(finding: Finding) -> Iterator[tuple[str, str]]:
+    yield from (("measured", str(each)) for each in finding.evidence)
+    yield from (("checked", each) for each in finding.precondition)
+    if finding.refute:
+        yield "wrong if", finding.refute
+    yield from (("explains", f"{each} [{each.detector}]") for each in finding.causes)
+
+
+def _show(line: str, width: int | None) -> str:
+    """A line that a terminal can be given, broken where it is too long."""
+    plain = show_plainly(line, keep="")
+    if width is None or len(plain) <= width:
+        return plain
+    gap = " " * _INDENT
+    return textwrap.fill(plain, max(width, 40), subsequent_indent=gap, break_long_words=False, break_on_hyphens=False)
