@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.facts.calls import CallSource
+from retrograd.facts.kink_watch import KinkWatch
 from retrograd.facts.looks import is_look
 from retrograd.facts.source import MakeSource
 from retrograd.history.facts import NOW, Fact
@@ -24,7 +25,7 @@ from retrograd.sites.site import ROOT
 SOURCES: tuple[MakeSource, ...] = (CallSource,)
 """What every recording notes."""
 
-WATCHES: tuple[MakeSource, ...] = ()
+WATCHES: tuple[MakeSource, ...] = (KinkWatch,)
 """What is too dear for every recording, and noted where a program is run to be explained."""
 
 
