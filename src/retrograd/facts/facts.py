@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from retrograd.facts.calls import CallSource
 from retrograd.facts.kink_watch import KinkWatch
 from retrograd.facts.looks import is_look
+from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.source import MakeSource
 from retrograd.history.facts import NOW, Fact
 from retrograd.history.sink import EventKind, Moment
@@ -22,7 +23,7 @@ from retrograd.hooks.module_paths import walk_parameters, walk_paths
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.sites.site import ROOT
 
-SOURCES: tuple[MakeSource, ...] = (CallSource,)
+SOURCES: tuple[MakeSource, ...] = (CallSource, ForwardOperations)
 """What every recording notes."""
 
 WATCHES: tuple[MakeSource, ...] = (KinkWatch,)

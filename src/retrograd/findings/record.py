@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.findings.chain import Chain
+from retrograd.findings.updates import Update, find_updates
 from retrograd.history.calls import expand_calls
 from retrograd.history.facts import (
     Buffer,
@@ -134,6 +136,11 @@ class Record:
         yield from sorted(by_step.items())
 
     @cached_property
+    def updates(self) -> list[Update]:
+        """What the program called from one update of an optimizer to the next."""
+        return find_updates(self.calls)
+
+    @cached_property
     def optimizers(self) -> dict[str, OptimizerMade]:
         """Optimizers by name: ``SGD#1``."""
         return {each.name: each for each in self.of(OptimizerMade)}
@@ -162,6 +169,11 @@ class Record:
     def operations(self) -> list[Operations]:
         """What was called between a forward and its backward, at the steps at which it changed."""
         return self.of(Operations)
+
+    @cached_property
+    def chains(self) -> list[Chain]:
+        """The same, as graphs."""
+        return [Chain(each) for each in self.operations]
 
     @cached_property
     def inputs(self) -> dict[str, list[Input]]:

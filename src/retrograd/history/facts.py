@@ -242,6 +242,8 @@ class Operation:
         takes, makes: those tensors, and the results, as in ``float32[4, 3]``.
         arguments: what is no tensor, as text: ``dim=-1``.
         cuts: an operand had a graph or required a gradient, and the result has none though it is made of it.
+        mode: empty with grad mode on; ``no_grad`` or ``inference``; ``function`` in the forward of a Python Function,
+            which has a graph of its own.
     """
 
     name: str
@@ -253,6 +255,7 @@ class Operation:
     makes: tuple[str, ...] = ()
     arguments: str = ""
     cuts: bool = False
+    mode: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,20 +265,58 @@ class Operations(Fact):
     ``name`` is that of the model; ``value`` how many nodes the graph of the loss has.
 
     Attributes:
-        listed: for each operation its fields, in the order of :class:`Operation`; see :meth:`operations`.
-        outputs: numbers of the operations that made the model's outputs.
-        loss: number of the operation that made what backward began from; −1 where that is not among them.
+        listed: for each operation its fields, in the order of :class:`Operation`, where texts are numbers of
+            ``texts``; see :meth:`operations`.
+        texts: all texts, each once.
+        outputs: numbers of the operations that made the models' outputs.
+        loss: number of the operation that made what backward began from; −1 where that is not among them, or no
+            backward began.
+        is_cut: there were more operations, which are not listed.
     """
 
     kind = "operations"
     listed: tuple[tuple[Any, ...], ...] = ()
+    texts: tuple[str, ...] = ()
     outputs: tuple[int, ...] = ()
     loss: int = -1
+    is_cut: bool = False
 
     def operations(self) -> list[Operation]:
         """The operations."""
-        names = [each.name for each in fields(Operation)]
-        return [Operation(**dict(zip(names, one, strict=True))) for one in self.listed]
+        return [self._read(one) for one in self.listed]
+
+    def _read(self, one: tuple[Any, ...]) -> Operation:
+        name, line, module, node, operands, takes, makes, arguments, cuts, mode = one
+        text = self.texts.__getitem__
+        return Operation(
+            name=text(name),
+            line=text(line),
+            module=text(module),
+            node=text(node),
+            operands=operands,
+            takes=tuple(map(text, takes)),
+            makes=tuple(map(text, makes)),
+            arguments=text(arguments),
+            cuts=cuts,
+            mode=text(mode),
+        )
+
+    @classmethod
+    def pack(cls, operations: Iterable[tuple[Any, ...]], **fields: Any) -> Self:
+        """Make the fact of operations, each with its fields in the order of :class:`Operation`."""
+        texts: dict[str, int] = {}
+
+        def number(text: str) -> int:
+            return texts.setdefault(text, len(texts))
+
+        def pack_field(value: Any) -> Any:
+            if isinstance(value, str):
+                return number(value)
+            is_texts = isinstance(value, tuple) and value and isinstance(value[0], str)
+            return tuple(map(number, value)) if is_texts else value
+
+        listed = tuple(tuple(map(pack_field, one)) for one in operations)
+        return cls(listed=listed, texts=tuple(texts), **fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
