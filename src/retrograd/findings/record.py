@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from retrograd.findings.chain import Chain
 from retrograd.findings.updates import Update, find_updates
+from retrograd.history.calls import expand_calls
 from retrograd.history.facts import (
     Buffer,
     Call,
@@ -124,11 +125,11 @@ class Record:
 
     @cached_property
     def calls(self) -> list[Call]:
-        """Calls that the program made, in their order."""
-        return self.of(Call)
+        """Calls that the program made, in their order, of every step, also of those that were not recorded."""
+        return expand_calls(self.facts)
 
     def calls_by_step(self) -> Iterator[tuple[int, list[Call]]]:
-        """The calls of each recorded step."""
+        """The calls of each step. What is called behind an update is of the next step."""
         by_step: dict[int, list[Call]] = {}
         for call in self.calls:
             by_step.setdefault(call.step, []).append(call)
