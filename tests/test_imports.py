@@ -35,9 +35,10 @@ MAY_IMPORT = {
     "rewriting": {"rules", "memory", "hooks", "runs", "history", "sites"},
     "functions": {"memory", "hooks"},
     "features": {"hooks", "runs", "sites"},
-    "adjoint": {"hooks", "sites"},
+    "adjoint": {"kinks", "hooks", "sites"},
+    "kinks": {"engine", "graph", "history", "hooks"},
     "saved": {"hooks", "graph", "sites"},
-    "facts": {"hooks", "graph", "history", "saved", "sites", "statistics"},
+    "facts": {"kinks", "hooks", "graph", "history", "saved", "sites", "statistics"},
     "findings": {"history", "runs", "sites", "statistics"},
     "recording": {"facts", "hooks", "history", "sites", "statistics", "runs"},
     "launch": {

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from retrograd.graph.walker import walk as walk
     from retrograd.hangs.watch import watch_hangs as watch_hangs
     from retrograd.history.history import History as History
+    from retrograd.kinks.find import find_kinks as find_kinks
+    from retrograd.kinks.kinks import Kinks as Kinks
     from retrograd.recording.keep import Keep as Keep
     from retrograd.recording.plan import plan as plan
     from retrograd.recording.record import Recording as Recording
@@ -75,6 +77,7 @@ _HOMES = {
     "History": "history.history",
     "Inventory": "saved.inventory",
     "Keep": "recording.keep",
+    "Kinks": "kinks.kinks",
     "LiveLines": "views.trace_lines",
     "Recording": "recording.record",
     "RetrogradError": "errors",
@@ -88,6 +91,7 @@ _HOMES = {
     "explain": "findings.explain",
     "extract": "features.extractor",
     "extract_dataset": "features.dataset",
+    "find_kinks": "kinks.find",
     "keep_saved": "saved.keeping",
     "log_schedule": "recording.schedule",
     "on_jump": "recording.trigger",

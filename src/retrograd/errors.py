@@ -277,7 +277,7 @@ class FeatureError(RetrogradError):
 
 
 class AdjointError(RetrogradError):
-    """An adjoint cannot be checked."""
+    """A model cannot be checked for adjoints or kinks."""
 
     slug = "cannot-check"
 

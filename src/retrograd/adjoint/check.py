@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,6 @@ from torch.nn.parameter import is_lazy
 from retrograd.adjoint.adjoint_check import AdjointCheck
 from retrograd.adjoint.arguments import is_differentiable
 from retrograd.adjoint.by_hand import Adjoint
-from retrograd.adjoint.copies import clone, copy_module, copy_nest
 from retrograd.adjoint.examination import Examination
 from retrograd.adjoint.plain_function import PlainFunction
 from retrograd.adjoint.progress import Progress
@@ -23,7 +22,9 @@ from retrograd.adjoint.row import FAILURES, Row, Verdict
 from retrograd.adjoint.vectors import count_not_finite
 from retrograd.adjoint.visit import Request, Visit
 from retrograd.errors import AdjointError
+from retrograd.hooks.arguments import spread_batch
 from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, walk_modules
+from retrograd.hooks.copies import clone, copy_module, copy_nest
 from retrograd.hooks.engine import is_transformed
 from retrograd.hooks.interlude import interlude, unseen_by_lookouts
 from retrograd.hooks.module import CallTap
@@ -128,7 +129,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 def _run(copied: nn.Module, path: str, entries: list[NamedModule], walk: _Walk, batch: Any) -> None:
     """Run the copy once, with a look at each module before it is called."""
-    args, kwargs = copy_nest(_spread(batch), _clone_input)
+    args, kwargs = copy_nest(spread_batch(batch), _clone_input)
     twins = walk_modules(path, copied)
     taps = [
         CallTap(twin.tapped, _Lookout(walk, twin, entry.module), outermost=True)
@@ -144,12 +145,6 @@ def _run(copied: nn.Module, path: str, entries: list[NamedModule], walk: _Walk, 
     finally:
         for tap in taps:
             tap.remove()
-
-
-def _spread(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (tuple(batch), {}) if type(batch) in (tuple, list) else ((batch,), {})  # a named tuple is one argument
 
 
 def _clone_input(tensor: Tensor) -> Tensor:

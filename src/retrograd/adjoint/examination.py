@@ -124,7 +124,8 @@ class Examination:
     ) -> tuple[Verdict, str, Comparison]:
         bad, total = count_not_finite([gradient])
         if bad:
-            return *_explain_not_finite(gradient, bad, total), comparison
+            verdict, reason = _explain_not_finite(gradient, bad, total)
+            return verdict, _and_where(reason, call), comparison
         if comparison.outcome is not Outcome.DIFFERS and not bool(gradient.any()):
             found = self._explain_silence(call, index, probe, comparison)
             if found is not None:
@@ -137,7 +138,8 @@ class Examination:
                 return Verdict.NOT_CHECKED, "it has no derivative here, and the adjoint is known here alone", comparison
             call, near = self._compare_close_by(index, probe)
             if near.outcome is Outcome.AGREES:
-                return Verdict.KINK, "it has no derivative here; close by, both agree", comparison
+                kinks = self._open().name_kinks()
+                return Verdict.KINK, f"{kinks or 'it has no derivative here'}; close by, both agree", comparison
             if near.outcome is Outcome.OPEN:
                 return Verdict.NOT_CHECKED, _explain_open(near), comparison
         return *self._explain_difference(call, index, probe, near), near
@@ -276,6 +278,11 @@ def _explain_not_finite(gradient: Tensor, bad: int, total: int) -> tuple[Verdict
     if nans:
         return Verdict.WRONG, words + ("NaN" if nans == bad else "NaN or infinite")
     return Verdict.NOT_FINITE, words + "infinite"
+
+
+def _and_where(reason: str, call: ModuleCall) -> str:
+    kinks = call.name_kinks()
+    return f"{reason}: {kinks}" if kinks else reason
 
 
 def _explain_open(near: Comparison) -> str:

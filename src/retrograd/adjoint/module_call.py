@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -14,16 +15,18 @@ from torch.autograd import forward_ad
 
 from retrograd.adjoint.arguments import is_differentiable, name_arguments
 from retrograd.adjoint.by_hand import Adjoint, apply_adjoint
-from retrograd.adjoint.copies import clone, clone_wide, copy_module, copy_nest
 from retrograd.adjoint.precision import find_precision
 from retrograd.adjoint.variable import Variable
 from retrograd.adjoint.vectors import draw_like, inner_product, measure_size
 from retrograd.hooks.bare_calls import NoTensorHooks, strip_hooks
+from retrograd.hooks.copies import clone, clone_wide, copy_module, copy_nest
 from retrograd.hooks.interlude import run_backward
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.nested import Keys, flatten
-from retrograd.hooks.nodes import inputs_of, root_edges
+from retrograd.hooks.nodes import inputs_of, name_of, number_of, root_edges
 from retrograd.hooks.reach import find_nodes, guard_nodes
+from retrograd.kinks.look import Look, Sighting
+from retrograd.kinks.point import Point, describe_elements, key_of
 from retrograd.randomness import Randomness, seed_generators
 
 _SHIFT = 1e-2
@@ -216,6 +219,20 @@ class ModuleCall:
         allowed = math.sqrt(self.precision.epsilon) * measure_size(first)
         return again.shape == first.shape and torch.allclose(again, first, rtol=0, atol=allowed, equal_nan=True)
 
+    def name_kinks(self) -> str:
+        """The operations in it that are called where they have no derivative, and what torch takes there."""
+        seen: list[Sighting] = []
+        with Look(seen.append):
+            outputs = self._evaluate({variable.tensor: _leaf(variable.tensor) for variable in self._arguments()})
+        kinds = {number_of(node): key_of(name_of(node)) for node in _find_graph(outputs)}
+        counts = Counter[Point]()
+        totals = Counter[Point]()
+        for each in seen:
+            if kinds.get(each.number) in each.point.keys:
+                counts[each.point] += int(each.lie_there.sum())
+                totals[each.point] += each.lie_there.numel()
+        return ", ".join(describe_elements(point, count, totals[point]) for point, count in counts.items() if count)
+
     @contextmanager
     def drawing_otherwise(self, seed: int) -> Iterator[None]:
         """Within it, it draws other random numbers than those of the call."""
@@ -310,12 +327,17 @@ def _moved(parameter: Tensor, values: Tensor) -> Iterator[None]:
 
 def _dtypes_inside(outputs: Sequence[Tensor]) -> set[torch.dtype]:
     """Dtypes of all that autograd has seen being computed."""
+    return {each.dtype for node in _find_graph(outputs) for each in inputs_of(node)}
+
+
+def _find_graph(outputs: Sequence[Tensor]) -> list[Any]:
+    """All nodes behind these outputs."""
     attached = [output for output in outputs if output.requires_grad]
     if not attached:
-        return set()
+        return []
     reach = find_nodes(root_edges(attached))
     guard_nodes(reach.nodes, reach.links)
-    return {each.dtype for node in reach.nodes for each in inputs_of(node)}
+    return reach.nodes
 
 
 def _leaf(tensor: Tensor) -> Tensor:

@@ -322,17 +322,29 @@ class Kink(Fact):
     Attributes:
         node: its class.
         line: who called it in the forward.
+        operation: what it computes: ``sqrt``.
         where: the points: ``at 0``.
-        convention: what torch takes there.
-        total: elements looked at.
+        convention: what torch takes there, after the rules of its note on functions that have no gradient.
+        gives: the gradient that torch gives there, for an incoming one of one.
+        total: elements looked at; of a pooling, windows.
+        points: the indices of the first few that lie there.
+        nonfinite: numbers that are not finite which it made of a gradient that was; −1 where that was not seen.
+        finite: what torch gives there is.
+        is_usual: that elements lie there is nothing to wonder about: zeros in front of a ReLU.
     """
 
     kind = "kink"
     node: str = ""
     line: str = ""
+    operation: str = ""
     where: str = ""
     convention: str = ""
+    gives: str = ""
     total: int = 0
+    points: tuple[tuple[int, ...], ...] = ()
+    nonfinite: int = -1
+    finite: bool = True
+    is_usual: bool = False
 
 
 FACTS: tuple[type[Fact], ...] = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -16,6 +18,13 @@ def argument_names(module: nn.Module) -> tuple[list[str], str]:
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
     return names, rest
+
+
+def spread_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model is called with: a tuple or list holds arguments, a mapping named ones; else it is the only one."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch), {}) if type(batch) in (tuple, list) else ((batch,), {})  # a named tuple is one argument
 
 
 def known_arguments(module: nn.Module) -> tuple[list[str], bool]:

@@ -1,0 +1,74 @@
+"""A kind of point at which a function has no derivative, as data."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from retrograd.kinks.convention import Convention
+
+_NODE = re.compile(r"Backward\d*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A kind of point of one operation.
+
+    Attributes:
+        operation: what people call it: ``relu``.
+        where: which points: ``at 0``.
+        convention: by what rule torch takes a gradient there.
+        gives: that gradient, in words, for an incoming one of one.
+        example: source of a function of ``x`` that shows it, with ``torch`` and ``F``.
+        at: the point, an element each.
+        gradient: what torch gives there.
+        find: which elements of what the operation is called with lie there; None where the operation is made of
+            others in this table, or where nothing is wrong there.
+        names: names that torch has for the operation below autograd, without overloads; its own when left out.
+        of: the argument whose gradient is meant.
+        is_usual: that elements lie there is nothing to wonder about: zeros in front of a ReLU.
+    """
+
+    operation: str
+    where: str
+    convention: Convention
+    gives: str
+    example: str
+    at: tuple[float, ...]
+    gradient: tuple[float, ...]
+    find: Callable[[Mapping[str, Any]], Tensor] | None = None
+    names: tuple[str, ...] = ()
+    of: str = "self"
+    is_usual: bool = False
+
+    @property
+    def keys(self) -> set[str]:
+        """By which it is looked up: see :func:`key_of`."""
+        return {key_of(name) for name in self.names or (self.operation,)}
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether torch gives numbers there."""
+        return all(map(math.isfinite, self.gradient))
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.where}"
+
+
+def describe_elements(point: Point, count: int, total: int) -> str:
+    """As in ``relu at 0 (3 of 12 elements: torch gives 0, the subgradient of least norm)``."""
+    return f"{point} ({count:,} of {total:,} elements: torch gives {point.gives}, {point.convention.value})"
+
+
+def key_of(name: str) -> str:
+    """The same text for an operation and the node that it makes: ``maxpool2dwithindices``.
+
+    Args:
+        name: ``max_pool2d_with_indices`` or ``MaxPool2DWithIndicesBackward0``; in place or not.
+    """
+    return _NODE.sub("", name).replace("_", "").lower()
