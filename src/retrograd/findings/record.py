@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -29,9 +29,10 @@ from retrograd.history.history import History
 from retrograd.history.matrix import Curve
 from retrograd.history.series import Series
 from retrograd.history.sink import Event
-from retrograd.sites.site import Site, parse_leniently
+from retrograd.sites.site import ROOT, Site, parse_leniently
 
 F = TypeVar("F", bound=Fact)
+T = TypeVar("T")
 
 
 class Record:
@@ -49,6 +50,7 @@ class Record:
         self.status = status
         self.error = error
         self._series: dict[str, Series] = {}
+        self._made: dict[Callable[[Record], Any], Any] = {}
 
     # ---- sites ----
 
@@ -93,6 +95,15 @@ class Record:
         """The loss of each recorded step."""
         return self.history.loss
 
+    # ---- what is made of it ----
+
+    def once(self, make: Callable[[Record], T]) -> T:
+        """What a class or function makes of this record, made once for all who ask."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        made: T = self._made[make]
+        return made
+
     # ---- facts ----
 
     @cached_property
@@ -127,6 +138,26 @@ class Record:
         return {each.name: each for each in self.of(OptimizerMade)}
 
     @cached_property
+    def parameters(self) -> list[Parameter]:
+        """Looks at parameters."""
+        return self.of(Parameter)
+
+    @cached_property
+    def units(self) -> list[Units]:
+        """Looks at units of outputs."""
+        return self.of(Units)
+
+    @cached_property
+    def buffers(self) -> list[Buffer]:
+        """Looks at buffers."""
+        return self.of(Buffer)
+
+    @cached_property
+    def modes(self) -> list[Modes]:
+        """Which modules train and which evaluate, at the steps at which that changed."""
+        return self.of(Modes)
+
+    @cached_property
     def operations(self) -> list[Operations]:
         """What was called between a forward and its backward, at the steps at which it changed."""
         return self.of(Operations)
@@ -144,6 +175,15 @@ class Record:
         """What the manifest says of each module, by path."""
         listed = self.manifest.get("model", ())
         return {str(each.get("path", "")): each for each in listed if isinstance(each, Mapping)}
+
+    @cached_property
+    def root_names(self) -> frozenset[str]:
+        """Paths of the recorded models themselves: ``self`` for a single one."""
+        return frozenset((ROOT,)) if ROOT in self.modules else frozenset(p for p in self.modules if "." not in p)
+
+    def line_of(self, path: str) -> str:
+        """Where a module was constructed; empty where that is not known."""
+        return str(self.modules.get(path, {}).get("line", ""))
 
     def type_of(self, path: str) -> str:
         """The class of a module, as in ``ReLU``; empty where it is not known."""

@@ -1,0 +1,280 @@
+"""Hyper-parameters of an optimizer that outweigh the gradient: decay, ε, momentum, clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detectors.learning_rate import is_adaptive
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.record import Record
+from retrograd.findings.training import FloatArray, Training, Updates, divide, number
+
+STRONG = 1e-2
+"""Share of the weights that decay takes at each step, from which on it is spoken of."""
+
+AGAINST = -0.9
+"""Cosine between update and weights below which decay makes the update."""
+
+SHARE = 0.05
+"""Share of what the rate would give, below which ε or clipping takes too much."""
+
+LONG = 0.995
+"""Momentum from which on it remembers longer than most runs last."""
+
+
+class WeightDecayDominates(Detector):
+    """Weight decay that is stronger than the gradient."""
+
+    slug = "weight-decay-dominates"
+    words = Words(
+        says="Updates point against the weights: decay shrinks them faster than the gradient can build them up.",
+        example="Weight decay outweighs the gradient: SGD#1 takes 5 % of the weights at each step (lr 0.1 × "
+        "weight_decay "
+        "0.5), and their norm fell from 9.1 to 0.06.",
+        threshold="Decay takes at least 1 % of the weights at a step; updates of most weights have a cosine with them "
+        "below "
+        "−0.9 over the first half, or their norm fell to a third.",
+        source="Loshchilov and Hutter 2019 use lr·wd below 1e-3; the bounds are measured by us.",
+        guard="Where no step was left out, updates are held against the weights themselves; decay below 1 % a step, "
+        "and "
+        "weights that do not shrink, are none.",
+        repair="Use a weight decay of 1e-2 or less with AdamW, 5e-4 with SGD.",
+    )
+    explains = (
+        "loss-flat", "vanishing", "dead-units", "learning-rate-too-low", "not-updated", "loss-noisy", "underflow",
+    )  # fmt: skip
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Hold updates against weights."""
+        updates = record.once(Training).updates
+        if len(updates.steps) < 10:
+            raise CannotTell(f"{len(updates.steps)} updates were recorded, and it takes 10")
+        decay, name = self._read_decay(record)
+        lost = record.once(Training).lost
+        until = len(updates.steps) if lost is None else int(np.searchsorted(updates.steps, lost))
+        big = (updates.count[:, 0] > 8) & (updates.weight[:, 0] > 0)
+        if decay < STRONG or not big.any() or until < 10:
+            return
+        weights = np.sqrt(np.nansum(updates.weight[big, :until] ** 2, axis=0))
+        shrunk = float(np.min(weights) / weights[0])
+        against = self._median_cosine(updates, big)
+        if shrunk < 1 / 3 or (against < AGAINST and shrunk < 0.7):
+            yield self._tell(record, name, decay, weights, against)
+
+    @staticmethod
+    def _read_decay(record: Record) -> tuple[float, str]:
+        """The largest share that decay takes at a step, lr · weight_decay, and of which optimizer.
+
+        Raises:
+            CannotTell: no optimizer has told its weight decay.
+        """
+        found: list[tuple[float, str]] = []
+        for name, group in record.once(Training).groups():
+            rate, decay = number(group.get("lr")), number(group.get("weight_decay"))
+            if rate is not None and decay is not None:
+                found.append((rate * decay, name))
+        if not found:
+            raise CannotTell("no optimizer has told its weight decay")
+        return max(found)
+
+    @staticmethod
+    def _median_cosine(updates: Updates, big: np.ndarray[Any, np.dtype[np.bool_]]) -> float:
+        along = updates.along[big][:, : max(len(updates.steps) // 2, 5)]
+        return float(np.nanmedian(along)) if np.isfinite(along).any() else float("nan")
+
+    def _tell(self, record: Record, name: str, share: float, weights: FloatArray, against: float) -> Finding:
+        updates = record.once(Training).updates
+        low = int(np.argmin(weights))
+        return self.find(
+            "warning",
+            f"Weight decay outweighs the gradient: it takes {share:.1%} of the weights at each step, and their norm "
+            "fell "
+            f"from {weights[0]:.3g} to {weights[low]:.3g} at step {updates.steps[low]}.",
+            site=name,
+            step=int(updates.steps[0]),
+            last_step=record.last_step,
+            line=record.once(Training).optimizer_line,
+            evidence=[
+                Evidence("lr × weight decay", share, f"≥ {STRONG:g}"),
+                Evidence("median cosine of update and weights", against, f"< {AGAINST:g}, or norm below a third"),
+                Evidence("norm of the weights over that at first", float(weights[low] / weights[0]), "< 0.33"),
+            ],
+            precondition=["the updates themselves point against the weights, or these shrink"],
+            refute="without weight decay the weights shrink all the same",
+        )
+
+
+class AdamEpsilon(Detector):
+    """An ε that is larger than the gradients that it is added to."""
+
+    slug = "adam-epsilon"
+    words = Words(
+        says="ε is larger than the gradients, so that updates are far smaller than the learning rate says.",
+        example="ε of Adam#1 is 10, and its gradients are 0.003: updates are 0.0004 of the learning rate.",
+        threshold="ε above 10 times the median gradient, of updates below 0.05 of the learning rate.",
+        source="Wortsman et al. 2023 (arXiv 2309.14322): √v below 10 ε; the share is ours.",
+        guard="Held against the updates themselves; ε of 1e-6 or less is left alone; so is a loss that falls.",
+        repair="Leave eps at 1e-8.",
+    )
+    explains = ("loss-flat", "learning-rate-too-low", "not-updated", "bf16-update-lost")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Hold ε against gradients, and the rate against updates."""
+        groups = [
+            (name, group) for name, group in record.once(Training).groups() if (number(group.get("eps")) or 0) > 1e-6
+        ]
+        if not record.optimizers:
+            raise CannotTell("no optimizer was recorded")
+        for name, group in groups:
+            rate, epsilon = number(group.get("lr")) or 0.0, number(group["eps"]) or 0.0
+            size, moved = self._measure(record, set(group.get("parameters", ())))
+            small = np.isfinite(size) and rate > 0 and epsilon > 10 * size and moved < SHARE * rate
+            if small and not record.once(Training).fell:
+                yield self._tell(record, name, epsilon, size, moved / rate)
+                return
+
+    @staticmethod
+    def _measure(record: Record, names: set[str]) -> tuple[float, float]:
+        """Median over parameters and steps of the root mean square of gradients, and of updates."""
+        sites = [site for site in record.of_kind("parameter", "update") if not names or str(site.value) in names]
+        sites = [site for site in sites if site.value.grad in record.sites]
+        if not sites:
+            return float("nan"), float("nan")
+        gradients = record.history.matrix("rms", [str(site.value.grad) for site in sites]).values
+        moved = record.history.matrix("rms", [str(site) for site in sites]).values
+        return float(np.nanmedian(gradients)), float(np.nanmedian(moved))
+
+    def _tell(self, record: Record, name: str, epsilon: float, size: float, share: float) -> Finding:
+        return self.find(
+            "warning",
+            f"ε of {name} is {epsilon:g}, and its gradients are {size:.2g}: updates are {share:.2g} of the learning "
+            "rate.",
+            site=name,
+            step=int(record.steps[0]),
+            last_step=record.last_step,
+            line=record.optimizers[name].line,
+            evidence=[
+                Evidence("ε over the median gradient", epsilon / size if size else float("inf"), "> 10"),
+                Evidence("median update over the learning rate", share, f"< {SHARE:g}"),
+            ],
+            precondition=["the updates are small themselves", "the loss has not fallen by a tenth"],
+            refute="with eps=1e-8 the updates are as small",
+        )
+
+
+class Momentum(Detector):
+    """Momentum that remembers longer than the run lasts."""
+
+    slug = "momentum"
+    words = Words(
+        says="The momentum is so near to 1 that old gradients go on for longer than the run, or than the second "
+        "moment.",
+        example="The momentum of SGD#1 is 0.9999: it adds up the gradients of 10000 steps, and the run had 100; the "
+        "loss "
+        "swings.",
+        threshold="Momentum or β₁ at least 0.995; or β₁ above √β₂, where Adam need not converge.",
+        source="Kingma and Ba 2015 for β₁ < √β₂; 0.995 is ours (0.9 is usual, 0.99 the highest in use).",
+        guard="With momentum alone nothing is said where the loss ends at its lowest fifth.",
+        repair="Use 0.9; of Adam betas=(0.9, 0.999).",
+    )
+    explains = ("loss-noisy", "loss-flat", "loss-spike", "diverged", "learning-rate-too-high", "exploding")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Look at the hyper-parameters, and whether the loss swings."""
+        if not record.optimizers:
+            raise CannotTell("no optimizer was recorded")
+        for name, group in record.once(Training).groups():
+            said = self._judge(group)
+            if said and not self._settles(record):
+                what, value, bound = said
+                yield self._tell(record, name, what, value, bound)
+                return
+
+    @staticmethod
+    def _judge(group: dict[str, Any]) -> tuple[str, float, str] | None:
+        momentum, betas = number(group.get("momentum")), group.get("betas")
+        if momentum is not None and momentum >= LONG and not number(group.get("dampening")):
+            return "momentum", momentum, f"≥ {LONG:g}"
+        pair = [number(each) for each in betas] if isinstance(betas, list | tuple) else []
+        first, second = (*pair, None, None)[:2]
+        if first is None or second is None:
+            return None
+        if first >= LONG:
+            return "β₁", first, f"≥ {LONG:g}"
+        return ("β₁", first, f"> √β₂ = {second**0.5:.3g}") if first > second**0.5 else None
+
+    @staticmethod
+    def _settles(record: Record) -> bool:
+        """Whether the loss ends near its lowest, with no swing up on the way."""
+        loss = record.once(Training).loss.values
+        if len(loss) < 10 or not np.isfinite(loss).all():
+            return False
+        parts = [float(np.median(part)) for part in np.array_split(loss, 5)]
+        return record.once(Training).fell and parts[-1] <= 1.1 * min(parts)
+
+    def _tell(self, record: Record, name: str, what: str, value: float, bound: str) -> Finding:
+        lasts = (
+            f"it adds up the gradients of {1 / max(1 - value, 1e-9):.0f} steps, and {len(record.steps)} were recorded"
+        )
+        return self.find(
+            "warning",
+            f"The {what} of {name} is {value:g}: {lasts}; the loss does not settle.",
+            site=name,
+            step=int(record.steps[0]),
+            last_step=record.last_step,
+            line=record.optimizers[name].line,
+            evidence=[Evidence(what, value, bound), Evidence("loss at the end", record.once(Training).late)],
+            precondition=["the loss does not end at its lowest"],
+            refute="with 0.9 it ends as high",
+        )
+
+
+class ClipAlwaysOn(Detector):
+    """A clipping threshold far below the usual norm."""
+
+    slug = "clip-always-on"
+    words = Words(
+        says="The gradient is clipped to a small part of itself at nearly every step, which divides the learning rate.",
+        example="clip_grad_norm_(max_norm=0.0001) leaves 0.0003 of the gradient at 100 of 100 steps: the learning "
+        "rate is "
+        "in truth that much smaller.",
+        threshold="max_norm below 0.05 of the median norm, at 80 % of at least 20 steps.",
+        source="OPT clips at 0.3 to 1 of the usual norm; 80 % and 0.05 are ours.",
+        guard="A note where the loss falls, or where the optimizer divides by the gradient (Adam), for there it costs "
+        "little.",
+        repair="Set max_norm near the usual norm of the gradient, and the learning rate with it.",
+    )
+    explains = ("loss-flat", "learning-rate-too-low", "not-updated", "bf16-update-lost")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Hold the threshold against the norms."""
+        calls = [call for call in record.calls if call.name == "clip_grad_norm_" and np.isfinite(call.value)]
+        if len(calls) < 20:
+            raise CannotTell(f"{len(calls)} calls of clip_grad_norm_ were recorded, and it takes 20")
+        norms = np.array([call.value for call in calls])
+        bounds = np.array([number(call.details.get("max_norm")) or np.nan for call in calls])
+        left = divide(bounds, norms)
+        median = float(np.nanmedian(left))
+        if median >= SHARE or (left < SHARE).mean() < 0.8:
+            return
+        costs = not record.once(Training).fell and not is_adaptive(record.once(Training).optimizer)
+        yield self.find(
+            "warning" if costs else "note",
+            f"clip_grad_norm_(max_norm={bounds[0]:g}) leaves {median:.2g} of the gradient at {(left < SHARE).sum()} of "
+            f"{len(calls)} steps: the learning rate is in truth that much smaller.",
+            step=calls[0].step,
+            last_step=calls[-1].step,
+            line=calls[0].line,
+            evidence=[
+                Evidence("max_norm over the norm, median", median, f"< {SHARE:g}"),
+                Evidence("share of steps", float((left < SHARE).mean()), "≥ 0.8"),
+            ],
+            precondition=[
+                "the loss has not fallen, and updates are in proportion to gradients" if costs else "it falls"
+            ],
+            refute="without clipping the loss does not fall either",
+        )

@@ -1,0 +1,207 @@
+"""Weights that are wrong from the start: too large, all zero, or all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.layers import Layer, Layers
+from retrograd.findings.record import Record
+from retrograd.findings.training import FloatArray, Training, divide
+
+GAIN = 4.0
+"""Root mean square of a layer's output over that of its input, from which on its weights are large."""
+
+WIDE = 8.0
+"""Root mean square of what comes out of such a layer, from which on it matters."""
+
+BOUNDED = ("Tanh", "Sigmoid", "Softmax", "Softsign", "LogSigmoid", "Hardtanh", "Hardsigmoid")
+"""Functions that are flat for large arguments."""
+
+LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy_loss")
+
+
+class BadInit(Detector):
+    """Weights that are so large at the start that activations grow out of bounds."""
+
+    slug = "bad-init"
+    words = Words(
+        says="Before the first update one layer, or each of several, gives out many times what came in.",
+        example="The weights of 6 layers are too large at the start: outputs grow by 5.6 a layer, from 4.4 at 0:output "
+        "to 1.9e+05 at 12:output.",
+        threshold="Root mean square of output over input at least 4, at an output of at least 8; over several layers "
+        "in all at least 100.",
+        source="SageMaker Debugger holds a ratio of variances of 10 to be poor; the bounds are measured by us (a layer "
+        "of torch's own initialisation has 0.6, one of He's 1.4).",
+        guard="Large inputs do not count, for a gain is a ratio; norms and embeddings have none; a loss that falls "
+        "quickly to a fraction is not spoken of.",
+        repair="Initialise with variance 2/fan_in (nn.init.kaiming_normal_), or leave torch's own initialisation.",
+    )
+    explains = (
+        "exploding", "vanishing", "saturated", "dead-units", "diverged", "loss-flat", "loss-noisy", "loss-spike",
+        "learning-rate-too-high", "learning-rate-too-low", "attention-collapse", "nonfinite", "overflow-headroom",
+    )  # fmt: skip
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Look at the first step."""
+        if not len(record.steps) or record.steps[0] != 0:
+            raise CannotTell("the first step was not recorded")
+        layers = record.once(Layers).listed
+        matrix = record.once(Layers).values("rms")
+        if not len(matrix.steps):
+            raise CannotTell("no output was recorded in training")
+        rms = matrix.values[:, 0]
+        gains = measure_gains(record, layers, rms)
+        large = [k for k in range(len(layers)) if gains[k] >= GAIN and layers[k].weighs]
+        if self._grows(layers, rms, large) or (large and self._matters(record, layers, rms, large)):
+            yield self._tell(record, layers, rms, gains, large)
+
+    def _grows(self, layers: list[Layer], rms: FloatArray, large: list[int]) -> bool:
+        return len(large) >= 2 and bool(rms[large[-1]] >= 100 * rms[large[0]] / GAIN)
+
+    def _matters(self, record: Record, layers: list[Layer], rms: FloatArray, large: list[int]) -> bool:
+        followed = [layers[k + 1].type in BOUNDED for k in large if k + 1 < len(layers) and rms[k] >= WIDE]
+        is_head = large[-1] == max(k for k, layer in enumerate(layers) if layer.weighs)
+        return any(followed) or (is_head and bool(rms[large[-1]] >= WIDE) and self._loses_much(record))
+
+    def _loses_much(self, record: Record) -> bool:
+        classes = count_classes(record)
+        return classes > 0 and record.once(Training).initial > 3 * np.log(max(classes, 2))
+
+    def _tell(
+        self, record: Record, layers: list[Layer], rms: FloatArray, gains: FloatArray, large: list[int]
+    ) -> Finding:
+        first, last = layers[large[0]], layers[large[-1]]
+        mean = float(np.exp(np.log(gains[large]).mean()))
+        if len(large) > 1:
+            text = (
+                f"The weights of {len(large)} layers are too large at the start: outputs grow by {mean:.2g} a layer, "
+                f"from {rms[large[0]]:.2g} at {first.site} to {rms[large[-1]]:.2g} at {last.site}."
+            )
+        else:
+            text = (
+                f"The weights of {first.path} are too large at the start: its output is {gains[large[0]]:.2g} times "
+                f"its input, {rms[large[0]]:.2g} in root mean square."
+            )
+        return self.find(
+            "warning" if record.once(Training).fell else "critical",
+            text,
+            site=first.path,
+            step=0,
+            last_step=0,
+            line=first.line,
+            evidence=[
+                Evidence("layers of too large a gain", len(large)),
+                Evidence("mean gain of those", mean, f"≥ {GAIN:g}"),
+                Evidence(f"root mean square at {last.site}", float(rms[large[-1]]), f"≥ {WIDE:g}"),
+                Evidence("loss before the first update", record.once(Training).initial),
+            ],
+            precondition=["it is so before the first update", "the gain is a ratio: large inputs do not make it"],
+            refute="with the weights of these layers divided by their gain it trains no better",
+        )
+
+
+def measure_gains(record: Record, layers: list[Layer], rms: FloatArray) -> FloatArray:
+    """Root mean square of each layer's output over that of what ran before it; NaN where that is not known."""
+    before = np.concatenate(([_input_rms(record)], rms[:-1]))
+    return divide(rms, np.maximum(before, 1.0))
+
+
+def _input_rms(record: Record) -> float:
+    """Of what the model was called with first; NaN where that is not known."""
+    found = [each for listed in record.inputs.values() for each in listed if each.step == 0 and "float" in each.dtype]
+    squares = [each.value**2 + each.std**2 for each in found]
+    return float(np.sqrt(max(squares))) if squares else float("nan")
+
+
+def count_classes(record: Record) -> int:
+    """How many classes the first cross-entropy tells apart; 0 where there is none among what was called."""
+    for made in record.operations[:1]:
+        for operation in made.operations():
+            if operation.name in LOSSES and operation.takes:
+                shape = read_shape(operation.takes[0])
+                return 2 if "binary" in operation.name else shape[min(1, len(shape) - 1)] if shape else 0
+    return 0
+
+
+def read_shape(text: str) -> tuple[int, ...]:
+    """``(4, 3)`` of ``float32[4, 3]``."""
+    inside = text.partition("[")[2].rstrip("]")
+    return tuple(int(each) for each in inside.split(",") if each.strip().isdigit())
+
+
+class SymmetricInit(Detector):
+    """Units that begin alike, and stay so."""
+
+    slug = "symmetric-init"
+    words = Words(
+        says="The units of a layer begin with the same weights and get the same gradient, so they stay one unit.",
+        example="All 64 rows of 0:weight are the same, and still are at step 32: its units learn as one.",
+        threshold="All rows of a weight are bit for bit the same at the first and at a later look; or the weights of "
+        "two "
+        "layers, one behind the other, are zero and stay so.",
+        source="Glorot and Bengio 2010 on breaking symmetry; the bounds are exact.",
+        guard="A single layer of zeros (a zero-initialised head, LoRA, residual branches) leaves zero at once.",
+        repair="Initialise the weights at random: leave torch's own initialisation, or nn.init.kaiming_normal_.",
+    )
+    explains = (
+        "dead-units", "vanishing", "loss-flat", "not-updated", "learning-rate-too-low", "learning-rate-too-high",
+        "missing-gradient", "saturated", "adam-epsilon",
+    )  # fmt: skip
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Look for weights that are alike."""
+        same = self._find_same(record)
+        zero = [] if same else self._find_zero(record)
+        if same:
+            _, rows, step = same[0]
+            yield self._tell(record, [each for each, _, _ in same], f"are the same, and still are at step {step}", rows)
+        elif zero:
+            yield self._tell(record, zero, "are zero, and stay so", 0)
+
+    def _find_same(self, record: Record) -> list[tuple[str, int, int]]:
+        looks: dict[str, list[tuple[int, int, int]]] = {}
+        for fact in record.parameters:
+            if len(fact.shape) >= 2 and fact.shape[0] > 2 and fact.requires_grad:
+                looks.setdefault(fact.name, []).append((fact.step, fact.same_rows, fact.shape[0]))
+        found = []
+        for name, listed in looks.items():
+            steps = [step for step, same, rows in listed if same >= rows]
+            if len(listed) > 1 and len(steps) == len(listed) and self._is_trained(record, name):
+                found.append((name, listed[0][2], steps[-1]))
+        return found
+
+    def _is_trained(self, record: Record, name: str) -> bool:
+        return any(str(site.value) == name for site in record.once(Training).updates.sites)
+
+    def _find_zero(self, record: Record) -> list[str]:
+        updates = record.once(Training).updates
+        if not len(updates.steps) or len(updates.steps) < 3:
+            raise CannotTell("fewer than three updates were recorded")
+        weighs = [layer.path for layer in record.once(Layers).listed if layer.weighs]
+        zero = {
+            site.path
+            for k, site in enumerate(updates.sites)
+            if site.keys[0] == "weight" and (updates.weight[k, :3] == 0).all()
+        }
+        pairs = [(a, b) for a, b in pairwise(weighs) if a in zero and b in zero]
+        return [f"{path}:weight" for path in weighs if path in zero] if pairs else []
+
+    def _tell(self, record: Record, names: list[str], how: str, rows: int) -> Finding:
+        more = f" and of {len(names) - 1} more" if len(names) > 1 else ""
+        what = f"All {rows} rows of {names[0]}{more}" if rows else f"All weights of {names[0]}{more}"
+        return self.find(
+            "critical",
+            f"{what} {how}: its units learn as one.",
+            site=names[0],
+            step=int(record.steps[0]),
+            last_step=record.last_step,
+            line=record.line_of(names[0].rpartition(":")[0]),
+            evidence=[Evidence("parameters of this kind", len(names)), Evidence("equal rows", rows or "all zero")],
+            precondition=["it is so at several looks, with updates between them"],
+            refute="two rows of the weight differ",
+        )

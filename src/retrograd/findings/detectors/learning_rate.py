@@ -1,0 +1,240 @@
+"""Learning rates that are too high or too low, and parameters that no update changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.record import Record
+from retrograd.findings.training import MOVED, FloatArray, Training, Updates, divide
+
+LARGE = 0.1
+"""‖Δw‖ / ‖w‖ of a step beyond which it may have thrown training off; 1e-3 is usual."""
+
+ROSE = 3.0
+"""A loss that is so many times what it was has been thrown off."""
+
+MINUTE = 1e-2
+"""Share of their norm by which weights have moved in a whole run, when it has hardly begun to train."""
+
+SMALL = {False: 1e-4, True: 1e-6}
+"""Learning rates below which a run is not likely to train: plain, and of optimizers that divide by the gradient."""
+
+TOLD = 1e-5
+"""Share of a weight's norm that an update must have to be more than rounding in single precision."""
+
+ADAPTIVE = ("adam", "rmsprop", "adagrad", "adadelta", "lion", "lamb", "radam", "nadam", "rprop")
+
+
+def is_adaptive(optimizer: str) -> bool:
+    """Whether the size of its updates does not depend on that of the gradients."""
+    return any(name in optimizer.lower() for name in ADAPTIVE)
+
+
+class LearningRateTooHigh(Detector):
+    """Steps so large that they throw the weights about."""
+
+    slug = "learning-rate-too-high"
+    words = Words(
+        says="The updates are so large that the loss goes up by them and does not come back.",
+        example="The learning rate of 30 is too high: at step 1 an update changed the weights by 53 times their norm, "
+        "the loss rose from 0.652 to 3.6e+08 and ended at 6.33.",
+        threshold="‖Δw‖/‖w‖ > 0.1 just before the loss is 3 times what it was (1.5 times where that is 6 times its "
+        "noise), "
+        "or not finite; and it ends above 0.9 of what it was.",
+        source="SageMaker Debugger and practice hold 1e-3 to be usual; 0.1 and 3 are measured by us: 34 healthy runs "
+        "stay below one of the two.",
+        guard="A loss that has come back is none; nor is one that rose after a usual update (then it was the data).",
+        repair="Divide the learning rate by 10, or warm it up.",
+    )
+    explains = (
+        "diverged", "loss-spike", "loss-flat", "loss-noisy", "dead-units", "saturated", "vanishing",
+        "attention-collapse", "not-updated", "learning-rate-too-low", "underflow", "overflow-headroom", "scaler-churn",
+        "bf16-update-lost", "nonfinite", "momentum",
+    )  # fmt: skip
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Look for a rise of the loss behind a large update."""
+        training = record.once(Training)
+        training.need_loss(4)
+        updates = training.updates
+        before = baseline(record, updates)
+        steps, loss = training.loss
+        bound = min(ROSE * before, max(1.5 * before, before + 6 * np.nan_to_num(training.noise, nan=np.inf)))
+        risen = np.flatnonzero(~(loss < bound)) if before > 0 else np.zeros(0, np.int64)
+        late = training.late
+        if not len(risen) or late < MOVED * before:
+            return
+        first = largest_before(updates, int(steps[risen[0]]))
+        if first is None:
+            return
+        step, ratio = first
+        yield self._tell(record, step, ratio, before)
+
+    def _tell(self, record: Record, step: int, ratio: float, before: float) -> Finding:
+        training = record.once(Training)
+        loss, late, rate = training.loss.values, training.late, training.rates.get(step, training.rate)
+        finite = loss[np.isfinite(loss)]
+        named = "The learning rate" if rate is None else f"The learning rate of {rate:g}"
+        rise = f"the loss rose from {before:.3g} to {finite.max():.3g}"
+        rise = rise if finite.max() > ROSE / 2 * before else f"the loss was {before:.3g}"
+        end = f"ended at {late:.3g}" if np.isfinite(late) else "is no longer finite"
+        return self.find(
+            "critical",
+            f"{named} is too high: at step {step} an update changed the weights by {ratio:.2g} times their norm, "
+            f"{rise} and {end}.",
+            step=step,
+            last_step=record.last_step,
+            line=training.optimizer_line,
+            evidence=[
+                Evidence("‖Δw‖/‖w‖", ratio, f"> {LARGE:g}"),
+                Evidence("loss before", before),
+                Evidence("largest finite loss", float(finite.max()), f"> {ROSE:g} × before, or > 1.5 × and 6 × noise"),
+                Evidence("loss at the end", late, f"not < {MOVED:g} × before"),
+            ],
+            precondition=["the loss rose behind the update, not before", "the loss has not come back"],
+            refute="with a tenth of the learning rate the loss rises all the same",
+        )
+
+
+def first_large(updates: Updates) -> int | None:
+    """The step of the first large update."""
+    large = updates.steps[np.nan_to_num(updates.ratio, nan=0.0) > LARGE]
+    return int(large[0]) if len(large) else None
+
+
+def baseline(record: Record, updates: Updates) -> float:
+    """The loss before the first large update: the median of those so far, or the first one."""
+    steps, loss = record.once(Training).loss
+    first = first_large(updates)
+    until = loss if first is None else loss[steps <= first]
+    until = until[np.isfinite(until)][-20:]
+    return float(np.median(until)) if len(until) else float("nan")
+
+
+def largest_before(updates: Updates, step: int) -> tuple[int, float] | None:
+    """The first large update of the stretch of them that ends before a step: its step, and ‖Δw‖/‖w‖ of the largest."""
+    before = np.flatnonzero((updates.steps < step) & (updates.steps >= step - 20))
+    ratio = np.nan_to_num(updates.ratio[before], nan=0.0, posinf=np.inf)
+    large = before[ratio > LARGE]
+    if not len(large):
+        return None
+    return int(updates.steps[large[0]]), float(ratio.max())
+
+
+class LearningRateTooLow(Detector):
+    """Steps so small that nothing comes of them."""
+
+    slug = "learning-rate-too-low"
+    words = Words(
+        says="All updates together have hardly moved the weights, and it is the learning rate that is so small.",
+        example="The learning rate of 1e-08 is too low: 100 updates moved the weights by 6e-06 of their norm in all, "
+        "and the loss stayed at 0.686.",
+        threshold="Σ ‖Δw‖/‖w‖ < 0.01 over at least 20 steps, with a rate below 1e-4 (1e-6 for Adam and its kin).",
+        source="SageMaker Debugger warns of a ratio below 1e-8; the sum is measured by us: 34 healthy runs are above "
+        "0.008 with a rate of 2e-5.",
+        guard="A loss that falls, gradients that are small themselves, and a rate that is warmed up are none.",
+        repair="Multiply the learning rate by 100 and look where the loss begins to fall.",
+    )
+    explains = ("loss-flat", "not-updated", "bf16-update-lost", "clip-always-on")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Add up what the weights moved."""
+        training = record.once(Training)
+        training.need_loss(20)
+        updates = training.updates
+        rate = training.rate
+        if rate is None:
+            raise CannotTell("no learning rate was recorded")
+        moved = float(np.nansum(updates.ratio))
+        skipped = len(training.loss.steps) < 20 or training.fell or not moved < MINUTE
+        if skipped or rate == 0 or rate >= SMALL[is_adaptive(training.optimizer)] or _warms_up(training.rates):
+            return
+        yield self.find(
+            "warning",
+            f"The learning rate of {rate:.2g} is too low: {len(updates.steps)} updates moved the weights by "
+            f"{moved:.1g} of their norm in all, and the loss stayed at {training.late:.3g}.",
+            step=int(updates.steps[0]),
+            last_step=record.last_step,
+            line=training.optimizer_line,
+            evidence=[
+                Evidence("Σ ‖Δw‖/‖w‖", moved, f"< {MINUTE:g}"),
+                Evidence("learning rate", rate, f"< {SMALL[is_adaptive(training.optimizer)]:g}"),
+                Evidence("loss at first", training.early),
+                Evidence("loss at the end", training.late, "has not fallen by a tenth"),
+            ],
+            precondition=["the loss has not fallen", "the learning rate is not being warmed up"],
+            refute="with 100 times the learning rate the loss does not fall either",
+        )
+
+
+def _warms_up(rates: dict[int, float]) -> bool:
+    told = [rates[step] for step in sorted(rates)]
+    return len(told) > 1 and told[-1] > 2 * told[0]
+
+
+class NotUpdated(Detector):
+    """Parameters that updates leave as they are, though they have a gradient."""
+
+    slug = "not-updated"
+    words = Words(
+        says="An optimizer steps and a parameter has a gradient, but the parameter stays as it is.",
+        example="blocks.2:weight has a gradient and an update at each of 80 steps, and has not changed.",
+        threshold="Δw = 0 at all of at least 5 updates at which the gradient is not zero.",
+        source="SageMaker Debugger's UnchangedTensor; TrainCheck (MPS addcmul_, Accelerate #2665).",
+        guard="Rates of zero, updates that were skipped, and runs in which nothing is updated are left to others.",
+        repair="See whether its group has a learning rate of zero, and whether something writes the old value back.",
+    )
+    explains = ("loss-flat",)
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Look for updates of zero beside gradients."""
+        updates = record.once(Training).updates
+        names = [str(site.value.grad) for site in updates.sites]
+        known = np.array([name in record.history for name in names], np.bool_)
+        if not known.any() or np.nanmax(updates.delta, initial=0.0) == 0:
+            raise CannotTell("no parameter was changed, or no gradient was recorded")
+        norms = record.history.matrix("l2", [name for name, is_known in zip(names, known, strict=True) if is_known])
+        shared = np.isin(updates.steps, norms.steps)
+        gradients = norms.values[:, np.isin(norms.steps, updates.steps)]
+        delta = updates.delta[known][:, shared]
+        with_gradient = np.isfinite(delta) & (self._expect(delta, gradients) > TOLD * updates.weight[known][:, shared])
+        still = np.where(with_gradient, delta == 0, True).all(axis=1) & (with_gradient.sum(axis=1) >= 5)
+        sites = [site for site, is_known in zip(updates.sites, known, strict=True) if is_known]
+        stuck = [
+            site for site, is_still in zip(sites, still, strict=True) if is_still and not self._is_meant(record, site)
+        ]
+        if stuck:
+            yield self._tell(record, [str(site.value) for site in stuck], int(with_gradient[still].sum(axis=1).min()))
+
+    @staticmethod
+    def _expect(delta: FloatArray, gradients: FloatArray) -> FloatArray:
+        """What ‖Δw‖ would be if it were to the gradient as that of the median parameter."""
+        per_gradient = divide(np.where(delta > 0, delta, np.nan), gradients)
+        known = np.isfinite(per_gradient).any(axis=0)
+        usual = np.zeros(delta.shape[1])
+        usual[known] = np.nanmedian(per_gradient[:, known], axis=0)
+        return gradients * usual
+
+    def _is_meant(self, record: Record, site: object) -> bool:
+        name = str(getattr(site, "value", site))
+        groups = [group for _, group in record.once(Training).groups() if name in group.get("parameters", ())]
+        return any(group.get("lr") == 0 for group in groups)
+
+    def _tell(self, record: Record, names: list[str], steps: int) -> Finding:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        verb = "have gradients and" if len(names) > 1 else "has a gradient and"
+        return self.find(
+            "warning",
+            f"{names[0]}{more} {verb} an update at each of {steps} steps, and did not change.",
+            site=names[0],
+            step=int(record.once(Training).updates.steps[0]),
+            last_step=record.last_step,
+            line=record.line_of(names[0].rpartition(":")[0]) or record.once(Training).optimizer_line,
+            evidence=[Evidence("updates of zero with a gradient that is not", steps, "≥ 5, all of them")],
+            precondition=["other parameters were changed", "the learning rate of its group is not zero"],
+            refute="its values differ between two steps",
+        )

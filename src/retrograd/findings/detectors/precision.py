@@ -1,0 +1,235 @@
+"""Numbers that a format of few bits cannot hold: gradients that become zero, updates that round away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.layers import Layers
+from retrograd.findings.record import Record
+from retrograd.findings.training import FloatArray, Training
+from retrograd.sites.site import Site
+from retrograd.statistics.row import EXPONENT_BIAS
+
+SUBNORMAL = EXPONENT_BIAS - 14
+"""First exponent bin of the normal numbers of half precision."""
+
+LOST = 0.5
+"""Share of a parameter's elements that updates leave as they are, from which on they are lost."""
+
+NARROW = ("bfloat16", "float16", "bf16", "half")
+"""Types whose weights updates may round away."""
+
+HALF = ("float16", "half")
+
+
+class Underflow(Detector):
+    """Gradients in half precision that are too small for it."""
+
+    slug = "underflow"
+    words = Words(
+        says="Gradients of half precision lie below its normal numbers, and many are zero.",
+        example="78 % of the gradients of 0:weight are zero, and 99 % of the rest lie below 6.1e-05, the smallest "
+        "normal "
+        "number of float16.",
+        threshold="More than 20 % of the elements zero, and more than half of the rest below 2⁻¹⁴, at the median of "
+        "steps.",
+        source="Transformer Engine's underflows % (5 and 20 %); Micikevicius et al. 2018 on scaling of the loss.",
+        guard="Parameters of float16 alone; zeros that a ReLU makes stand beside gradients of normal size.",
+        repair="Scale the loss: torch.amp.GradScaler, with weights in float32 and autocast; or use bfloat16.",
+    )
+    explains = ("vanishing", "loss-flat", "not-updated", "learning-rate-too-low", "missing-gradient", "dead-units")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Look at zeros and exponents."""
+        sites = _of_type(record, HALF, "grad")
+        found = [(site, zeros, low) for site in sites for zeros, low in [self._measure(record, site)] if zeros > 0.2]
+        low = [each for each in found if each[2] > 0.5]
+        if not low or len(low) < 0.25 * len(sites):
+            return
+        site, zeros, share = max(low, key=lambda each: each[1])
+        yield self.find(
+            "warning",
+            f"{zeros:.0%} of the gradients of {site.value} are zero, and {share:.0%} of the rest lie below 6.1e-05, "
+            "the "
+            f"smallest normal number of float16; so it is at {len(low)} of {len(sites)} parameters.",
+            site=str(site.value),
+            step=int(record.steps[0]),
+            last_step=record.last_step,
+            line=record.line_of(site.path),
+            evidence=[
+                Evidence("share of zeros", zeros, "> 0.2"),
+                Evidence("share of the rest below 2⁻¹⁴", share, "> 0.5"),
+            ],
+            precondition=["the parameter is of float16", "the zeros stand beside what lies below the normal numbers"],
+            refute="with the loss multiplied by 1024 as many are zero",
+        )
+
+    @staticmethod
+    def _measure(record: Record, site: Site) -> tuple[float, float]:
+        series = record.series(site)
+        if not len(series):
+            return 0.0, 0.0
+        _, bins = series.exponents
+        total = bins.sum(axis=1)
+        below = bins[:, :SUBNORMAL].sum(axis=1)
+        low = np.where(total > 0, below / np.maximum(total, 1), 1.0)
+        return float(np.median(series.zero_share)), float(np.median(low))
+
+
+class UpdateLost(Detector):
+    """Updates that round away in weights of few bits."""
+
+    slug = "bf16-update-lost"
+    words = Words(
+        says="Updates are smaller than half the distance between neighbouring weights, so most round away.",
+        example="92 % of the elements of 0:weight (bfloat16) stay as they are at an update, though 98 % have a "
+        "gradient: "
+        "updates round away.",
+        threshold="At the median of at least 10 updates more than half of a parameter's elements unchanged, by half "
+        "more than "
+        "have no gradient.",
+        source="Practice of weights in float32 (Micikevicius et al. 2018; Zamirai et al. 2020 for bfloat16); bounds "
+        "ours.",
+        guard="Weights of bfloat16 or float16 alone; elements whose gradient is zero are not counted; a rate of zero "
+        "is "
+        "none.",
+        repair="Keep the weights in float32 and compute under autocast, or round stochastically.",
+    )
+    explains = ("loss-flat", "not-updated", "learning-rate-too-low")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Look at the zeros of updates, beside those of gradients."""
+        updates = record.once(Training).updates
+        if len(updates.steps) < 10:
+            raise CannotTell(f"{len(updates.steps)} updates were recorded, and it takes 10")
+        types = _types(record)
+        if not types:
+            raise CannotTell("no type of a parameter was recorded")
+        found: list[tuple[Site, float, float, str]] = []
+        for k, site in enumerate(updates.sites):
+            kind = types.get(str(site.value), "")
+            if any(name in kind for name in NARROW) and site.value.grad in record.sites and updates.count[k, 0] >= 8:
+                still = _median_share(updates.zeros[k], updates.count[k])
+                found.append((site, still, float(np.median(record.series(site.value.grad).zero_share)), kind))
+        lost = [each for each in found if each[1] > LOST and each[1] > each[2] + LOST * (1 - each[2])]
+        if not lost or len(lost) < 0.5 * len(found) or record.once(Training).rate == 0:
+            return
+        site, still, zeros, kind = max(lost, key=lambda each: updates.count[updates.sites.index(each[0]), 0])
+        fell = record.once(Training).fell
+        yield self.find(
+            "note" if fell else "warning",
+            f"{still:.0%} of the elements of {site.value} ({kind}) stay as they are at an update, though "
+            f"{1 - zeros:.0%} "
+            f"have a gradient: updates round away, at {len(lost)} of {len(found)} parameters.",
+            site=str(site.value),
+            step=int(updates.steps[0]),
+            last_step=record.last_step,
+            line=record.once(Training).optimizer_line,
+            evidence=[
+                Evidence("share of elements unchanged", still, f"> {LOST:g}"),
+                Evidence("share without a gradient", zeros, "by half less"),
+            ],
+            precondition=[f"the weights are of {kind}", "the elements have a gradient"],
+            refute="in float32 as many elements stay as they are",
+        )
+
+
+class OverflowHeadroom(Detector):
+    """Values in half precision that are near its largest number."""
+
+    slug = "overflow-headroom"
+    words = Words(
+        says="Values of half precision come near the largest number that it has.",
+        example="The outputs of 4 reach 4.9e+04 of 6.6e+04 that float16 has.",
+        threshold="Largest magnitude at least half of 65504, at the median of steps.",
+        source="Transformer Engine and Hugging Face's DebugUnderflowOverflow; half is ours.",
+        guard="Outputs of models of float16 alone; a single step is none.",
+        repair="Use bfloat16, or scale what is too large.",
+    )
+    explains = ()
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Look at the largest magnitudes."""
+        if not _of_type(record, HALF, "grad"):
+            raise CannotTell("no parameter of float16 was recorded")
+        peaks = record.once(Layers).values("abs_max")
+        for layer, values in zip(record.once(Layers).listed, peaks.values, strict=True):
+            known = values[np.isfinite(values)]
+            if len(known) >= 3 and 32752 <= np.median(known) <= 65504:
+                yield self.find(
+                    "note",
+                    f"The outputs of {layer.path} reach {np.median(known):.2g} of 6.6e+04 that float16 has.",
+                    site=layer.path,
+                    step=int(peaks.steps[0]),
+                    last_step=record.last_step,
+                    line=layer.line,
+                    evidence=[Evidence("largest magnitude, median of steps", float(np.median(known)), "≥ 32752")],
+                    precondition=["parameters are of float16"],
+                    refute="these outputs are of another type",
+                )
+                return
+
+
+class ScalerChurn(Detector):
+    """A loss scale that is halved again and again."""
+
+    slug = "scaler-churn"
+    words = Words(
+        says="Loss scaling skips many updates, for gradients overflow at any scale that it tries.",
+        example="Loss scaling has skipped 31 of the last 60 updates: gradients overflow at a scale of 0.5 too.",
+        threshold="More than 20 skipped updates and more than 20 % of those after the first 20; or a scale below 1.",
+        source="torch.amp.GradScaler halves at an overflow, and doubles after 2000 steps: one in 2000 is usual. "
+        "Bounds ours.",
+        guard="The search for a scale at the begin (the first 20 updates) is not counted.",
+        repair="See what overflows: it is not finite at any scale.",
+    )
+    explains = ("loss-flat", "not-updated")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Count skipped updates."""
+        events = [event for event in record.events if event.kind in ("update", "skipped")]
+        skipped = np.array([event.kind == "skipped" for event in events], np.bool_)
+        if not skipped.any():
+            raise CannotTell("no update was skipped by loss scaling")
+        late = skipped[20:]
+        scales = [event.value for event in record.events if event.kind == "scale"]
+        if (len(late) < 10 or late.mean() <= 0.2 or skipped.sum() <= 20) and not (scales and scales[-1] < 1):
+            return
+        at = f" at a scale of {scales[-1]:g}" if scales else ""
+        first = next(event for event in events if event.kind == "skipped")
+        yield self.find(
+            "warning",
+            f"Loss scaling has skipped {skipped.sum()} of {len(skipped)} updates: gradients overflow{at} too.",
+            step=first.moment.step,
+            last_step=record.last_step,
+            evidence=[Evidence("share of updates skipped", float(skipped.mean()), "> 0.2")],
+            precondition=["the search for a scale is over"],
+            refute="the gradients of these steps are finite at a scale of 1",
+        )
+
+
+def _types(record: Record) -> dict[str, str]:
+    """Types of parameters, by name."""
+    return {fact.name: fact.dtype for fact in record.parameters}
+
+
+def _of_type(record: Record, types: tuple[str, ...], quantity: str) -> list[Site]:
+    """Parameters of these types of which a quantity was recorded.
+
+    Raises:
+        CannotTell: no type was recorded.
+    """
+    known = _types(record)
+    if not known:
+        raise CannotTell("no type of a parameter was recorded")
+    found = record.of_kind("parameter", quantity)
+    return [site for site in found if known.get(str(site.value), "").removeprefix("torch.") in types]
+
+
+def _median_share(part: FloatArray, whole: FloatArray) -> float:
+    known = np.isfinite(part) & (whole > 0)
+    return float(np.median(part[known] / whole[known])) if known.any() else 0.0

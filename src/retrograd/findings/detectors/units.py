@@ -1,0 +1,297 @@
+"""Units that do nothing: dead behind a ReLU, saturated behind tanh, sigmoid or softmax, rows that are never used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.layers import Layer, Layers
+from retrograd.findings.record import Record
+from retrograd.findings.training import FloatArray, Training
+
+DEAD = 0.5
+"""Share of a layer's units from which on it is spoken of, where the loss does not fall."""
+
+MOST = 0.9
+"""The same where it does."""
+
+LOOKS = 4
+"""Looks, or steps, over which a unit must have been zero."""
+
+SAMPLES = 100
+"""Elements of a unit that must have been zero in all."""
+
+FLAT = 0.08
+"""Mean slope of a bounded function over its largest, below which it is saturated."""
+
+ONE_HOT = 0.95
+"""Σp² / Σp of a softmax from which on it picks one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A layer with dead units.
+
+    Attributes:
+        layer: which.
+        dead, units: how many of how many.
+        since: the first step since which they have been.
+        seen: at how many looks, or steps.
+    """
+
+    layer: Layer
+    dead: int
+    units: int
+    since: int
+    seen: int
+
+    @property
+    def share(self) -> float:
+        """Of its units."""
+        return self.dead / self.units
+
+
+class DeadUnits(Detector):
+    """Units behind a ReLU that are zero for all that comes in."""
+
+    slug = "dead-units"
+    words = Words(
+        says="Most units of a layer have been zero for all samples since a step, so no gradient passes them.",
+        example="92 % of the units of relu3 have been zero for all samples since step 40.",
+        threshold="More than half of a layer's units zero at all looks, at least 4 of them over at least 100 samples; "
+        "more than 90 % where the loss falls.",
+        source="SageMaker Debugger's DeadRelu, AutoTrainer (0.7 of the activations); the looks and samples are ours.",
+        guard="Zeros of dropout, padding and sparse inputs are of no unit at all looks; only ReLU and its kin are "
+        "looked "
+        "at, and layers whose gradient is zero; where the loss falls half of the units may rest.",
+        repair="Lower the learning rate, look at the biases at the start, or use LeakyReLU or GELU.",
+    )
+    explains = (
+        "vanishing", "loss-flat", "not-updated", "learning-rate-too-low", "missing-gradient", "adam-epsilon",
+        "saturated", "weight-decay-dominates", "underflow",
+    )  # fmt: skip
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Look for layers in the order of the forward."""
+        found = [dead for layer in record.once(Layers).listed if (dead := self._look(record, layer))]
+        bound = MOST if record.once(Training).fell else DEAD
+        most = [dead for dead in found if dead.share > bound]
+        if most:
+            yield self._tell(record, most)
+
+    def _look(self, record: Record, layer: Layer) -> Dead | None:
+        if "ReLU" in layer.type and layer.type not in ("LeakyReLU", "PReLU", "RReLU"):
+            return _from_looks(record, layer) or _from_rows(record, layer)
+        return _from_gradients(record, layer) if layer.weighs else None
+
+    def _tell(self, record: Record, found: list[Dead]) -> Finding:
+        worst = max(found, key=lambda dead: dead.share)
+        more = f", and so are those of {len(found) - 1} more" if len(found) > 1 else ""
+        whole = "All units" if worst.share == 1 else f"{worst.share:.0%} of the units"
+        start = "since the first step: they began so" if worst.since <= record.steps[0] else f"since step {worst.since}"
+        return self.find(
+            "critical" if worst.share == 1 else "warning",
+            f"{whole} of {worst.layer.path} have been zero for all samples {start}{more}.",
+            site=worst.layer.path,
+            step=worst.since,
+            last_step=record.last_step,
+            line=worst.layer.line,
+            evidence=[
+                Evidence("dead units", worst.dead, f"> {DEAD:g} of {worst.units}"),
+                Evidence("looks, or steps, at which they were", worst.seen, f"≥ {LOOKS}"),
+            ],
+            precondition=[
+                "the layer is a ReLU, or no gradient passes it",
+                "the loss has not fallen"
+                if not record.once(Training).fell
+                else f"more than {MOST:.0%} of the units are dead",
+            ],
+            refute="one of these units is above zero for some sample of the data",
+        )
+
+
+def _from_looks(record: Record, layer: Layer) -> Dead | None:
+    looks = [each for each in record.units if each.name == str(layer.site)]
+    if not looks or looks[-1].value < 1:
+        return None
+    last = looks[-1]
+    since = [each for each in looks if last.since <= each.step]
+    if len(since) < LOOKS or sum(each.samples for each in since) < SAMPLES or not last.always:
+        return None
+    return Dead(layer, last.always, int(last.value), last.since, len(since))
+
+
+def _from_rows(record: Record, layer: Layer) -> Dead | None:
+    """From a layer all of whose outputs are zero."""
+    series = record.series(layer.site)
+    return _since(layer, series.steps, series.zero_share == 1, series.count)
+
+
+def _from_gradients(record: Record, layer: Layer) -> Dead | None:
+    """From a layer that a ReLU follows which is no module: outputs below zero, and no gradient of them."""
+    if layer.site.grad not in record.sites:
+        return None
+    value, gradient = record.series(layer.site), record.series(layer.site.grad)
+    if not np.array_equal(value.steps, gradient.steps):
+        return None
+    return _since(layer, value.steps, (value.max <= 0) & (value.min < 0) & (gradient.zero_share == 1), value.count)
+
+
+def _since(layer: Layer, steps: np.ndarray, is_dead: np.ndarray, count: FloatArray) -> Dead | None:
+    living = np.flatnonzero(~is_dead)
+    begin = int(living[-1]) + 1 if len(living) else 0
+    if len(steps) - begin < LOOKS or count[begin:].sum() < SAMPLES:
+        return None
+    return Dead(layer, 1, 1, int(steps[begin]), len(steps) - begin)
+
+
+class Saturated(Detector):
+    """Tanh and sigmoid whose outputs stand at their bounds, so that no gradient passes."""
+
+    slug = "saturated"
+    words = Words(
+        says="The outputs of a tanh or sigmoid stand at their bounds, and next to no gradient passes it.",
+        example="The outputs of 1 (Sigmoid) stand at their bounds: its mean slope is 1 % of the largest, and the "
+        "gradient "
+        "falls to 0.024 behind it.",
+        threshold="Mean slope below 8 % of the largest (1 − y² of tanh, 4y(1 − y) of sigmoid) at the first and at the "
+        "last "
+        "steps; and the loss has not fallen by a tenth, or it has been so from the start.",
+        source="SageMaker Debugger (|tanh| > 0.99 for half of the samples), put as the mean slope by us.",
+        guard="The last layer may saturate, for that is certainty; gates inside of LSTM and GRU are not looked at; a "
+        "loss "
+        "that falls is none.",
+        repair="Scale the inputs to unit variance, and the weights to 1/fan_in; or use ReLU.",
+    )
+    explains = ("vanishing", "loss-flat", "not-updated", "learning-rate-too-low")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Look at the slopes."""
+        layers = record.once(Layers).listed
+        bounded = [k for k, layer in enumerate(layers[:-1]) if layer.type in ("Tanh", "Sigmoid")]
+        if not bounded:
+            raise CannotTell("there is no Tanh or Sigmoid among the modules, but for the last")
+        slopes = {k: slope_of(record, layers[k]) for k in bounded}
+        flat = [k for k, slope in slopes.items() if len(slope) >= LOOKS and np.median(slope[-LOOKS:]) < FLAT]
+        if record.once(
+            Training
+        ).fell:  # then it is no more than a handicap, but for one that has been there from the start
+            flat = [k for k in flat if (slopes[k] < FLAT).all() and record.steps[0] == 0]
+        if flat:
+            yield self._tell(record, layers, flat[0], slopes[flat[0]], len(flat))
+
+    def _tell(self, record: Record, layers: list[Layer], place: int, slope: FloatArray, count: int) -> Finding:
+        layer = layers[place]
+        steep = np.flatnonzero(~(slope < FLAT))
+        begin = int(steep[-1]) + 1 if len(steep) else 0
+        since = int(record.series(layer.site).steps[begin])
+        more = f", and so do those of {count - 1} more" if count > 1 else ""
+        return self.find(
+            "warning",
+            f"The outputs of {layer.path} ({layer.type}) stand at their bounds since step {since}{more}: its mean "
+            "slope is "
+            f"{np.median(slope[begin:]):.1%} of the largest.",
+            site=layer.path,
+            step=since,
+            last_step=record.last_step,
+            line=layer.line,
+            evidence=[Evidence("mean slope over the largest", float(np.median(slope[begin:])), f"< {FLAT:g}")],
+            precondition=["it is not the last layer", "the loss has not fallen by a tenth, or it began so"],
+            refute="the inputs of this layer are mostly between −2 and 2",
+        )
+
+
+def slope_of(record: Record, layer: Layer) -> FloatArray:
+    """Mean slope of a tanh or sigmoid over its largest, at each step."""
+    series = record.series(layer.site)
+    if layer.type == "Tanh":
+        return np.asarray(1 - series.rms**2)
+    return np.asarray(4 * (series.mean - series.rms**2))
+
+
+class AttentionCollapse(Detector):
+    """A softmax inside of the model that picks one from the start."""
+
+    slug = "attention-collapse"
+    words = Words(
+        says="A softmax inside of the model gives all its weight to one, so that no gradient passes it.",
+        example="The softmax att.sm gives 98 % of its weight to one of all since step 0.",
+        threshold="Σp²/Σp at least 0.95 at the last steps, and the loss has not fallen by a tenth.",
+        source="Zhai et al. 2023 (arXiv 2303.06296) on entropy collapse; the bound is ours.",
+        guard="The last layer may be certain; a loss that falls is none; a softmax that is called as a function is not "
+        "seen.",
+        repair="Divide the logits by √d, and normalise queries and keys.",
+    )
+    explains = ("loss-flat", "vanishing")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Look at softmax modules but for the last layer."""
+        layers = [layer for layer in record.once(Layers).listed[:-1] if layer.type == "Softmax"]
+        if not layers:
+            raise CannotTell("there is no Softmax among the modules, but for the last")
+        for layer in layers:
+            series = record.series(layer.site)
+            certain = series.rms**2 / np.where(series.mean > 0, series.mean, np.nan)
+            if len(certain) < LOOKS or record.once(Training).fell or not np.median(certain[-LOOKS:]) >= ONE_HOT:
+                continue
+            below = np.flatnonzero(~(certain >= ONE_HOT))
+            since = int(series.steps[min(int(below[-1]) + 1 if len(below) else 0, len(series) - 1)])
+            yield self.find(
+                "warning",
+                f"The softmax {layer.path} gives {np.median(certain[-LOOKS:]):.0%} of its weight to one of all since "
+                "step "
+                f"{since}, so that next to no gradient passes it.",
+                site=layer.path,
+                step=since,
+                last_step=record.last_step,
+                line=layer.line,
+                evidence=[Evidence("Σp²/Σp", float(np.median(certain[-LOOKS:])), f"≥ {ONE_HOT:g}")],
+                precondition=["it is not the last layer", "the loss has not fallen by a tenth"],
+                refute="the entropy of its rows is above 0.1·log n",
+            )
+
+
+class EmbeddingUnused(Detector):
+    """An embedding of which one row alone is ever looked up."""
+
+    slug = "embedding-unused"
+    words = Words(
+        says="All look-ups of an embedding are of one row, so that its input tells nothing.",
+        example="Of the 1000 rows of emb:weight one alone has been looked up in 60 steps.",
+        threshold="One row of at least 4, over at least 4 looks of at least 100 look-ups.",
+        source="Ours; exact.",
+        guard="Rows that are rare are not spoken of, only an input that is always the same.",
+        repair="See what goes in: the indices are all equal.",
+    )
+    explains = ("loss-flat",)
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Look at what was used."""
+        looks = [each for each in record.units if each.used >= 0]
+        if not looks:
+            raise CannotTell("no look at an embedding was recorded")
+        for name in dict.fromkeys(each.name for each in looks):
+            listed = [each for each in looks if each.name == name]
+            last, path = listed[-1], name.rpartition(":")[0]
+            if (
+                last.used == 1
+                and last.value >= 4
+                and len(listed) >= LOOKS
+                and sum(e.samples for e in listed) >= SAMPLES
+            ):
+                yield self.find(
+                    "warning",
+                    f"Of the {last.value:.0f} rows of {path} one alone has been looked up in {len(record.steps)} "
+                    "steps.",
+                    site=path,
+                    step=listed[0].step,
+                    last_step=last.step,
+                    line=record.line_of(path),
+                    evidence=[Evidence("rows looked up", last.used, "1")],
+                    precondition=[f"at {len(listed)} looks"],
+                    refute="the indices differ",
+                )

@@ -1,0 +1,235 @@
+"""How a run trained, in the numbers that several detectors ask for: its losses, its rates, its updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from retrograd.findings.detector import CannotTell
+from retrograd.findings.record import Record
+from retrograd.history.columns import encode_phase
+from retrograd.history.facts import OptimizerMade
+from retrograd.history.matrix import number_steps
+from retrograd.sites.site import Site
+from retrograd.statistics.row import finite_count
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+MOVED = 0.9
+"""A loss that is above this share of what it was at first has not fallen."""
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What optimizers added to parameters: arrays of shape ``[parameters, steps]``.
+
+    Attributes:
+        sites: of the updates.
+        steps: rising.
+        delta: ‖Δw‖₂; NaN where a parameter was not updated, infinite where the update is not finite.
+        weight: ‖w‖₂ before it.
+        zeros: elements that it left as they were.
+        count: elements.
+    """
+
+    sites: tuple[Site, ...]
+    steps: IntArray
+    delta: FloatArray
+    weight: FloatArray
+    zeros: FloatArray
+    count: FloatArray
+
+    @cached_property
+    def ratio(self) -> FloatArray:
+        """‖Δw‖ / ‖w‖ over all parameters of a step, shape ``[steps]``; NaN where all weights are zero."""
+        with np.errstate(over="ignore"):
+            changed = np.sqrt(np.nansum(self.delta**2, axis=0))
+            weights = np.sqrt(np.nansum(self.weight**2, axis=0))
+        return divide(changed, weights)
+
+    @cached_property
+    def along(self) -> FloatArray:
+        """Cosine between each update and the weights that it was added to, by their norms before and after.
+
+        Of shape ``[parameters, steps − 1]``; NaN where it cannot be told. It holds only where all steps were recorded.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            before, after, delta = self.weight[:, :-1], self.weight[:, 1:], self.delta[:, :-1]
+            product = divide(after**2 - before**2 - delta**2, 2 * before * delta)
+        return np.where(np.diff(self.steps) == 1, product, np.nan)
+
+
+class Training:
+    """Losses, rates and updates of a record.
+
+    Args:
+        record: what it reads.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self.loss = record.loss
+
+    # ---- losses ----
+
+    def need_loss(self, least: int = 1) -> None:
+        """Make sure that there is a loss to speak of.
+
+        Raises:
+            CannotTell: there is none, too few, or models that train against each other.
+        """
+        if len(self.loss.values) < least:
+            raise CannotTell(f"{len(self.loss.values)} losses were recorded, and it takes {least}")
+        if self.is_contest:
+            raise CannotTell("several models are trained by several optimizers, and no loss need fall")
+
+    @cached_property
+    def lost(self) -> int | None:
+        """The first step at which the loss is not finite; None where there is none."""
+        steps = self.loss.steps[~np.isfinite(self.loss.values)]
+        return int(steps[0]) if len(steps) else None
+
+    @cached_property
+    def initial(self) -> float:
+        """The loss before training: the first one that is finite; NaN where there is none."""
+        finite = self.loss.values[np.isfinite(self.loss.values)]
+        return float(finite[0]) if len(finite) else np.nan
+
+    @cached_property
+    def early(self) -> float:
+        """The median of the first losses, a tenth of them, at least three."""
+        head = self.loss.values[: max(3, len(self.loss.values) // 10)]
+        return _median(head)
+
+    @cached_property
+    def late(self) -> float:
+        """The median of the last losses, a fifth of them, at least three; NaN where one of them is not finite."""
+        return _median(self.loss.values[-max(3, len(self.loss.values) // 5) :])
+
+    @cached_property
+    def noise(self) -> float:
+        """What a loss differs from its neighbours: robust standard deviation; NaN for fewer than three."""
+        steps = np.diff(self.loss.values[np.isfinite(self.loss.values)])
+        return float(1.4826 * np.median(np.abs(steps)) / np.sqrt(2)) if len(steps) > 1 else np.nan
+
+    @property
+    def fell(self) -> bool:
+        """Whether the loss ended clearly lower than it began: by a tenth, and by more than its noise."""
+        start = min(self.initial, self.early)
+        return bool(self.late < start - max((1 - MOVED) * abs(start), self.noise if self.noise > 0 else 0.0))
+
+    @cached_property
+    def is_contest(self) -> bool:
+        """Whether several models are updated in turn, as in a GAN, so that no loss need fall."""
+        roots = {site.path.partition(".")[0] for site in self._record.of_kind("parameter", "update")}
+        updates = [event for event in self._record.events if event.kind == "update"]
+        steps = len({event.moment.step for event in updates})
+        return len(roots & self._record.root_names) > 1 and len(updates) > 1.5 * max(steps, 1)
+
+    # ---- rates ----
+
+    @cached_property
+    def rates(self) -> dict[int, float]:
+        """The largest learning rate of each step, as it was told; empty where it was not."""
+        told: dict[int, float] = {}
+        for call in self._record.calls:
+            if call.name == "step":
+                rates = [float(each) for each in as_list(call.details.get("lr")) if is_number(each)]
+                told[call.step] = max([told.get(call.step, 0.0), *rates])
+        return told
+
+    @property
+    def rate(self) -> float | None:
+        """The largest learning rate of all groups at the first update; None where it was not told."""
+        made = [number(group.get("lr")) for _, group in self.groups()]
+        listed = [self.rates[min(self.rates)]] if self.rates else [each for each in made if each is not None]
+        return max(listed) if listed else None
+
+    def groups(self) -> list[tuple[str, dict[str, Any]]]:
+        """The groups of all optimizers as they were at first: name of the optimizer, hyper-parameters."""
+        first = {made.name: made for made in reversed(self._record.of(OptimizerMade))}
+        return [(name, dict(group)) for name, made in first.items() for group in made.groups]
+
+    @property
+    def optimizer(self) -> str:
+        """Class of the optimizer that updated first: ``Adam``; empty where none did."""
+        names = (event.name for event in self._record.events if event.kind == "update")
+        return next(names, "").partition("#")[0]
+
+    @property
+    def optimizer_line(self) -> str:
+        """Where the first optimizer was constructed."""
+        return next((made.line for made in self._record.optimizers.values() if made.line), "")
+
+    # ---- updates ----
+
+    @cached_property
+    def updates(self) -> Updates:
+        """What optimizers added to parameters in training.
+
+        Raises:
+            CannotTell: no update was recorded.
+        """
+        sites = self._record.of_kind("parameter", "update")
+        if not sites:
+            raise CannotTell("no update of a parameter was recorded")
+        return _lay_out_updates(self._record, sites)
+
+
+def _lay_out_updates(record: Record, sites: list[Site]) -> Updates:
+    rows, names = record.history.rows, record.history.site_names
+    code_of = {name: code for code, name in enumerate(names)}
+    line_of = np.full(len(names) + 1, -1)
+    line_of[[code_of[str(site)] for site in sites]] = np.arange(len(sites))
+    line = line_of[rows["site"]]
+    index = np.flatnonzero((line >= 0) & (rows["phase"] == encode_phase("train")))
+    index = index[rows.counts(index)]
+    steps, column = number_steps(rows["step"][index])
+    cells, shape = line[index] * len(steps) + column, (len(sites), len(steps))
+    occupied = np.bincount(cells, minlength=shape[0] * shape[1]) > 0
+
+    def lay_out(values: npt.NDArray[Any]) -> FloatArray:
+        total = np.bincount(cells, values, minlength=len(occupied))
+        return np.asarray(np.where(occupied, total, np.nan).reshape(shape), np.float64)
+
+    part = {name: rows[name][index] for name in ("count", "nan", "pos_inf", "neg_inf", "sum", "m2")}
+    finite = finite_count(part)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.where(finite == part["count"], part["m2"] + part["sum"] ** 2 / np.maximum(finite, 1), np.inf)
+        delta, weight = np.sqrt(lay_out(squares)), np.sqrt(lay_out(rows["reference"][index]))
+    return Updates(tuple(sites), steps, delta, weight, lay_out(rows["zeros"][index]), lay_out(part["count"]))
+
+
+def divide(numerator: Any, denominator: Any) -> FloatArray:
+    """Element by element; NaN where the denominator is 0."""
+    bottom = np.asarray(denominator, np.float64)
+    out = np.full(np.broadcast(numerator, bottom).shape, np.nan)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.divide(numerator, bottom, out=out, where=bottom != 0)
+    return out
+
+
+def as_list(value: Any) -> list[Any]:
+    """A value, or several, as a list; none for None."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a plain number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def number(value: Any) -> float | None:
+    """A plain number; None for anything else."""
+    return float(value) if is_number(value) else None
+
+
+def _median(values: FloatArray) -> float:
+    return float(np.median(values)) if len(values) and np.isfinite(values).all() else np.nan
