@@ -46,9 +46,9 @@ class Findings(Sequence[Finding]):
     @property
     def headline(self) -> str:
         """How many, in what, after how many checks."""
-        count = f"{len(self) or 'no'} {'finding' if len(self) == 1 else 'findings'}"
+        count = f"{len(self) or 'no'} finding{'s' * (len(self) != 1)}"
         about = f" in {self.about}" if self.about else ""
-        checks = f"; {len(self.asked)} checks" if self.asked else ""
+        checks = f"; {len(self.asked)} check{'s' * (len(self.asked) != 1)}" if self.asked else ""
         left = f", {len(self.not_checked)} of which could not be made" if self.not_checked else ""
         return f"{count}{about}{checks}{left}"
 
