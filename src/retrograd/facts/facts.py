@@ -12,7 +12,10 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from retrograd.facts.calls import CallSource
+from retrograd.facts.kink_watch import KinkWatch
 from retrograd.facts.looks import is_look
+from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.source import MakeSource
 from retrograd.history.facts import NOW, Fact
 from retrograd.history.sink import EventKind, Moment
@@ -20,10 +23,10 @@ from retrograd.hooks.module_paths import walk_parameters, walk_paths
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.sites.site import ROOT
 
-SOURCES: tuple[MakeSource, ...] = ()
+SOURCES: tuple[MakeSource, ...] = (CallSource, ForwardOperations)
 """What every recording notes."""
 
-WATCHES: tuple[MakeSource, ...] = ()
+WATCHES: tuple[MakeSource, ...] = (KinkWatch,)
 """What is too dear for every recording, and noted where a program is run to be explained."""
 
 
@@ -73,6 +76,12 @@ class Facts:
         taker = self._taker()
         if taker is not None:
             taker.fault(site, error)
+
+    @property
+    def step(self) -> int:
+        """The step that what happens now belongs to."""
+        taker = self._taker()
+        return -1 if taker is None else taker.fact_moment[0].step
 
     @property
     def is_recorded(self) -> bool:

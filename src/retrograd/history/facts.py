@@ -79,15 +79,19 @@ class Call(Fact):
 
     ``name`` is one of ``forward``, ``backward``, ``grad``, ``zero_grad``, ``step``, ``clip_grad_norm_``,
     ``clip_grad_value_``, ``scheduler.step``, ``scaler.unscale_``, ``scaler.step``, ``scaler.update``. ``value`` is the
-    norm before clipping, and the scale after ``scaler.update``.
+    norm before clipping, and the scale after ``scaler.update``. What is called behind the update of a step belongs to
+    the next one; ``step`` stands behind the calls of its closure. Of a step that calls the same as an earlier one,
+    :class:`Repeats` tells.
 
     Attributes:
         line: where it was called.
-        about: the optimizer as ``SGD#1``, the scheduler's class, or the name of a model (``self`` for a single one).
+        about: the optimizer as ``SGD#1``, the scheduler's class, or the path of a module (``self`` for a model without
+            a name).
         details: what else is known, by name: ``lr`` (one for each group) of ``step`` and ``scheduler.step``;
             ``max_norm``, ``norm_type`` and ``parameters`` (how many) of ``clip_grad_norm_``; ``clip_value``;
-            ``set_to_none``; ``retain_graph``, ``create_graph``, ``inputs`` of ``backward``; ``training`` and ``grad``
-            of ``forward``.
+            ``set_to_none``; ``retain_graph``, ``create_graph``, ``inputs`` (how many) of ``backward`` and ``grad``;
+            ``held`` of ``backward``: what ``.grad`` of some parameters held before it, ``none``, ``zero``, ``some``, or
+            ``unknown`` where that would have been waited for; ``training`` and ``grad`` (grad mode) of ``forward``.
     """
 
     kind = "call"
@@ -97,18 +101,35 @@ class Call(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats(Fact):
+    """Steps that made the same calls as an earlier one, from the same lines; ``value``: how many.
+
+    Attributes:
+        steps: for each its number, that of the earlier step whose calls are noted, and the numbers that are not those
+            of the step before of the same kind: of which call (from 0), its ``value`` or null, its ``lr`` or null.
+    """
+
+    kind = "calls"
+    steps: tuple[tuple[Any, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerMade(Fact):
-    """An optimizer at its first update. ``name`` is ``SGD#1``; ``value`` the number of its parameters.
+    """An optimizer at its first update, and when its groups have changed; of each class the first 50.
+
+    ``name`` is ``SGD#1``; ``value`` the number of its parameters.
 
     Attributes:
         line: where it was constructed.
         groups: of each group its hyper-parameters by name, with ``parameters``: their names, and ``unknown``: how many
             of them belong to no recorded model.
+        has_updated: whether it has; one that never has is noted when the recording ends.
     """
 
     kind = "optimizer"
     line: str = ""
     groups: tuple[JsonObject, ...] = ()
+    has_updated: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +242,8 @@ class Operation:
         takes, makes: those tensors, and the results, as in ``float32[4, 3]``.
         arguments: what is no tensor, as text: ``dim=-1``.
         cuts: an operand had a graph or required a gradient, and the result has none though it is made of it.
+        mode: empty with grad mode on; ``no_grad`` or ``inference``; ``function`` in the forward of a Python Function,
+            which has a graph of its own.
     """
 
     name: str
@@ -232,6 +255,7 @@ class Operation:
     makes: tuple[str, ...] = ()
     arguments: str = ""
     cuts: bool = False
+    mode: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,20 +265,58 @@ class Operations(Fact):
     ``name`` is that of the model; ``value`` how many nodes the graph of the loss has.
 
     Attributes:
-        listed: for each operation its fields, in the order of :class:`Operation`; see :meth:`operations`.
-        outputs: numbers of the operations that made the model's outputs.
-        loss: number of the operation that made what backward began from; −1 where that is not among them.
+        listed: for each operation its fields, in the order of :class:`Operation`, where texts are numbers of
+            ``texts``; see :meth:`operations`.
+        texts: all texts, each once.
+        outputs: numbers of the operations that made the models' outputs.
+        loss: number of the operation that made what backward began from; −1 where that is not among them, or no
+            backward began.
+        is_cut: there were more operations, which are not listed.
     """
 
     kind = "operations"
     listed: tuple[tuple[Any, ...], ...] = ()
+    texts: tuple[str, ...] = ()
     outputs: tuple[int, ...] = ()
     loss: int = -1
+    is_cut: bool = False
 
     def operations(self) -> list[Operation]:
         """The operations."""
-        names = [each.name for each in fields(Operation)]
-        return [Operation(**dict(zip(names, one, strict=True))) for one in self.listed]
+        return [self._read(one) for one in self.listed]
+
+    def _read(self, one: tuple[Any, ...]) -> Operation:
+        name, line, module, node, operands, takes, makes, arguments, cuts, mode = one
+        text = self.texts.__getitem__
+        return Operation(
+            name=text(name),
+            line=text(line),
+            module=text(module),
+            node=text(node),
+            operands=operands,
+            takes=tuple(map(text, takes)),
+            makes=tuple(map(text, makes)),
+            arguments=text(arguments),
+            cuts=cuts,
+            mode=text(mode),
+        )
+
+    @classmethod
+    def pack(cls, operations: Iterable[tuple[Any, ...]], **fields: Any) -> Self:
+        """Make the fact of operations, each with its fields in the order of :class:`Operation`."""
+        texts: dict[str, int] = {}
+
+        def number(text: str) -> int:
+            return texts.setdefault(text, len(texts))
+
+        def pack_field(value: Any) -> Any:
+            if isinstance(value, str):
+                return number(value)
+            is_texts = isinstance(value, tuple) and value and isinstance(value[0], str)
+            return tuple(map(number, value)) if is_texts else value
+
+        listed = tuple(tuple(map(pack_field, one)) for one in operations)
+        return cls(listed=listed, texts=tuple(texts), **fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,7 +410,8 @@ class Kink(Fact):
 
 
 FACTS: tuple[type[Fact], ...] = (
-    Call, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, GraphSize, NonFinite, Overwrite, Kink,
+    Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, GraphSize, NonFinite,
+    Overwrite, Kink,
 )  # fmt: skip
 """Every kind of fact."""
 

@@ -45,3 +45,12 @@ def running_calls() -> set[int]:
             found.add(id(frame))
         frame = frame.f_back
     return found
+
+
+def running_module() -> nn.Module | None:
+    """The module of the innermost call on this thread's stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in _CALLS:
+        frame = frame.f_back
+    module = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame is not None else None
+    return module if isinstance(module, nn.Module) else None

@@ -14,13 +14,15 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.compiled_modules import call_around
 
-_CALLS = (nn.Module._call_impl.__code__, call_around.__code__)
+MODULE_CALLS = (nn.Module._call_impl.__code__, call_around.__code__)
+"""The code that calls a module; its ``self`` is the module."""
+
 _STEPS = (Optimizer.profile_hook_step(lambda: None).__code__,)
 
 
 def count_calls(module: nn.Module) -> int:
     """How many calls of a module, one within the other, this thread is in."""
-    return _count(_CALLS, module)
+    return _count(MODULE_CALLS, module)
 
 
 def count_steps(optimizer: Optimizer) -> int:

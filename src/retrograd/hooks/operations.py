@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-import torch
 from torch.autograd.function import BackwardCFunction
-from torch.overrides import TorchFunctionMode
 
 from retrograd.hooks.engine import (
     grad_enabled,
@@ -25,7 +22,7 @@ from retrograd.hooks.engine import (
     uncompiled,
     uncompiled_itself,
 )
-from retrograd.hooks.errands import before_next_call, run_errands
+from retrograd.hooks.stacked_mode import StackedMode
 from retrograd.hooks.thread_logs import Logs, is_inner, user_frame
 
 
@@ -46,7 +43,7 @@ class OperationSeer(Protocol):
         """
 
 
-class OperationMode(TorchFunctionMode):
+class OperationMode(StackedMode):
     """Notes operations. Written out in one method: a call more would cost a tenth of the whole.
 
     Args:
@@ -60,9 +57,6 @@ class OperationMode(TorchFunctionMode):
         self._seer = seer
         self._here = logs.here
         self._limit = logs.limit
-        self._places: Counter[int] = Counter()
-        """Thread → how often it is on its stack, with where torch has put it aside for a call of ``backward``."""
-        self._is_leaving = False
 
     @uncompiled_itself
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -90,86 +84,6 @@ class OperationMode(TorchFunctionMode):
             else:
                 operations.append(operation)
         return result
-
-    def put_on(self, place: int | None = None) -> Callable[[], None] | None:
-        """Put it on this thread's stack, at this place or on top; returns what takes it off, None if it was on."""
-        if _place_of(self) is not None:
-            return None
-        _insert(self, torch._C._len_torch_function_stack() if place is None else place)
-        self._places[threading.get_ident()] += 1
-        self._is_leaving = False
-        return self._take_off
-
-    def take_off(self) -> Callable[[], None] | None:
-        """Take it off this thread's stack, leaving other modes; returns what puts it back, None if it was not on."""
-        place = _place_of(self)
-        if place is None:
-            return None
-        self._take_off()
-        return lambda: self._put_back(place)
-
-    def leave(self) -> None:
-        """Take it off all threads that it is on.
-
-        Off others, and off this one while torch has put it aside for a call of ``backward``, at the next call of a
-        module there. Until then it sees operations and notes nothing.
-        """
-        self._take_off()
-        self._is_leaving = True
-        for thread, count in tuple(self._places.items()):
-            if count:
-                before_next_call(thread, self._leave_thread)
-
-    def is_entered(self) -> bool:
-        """Whether it is on this thread's stack, or put aside for a call of ``backward``."""
-        return self._places[threading.get_ident()] > 0
-
-    def thread_begins(self) -> None:
-        """A thread of the program's begins."""
-        self.put_on()
-
-    def thread_ends(self) -> None:
-        """It ends."""
-        self._take_off()
-        run_errands()
-
-    def _leave_thread(self) -> None:
-        """Unless it was put on anew since."""
-        if self._is_leaving:
-            self._take_off()
-
-    def _take_off(self) -> None:
-        place = _place_of(self)
-        if place is not None:
-            above = _pop_down_to(place + 1)
-            torch._C._pop_torch_function_stack()
-            _push(above)
-            self._places[threading.get_ident()] -= 1
-
-    def _put_back(self, place: int) -> None:
-        self.put_on(place)
-
-
-def _place_of(mode: OperationMode) -> int | None:
-    for place in range(torch._C._len_torch_function_stack()):
-        if torch._C._get_function_stack_at(place) is mode:
-            return place
-    return None
-
-
-def _insert(mode: OperationMode, place: int) -> None:
-    above = _pop_down_to(place)
-    torch._C._push_on_torch_function_stack(mode)
-    _push(above)
-
-
-def _pop_down_to(place: int) -> list[Any]:
-    return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack() - place)]
-
-
-def _push(popped: list[Any]) -> None:
-    for mode in reversed(popped):
-        torch._C._push_on_torch_function_stack(mode)
 
 
 _function_logs: tuple[Logs, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from retrograd.hooks.nodes import LEAF_NUMBER, number_of, root_edges
 
 _NOWHERE = -1
 _END = -2
+_SIGN = "retrograd.sign"
 
 
 class Reach(NamedTuple):
@@ -30,8 +32,8 @@ class Reach(NamedTuple):
     links: list[int]
 
 
-def find_nodes(roots: Iterable[tuple[Any, int]]) -> Reach:
-    """Find everything that these edges lead to."""
+def find_nodes(roots: Iterable[tuple[Any, int]], most: float = math.inf) -> Reach:
+    """Find everything that these edges lead to, or no more nodes than some once there are more than ``most``."""
     edges = list(roots)
     nodes = list(dict.fromkeys(node for node, _ in edges))
     places = {node: place for place, node in enumerate(nodes)}
@@ -52,6 +54,8 @@ def find_nodes(roots: Iterable[tuple[Any, int]]) -> Reach:
                 note(_END - slot)
             note(place)
         note(_END)
+        if len(nodes) > most:
+            break
     return Reach(nodes, several, links)
 
 
@@ -76,6 +80,28 @@ def find_nodes_of(run: EngineRun) -> tuple[list[Any], Reach]:
     """Find the nodes that a run of the engine will run, and all that can be reached."""
     reach = find_nodes(root_edges(run.roots))
     return _find_needed(reach, run) if run.inputs else reach.nodes, reach
+
+
+def count_nodes(roots: Iterable[Any], most: int) -> int:
+    """How many nodes these lead to, themselves counted; ``most`` if there are that many."""
+    reach = find_nodes(((node, 0) for node in roots), most)
+    if len(reach.nodes) <= most:
+        guard_nodes(reach.nodes, reach.links)
+    else:
+        guard_nodes(reach.nodes)
+    return min(len(reach.nodes), most)
+
+
+class Sign:
+    """Lives as long as a node: whoever refers to it weakly knows when the node is gone."""
+
+    __slots__ = ("__weakref__",)
+
+
+def sign_node(node: Any) -> Sign:
+    """The sign of a node."""
+    sign: Sign = node.metadata.setdefault(_SIGN, Sign())
+    return sign
 
 
 def guard_nodes(nodes: Sequence[Any], links: Sequence[int] | None = None) -> None:

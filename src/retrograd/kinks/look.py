@@ -49,16 +49,24 @@ class Look:
         self._unclaimed: list[int] = []
         self._known: dict[int, tuple[Any, tuple[Point, ...], Mapping[str, Any]]] = {}
 
-    def __enter__(self) -> Self:
+    def put_on(self) -> None:
+        """Look from here on, in this thread."""
         self._made = next_sequence_number()
         self._tap.put_on()
+
+    def take_off(self) -> None:
+        """Look no more."""
+        self._tap.take_off()
+        self._tap.end()
+
+    def __enter__(self) -> Self:
+        self.put_on()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._tap.take_off()
-        self._tap.end()
+        self.take_off()
 
     def _carry_out(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = self._claim_number()

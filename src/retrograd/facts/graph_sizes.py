@@ -1,0 +1,43 @@
+"""How large the graph of a loss is, and how many graphs of earlier passes are still held."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from retrograd.facts.source import FactHost
+from retrograd.history.facts import GraphSize
+from retrograd.hooks.engine import is_transformed
+from retrograd.hooks.reach import Sign, count_nodes, sign_node
+
+MOST_NODES = 200_000
+"""Beyond it nodes are not counted."""
+
+_FIRST = 8
+"""Recorded passes of which every one is looked at."""
+
+
+class GraphSizes:
+    """Watches each recorded pass, and measures graphs at looks and at the first passes. It holds none."""
+
+    def __init__(self, host: FactHost) -> None:
+        self._host = host
+        self._signs: WeakSet[Sign] = WeakSet()
+        self._count = 0
+
+    def measure(self, roots: tuple[torch.Tensor, ...]) -> int | None:
+        """A pass begins; returns how many nodes its graph has, where that is measured."""
+        nodes = [node for root in roots if not is_transformed(root) and (node := root.grad_fn) is not None]
+        if not nodes or not self._host.is_recorded:
+            return None
+        self._count += 1
+        size = self._count_nodes(nodes) if self._host.is_look or self._count <= _FIRST else None
+        self._signs.add(sign_node(nodes[0]))
+        return size
+
+    def _count_nodes(self, nodes: list[Any]) -> int:
+        size = count_nodes(nodes, MOST_NODES)
+        self._host.note_fact(GraphSize(value=float(size), alive=len(self._signs)))
+        return size

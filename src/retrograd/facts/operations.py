@@ -1,0 +1,119 @@
+"""Which operations stand between a forward and its backward pass, at looks."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+import torch
+from torch import nn
+
+from retrograd.facts.graph_sizes import GraphSizes
+from retrograd.facts.source import FactHost, FactSource
+from retrograd.history.facts import Operations
+from retrograd.hooks.engine import grad_enabled
+from retrograd.hooks.nested import flatten
+from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
+from retrograd.hooks.operation_tap import is_in_compiled_call
+from retrograd.sites.site import ROOT
+
+MOST = 3000
+"""Operations of a look."""
+
+_MOST_PASSES = 8
+"""Backward passes between two updates of which operations are noted."""
+
+_REMEMBERED = 16
+"""How many of those written last are known; a step may have several, such as those of two models in turn."""
+
+
+class ForwardOperations(FactSource):
+    """Notes operations from the begin of a forward to the next update, and writes them at each backward pass.
+
+    Where no pass comes they are written when the forward has failed, an update is made without one, or recording ends.
+    """
+
+    def __init__(self, host: FactHost) -> None:
+        super().__init__(host)
+        self._notes = OperationNotes(host.name_module, MOST, lambda error: host.fault("operations", error))
+        self._sizes = GraphSizes(host)
+        self._written: deque[int] = deque(maxlen=_REMEMBERED)
+        self._name = ""
+        self._outputs: list[int] = []
+        self._passes = self._thread = 0
+        self._is_waiting = False
+        """A forward was noted, and no pass has come since."""
+
+    def forward_begins(self, model: nn.Module, arguments: Any) -> None:
+        """Begin to note; go on where models are called one after the other."""
+        notes = self._notes
+        if notes.is_started and (not self._is_waiting or len(notes.noted) > MOST // 2):
+            self._stop()
+        if not self.host.is_look:
+            self._passes = 0
+        elif not notes.is_started and self._may_note(model):
+            self._name = self.host.name_module(model) or ROOT
+            self._thread = threading.get_ident()
+            notes.begin()
+        self._is_waiting = notes.is_started
+        if self._is_waiting:
+            notes.forward_begins()
+
+    def _may_note(self, model: nn.Module) -> bool:
+        may_train = grad_enabled() or model.training
+        return may_train and self._passes < _MOST_PASSES and not is_in_compiled_call()
+
+    def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
+        """Mark what it returned."""
+        if self._is_waiting:
+            self._outputs += [self._notes.find(tensor) for _, tensor in flatten(output, ())]
+            self._notes.forward_ends()
+            if failed:
+                self._stop()
+
+    def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
+        """Write them."""
+        nodes = self._sizes.measure(roots)
+        if self._notes.is_started:
+            self._passes += 1
+            self._is_waiting = False
+            self._write(self._notes.find(roots[0]) if roots else MADE_BEFORE, nodes)
+            self._notes.forward_ends()
+
+    def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """What comes now is no forward."""
+        if threading.get_ident() == self._thread:
+            self._passes = 0
+            self._stop()
+
+    def end(self) -> None:
+        """Leave nothing on the stack."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._notes.is_started:
+            if self._is_waiting:
+                self._write(MADE_BEFORE, None)
+            self._notes.end()
+            self._outputs.clear()
+            self._is_waiting = False
+
+    def _write(self, loss: int, nodes: int | None) -> None:
+        noted = self._notes.noted
+        outputs = tuple(sorted({each for each in self._outputs if each >= 0}))
+        signature = hash((self._name, outputs, loss, *map(_outline, noted)))
+        if noted and signature not in self._written:
+            self._written.append(signature)
+            value = float("nan") if nodes is None else float(nodes)
+            self.host.note_fact(
+                Operations.pack(
+                    noted, name=self._name, value=value, outputs=outputs, loss=loss, is_cut=self._notes.is_cut
+                )
+            )
+
+
+def _outline(noted: NotedOperation) -> tuple[Any, ...]:
+    """What tells an operation from another one: not its sizes, and no numbers that it is called with."""
+    kinds = tuple((each.partition("[")[0], each.count(",")) for each in (*noted.takes, *noted.makes))
+    return noted._replace(takes=(), makes=(), arguments=""), kinds

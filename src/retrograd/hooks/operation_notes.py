@@ -1,0 +1,282 @@
+"""Every torch function that a thread calls for a while, as plain text: who called it, with what, and what came of it.
+
+It costs some ten microseconds a call, so it is on for a few steps only. Nothing is held but texts and weak references.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from retrograd.hooks.calls import MODULE_CALLS
+from retrograd.hooks.deep_graphs import DeepGraphGuard
+from retrograd.hooks.engine import (
+    current_graph_task,
+    grad_enabled,
+    inference_enabled,
+    is_tracing,
+    next_sequence_number,
+    uncompiled,
+    uncompiled_itself,
+)
+from retrograd.hooks.function_names import (
+    VALUES,
+    describe_arguments,
+    describe_tensor,
+    is_bare,
+    name_function,
+    tensors_of,
+)
+from retrograd.hooks.module_calls import OUTSIDE
+from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
+from retrograd.hooks.quiet_mode import QuietMode, lowest_place
+from retrograd.hooks.thread_logs import is_inner
+
+MADE_BEFORE = -1
+"""The number of the operation that made a tensor, where that is none of those noted."""
+
+_APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+"""Of the call of a Python Function, in whose forward no graph is made."""
+
+
+class NotedOperation(NamedTuple):
+    """A torch function that was called: see :class:`retrograd.history.facts.Operation`."""
+
+    name: str
+    line: str
+    module: str
+    node: str
+    operands: tuple[int, ...]
+    takes: tuple[str, ...]
+    makes: tuple[str, ...]
+    arguments: str
+    cuts: bool
+    mode: str
+
+
+class _Taken(NamedTuple):
+    """The tensors that an operation is called with, as they are before it."""
+
+    operands: tuple[int, ...]
+    described: tuple[str, ...]
+    requires_grad: bool
+    first: Tensor | None
+
+
+class OperationNotes(QuietMode):
+    """Notes operations of the thread that starts it, but for those within a backward pass.
+
+    Args:
+        name_module: the path of a module, None where it has no name.
+        limit: operations that are noted at most.
+        fault: told of an error of ours; nothing is noted behind it.
+
+    Attributes:
+        noted: the operations, in order.
+        is_cut: there were more than the limit.
+    """
+
+    def __init__(
+        self, name_module: Callable[[nn.Module], str | None], limit: int, fault: Callable[[Exception], None]
+    ) -> None:
+        super().__init__()
+        self._name_module = name_module
+        self._limit = limit
+        self._fault = fault
+        self._guard = DeepGraphGuard()
+        self._is_forward = False
+        self._lines: dict[tuple[CodeType, int], str] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was noted."""
+        self.noted: list[NotedOperation] = []
+        self.is_cut = False
+        self._first = next_sequence_number()
+        self._made: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._numbers: dict[int, int] = {}
+        """Number of a node → of the operation whose result it belongs to."""
+        self._applied: dict[int, tuple[str, str]] = {}
+        """Number of an operation in the forward of a Python Function → line and module of the Function's call."""
+
+    def begin(self) -> None:
+        """Note from now on."""
+        self.clear()
+        self.start(lowest_place())
+
+    def forward_begins(self) -> None:
+        """A model is called: nodes may be held, to guard its graph."""
+        self._is_forward = True
+
+    def forward_ends(self) -> None:
+        """That call is over: hold no nodes."""
+        self._is_forward = False
+        self._guard.part()
+
+    def end(self) -> None:
+        """Note no more, and forget."""
+        self.stop()
+        self.forward_ends()
+        self.clear()
+        self._lines.clear()
+
+    @uncompiled_itself
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = name_function(function)
+        if not name or not self._is_noting():
+            return function(*args, **kwargs) if kwargs else function(*args)
+        taken = self._take(args, kwargs)
+        result = function(*args, **kwargs) if kwargs else function(*args)
+        try:
+            with torch._C.DisableTorchFunction():
+                self._note(name, taken, describe_arguments(name, args, kwargs), result, sys._getframe(1))
+        except Exception as error:
+            self._give_up(error)
+        return result
+
+    def find(self, tensor: Tensor) -> int:
+        """The number of the operation that made a tensor; one that was not seen when it was called is noted now."""
+        try:
+            with torch._C.DisableTorchFunction():
+                return self._find(tensor)
+        except Exception as error:
+            self._give_up(error)
+            return MADE_BEFORE
+
+    def _is_noting(self) -> bool:
+        if len(self.noted) >= self._limit:
+            self.is_cut = True
+            return False
+        is_traced = is_tracing() or torch._C._get_tracing_state() is not None
+        return self.is_started and not is_traced and current_graph_task() == OUTSIDE
+
+    def _give_up(self, error: Exception) -> None:
+        self._limit = 0
+        self._fault(error)
+
+    @uncompiled
+    def _take(self, args: Any, kwargs: Any) -> _Taken:
+        try:
+            with torch._C.DisableTorchFunction():
+                tensors = tensors_of(args, kwargs)
+                return _Taken(
+                    tuple(self._find(each) for each in tensors),
+                    tuple(describe_tensor(each) for each in tensors),
+                    any(each.requires_grad for each in tensors),
+                    tensors[0] if tensors else None,
+                )
+        except Exception as error:
+            self._give_up(error)
+            return _Taken((), (), False, None)
+
+    @uncompiled
+    def _note(self, name: str, taken: _Taken, arguments: str, result: Any, frame: FrameType) -> None:
+        made = tensors_of((result,), None)
+        if name == "setitem" and taken.first is not None:
+            made = [taken.first]
+        elif not made and name not in VALUES:
+            return
+        number = len(self.noted)
+        mode = "" if grad_enabled() else "inference" if inference_enabled() else "no_grad"
+        line, module, applied = self._locate(frame, is_whole=bool(mode))
+        if applied is not None:
+            mode, module = "function", module or applied[1]
+            self._applied[number] = applied
+        requires_grad = any(each.requires_grad for each in made)
+        cuts = taken.requires_grad and not requires_grad and mode != "function" and not is_bare(name)
+        is_written = name == "setitem" or (name.endswith("_") and bool(made) and made[0] is taken.first)
+        node = self._name_node(made, number, is_written=is_written) if requires_grad else ""
+        makes = tuple(map(describe_tensor, made))
+        self.noted.append(
+            NotedOperation(name, line, module, node, taken.operands, taken.described, makes, arguments, cuts, mode)
+        )
+        self._remember(made, number, is_written=is_written)
+        if not self._is_forward:
+            self._guard.part()
+
+    def _name_node(self, made: list[Tensor], number: int, *, is_written: bool) -> str:
+        """The class of the node of what was made; that of a view that was written into is not asked for.
+
+        Torch would make it then, and number it otherwise than without us.
+        """
+        for tensor in made:
+            if is_written and tensor._is_view():
+                return "CopySlices"
+            node = tensor.grad_fn if tensor.requires_grad else None
+            if node is not None:
+                self._guard.saw(node)
+                self._numbers[number_of(node)] = number
+                return name_of(node)
+        return ""
+
+    def _remember(self, made: list[Tensor], number: int, *, is_written: bool) -> None:
+        for tensor in made:
+            self._made[id(tensor)] = weakref.ref(tensor), number
+            if is_written and tensor._is_view() and tensor._base is not None:
+                self._made[id(tensor._base)] = weakref.ref(tensor._base), number
+
+    def _find(self, tensor: Tensor) -> int:
+        known = self._made.get(id(tensor))
+        number = known[1] if known is not None and known[0]() is tensor else MADE_BEFORE
+        if (number >= 0 and self.noted[number].node) or not tensor.requires_grad:
+            return number
+        if tensor._is_view() and not grad_enabled():  # what the node of a view is may be found out only when asked
+            return number
+        node = tensor.grad_fn
+        if node is None:
+            return number
+        self._guard.saw(node)
+        made_by = self._numbers.get(number_of(node), MADE_BEFORE)
+        if made_by == MADE_BEFORE and number_of(node) >= self._first:
+            made_by = self._note_unseen(node, tensor, number)
+        return made_by
+
+    def _note_unseen(self, node: Any, tensor: Tensor, inner: int) -> int:
+        """Note what made a tensor without passing through here: a Python Function, or compiled code."""
+        line, module = self._applied.get(inner, ("", ""))
+        kind = name_of(node)
+        name = kind.removesuffix("Backward") if is_python(node) else kind
+        before = [each for each, _ in edges_of(node) if each is not None]
+        for each in before:
+            self._guard.saw(each)
+        operands = tuple(self._numbers.get(number_of(each), MADE_BEFORE) for each in before)
+        number = self._numbers[number_of(node)] = len(self.noted)
+        makes = (describe_tensor(tensor),)
+        self.noted.append(NotedOperation(name, line, module, kind, operands, (), makes, "", cuts=False, mode=""))
+        self._made[id(tensor)] = weakref.ref(tensor), number
+        return number
+
+    def _locate(self, frame: FrameType | None, *, is_whole: bool) -> tuple[str, str, tuple[str, str] | None]:
+        """Line and module of an operation; of a Python Function's own, those of the Function's call too.
+
+        Args:
+            frame: of the caller.
+            is_whole: it may be in the forward of a Python Function, so look through the whole stack.
+        """
+        line = module = inner = None
+        while frame is not None:
+            code = frame.f_code
+            if line is None and not is_inner[code.co_filename]:
+                line = self._name_line(frame)
+            if module is None and code in MODULE_CALLS:
+                module = self._name_module(frame.f_locals["self"])
+            if is_whole and inner is None and code is _APPLY:
+                inner, line, module = (line or "", module or ""), None, None
+            if line is not None and module is not None and not is_whole:
+                break
+            frame = frame.f_back
+        found = line or "", module or ""
+        return (*found, None) if inner is None else (*inner, found)
+
+    def _name_line(self, frame: FrameType) -> str:
+        key = frame.f_code, frame.f_lasti
+        known = self._lines.get(key)
+        if known is None:
+            known = self._lines[key] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return known
