@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "saved": {"hooks", "graph", "sites"},
     "facts": {"kinks", "hooks", "graph", "history", "saved", "sites", "statistics"},
     "findings": {"history", "runs", "sites", "statistics"},
+    "gradients": {"findings", "graph", "hooks", "sites"},
     "recording": {"facts", "hooks", "history", "sites", "statistics", "runs"},
     "launch": {
         "facts",

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from retrograd.findings.findings import Findings as Findings
     from retrograd.functions.auxiliary import Auxiliary as Auxiliary
     from retrograd.functions.function import Function as Function
+    from retrograd.gradients.explain import explain_gradients as explain_gradients
+    from retrograd.gradients.gradient_reasons import GradientReasons as GradientReasons
     from retrograd.graph.graph import Graph as Graph
     from retrograd.graph.origins import record_origins as record_origins
     from retrograd.graph.walker import walk as walk
@@ -74,6 +76,7 @@ _HOMES = {
     "Finding": "findings.finding",
     "Findings": "findings.findings",
     "Function": "functions.function",
+    "GradientReasons": "gradients.gradient_reasons",
     "Graph": "graph.graph",
     "History": "history.history",
     "Inventory": "saved.inventory",
@@ -90,6 +93,7 @@ _HOMES = {
     "draw_graph": "views.graph_picture",
     "every": "recording.schedule",
     "explain": "findings.explain",
+    "explain_gradients": "gradients.explain",
     "extract": "features.extractor",
     "extract_dataset": "features.dataset",
     "find_kinks": "kinks.find",
