@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from retrograd.facts.calls import CallSource
 from retrograd.facts.kink_watch import KinkWatch
 from retrograd.facts.looks import is_look
 from retrograd.facts.operations import ForwardOperations
@@ -22,7 +23,7 @@ from retrograd.hooks.module_paths import walk_parameters, walk_paths
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.sites.site import ROOT
 
-SOURCES: tuple[MakeSource, ...] = (ForwardOperations,)
+SOURCES: tuple[MakeSource, ...] = (CallSource, ForwardOperations)
 """What every recording notes."""
 
 WATCHES: tuple[MakeSource, ...] = (KinkWatch,)
@@ -75,6 +76,12 @@ class Facts:
         taker = self._taker()
         if taker is not None:
             taker.fault(site, error)
+
+    @property
+    def step(self) -> int:
+        """The step that what happens now belongs to."""
+        taker = self._taker()
+        return -1 if taker is None else taker.fact_moment[0].step
 
     @property
     def is_recorded(self) -> bool:

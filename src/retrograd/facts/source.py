@@ -22,6 +22,10 @@ class FactHost(Protocol):
         """An error of ours; training goes on."""
 
     @property
+    def step(self) -> int:
+        """The step that what happens now belongs to; behind an update, the next one."""
+
+    @property
     def is_recorded(self) -> bool:
         """Whether this step is."""
 

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.findings.chain import Chain
+from retrograd.findings.updates import Update, find_updates
+from retrograd.history.calls import expand_calls
 from retrograd.history.facts import (
     Buffer,
     Call,
@@ -122,15 +125,20 @@ class Record:
 
     @cached_property
     def calls(self) -> list[Call]:
-        """Calls that the program made, in their order."""
-        return self.of(Call)
+        """Calls that the program made, in their order, of every step, also of those that were not recorded."""
+        return expand_calls(self.facts)
 
     def calls_by_step(self) -> Iterator[tuple[int, list[Call]]]:
-        """The calls of each recorded step."""
+        """The calls of each step. What is called behind an update is of the next step."""
         by_step: dict[int, list[Call]] = {}
         for call in self.calls:
             by_step.setdefault(call.step, []).append(call)
         yield from sorted(by_step.items())
+
+    @cached_property
+    def updates(self) -> list[Update]:
+        """What the program called from one update of an optimizer to the next."""
+        return find_updates(self.calls)
 
     @cached_property
     def optimizers(self) -> dict[str, OptimizerMade]:
@@ -161,6 +169,11 @@ class Record:
     def operations(self) -> list[Operations]:
         """What was called between a forward and its backward, at the steps at which it changed."""
         return self.of(Operations)
+
+    @cached_property
+    def chains(self) -> list[Chain]:
+        """The same, as graphs."""
+        return [Chain(each) for each in self.operations]
 
     @cached_property
     def inputs(self) -> dict[str, list[Input]]:

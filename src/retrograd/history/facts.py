@@ -79,15 +79,19 @@ class Call(Fact):
 
     ``name`` is one of ``forward``, ``backward``, ``grad``, ``zero_grad``, ``step``, ``clip_grad_norm_``,
     ``clip_grad_value_``, ``scheduler.step``, ``scaler.unscale_``, ``scaler.step``, ``scaler.update``. ``value`` is the
-    norm before clipping, and the scale after ``scaler.update``.
+    norm before clipping, and the scale after ``scaler.update``. What is called behind the update of a step belongs to
+    the next one; ``step`` stands behind the calls of its closure. Of a step that calls the same as an earlier one,
+    :class:`Repeats` tells.
 
     Attributes:
         line: where it was called.
-        about: the optimizer as ``SGD#1``, the scheduler's class, or the name of a model (``self`` for a single one).
+        about: the optimizer as ``SGD#1``, the scheduler's class, or the path of a module (``self`` for a model without
+            a name).
         details: what else is known, by name: ``lr`` (one for each group) of ``step`` and ``scheduler.step``;
             ``max_norm``, ``norm_type`` and ``parameters`` (how many) of ``clip_grad_norm_``; ``clip_value``;
-            ``set_to_none``; ``retain_graph``, ``create_graph``, ``inputs`` of ``backward``; ``training`` and ``grad``
-            of ``forward``.
+            ``set_to_none``; ``retain_graph``, ``create_graph``, ``inputs`` (how many) of ``backward`` and ``grad``;
+            ``held`` of ``backward``: what ``.grad`` of some parameters held before it, ``none``, ``zero``, ``some``, or
+            ``unknown`` where that would have been waited for; ``training`` and ``grad`` (grad mode) of ``forward``.
     """
 
     kind = "call"
@@ -97,18 +101,35 @@ class Call(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats(Fact):
+    """Steps that made the same calls as an earlier one, from the same lines; ``value``: how many.
+
+    Attributes:
+        steps: for each its number, that of the earlier step whose calls are noted, and the numbers that are not those
+            of the step before of the same kind: of which call (from 0), its ``value`` or null, its ``lr`` or null.
+    """
+
+    kind = "calls"
+    steps: tuple[tuple[Any, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerMade(Fact):
-    """An optimizer at its first update. ``name`` is ``SGD#1``; ``value`` the number of its parameters.
+    """An optimizer at its first update, and when its groups have changed; of each class the first 50.
+
+    ``name`` is ``SGD#1``; ``value`` the number of its parameters.
 
     Attributes:
         line: where it was constructed.
         groups: of each group its hyper-parameters by name, with ``parameters``: their names, and ``unknown``: how many
             of them belong to no recorded model.
+        has_updated: whether it has; one that never has is noted when the recording ends.
     """
 
     kind = "optimizer"
     line: str = ""
     groups: tuple[JsonObject, ...] = ()
+    has_updated: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,7 +410,8 @@ class Kink(Fact):
 
 
 FACTS: tuple[type[Fact], ...] = (
-    Call, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, GraphSize, NonFinite, Overwrite, Kink,
+    Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, GraphSize, NonFinite,
+    Overwrite, Kink,
 )  # fmt: skip
 """Every kind of fact."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
 import threading
@@ -17,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.calls import count_steps
 from retrograd.hooks.engine import uncompiled, uncompiled_itself
+from retrograd.hooks.methods import wrap_method
 from retrograd.hooks.tables import Entry, Hook
 
 
@@ -61,8 +61,8 @@ def listen_to_optimizers(listener: OptimizerListener) -> None:
                 (
                     Entry(_before_step, optimizers._global_optimizer_pre_hooks).remove,
                     Entry(_after_step, optimizers._global_optimizer_post_hooks).remove,
-                    _wrap_method(GradScaler, "scale", _scale),
-                    _wrap_method(GradScaler, "step", _scaler_step),
+                    wrap_method(GradScaler, "scale", _scale),
+                    wrap_method(GradScaler, "step", _scaler_step),
                 )
             )
         _listeners = (*_listeners, listener)
@@ -206,20 +206,3 @@ def _tell_skipped(optimizer: Optimizer) -> None:
     _here.told += 1
     for listener in _listeners:
         listener.update_skipped(optimizer)
-
-
-def _wrap_method(owner: type, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    @uncompiled_itself
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original, self, *args, **kwargs)
-
-    setattr(owner, name, method)
-
-    def undo() -> None:
-        if owner.__dict__.get(name) is method:
-            setattr(owner, name, original)
-
-    return undo

@@ -22,6 +22,7 @@ from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
 from retrograd.facts.facts import SOURCES, WATCHES
 from retrograd.facts.source import MakeSource
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
+from retrograd.hooks.construction import leave_construction, watch_construction
 from retrograd.launch.closing import say, say_end, say_failure
 from retrograd.launch.exits import ExitNote, end_as_interrupted
 from retrograd.launch.late_sink import LateSink
@@ -66,6 +67,7 @@ class Session:
         self._search = Search(self._record, self._give_up)
         self._has_given_up = False
         listen_to_backward(self)
+        watch_construction()
         self._sink = LateSink(self._open_run, self._make_step, self._give_up)
         self._sink.listener = LiveFindings(self._sink.add_event, is_quiet=request.quiet)
 
@@ -75,6 +77,7 @@ class Session:
             return
         self._closed = True
         unlisten_to_backward(self)
+        leave_construction()
         self._search.close()
         if self._inventory is not None:
             self._inventory.close()

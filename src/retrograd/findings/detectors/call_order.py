@@ -1,0 +1,230 @@
+"""Updates that are never made, or made before there is a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detectors.zero_grad import list_updates
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.record import Record
+from retrograd.findings.updates import BY_HAND, Update, by_optimizer, clears
+from retrograd.history.facts import Call
+
+SHARE = 0.8
+"""Of the updates that must be concerned; our own choice."""
+
+PASSES = 5
+"""Backward passes after which a program that never updates is no probe of gradients."""
+
+WITHOUT_OPTIMIZER = 20
+"""The same where no optimizer was ever seen, as in a program that looks at gradients alone."""
+
+NOTHING_LEARNED = (
+    "not-updated", "loss-flat", "not-optimized", "missing-gradient", "learning-rate-too-low", "vanishing", "bad-init",
+    "symmetric-init", "missing-zero-grad", "accumulation-not-divided", "lr-zero", "bf16-update-lost",
+)  # fmt: skip
+"""What a model looks like that is not updated."""
+
+
+class NeverSteps(Detector):
+    """Gradients are found, and never used."""
+
+    slug = "optimizer-never-steps"
+    words = Words(
+        says="Backward runs, and no optimizer ever makes an update.",
+        example="SGD#1 never makes an update: backward ran 36 times, and step was not called once.",
+        threshold="5 backward passes and no update, by an optimizer or by hand; 20 where no optimizer was seen at all",
+        source="our own choice",
+        guard="programs that look at gradients in eval mode, or through torch.autograd.grad, are left alone",
+        repair="call optimizer.step() after loss.backward(), with its parentheses.",
+    )
+    explains = (*NOTHING_LEARNED, "exploding", "graph-leaks")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        calls = record.calls
+        if not calls:
+            raise CannotTell("no calls were recorded")
+        passes = [call for call in calls if call.name == "backward"]
+        is_updated = any(call.name == "step" for call in calls) or (record.last_step or 0) > 0
+        named = _name_optimizer(calls)
+        if is_updated or len(passes) < (PASSES if named else WITHOUT_OPTIMIZER) or not _trains(calls):
+            return
+        yield self.find(
+            "critical" if named else "warning",
+            f"{named or 'No optimizer'} {'never' if named else 'ever'} makes an update: backward ran {len(passes)} "
+            "times, and "
+            "step was not called once",
+            site=named,
+            step=passes[0].step,
+            last_step=passes[-1].step,
+            line=passes[0].line,
+            evidence=[
+                Evidence("backward passes", len(passes), f"≥ {PASSES if named else WITHOUT_OPTIMIZER}"),
+                Evidence("updates", 0, "none"),
+            ],
+            precondition=["no parameter was changed by hand either", "forwards run in training mode"],
+            refute="gradients are all that the program wants, or it updates tensors that no recorded model has",
+        )
+
+
+def _name_optimizer(calls: list[Call]) -> str:
+    """An optimizer that gradients are cleared for, or a scheduler that goes on."""
+    return next((call.about for call in calls if call.name == "zero_grad" and "#" in call.about), "") or next(
+        ("The optimizer" for call in calls if call.name in ("scheduler.step", "scaler.update")), ""
+    )
+
+
+def _trains(calls: list[Call]) -> bool:
+    return any(
+        call.details.get("training", True) for call in calls if call.name == "forward" and call.details.get("grad")
+    )
+
+
+class BackwardNeverCalled(Detector):
+    """Updates are made, and there never is a gradient."""
+
+    slug = "backward-never-called"
+    words = Words(
+        says="An optimizer makes updates, and no backward pass ever ran.",
+        example="Adam#1 makes 40 updates, and no backward pass ever ran: parameters have no gradient to be updated by.",
+        threshold="3 updates, no backward pass and no torch.autograd.grad in the whole run, and no parameter that "
+        "changes",
+        source="our own choice",
+        guard="programs that write .grad themselves change parameters",
+        repair="call loss.backward(), with its parentheses, before optimizer.step().",
+    )
+    explains = NOTHING_LEARNED
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        updates = [update for update in record.updates if update.optimizer != BY_HAND]
+        if not updates:
+            raise CannotTell("no update was recorded")
+        has_gradients = any(call.name in ("backward", "grad") for call in record.calls)
+        if has_gradients or len(updates) < 3 or _changes(record):
+            return
+        yield self.find(
+            "critical",
+            f"{updates[0].optimizer} makes {len(updates)} updates, and no backward pass ever ran: parameters have no "
+            "gradient to "
+            "be updated by",
+            site=updates[0].optimizer,
+            step=updates[0].step,
+            last_step=updates[-1].step,
+            line=updates[0].call.line,
+            evidence=[Evidence("updates", len(updates), "≥ 3"), Evidence("backward passes", 0, "none")],
+            precondition=["no recorded parameter was changed by an update"],
+            refute="gradients are written to .grad by the program itself",
+        )
+
+
+def _changes(record: Record) -> bool:
+    return any((record.series(site).abs_max > 0).any() for site in record.of_kind("parameter", "update"))
+
+
+class StepBeforeBackward(Detector):
+    """The update is made before the gradient of its batch is found."""
+
+    slug = "step-before-backward"
+    words = Words(
+        says="The optimizer steps between forward and backward, so each update uses gradients of the batch before, or "
+        "none.",
+        example="SGD#1 steps before backward: 60 of 60 updates come between the forward and the backward pass of "
+        "their batch.",
+        threshold="no backward pass between the last forward with grad and the update, before 80 % of at least 3 "
+        "updates, though "
+        "backward runs",
+        source="our own choice",
+        guard="forwards without grad (teachers, monitors) do not count; optimizers with a closure are left out",
+        repair="call loss.backward() first, then optimizer.step().",
+    )
+    explains = (*NOTHING_LEARNED, "zero-grad-misplaced", "clip-misplaced", "diverged", "loss-noisy")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        for optimizer, updates in list_updates(record).items():
+            early = [update for update in updates if _is_early(update)]
+            has_passes = any(update.named("backward") for update in updates)
+            if optimizer != BY_HAND and has_passes and len(early) >= max(3, SHARE * len(updates)):
+                yield self._describe(optimizer, early, len(updates))
+
+    def _describe(self, optimizer: str, early: list[Update], among: int) -> Finding:
+        return self.find(
+            "critical",
+            f"{optimizer} steps before backward: {len(early)} of {among} updates come between the forward and the "
+            "backward "
+            "pass of their batch",
+            site=optimizer,
+            step=early[0].step,
+            last_step=early[-1].step,
+            line=early[0].call.line,
+            evidence=[Evidence("updates before their backward pass", len(early), f"≥ {SHARE:.0%} of {among}")],
+            precondition=["backward runs in between, and the forwards have grad mode on"],
+            refute="the gradients of the batch before are meant, as in a pipeline",
+        )
+
+
+def _is_early(update: Update) -> bool:
+    for call in reversed(update.before):
+        if call.name in ("backward", "grad"):
+            return False
+        if call.name == "forward" and call.details.get("grad"):
+            return True
+    return False
+
+
+class StepTooSeldom(Detector):
+    """Gradients are cleared before an update has used them."""
+
+    slug = "step-too-seldom"
+    words = Words(
+        says="Most gradients are cleared before any update has used them.",
+        example="Most gradients are thrown away: of 160 backward passes, 150 are followed by zero_grad before SGD#1 "
+        "steps.",
+        threshold="at least half of the backward passes from one line, and 2 an update, are cleared before the update",
+        source="our own choice",
+        guard="passes from other lines than the one that is used (adversarial examples, probes) do not count, nor do "
+        "programs "
+        "with several optimizers",
+        repair="call optimizer.step() after each backward pass, inside the loop over batches.",
+    )
+    explains = ("loss-flat", "learning-rate-too-low", "not-updated")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        found = list_updates(record)
+        if len(by_optimizer(record.updates)) > 1:
+            raise CannotTell("several optimizers take turns")
+        for optimizer, updates in found.items():
+            lost = [call for update in updates for call in _find_lost(update, record)]
+            passes = sum(len(update.named("backward")) for update in updates)
+            if len(lost) >= max(2 * len(updates), passes / 2) > 0:
+                yield self.find(
+                    "critical",
+                    f"Most gradients are thrown away: of {passes} backward passes, {len(lost)} are followed by "
+                    "zero_grad "
+                    f"before {optimizer} steps",
+                    site=optimizer,
+                    step=updates[0].step,
+                    last_step=updates[-1].step,
+                    line=updates[0].call.line,
+                    evidence=[Evidence("passes whose gradients are cleared unused", len(lost), f"≥ half of {passes}")],
+                    precondition=["those passes are from the line of the one that is used"],
+                    refute="the program reads gradients in between for a purpose of its own",
+                )
+
+
+def _find_lost(update: Update, record: Record) -> list[Call]:
+    """Backward passes that are followed by clearing before the update, from the line of the one that is used."""
+    passes = update.named("backward")
+    kept = {call.line for call in passes[-1:]}
+    found, since = [], []
+    for call in update.before:
+        if call.name == "backward":
+            since.append(call)
+        elif clears(call, update.optimizer, record.optimizers):
+            found.extend(since)
+            since = []
+    return [call for call in found if call.line in kept and call is not passes[-1]]

@@ -1,0 +1,183 @@
+"""Clipping where there is nothing to clip."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detectors.zero_grad import list_updates
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.record import Record
+from retrograd.findings.updates import Update
+from retrograd.history.facts import Call
+
+CLIPS = ("clip_grad_norm_", "clip_grad_value_")
+SHARE = 0.8
+"""Of the updates that must be concerned; our own choice."""
+
+UNCLIPPED = ("exploding", "loss-spike", "diverged", "clip-always-on", "loss-noisy")
+"""What may come of gradients that are not clipped."""
+
+
+def list_clipped(record: Record) -> dict[str, list[Update]]:
+    """The updates of each optimizer in whose run something is clipped.
+
+    Raises:
+        CannotTell: there is none, or it is not known whose gradients are clipped.
+    """
+    if not any(call.name in CLIPS for call in record.calls):
+        raise CannotTell("nothing is clipped")
+    found = list_updates(record)
+    if len(found) > 1:
+        raise CannotTell("several optimizers take turns, and whose gradients are clipped is not known")
+    return found
+
+
+class MisplacedClipping(Detector):
+    """Clipping that comes before backward, or after the update."""
+
+    slug = "clip-misplaced"
+    words = Words(
+        says="Gradients are clipped when the update has used them already, or before backward has found them.",
+        example="Clipping has no effect: clip_grad_norm_ is called after the update, when it is too late.",
+        threshold="a call of clip_grad_norm_ or clip_grad_value_, and none between the last backward pass and the "
+        "update, before "
+        "80 % of the updates",
+        source="our own choice",
+        guard="several optimizers, and those with a closure, are left out",
+        repair="clip between loss.backward() and optimizer.step().",
+    )
+    explains = UNCLIPPED
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        for optimizer, updates in list_clipped(record).items():
+            meant = [update for update in updates if update.named("backward")]
+            wrong = [update for update in meant if _is_misplaced(update)]
+            if wrong and len(wrong) >= SHARE * len(meant) - 1:
+                yield self._describe(optimizer, wrong, len(meant))
+
+    def _describe(self, optimizer: str, wrong: list[Update], among: int) -> Finding:
+        call = wrong[0].named(*CLIPS)[0]
+        when = (
+            "before backward, when there is no gradient yet"
+            if wrong[0].is_first
+            else "after the update, too late for it"
+        )
+        return self.find(
+            "warning",
+            f"Clipping has no effect: {call.name} is called {when}",
+            site=optimizer,
+            step=call.step,
+            last_step=wrong[-1].step,
+            line=call.line,
+            evidence=[
+                Evidence(
+                    "updates whose gradients are clipped at the wrong time", len(wrong), f"≥ {SHARE:.0%} of {among}"
+                )
+            ],
+            precondition=["no clipping between the last backward pass and the update"],
+            refute="gradients are clipped by other means between backward and the update",
+        )
+
+
+def _is_misplaced(update: Update) -> bool:
+    """Whether something is clipped, but nothing behind the last backward pass."""
+    behind = update.after_last("backward")
+    return bool(update.named(*CLIPS)) and not any(call.name in CLIPS for call in behind)
+
+
+class ClipBeforeUnscale(Detector):
+    """Clipping of gradients that are still scaled."""
+
+    slug = "clip-before-unscale"
+    words = Words(
+        says="Gradients are clipped while they are still multiplied by the loss scale, so the bound is that many "
+        "times lower.",
+        example="Gradients are clipped while still scaled: clip_grad_norm_ to 1 is called without scaler.unscale_ "
+        "before it, at a "
+        "scale of 65536.",
+        threshold="a scale above 1, and no scaler.unscale_ between backward and clipping, before 80 % of the updates",
+        source="torch's examples of automatic mixed precision: unscale before clipping",
+        guard="a scale of 1, or a scaler that is off, is left alone",
+        repair="call scaler.unscale_(optimizer) before clipping.",
+    )
+    explains = ("clip-always-on", "loss-flat", "learning-rate-too-low", "underflow")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        scales = [call.value for call in record.calls if call.name == "scaler.update" and call.value > 1]
+        if not scales:
+            raise CannotTell("no loss is scaled")
+        for optimizer, updates in list_clipped(record).items():
+            wrong = [call for update in updates if (call := _find_scaled(update)) is not None]
+            if wrong and len(wrong) >= SHARE * len(updates):
+                bound = wrong[0].details.get("max_norm", wrong[0].details.get("clip_value"))
+                yield self.find(
+                    "warning",
+                    f"Gradients are clipped while still scaled: {wrong[0].name} to {bound:g} is called without "
+                    "scaler.unscale_ "
+                    f"before it, at a scale of {scales[0]:g}",
+                    site=optimizer,
+                    step=wrong[0].step,
+                    last_step=wrong[-1].step,
+                    line=wrong[0].line,
+                    evidence=[
+                        Evidence("scale", scales[0], "> 1"),
+                        Evidence("updates clipped while scaled", len(wrong), f"≥ {SHARE:.0%} of {len(updates)}"),
+                    ],
+                    precondition=["no scaler.unscale_ between backward and clipping"],
+                    refute="the bound was chosen for scaled gradients",
+                )
+
+
+def _find_scaled(update: Update) -> Call | None:
+    """The call that clips behind the last backward pass, if nothing has unscaled before it."""
+    for call in update.after_last("backward"):
+        if call.name == "scaler.unscale_":
+            return None
+        if call.name in CLIPS:
+            return call
+    return None
+
+
+class ClipOtherParameters(Detector):
+    """Clipping that is given nothing."""
+
+    slug = "clip-other-parameters"
+    words = Words(
+        says="Clipping is given no parameters, or some that have no gradient, so what is updated is not clipped.",
+        example="Clipping has no effect: clip_grad_norm_ is given 0 parameters, and SGD#1 updates 4.",
+        threshold="no parameters, or a norm of 0, at 80 % of the calls behind backward, while updates change "
+        "parameters",
+        source="our own choice",
+        guard="a part of the parameters may be clipped on purpose, and is left alone",
+        repair="pass list(model.parameters()): a generator is used up by the first who reads it.",
+    )
+    explains = UNCLIPPED
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        for optimizer, updates in list_clipped(record).items():
+            calls = [call for update in updates for call in update.after_last("backward") if call.name in CLIPS]
+            empty = [call for call in calls if call.details.get("parameters") == 0 or call.value == 0.0]
+            if empty and len(empty) >= SHARE * len(calls) and _is_updated(record, optimizer):
+                given = Counter(call.details.get("parameters") for call in empty).most_common(1)[0][0]
+                some = "no parameters" if given == 0 else f"{given} parameters that have no gradient"
+                yield self.find(
+                    "warning",
+                    f"Clipping has no effect: {empty[0].name} is given {some}, and {optimizer} updates others",
+                    site=optimizer,
+                    step=empty[0].step,
+                    last_step=empty[-1].step,
+                    line=empty[0].line,
+                    evidence=[Evidence("calls that clip nothing", len(empty), f"≥ {SHARE:.0%} of {len(calls)}")],
+                    precondition=["updates change parameters, so there are gradients"],
+                    refute="gradients are clipped by other means",
+                )
+
+
+def _is_updated(record: Record, optimizer: str) -> bool:
+    sites = record.of_kind("parameter", "update")
+    return any((record.series(site).abs_max > 0).any() for site in sites)

@@ -1,0 +1,181 @@
+"""The exception that ended a run, in one sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.record import Record
+
+_KNOWN: tuple[tuple[str, str, str], ...] = (
+    (
+        r"Target (?P<target>-?\d+) is out of bounds",
+        ("target {target} is no class of the model, which has fewer outputs than there are classes, or classes count "
+        "from 1"),
+        "give the last layer as many outputs as there are classes, and count classes from 0.",
+    ),
+    (
+        r"device-side assert triggered",
+        ("an index is out of bounds on the device: a class that the model has no output for, or a row that an "
+        "embedding has not"),
+        "run it on the CPU, or with CUDA_LAUNCH_BLOCKING=1, to see which index it is.",
+    ),
+    (
+        r"mat1 and mat2 shapes cannot be multiplied \((?P<rows>\d+)x(?P<got>\d+) and (?P<want>\d+)x\d+\)",
+        "a layer that takes {want} features is given {got}",
+        "set the layer's in_features to {got}, or bring its input into that shape.",
+    ),
+    (
+        r"expected input\[(?P<shape>[^\]]*)\] to have (?P<want>\d+) channels, but got (?P<got>\d+) channels",
+        "a convolution that takes {want} channels is given {got} (input [{shape}])",
+        "set in_channels to {got}, or permute the input to (batch, channels, …).",
+    ),
+    (
+        (r"mat1 and mat2 must have the same dtype|expected (?:m1 and m2|scalar type)|Expected object of scalar type|"
+        r"expected scalar type|Found dtype (?P<a>\w+) but expected (?P<b>\w+)|should be the same"),
+        "tensors of different types or devices meet in one operation",
+        "convert inputs, targets and model to the same dtype and device.",
+    ),
+    (
+        r"Expected all tensors to be on the same device",
+        "tensors of different devices meet in one operation",
+        "move model, inputs and targets to the same device.",
+    ),
+    (
+        r"out of memory",
+        "the device has no memory left",
+        "use smaller batches, and look for losses or outputs that are kept with their graphs.",
+    ),
+    (
+        r"does not require grad and does not have a grad_fn",
+        "backward is asked of a tensor that has no graph",
+        "look for detach, no_grad, .item(), .data or a new tensor between the model and the loss.",
+    ),
+    (
+        r"Trying to backward through the graph a second time",
+        "backward runs through a graph whose saved tensors an earlier pass has freed",
+        "detach what is carried over from one step to the next, or compute it anew.",
+    ),
+    (
+        r"modified by an inplace operation",
+        "a tensor that backward needed was written to before it was used",
+        "write to a copy, or use the operation that makes a new tensor.",
+    ),
+    (
+        r"grad can be implicitly created only for scalar outputs",
+        "backward is asked of a loss that is no single number",
+        "reduce the loss with .mean() or .sum() first.",
+    ),
+    (
+        r"The size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)",
+        "sizes {a} and {b} meet in one operation and do not broadcast",
+        "print both shapes at this line: one of them has its dimensions in another order or number.",
+    ),
+    (
+        r"shape '(?P<shape>[^']*)' is invalid for input of size (?P<size>\d+)",
+        "{size} elements cannot be viewed as {shape}",
+        "compute the shape from the input's, as in x.flatten(1).",
+    ),
+    (
+        r"all elements of (?:input|target) should be between 0 and 1",
+        "binary_cross_entropy is given what is no probability: logits, or NaN",
+        "use binary_cross_entropy_with_logits, or apply sigmoid first.",
+    ),
+    (
+        r"index out of range in self",
+        "an embedding is asked for a row that it does not have",
+        "give the embedding as many rows as the largest index plus one.",
+    ),
+    (
+        r"Expected more than 1 value per channel when training",
+        "batch norm in training mode is given a single sample",
+        "drop the last, smaller batch (drop_last=True), or call eval() where this is an evaluation.",
+    ),
+    (
+        r"view size is not compatible with input tensor's size and stride",
+        "view is asked of a tensor whose elements do not lie in that order",
+        "use reshape, or contiguous() first.",
+    ),
+    (
+        r"Can't call numpy\(\) on Tensor that requires grad",
+        "numpy() is asked of a tensor with a graph",
+        "call detach() first, if no gradient is to pass there.",
+    ),
+    (
+        r"leaf Variable that requires grad is being used in an in-place operation",
+        "a parameter is written to where gradients are recorded",
+        "write to it under torch.no_grad().",
+    ),
+)  # fmt: skip
+
+
+class Failed(Detector):
+    """The run died."""
+
+    slug = "failed"
+    words = Words(
+        says="The run was ended by an exception, and what it means.",
+        example="The run died at step 12 in fc2: a layer that takes 256 features is given 144 (RuntimeError: mat1 and "
+        "mat2 shapes "
+        "cannot be multiplied (64x144 and 256x6)).",
+        threshold="an exception that was not caught",
+        source="the record of the exception",
+        guard="leaving by sys.exit(0) or Ctrl-C is none",
+        repair="look at the line that it names.",
+    )
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        error = record.error
+        if not error:
+            if record.status in ("failed", "stopped"):
+                raise CannotTell("the process ended without a word")
+            return
+        kind, message = str(error.get("kind", "")), str(error.get("message", ""))
+        if kind == "KeyboardInterrupt":
+            return
+        place = str(error.get("module") or "")
+        meaning, repair = explain_error(message)
+        where = f" in {place}" if place else ""
+        when = f" at step {record.last_step}" if record.last_step is not None else ""
+        during = ", in backward" if error.get("in_backward") else ""
+        said = f"{kind}: {shorten(message)}"
+        yield self.find(
+            "critical",
+            f"The run died{when}{where}{during}: {f'{meaning} ({said})' if meaning else said}",
+            site=place,
+            step=record.last_step,
+            line=line_of(error),
+            evidence=[
+                Evidence("exception", said),
+                *([Evidence("node", str(error["node"]))] if error.get("node") else []),
+            ],
+            precondition=["nobody caught it"],
+            refute="the program raises it on purpose, to end",
+            repair=repair,
+        )
+
+
+def explain_error(message: str) -> tuple[str, str]:
+    """What a message of torch's means, and what to do; empty texts for one that is not known."""
+    for pattern, meaning, repair in _KNOWN:
+        found = re.search(pattern, message)
+        if found:
+            values = {name: value or "" for name, value in found.groupdict().items()}
+            return meaning.format(**values), repair.format(**values)
+    return "", ""
+
+
+def line_of(error: Mapping[str, Any]) -> str:
+    """``file:line`` of the innermost line of the program."""
+    lines = error.get("lines") or [""]
+    return str(lines[-1]).split(" in ")[0]
+
+
+def shorten(message: str, most: int = 160) -> str:
+    """The first line of a message, cut."""
+    first = message.strip().splitlines()[0] if message.strip() else ""
+    return first if len(first) <= most else f"{first[: most - 1]}…"

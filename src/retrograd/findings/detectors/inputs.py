@@ -1,0 +1,170 @@
+"""Inputs that are far from what layers are made for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from retrograd.findings.chain import AFFINE, VIEWS, Chain, is_float
+from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.record import Record
+from retrograd.findings.training import Training
+from retrograd.history.facts import Input
+
+WIDE = 10.0
+"""Standard deviation, or magnitude of the mean, from which on an input is called unscaled; our own choice."""
+
+AT_CHANCE = 0.8
+"""Share of the loss of guessing above which a classifier has learned nothing; our own choice."""
+
+
+def list_inputs(record: Record) -> dict[str, list[Input]]:
+    """Inputs of floating type of forwards that training reached, by name.
+
+    Raises:
+        CannotTell: there are none.
+    """
+    found = {}
+    for name, listed in record.inputs.items():
+        plain = [each for each in listed if is_float(each.dtype) and math.prod(each.shape) > 1]
+        if plain:
+            found[name] = plain
+    if not found:
+        raise CannotTell("no input of floating type was recorded")
+    return found
+
+
+class UnscaledInput(Detector):
+    """Inputs of large numbers, and training that suffers from them."""
+
+    slug = "input-unscaled"
+    words = Words(
+        says="Inputs are far from unit scale and go into the first layer as they are, and the model does not learn.",
+        example="Inputs are not scaled: self:input.input has mean 78 and standard deviation 96 and goes into a linear "
+        "layer as it is, "
+        "and the loss is no better than guessing.",
+        threshold="standard deviation or |mean| above 10 in every look, an affine layer that takes it with nothing in "
+        "between, and a "
+        "loss that ends no lower than 0.9 of its begin, or 0.8 of that of guessing, or is not finite",
+        source="SageMaker's and UMLAUT's rules on inputs; the numbers are our own choice",
+        guard="indices, inputs that are normalised in the model, and models that learn nevertheless, are left alone",
+        repair="divide inputs by their scale (255 for bytes), or subtract their mean and divide by their standard "
+        "deviation.",
+    )
+    explains = (
+        "exploding", "diverged", "loss-flat", "learning-rate-too-high", "dead-units", "saturated", "loss-spike",
+        "loss-noisy", "bad-init", "vanishing", "learning-rate-too-low", "clip-always-on", "batch-norm", "nan-origin",
+    )  # fmt: skip
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        for name, listed in list_inputs(record).items():
+            scale = [max(each.std, abs(each.value)) for each in listed]
+            if not min(scale) > WIDE or not _is_taken_as_it_is(record.chains, listed[0]):
+                continue
+            outcome = describe_outcome(record)
+            if outcome:
+                yield self._describe(name, listed, outcome)
+
+    def _describe(self, name: str, listed: Sequence[Input], outcome: str) -> Finding:
+        first = listed[0]
+        return self.find(
+            "warning",
+            f"Inputs are not scaled: {name} has mean {first.value:.3g} and standard deviation {first.std:.3g} "
+            f"({first.min:.3g} … {first.max:.3g}) and goes into a layer as it is, and {outcome}",
+            site=name,
+            step=first.step,
+            last_step=listed[-1].step,
+            evidence=[
+                Evidence("standard deviation", first.std, f"> {WIDE:g}, or the mean"),
+                Evidence("mean", first.value, f"> {WIDE:g} in magnitude, or the standard deviation"),
+            ],
+            precondition=["no normalisation stands before the first layer", "training does suffer"],
+            refute="training goes as badly with inputs of unit scale",
+        )
+
+
+def _is_taken_as_it_is(chains: Sequence[Chain], given: Input) -> bool:
+    """Whether an affine layer takes what the model was given, in another shape at most."""
+    for chain in chains[:1]:
+        for number in range(len(chain)):
+            if chain.name(number) in AFFINE and chain.maker(number, 0, VIEWS) < 0:
+                shape = chain.taken(number) or ()
+                if math.prod(shape) == math.prod(given.shape):
+                    return True
+    return False
+
+
+def describe_outcome(record: Record) -> str:
+    """What is wrong with the loss in the end; empty where the model has learned something."""
+    values = record.loss.values
+    if not len(values):
+        return ""
+    if not np.isfinite(values).all():
+        return "the loss is not finite in the end"
+    guess = guessing_loss(record)
+    end = float(np.median(values[-max(1, len(values) // 5) :]))
+    if guess and end > AT_CHANCE * guess:
+        return f"the loss ({end:.3g}) is no better than guessing ({guess:.3g})"
+    if not record.once(Training).fell:
+        return f"the loss does not fall ({values[0]:.3g} to {end:.3g})"
+    return ""
+
+
+def guessing_loss(record: Record) -> float:
+    """The cross entropy of guessing among the classes; 0 where the loss is another."""
+    for chain in record.chains[:1]:
+        for number in chain.losses():
+            shape = chain.taken(number) or ()
+            if chain.name(number) in ("cross_entropy", "nll_loss") and len(shape) > 1:
+                return math.log(shape[1])
+    return 0.0
+
+
+class ConstantInput(Detector):
+    """Inputs that hold one number, or the same sample over and over."""
+
+    slug = "input-constant"
+    words = Words(
+        says="All elements of the model's input are the same number, so there is nothing to learn from.",
+        example="The input self:input.input holds nothing but 0 in all 7 batches that were looked at.",
+        threshold="a smallest element that is the largest, in every look, of every input of the model",
+        source="SageMaker Debugger's rule on constant input",
+        guard="initial states, masks and learned constants beside a real input are left alone",
+        repair="look at what the dataset returns, before it is batched.",
+    )
+    explains = (
+        "loss-flat",
+        "learning-rate-too-low",
+        "vanishing",
+        "dead-units",
+        "missing-gradient",
+        "not-updated",
+        "batch-norm",
+    )
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        found = list_inputs(record)
+        constant = {name: all(each.min == each.max for each in listed) for name, listed in found.items()}
+        if not all(constant.values()) or len(record.inputs) != len(found):
+            return
+        name, listed = next(iter(found.items()))
+        if len(listed) < 2:
+            return
+        yield self.find(
+            "warning",
+            f"The input {name} holds nothing but {listed[0].min:g} in all {len(listed)} batches that were looked at",
+            site=name,
+            step=listed[0].step,
+            last_step=listed[-1].step,
+            evidence=[
+                Evidence("smallest element", listed[0].min, "= the largest"),
+                Evidence("largest element", listed[0].max),
+            ],
+            precondition=["no other input of the model varies"],
+            refute="the model is meant to learn a constant",
+        )

@@ -1,0 +1,319 @@
+"""What stands between the model's output and the loss: activations that the loss applies itself, or needs."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
+
+from retrograd.findings.chain import SOFTMAXES, VIEWS, Chain, argument_of
+from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.finding import Evidence, Finding, Severity
+from retrograd.findings.record import Record
+
+THROUGH = VIEWS | {"dropout"}
+"""What an activation may be followed by before the loss."""
+
+SQUASHED = (
+    "loss-flat", "learning-rate-too-low", "vanishing", "saturated", "loss-noisy", "dead-units", "bounded-output",
+    "diverged", "exploding", "learning-rate-too-high", "loss-wrong-sign", "bad-init", "not-updated", "nan-origin",
+)  # fmt: skip
+"""What a loss that is applied to the wrong thing leads to."""
+
+
+def list_chains(record: Record) -> list[Chain]:
+    """The operations of the steps at which they were noted.
+
+    Raises:
+        CannotTell: there are none.
+    """
+    if not record.chains:
+        raise CannotTell("no operations between the model's output and the loss were recorded")
+    return record.chains
+
+
+def place_of(record: Record, chain: Chain, number: int) -> tuple[str, str]:
+    """The module of an operation, and its line: that of the module's construction where the call is a library's.
+
+    An operation that a module of torch makes has the line of the program that called the outermost such module, which
+    tells nothing of it in an ``nn.Sequential``.
+    """
+    operation = chain.listed[number]
+    made = str(record.modules.get(operation.module, {}).get("line", "")) if operation.module else ""
+    is_alone = sum(each.line == operation.line for each in chain.listed) == 1
+    return operation.module, operation.line if is_alone or not made else made
+
+
+class BeforeLoss(Detector):
+    """An activation that stands before a loss that it does not suit."""
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        for chain in list_chains(record):
+            for loss in chain.losses():
+                maker = chain.maker(loss, 0, THROUGH)
+                found = self.judge(chain, loss, maker) if maker >= 0 else None
+                if found is not None:
+                    yield self._describe(record, chain, loss, maker, *found)
+                    return
+
+    @abstractmethod
+    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+        """How bad it is that this operation made what the loss takes, and the message; None where nothing is wrong."""
+
+    def _describe(
+        self, record: Record, chain: Chain, loss: int, maker: int, severity: Severity, message: str
+    ) -> Finding:
+        module, line = place_of(record, chain, maker)
+        return self.find(
+            severity,
+            message,
+            site=module,
+            step=chain.step,
+            line=line or chain.listed[loss].line,
+            evidence=[
+                Evidence("what makes the loss's input", chain.name(maker)),
+                Evidence("the loss", chain.name(loss)),
+                Evidence("line of the loss", chain.listed[loss].line),
+            ],
+            precondition=["nothing but views stands between the two, as seen while they ran"],
+            refute="the loss is an addition of its own, beside one that is right",
+        )
+
+
+class SoftmaxBeforeCrossEntropy(BeforeLoss):
+    """Softmax twice."""
+
+    slug = "softmax-before-cross-entropy"
+    words = Words(
+        says="cross_entropy is given probabilities, and takes the softmax of them again.",
+        example="cross_entropy is given the result of softmax and applies softmax again, so its gradient is squashed "
+        "and the loss "
+        "cannot fall below 0.313.",
+        threshold="softmax or sigmoid made the first argument of cross_entropy, with nothing but views or dropout in "
+        "between",
+        source="torch's documentation of CrossEntropyLoss: it expects unnormalised logits",
+        guard="softmax inside of the model (attention, gates) is not directly before the loss; log_softmax twice "
+        "changes "
+        "nothing and is a note",
+        repair="give cross_entropy the logits; apply softmax only where probabilities are shown.",
+    )
+    explains = SQUASHED
+
+    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+        """See :class:`BeforeLoss`."""
+        if chain.name(loss) != "cross_entropy":
+            return None
+        name = chain.name(maker)
+        if name == "softmax":
+            least = _least_loss(chain, loss)
+            floor = f" and the loss cannot fall below {least:.3g}" if least else ""
+            return "critical", (
+                f"cross_entropy is given the result of softmax and applies softmax again, so its gradient is "
+                f"squashed{floor}"
+            )
+        if name == "sigmoid":
+            return "warning", "cross_entropy is given the result of sigmoid, between 0 and 1, where it expects logits"
+        if name == "log_softmax":
+            return (
+                "note",
+                "cross_entropy is given the result of log_softmax and applies it again, which changes nothing",
+            )
+        if name in ("relu", "relu6"):
+            return (
+                "warning",
+                "cross_entropy is given the result of relu, so no logit is below 0 and those at 0 learn nothing",
+            )
+        return None
+
+
+def _least_loss(chain: Chain, loss: int) -> float:
+    """The cross entropy of a probability of 1 for the right one of n classes."""
+    shape = chain.taken(loss) or ()
+    classes = shape[1] if len(shape) > 1 else 0
+    return math.log(1 + (classes - 1) / math.e) if classes > 1 else 0.0
+
+
+class SigmoidBeforeLogitsLoss(BeforeLoss):
+    """Sigmoid twice."""
+
+    slug = "sigmoid-before-bce-with-logits"
+    words = Words(
+        says="binary_cross_entropy_with_logits is given probabilities, and takes the sigmoid of them again.",
+        example="binary_cross_entropy_with_logits is given the result of sigmoid and applies sigmoid again, so no "
+        "probability "
+        "leaves 0.5 … 0.73.",
+        threshold="sigmoid, softmax or relu made its first argument, with nothing but views or dropout in between",
+        source="torch's documentation of BCEWithLogitsLoss: it combines a sigmoid and the loss",
+        guard="gates inside of the model are not directly before the loss",
+        repair="give it the logits, or use binary_cross_entropy.",
+    )
+    explains = SQUASHED
+
+    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+        """See :class:`BeforeLoss`."""
+        if chain.name(loss) != "binary_cross_entropy_with_logits":
+            return None
+        name = chain.name(maker)
+        if name in ("sigmoid", "softmax"):
+            return "critical", (
+                f"binary_cross_entropy_with_logits is given the result of {name} and applies sigmoid again, so no "
+                "probability "
+                "leaves 0.5 … 0.73"
+            )
+        if name in ("relu", "relu6"):
+            return "warning", (
+                "binary_cross_entropy_with_logits is given the result of relu, so no probability is below 0.5"
+            )
+        return None
+
+
+class NllOnProbabilities(BeforeLoss):
+    """A likelihood without its logarithm."""
+
+    slug = "nll-on-probabilities"
+    words = Words(
+        says="nll_loss is given probabilities or logits, where it expects logarithms of probabilities.",
+        example="nll_loss is given the result of softmax, where it expects log-probabilities: its value is no "
+        "likelihood.",
+        threshold="softmax, sigmoid, relu or an affine layer made its first argument, with nothing but views or "
+        "dropout in between",
+        source="torch's documentation of NLLLoss: the input is expected to contain log-probabilities",
+        guard="everything else (log, logsigmoid, a mixture's logsumexp) is left alone",
+        repair="apply log_softmax before nll_loss, or give the logits to cross_entropy.",
+    )
+    explains = SQUASHED
+
+    _makers: ClassVar[dict[str, str]] = {
+        "linear": "a linear layer",
+        "conv2d": "a convolution",
+        "conv1d": "a convolution",
+    }
+
+    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+        """See :class:`BeforeLoss`."""
+        name = chain.name(maker)
+        if chain.name(loss) != "nll_loss" or name not in ("softmax", "sigmoid", "relu", *self._makers):
+            return None
+        end = "its value is no likelihood" if name in ("softmax", "sigmoid") else "it falls without bound as they grow"
+        return "critical", (
+            f"nll_loss is given the result of {self._makers.get(name, name)}, where it expects log-probabilities: {end}"
+        )
+
+
+class BceOnLogits(BeforeLoss):
+    """A binary cross entropy of what is no probability."""
+
+    slug = "bce-on-logits"
+    words = Words(
+        says="binary_cross_entropy is given logits, where it expects probabilities.",
+        example="binary_cross_entropy is given the result of a linear layer, where it expects numbers from 0 to 1.",
+        threshold="an affine layer, tanh, relu or log_softmax made its first argument, with nothing but views in "
+        "between",
+        source="torch's documentation of BCELoss; it raises for numbers outside of 0 … 1",
+        guard="any other operation in between is left alone",
+        repair="use binary_cross_entropy_with_logits, or apply sigmoid first.",
+    )
+    explains = (*SQUASHED, "failed")
+
+    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+        """See :class:`BeforeLoss`."""
+        name = chain.name(maker)
+        if chain.name(loss) != "binary_cross_entropy" or name not in (
+            "linear",
+            "conv2d",
+            "conv1d",
+            "tanh",
+            "relu",
+            "log_softmax",
+        ):
+            return None
+        what = {"linear": "a linear layer", "conv2d": "a convolution", "conv1d": "a convolution"}.get(name, name)
+        return "critical", f"binary_cross_entropy is given the result of {what}, where it expects numbers from 0 to 1"
+
+
+class DropoutMisplaced(Detector):
+    """Dropout where it falsifies the output, or leaves next to nothing."""
+
+    slug = "dropout-misplaced"
+    words = Words(
+        says="Dropout sets outputs to zero right before the loss, or drops nearly everything.",
+        example="Dropout (p = 0.5) is the last thing before cross_entropy, so half of the logits are set to zero at "
+        "each step.",
+        threshold="p > 0 and nothing but views, softmax or sigmoid between dropout and a loss, or p ≥ 0.9 anywhere",
+        source="0.9 is our own choice; dropout of outputs is named by UMLAUT (CHI 2021)",
+        guard="dropout before the last layer, and of p = 0, is left alone; so is what the loss takes as its target",
+        repair="move dropout before the last layer, or lower p.",
+    )
+    explains = ("loss-noisy", "loss-flat", "learning-rate-too-low", "dead-units", "exploding", "learning-rate-too-high")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        for chain in list_chains(record):
+            for number in sorted(chain.of_loss):
+                found = self._judge(record, chain, number)
+                if found is not None:
+                    yield found
+                    return
+
+    def _judge(self, record: Record, chain: Chain, number: int) -> Finding | None:
+        p = drop_rate(chain, number)
+        if not p:
+            return None
+        loss = next((each for each in chain.losses() if _last_dropout(chain, each) == number), None)
+        if loss is None:
+            loss = _loss_by_hand(chain, number)
+        if loss is None and p < 0.9:
+            return None
+        module, line = place_of(record, chain, number)
+        if loss is not None:
+            message = (
+                f"Dropout (p = {p:g}) is the last thing before {chain.name(loss)}, so {p:.0%} of the model's outputs "
+                "are set "
+                "to zero at each step"
+            )
+        else:
+            message = f"Dropout drops {p:.0%} of what it is given, and leaves next to nothing to learn from"
+        return self.find(
+            "warning",
+            message,
+            site=module,
+            step=chain.step,
+            line=line,
+            evidence=[Evidence("p", p, "> 0 before the loss, or ≥ 0.9 anywhere")],
+            precondition=["it runs in training mode, and the loss depends on it"],
+            refute="outputs are dropped on purpose, as in a consistency loss",
+        )
+
+
+def drop_rate(chain: Chain, number: int) -> float:
+    """The share that an operation drops; 0 where it is no dropout, or off."""
+    name = chain.name(number)
+    if not name.endswith("dropout") and name not in ("dropout1d", "dropout2d", "dropout3d"):
+        return 0.0
+    operation = chain.listed[number]
+    if argument_of(operation, "training") == "False":
+        return 0.0
+    text = argument_of(operation, "p") or operation.arguments.split(",")[0]
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _last_dropout(chain: Chain, loss: int) -> int:
+    return chain.maker(loss, 0, VIEWS | SOFTMAXES | {"sigmoid"})
+
+
+def _loss_by_hand(chain: Chain, number: int) -> int | None:
+    """A difference to a target whose one side is what was dropped, and that is then squared or made absolute."""
+    for user in chain.users(number):
+        for each in [user, *chain.users(user)]:
+            if chain.name(each) == "sub" and number == chain.maker(each, 0) and _is_distance(chain, each):
+                return each
+    return None
+
+
+def _is_distance(chain: Chain, number: int) -> bool:
+    return any(chain.name(each) in ("pow", "square", "abs") for each in chain.users(number))

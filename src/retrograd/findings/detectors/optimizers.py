@@ -1,0 +1,133 @@
+"""Optimizers that are made again and again, or for parameters that are the model's no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.record import Record
+from retrograd.findings.updates import by_optimizer
+from retrograd.history.facts import OptimizerMade
+
+FEWEST = 3
+"""Optimizers from one line that are a habit; our own choice."""
+
+
+class MadeAnew(Detector):
+    """An optimizer is constructed anew for the same parameters."""
+
+    slug = "optimizer-made-anew"
+    words = Words(
+        says="An optimizer is constructed again and again for the same parameters, so its momentum and averages are "
+        "lost.",
+        example="Adam is made anew 60 times for the same parameters, every 1 updates: its averages never last.",
+        threshold="at least 3 optimizers from one line that hold the same recorded parameters",
+        source="our own choice",
+        guard="optimizers of models that are trained one after the other hold other parameters; one without a state "
+        "(SGD without "
+        "momentum) is a note",
+        repair="construct the optimizer once, before the loop.",
+    )
+    explains = ("loss-noisy", "loss-flat", "loss-spike", "learning-rate-too-high", "learning-rate-too-low")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        if not record.optimizers:
+            raise CannotTell("no optimizer was recorded")
+        counted = {name: len(updates) for name, updates in by_optimizer(record.updates).items()}
+        for same in _group_same(record).values():
+            if len(same) >= FEWEST:
+                yield self._describe(same, [counted.get(each.name, 0) for each in same])
+
+    def _describe(self, same: Sequence[OptimizerMade], updates: Sequence[int]) -> Finding:
+        kind = same[0].name.split("#")[0]
+        often = round(sum(updates) / len(updates)) or 1
+        every = "at every update" if often == 1 else f"every {often} updates"
+        has_state = kind != "SGD" or any(group.get("momentum") for group in same[0].groups)
+        lost = "so its momentum and averages never last" if has_state else "which is harmless, for it remembers nothing"
+        return self.find(
+            "warning" if has_state else "note",
+            f"{kind} is made anew {len(same)} times for the same parameters, {every}, {lost}",
+            site=same[0].name,
+            step=same[1].step,
+            last_step=same[-1].step,
+            line=same[0].line,
+            evidence=[
+                Evidence("optimizers for the same parameters", len(same), f"≥ {FEWEST}"),
+                Evidence("updates of each", often),
+            ],
+            precondition=["all are from one line and hold the same parameters of one model"],
+            refute="the optimizer's state is to be forgotten there (restarts, rounds of federated learning)",
+        )
+
+
+def _group_same(record: Record) -> dict[tuple[str, ...], list[OptimizerMade]]:
+    """Optimizers by class, line and parameters."""
+    found: dict[tuple[str, ...], list[OptimizerMade]] = {}
+    for made in record.optimizers.values():
+        names = _names(made)
+        if names:
+            found.setdefault((made.name.split("#")[0], made.line, *names), []).append(made)
+    return found
+
+
+def _names(made: OptimizerMade) -> list[str]:
+    return [str(name) for group in made.groups for name in group.get("parameters", ())]
+
+
+def _unknown(made: OptimizerMade) -> int:
+    return sum(int(group.get("unknown", 0)) for group in made.groups)
+
+
+class BeforeChange(Detector):
+    """An optimizer holds tensors that are no parameters of the model any more."""
+
+    slug = "optimizer-before-change"
+    words = Words(
+        says="The optimizer was made before the model's parameters were replaced, so it updates what the model does "
+        "not use.",
+        example="Adam#1 updates 2 tensors that belong to no recorded model, while 2:weight and 2:bias have gradients "
+        "and are "
+        "in no optimizer.",
+        threshold="an optimizer with tensors of no recorded model, while parameters with gradients are in no optimizer",
+        source="our own choice",
+        guard="parameters without a gradient, or frozen, are no evidence; loose tensors alone are none either",
+        repair="construct the optimizer after the model has its final parameters (moved, copied, layers replaced).",
+    )
+    explains = (
+        "not-optimized",
+        "not-updated",
+        "loss-flat",
+        "missing-gradient",
+        "learning-rate-too-low",
+        "missing-zero-grad",
+    )
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        if not record.optimizers:
+            raise CannotTell("no optimizer was recorded")
+        foreign = [made for made in record.optimizers.values() if _unknown(made)]
+        held = {name for made in record.optimizers.values() for name in _names(made)}
+        alone = [str(site.value) for site in record.of_kind("parameter", "grad")]
+        alone = [name for name in dict.fromkeys(alone) if name not in held and not name.startswith("optimizer/")]
+        if not foreign or not alone:
+            return
+        made = foreign[0]
+        listed = " and ".join(alone[:2]) + (f" and {len(alone) - 2} others" if len(alone) > 2 else "")
+        yield self.find(
+            "critical",
+            f"{made.name} updates {_unknown(made)} tensors that belong to no recorded model, while {listed} "
+            f"{'has' if len(alone) == 1 else 'have'} gradients and {'is' if len(alone) == 1 else 'are'} in no "
+            "optimizer",
+            site=alone[0],
+            step=made.step,
+            line=made.line,
+            evidence=[
+                Evidence("tensors of no recorded model", _unknown(made), "> 0"),
+                Evidence("parameters with a gradient in no optimizer", len(alone), "> 0"),
+            ],
+            precondition=["those parameters have gradients"],
+            refute="another optimizer, that was never stepped while this was recorded, holds them",
+        )

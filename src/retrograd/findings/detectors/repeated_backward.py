@@ -1,0 +1,166 @@
+"""More backward passes between two updates than there should be, or more than the loss was divided by."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from retrograd.findings.chain import LOSSES, Chain, argument_of
+from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detectors.zero_grad import list_updates
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.record import Record
+from retrograd.findings.updates import Update
+from retrograd.history.sink import Event
+
+SHARE = 0.8
+"""Of the updates that must be concerned; our own choice."""
+
+MANY_OPTIMIZERS = 2
+"""With so many, several passes before an update are usual (GANs)."""
+
+SCALE_FREE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Rprop", "Lion", "Adafactor", "Muon")
+"""Optimizers whose updates do not grow with the gradient."""
+
+
+class DoubleBackward(Detector):
+    """The same loss is differentiated twice before an update."""
+
+    slug = "double-backward"
+    words = Words(
+        says="Backward runs twice from the same loss before an update, so gradients are twice as large as meant.",
+        example="Backward runs 2 times from the same loss (0.693) before each of 60 updates, so gradients are 2 times "
+        "as large "
+        "as meant.",
+        threshold="two passes of one micro-batch that begin from the same value, bit for bit, before 80 % of the "
+        "updates",
+        source="TrainCheck (OSDI 2025) names the fault; the share is our own choice",
+        guard="several losses over one graph, micro-batches and GANs begin from different values",
+        repair="call loss.backward() once for each loss.",
+    )
+    explains = ("exploding", "learning-rate-too-high", "diverged", "loss-noisy", "loss-spike", "retain-graph-needless")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        losses = _losses_by_step(record)
+        for optimizer, updates in list_updates(record).items():
+            meant = [update for update in updates if update.named("backward")]
+            doubled = [update for update in meant if _is_doubled(update, losses.get(update.step, []))]
+            if doubled and len(doubled) >= SHARE * len(meant):
+                yield self._describe(optimizer, doubled, losses[doubled[0].step], len(meant))
+
+    def _describe(self, optimizer: str, doubled: list[Update], losses: list[Event], among: int) -> Finding:
+        value, times = _most_common(losses)
+        return self.find(
+            "warning",
+            f"Backward runs {times} times from the same loss ({value:.4g}) before {len(doubled)} of {among} updates, "
+            "so "
+            f"gradients are {times} times as large as meant",
+            site=optimizer,
+            step=doubled[0].step,
+            last_step=doubled[-1].step,
+            line=doubled[0].named("backward")[-1].line,
+            evidence=[Evidence("passes from one value before an update", times, "> 1")],
+            precondition=["the passes are of one micro-batch and begin from the same value, bit for bit"],
+            refute="the two losses are different tensors that happen to be equal, or doubled gradients are meant",
+        )
+
+
+def _losses_by_step(record: Record) -> dict[int, list[Event]]:
+    found: dict[int, list[Event]] = {}
+    for event in record.events:
+        if event.kind == "loss":
+            found.setdefault(event.moment.step, []).append(event)
+    return found
+
+
+def _most_common(losses: list[Event]) -> tuple[float, int]:
+    return Counter(event.value for event in losses).most_common(1)[0]
+
+
+def _is_doubled(update: Update, losses: list[Event]) -> bool:
+    """Whether passes of one micro-batch begin from the same value that is not zero."""
+    passes = len(update.named("backward"))
+    seen = Counter((event.moment.micro, event.value) for event in losses if event.value == event.value and event.value)
+    return passes > 1 and bool(seen) and max(seen.values()) > 1
+
+
+class AccumulationNotDivided(Detector):
+    """Gradients of micro-batches are added up though each is a mean."""
+
+    slug = "accumulation-not-divided"
+    words = Words(
+        says="Gradients of several micro-batches are added up, and no loss is divided by their number.",
+        example="Gradients of 8 micro-batches are added up before each update and no loss is divided by 8: the "
+        "learning rate is "
+        "8 times that of the mean.",
+        threshold="the same number (> 1) of forwards and backward passes from the same lines before 80 % of the "
+        "updates, where "
+        "each pass begins from a mean itself",
+        source="our own choice",
+        guard="a loss that is divided, multiplied or summed is left alone, and so are passes from different lines "
+        "(several "
+        "losses, GANs); with optimizers whose updates do not grow with the gradient it is a note",
+        repair="divide the loss by the number of micro-batches before backward, or the learning rate by it.",
+    )
+    explains = ("exploding", "learning-rate-too-high", "diverged", "loss-noisy", "loss-spike", "clip-always-on")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        by_optimizer = list_updates(record)
+        if len(by_optimizer) >= MANY_OPTIMIZERS:
+            raise CannotTell("several optimizers take turns")
+        if not record.chains:
+            raise CannotTell("no operations between the model's output and the loss were recorded")
+        for optimizer, updates in by_optimizer.items():
+            times, among = _count_micro_batches(updates)
+            if times > 1 and all(map(_begins_from_mean, record.chains)):
+                yield self._describe(optimizer, updates, times, among)
+
+    def _describe(self, optimizer: str, updates: list[Update], times: int, among: int) -> Finding:
+        kind = optimizer.split("#", maxsplit=1)[0]
+        is_scale_free = kind in SCALE_FREE
+        return self.find(
+            "note" if is_scale_free else "warning",
+            f"Gradients of {times} micro-batches are added up before each update and no loss is divided by {times}: "
+            + (
+                f"{kind} hardly minds, but clipping and ε do"
+                if is_scale_free
+                else f"the learning rate is {times} times that of the mean"
+            ),
+            site=optimizer,
+            step=updates[0].step,
+            last_step=updates[-1].step,
+            line=updates[0].named("backward")[0].line,
+            evidence=[
+                Evidence("micro-batches before an update", times, "> 1"),
+                Evidence("updates with so many", among, f"≥ {SHARE:.0%} of {len(updates)}"),
+            ],
+            precondition=["backward begins from a mean itself, and each pass follows a forward of its own"],
+            refute="the learning rate was chosen for the sum",
+        )
+
+
+def _count_micro_batches(updates: list[Update]) -> tuple[int, int]:
+    """Micro-batches of an update, 1 where they differ or come from several lines; and how many updates have so many."""
+    counted = Counter(map(_micro_batches, updates[1:] or updates))
+    times, among = counted.most_common(1)[0]
+    return (times, among) if among >= SHARE * counted.total() else (1, among)
+
+
+def _micro_batches(update: Update) -> int:
+    passes = update.named("backward")
+    forwards = [call for call in update.named("forward") if call.details.get("grad", True)]
+    is_loop = len({call.line for call in passes}) == 1 and len({call.line for call in forwards}) == 1
+    is_plain = not any(call.details.get("retain_graph") or call.details.get("create_graph") for call in passes)
+    return len(passes) if is_loop and is_plain and len(forwards) == len(passes) else 1
+
+
+def _begins_from_mean(chain: Chain) -> bool:
+    """Whether backward begins from a loss that is a mean, by torch's own word."""
+    name = chain.name(chain.loss)
+    if chain.loss < 0 or not chain.taken(chain.loss):
+        return False
+    if name in LOSSES:
+        return argument_of(chain.listed[chain.loss], "reduction") in (None, "mean")
+    return name == "mean"

@@ -1,0 +1,313 @@
+"""Shapes and dimensions that fit by accident."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from retrograd.findings.chain import AFFINE, LOSSES, RESHAPES, SOFTMAXES, Chain, argument_of, is_float
+from retrograd.findings.detector import Detector, Words
+from retrograd.findings.detectors.loss_chain import list_chains, place_of
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.record import Record
+
+MISTRAINED = (
+    "loss-flat", "learning-rate-too-low", "vanishing", "loss-noisy", "saturated", "dead-units", "attention-collapse",
+    "bounded-output", "not-updated", "symmetric-init", "missing-gradient",
+)  # fmt: skip
+"""What a model looks like whose loss or layers mix what does not belong together."""
+
+_PAIRWISE = frozenset({"sub", "rsub", "add", "mul", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "div"})
+
+
+class BroadcastLoss(Detector):
+    """Every output is held against every target."""
+
+    slug = "broadcast-loss"
+    words = Words(
+        says="Output and target have shapes that broadcast, so each output is held against the targets of all samples.",
+        example="Output float32[64, 1] and target float32[64] broadcast to [64, 64] in sub: each output is held "
+        "against the "
+        "targets of all samples.",
+        threshold="operands of shapes (n, 1) and (n) of which one depends on the model's output, and a result of (n, "
+        "n), n > 1, "
+        "that the loss is made of",
+        source="torch warns of the same in mse_loss",
+        guard="distances between all pairs are made of two views of one kind, or of an added dimension: both operands "
+        "have as "
+        "many dimensions there, or both depend on the model",
+        repair="give both the same shape: output.squeeze(1), or target.unsqueeze(1).",
+    )
+    explains = MISTRAINED
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        for chain in list_chains(record):
+            for number in sorted(chain.of_loss):
+                if _broadcasts(chain, number):
+                    yield self._describe(record, chain, number)
+                    return
+
+    def _describe(self, record: Record, chain: Chain, number: int) -> Finding:
+        operation = chain.listed[number]
+        first, second = operation.takes[:2]
+        shape = list(chain.made(number)) if chain.name(number) not in LOSSES else [max(_plain(chain, number))] * 2
+        return self.find(
+            "critical",
+            f"{first} and {second} broadcast to {shape} in {chain.name(number)}, so each output is held against the "
+            "targets of "
+            "all samples",
+            site=operation.module,
+            step=chain.step,
+            line=operation.line,
+            evidence=[Evidence("operands", f"{first}, {second}", "(n, 1) with (n)"), Evidence("result", str(shape))],
+            precondition=["one operand depends on the model's output, the other does not, and the loss is made of it"],
+            refute="all pairs are meant",
+        )
+
+
+def _plain(chain: Chain, number: int) -> tuple[int, ...]:
+    return (chain.taken(number, 0) or ()) + (chain.taken(number, 1) or ())
+
+
+def _broadcasts(chain: Chain, number: int) -> bool:
+    if chain.name(number) not in _PAIRWISE or len(chain.listed[number].operands) < 2:
+        return False
+    shapes = [chain.taken(number, 0), chain.taken(number, 1)]
+    if None in shapes:
+        return False
+    (short, long) = sorted((each for each in shapes if each is not None), key=len)
+    is_crossed = len(short) == 1 and len(long) == 2 and long == (short[0], 1) and short[0] > 1
+    made_by = chain.of_outputs | chain.behind_outputs
+    depends = [operand in made_by for operand in chain.listed[number].operands[:2]]
+    return is_crossed and sum(depends) == 1
+
+
+class WrongDimension(Detector):
+    """A function that works along a dimension that it should not."""
+
+    slug = "wrong-dim"
+    words = Words(
+        says="A softmax, a loss or a recurrent layer works along the wrong dimension.",
+        example="log_softmax runs over dimension 0 of float32[64, 2], which is the batch: probabilities of one sample "
+        "do not add up "
+        "to 1.",
+        threshold="softmax before the loss over the batch, or over a dimension of size 1; attention whose weights are "
+        "normalised "
+        "over the queries; classes in another dimension than dim 1 for cross_entropy; the last step taken along the "
+        "batch "
+        "of a recurrent layer that is not batch_first",
+        source="our own choice; each is read from shapes and from the operations that made and use the tensor",
+        guard="softmax over dim 0 inside the model, weights that are normalised again (slot attention), convolutions "
+        "and "
+        "permuted logits are left alone",
+        repair="name the dimension that is meant: dim=-1 for classes and keys, batch_first=True, or a permute.",
+    )
+    explains = (*MISTRAINED, "loss-chance")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        for chain in list_chains(record):
+            for number in sorted(chain.of_loss):
+                message = next((found for judge in _JUDGES if (found := judge(chain, number))), "")
+                if message:
+                    site, line = place_of(record, chain, number)
+                    yield self.find(
+                        "critical",
+                        message,
+                        site=site,
+                        step=chain.step,
+                        line=line,
+                        evidence=[
+                            Evidence("operation", f"{chain.name(number)}({chain.listed[number].arguments})"),
+                            Evidence("operands", ", ".join(chain.listed[number].takes[:2])),
+                        ],
+                        precondition=["the shapes are those of this step, and the loss is made of the result"],
+                        refute="the tensor's dimensions mean something else than their places tell",
+                    )
+                    return
+
+
+def _dimension(chain: Chain, number: int) -> int | None:
+    """The dimension that a function runs along, counted from 0."""
+    text, shape = argument_of(chain.listed[number], "dim"), chain.taken(number)
+    if text is None or shape is None or not re.fullmatch(r"-?\d+", text):
+        return None
+    return int(text) % max(len(shape), 1)
+
+
+def _judge_softmax(chain: Chain, number: int) -> str:
+    """A softmax whose result the loss takes: over the batch, or over a single element."""
+    shape, dim = chain.taken(number), _dimension(chain, number)
+    if chain.name(number) not in SOFTMAXES or shape is None or dim is None or not _is_last(chain, number):
+        return ""
+    if shape[dim] == 1:
+        return (
+            f"{chain.name(number)} runs over dimension {dim} of {list(shape)}, which has one element: its result is "
+            "always "
+            f"{'1' if chain.name(number) == 'softmax' else '0'}, and its gradient 0"
+        )
+    if dim == 0 and len(shape) > 1 and shape[0] == _batch(chain, number):
+        return (
+            f"{chain.name(number)} runs over dimension 0 of {list(shape)}, which is the batch: the probabilities of "
+            "one sample do "
+            "not add up to 1"
+        )
+    return ""
+
+
+def _is_last(chain: Chain, number: int) -> bool:
+    """Whether the model's output or a loss is made of it without another layer in between."""
+    behind = chain.descendants((number,))
+    has_layer = any(chain.name(each) in AFFINE | {"matmul", "bmm", "einsum", "mm", "lstm", "gru"} for each in behind)
+    return not has_layer and (
+        number in chain.outputs or any(chain.name(each) in LOSSES for each in behind) or bool(behind)
+    )
+
+
+def _batch(chain: Chain, number: int) -> int | None:
+    """The size of the target's first dimension, or of what the model got."""
+    for each in chain.descendants((number,)):
+        if chain.name(each) in LOSSES:
+            return (chain.taken(each, 1) or (None,))[0]
+    first = next((shape for each in range(len(chain)) if (shape := chain.taken(each)) and len(shape) > 1), None)
+    return first[0] if first else None
+
+
+def _judge_attention(chain: Chain, number: int) -> str:
+    """Weights that are normalised over the queries, and summed over the keys."""
+    shape, dim = chain.taken(number), _dimension(chain, number)
+    if chain.name(number) != "softmax" or shape is None or dim != len(shape) - 2 or len(shape) < 3:
+        return ""
+    users = chain.users(number)
+    through = [user for user in users if chain.name(user) == "dropout"]
+    users = [
+        *(user for user in users if user not in through),
+        *(each for one in through for each in chain.users(one)),
+    ]
+    made_of = {number, *through}
+    first = all(chain.listed[user].operands[:1] and chain.listed[user].operands[0] in made_of for user in users)
+    if not users or not first or not all(chain.name(user) in ("matmul", "bmm") for user in users):
+        return ""
+    return (
+        f"Attention weights of shape {list(shape)} are normalised by softmax over dimension {dim}, the queries, and "
+        "then summed over "
+        "the keys: those of one query do not add up to 1"
+    )
+
+
+def _judge_classes(chain: Chain, number: int) -> str:
+    """Logits of which dimension 1 is no class."""
+    shape = chain.taken(number)
+    if chain.name(number) != "cross_entropy" or shape is None or len(shape) < 3:
+        return ""
+    maker = chain.maker(number, 0, frozenset({"dropout", "contiguous", "clone", "to", "float"}))
+    if maker < 0 or chain.name(maker) != "linear" or chain.made(maker) != shape:
+        return ""
+    target = chain.listed[number].takes[1] if len(chain.listed[number].takes) > 1 else ""
+    is_soft = is_float(target) and chain.taken(number, 1) == shape
+    if not is_soft and shape[1] != shape[-1]:
+        return ""
+    return (
+        f"cross_entropy takes dimension 1 of {list(shape)} for classes, and the linear layer has put them into the "
+        "last one: "
+        "probabilities are taken over positions"
+    )
+
+
+def _judge_recurrent(chain: Chain, number: int) -> str:
+    """The last step of a recurrent layer, taken along what it holds for the batch."""
+    name, operation = chain.name(number), chain.listed[number]
+    if name != "getitem" or not re.match(r"\(?:, -1\b", operation.arguments):
+        return ""
+    maker = operation.operands[0] if operation.operands else -1
+    shape = chain.taken(number)
+    if (
+        maker < 0
+        or shape is None
+        or len(shape) != 3
+        or chain.name(maker) not in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    ):
+        return ""
+    if not chain.listed[maker].arguments.rstrip(") ").endswith("False"):
+        return ""
+    return (
+        f"The output of {chain.name(maker)} has shape {list(shape)}, time first (batch_first is False), and its last "
+        "element is "
+        f"taken along dimension 1: that is the last of {shape[1]} sequences, not the last step"
+    )
+
+
+_JUDGES = (_judge_softmax, _judge_attention, _judge_classes, _judge_recurrent)
+
+
+class ReshapeMixes(Detector):
+    """A reshape where a permutation is meant."""
+
+    slug = "reshape-mixes-batch"
+    words = Words(
+        says="A view or reshape swaps sizes without moving elements, so samples, steps or heads are mixed with each "
+        "other.",
+        example="view makes [12, 32, 6] of [32, 12, 6]: elements stay where they are, so samples and steps are mixed "
+        "with each "
+        "other.",
+        threshold="a result whose sizes are those of the operand in another order; or heads split off, or joined, "
+        "across a "
+        "dimension in between",
+        source="our own choice",
+        guard="sizes of 1, and equal sizes, prove nothing and do not count; merged and split dimensions in their "
+        "order are left "
+        "alone",
+        repair="use permute or transpose to swap dimensions, and reshape only to split or merge neighbours.",
+    )
+    explains = MISTRAINED
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        for chain in list_chains(record):
+            for number in sorted(chain.of_loss):
+                what = _mixes(chain, number)
+                if what:
+                    site, line = place_of(record, chain, number)
+                    before, behind = list(chain.taken(number) or ()), list(chain.made(number))
+                    yield self.find(
+                        "critical",
+                        f"{chain.name(number)} makes {behind} of {before}: elements stay where they are, so {what} "
+                        "are mixed "
+                        "with each other",
+                        site=site,
+                        step=chain.step,
+                        line=line or chain.listed[number].line,
+                        evidence=[Evidence("shape before", str(before)), Evidence("shape behind", str(behind))],
+                        precondition=[
+                            "no permute or transpose stands before it that would bring the elements into this order"
+                        ],
+                        refute="the tensor already lies in the order that the new shape names",
+                    )
+                    return
+
+
+def _mixes(chain: Chain, number: int) -> str:
+    """What a reshape mixes; empty where it does not, or where shapes cannot tell."""
+    before = chain.taken(number)
+    if chain.name(number) not in RESHAPES or before is None:
+        return ""
+    old = tuple(size for size in before if size != 1)
+    new = tuple(size for size in chain.made(number) if size != 1)
+    maker = chain.listed[number].operands[0] if chain.listed[number].operands else -1
+    if chain.name(maker) in ("permute", "transpose", "t", "T", "mT", "movedim", "swapaxes"):
+        return ""
+    if len(old) == len(new) > 1 and old != new and sorted(old) == sorted(new):
+        return "samples and steps" if len(old) > 2 else "rows and columns"
+    if _splits_across(old, new) or _splits_across(new, old):
+        return "steps and heads"
+    return ""
+
+
+def _splits_across(old: tuple[int, ...], new: tuple[int, ...]) -> bool:
+    """Whether ``(…, t, h·d)`` becomes ``(…, h, t, d)``."""
+    if len(new) != len(old) + 1 or len(old) < 2:
+        return False
+    *rest, steps, features = old
+    *same, heads, behind, size = new
+    return rest == same and behind == steps != heads and heads * size == features

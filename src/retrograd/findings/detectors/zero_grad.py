@@ -1,0 +1,138 @@
+"""Gradients that are never cleared, or cleared before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.record import Record
+from retrograd.findings.updates import Update, by_optimizer, clears
+from retrograd.history.facts import Call
+
+SHARE = 0.5
+"""Of the updates that must be concerned. A habit, not one step; our own choice."""
+
+FEWEST = 3
+"""Updates after which gradients that were never cleared are told from a warm-up."""
+
+
+def list_updates(record: Record) -> dict[str, list[Update]]:
+    """The updates of each optimizer that is stepped by the program itself.
+
+    Raises:
+        CannotTell: there is none. One that calls the program back (LBFGS) has an order of its own.
+    """
+    found = {name: each for name, each in by_optimizer(record.updates).items() if not name.startswith("LBFGS")}
+    if not found:
+        raise CannotTell("no update was recorded of which the calls before it are known")
+    return found
+
+
+class MissingZeroGrad(Detector):
+    """Gradients are never cleared."""
+
+    slug = "missing-zero-grad"
+    words = Words(
+        says="Gradients are not cleared between updates, so each update is made of the sum of all batches so far.",
+        example="Gradients are never cleared: 39 of 39 updates of SGD#1 add to what the batches before had left in "
+        ".grad.",
+        threshold="no zero_grad between updates, and .grad is neither None nor zero when backward begins, in more "
+        "than half "
+        "of at least 3 updates",
+        source="TrainCheck (OSDI 2025) names the fault; the share and the number are our own choice",
+        guard="accumulation, which clears every k-th step, has several backward passes an update, not none that is "
+        "preceded "
+        "by clearing; gradients set to None or zero by hand, and those of torch.autograd.grad, are seen as such",
+        repair="call optimizer.zero_grad() before loss.backward().",
+    )
+    explains = (
+        "exploding", "diverged", "loss-flat", "loss-noisy", "loss-spike", "learning-rate-too-high", "dead-units",
+        "saturated", "vanishing", "clip-always-on", "nonfinite", "update-ratio", "loss-wrong-sign",
+    )  # fmt: skip
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        for optimizer, updates in list_updates(record).items():
+            later = [update for update in updates if not update.is_first and update.named("backward")]
+            stale = [update for update in later if _adds(update, record)]
+            if len(stale) >= FEWEST and len(stale) > SHARE * len(later):
+                yield self._describe(optimizer, stale, later)
+
+    def _describe(self, optimizer: str, stale: list[Update], later: list[Update]) -> Finding:
+        how = "never" if len(stale) == len(later) else "mostly not"
+        whose = f"updates of {optimizer}" if optimizer else "updates by hand"
+        return self.find(
+            "critical",
+            f"Gradients are {how} cleared: {len(stale)} of {len(later)} {whose} add to what the batches before had "
+            "left in "
+            ".grad, so each is made of their sum",
+            site=optimizer,
+            step=stale[0].step,
+            last_step=stale[-1].step,
+            line=stale[0].named("backward")[0].line,
+            evidence=[
+                Evidence("updates without zero_grad before them", len(stale), f"> {SHARE:g} of {len(later)}"),
+                Evidence(".grad when backward began", str(stale[-1].named("backward")[0].details.get("held", ""))),
+            ],
+            precondition=["no zero_grad was called, and .grad was neither None nor zero when backward began"],
+            refute="gradients are cleared in a way that leaves .grad as it is, or their sum is meant",
+        )
+
+
+def _adds(update: Update, record: Record) -> bool:
+    held = {call.details.get("held") for call in update.named("backward")}
+    return held <= {"some", "unknown"} and not any(
+        clears(call, update.optimizer, record.optimizers) for call in update.before
+    )
+
+
+class MisplacedZeroGrad(Detector):
+    """Gradients are cleared between backward and the update."""
+
+    slug = "zero-grad-misplaced"
+    words = Words(
+        says="Gradients are cleared after backward and before the update, which then has nothing to go by.",
+        example="SGD#1 is given cleared gradients: zero_grad is called between backward and step before 50 of 50 "
+        "updates.",
+        threshold="zero_grad of the same optimizer, or of a module that holds all its parameters, behind the last "
+        "backward "
+        "pass before the update, in more than half of the updates",
+        source="our own choice",
+        guard="clearing another optimizer's parameters there (as GANs do) is not meant; one with a closure is left out",
+        repair="call zero_grad before loss.backward(), or after optimizer.step().",
+    )
+    explains = (
+        "not-updated", "loss-flat", "missing-gradient", "learning-rate-too-low", "vanishing", "bad-init",
+        "symmetric-init", "clip-misplaced",
+    )  # fmt: skip
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        for optimizer, updates in list_updates(record).items():
+            cleared = [update for update in updates if _find_clearing(update, record) is not None]
+            if cleared and len(cleared) > SHARE * len(updates):
+                call = _find_clearing(cleared[0], record)
+                assert call is not None
+                yield self.find(
+                    "critical",
+                    f"{optimizer or 'The update'} is given cleared gradients: zero_grad is called between backward "
+                    "and step "
+                    f"before {len(cleared)} of {len(updates)} updates, so nothing is learned",
+                    site=optimizer,
+                    step=cleared[0].step,
+                    last_step=cleared[-1].step,
+                    line=call.line,
+                    evidence=[
+                        Evidence("updates from cleared gradients", len(cleared), f"> {SHARE:g} of {len(updates)}")
+                    ],
+                    precondition=[f"what is cleared are the parameters of {optimizer}"],
+                    refute="parameters change from update to update by their gradients",
+                )
+
+
+def _find_clearing(update: Update, record: Record) -> Call | None:
+    if not update.named("backward"):
+        return None
+    behind = update.after_last("backward")
+    return next((call for call in behind if clears(call, update.optimizer, record.optimizers)), None)

@@ -1,0 +1,94 @@
+"""What the program called from one update of an optimizer to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from retrograd.history.facts import Call, OptimizerMade
+
+BY_HAND = ""
+"""The optimizer of a program that updates by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One update of one optimizer.
+
+    Attributes:
+        optimizer: as in ``SGD#1``; empty where the program updates by hand.
+        call: the call of ``step``; where it updates by hand, the last one of that step.
+        before: calls since the update before of the same optimizer, in order.
+        is_first: there was none before.
+    """
+
+    optimizer: str
+    call: Call
+    before: tuple[Call, ...]
+    is_first: bool
+
+    @property
+    def step(self) -> int:
+        """The step that it ends."""
+        return self.call.step
+
+    def named(self, *names: str) -> list[Call]:
+        """Calls of these names, in order."""
+        return [call for call in self.before if call.name in names]
+
+    def after_last(self, name: str) -> tuple[Call, ...]:
+        """The calls behind the last one of a name; all where there is none."""
+        places = [place for place, call in enumerate(self.before) if call.name == name]
+        return self.before[places[-1] + 1 :] if places else self.before
+
+    def before_first(self, name: str) -> tuple[Call, ...]:
+        """The calls ahead of the first one of a name; all where there is none."""
+        places = [place for place, call in enumerate(self.before) if call.name == name]
+        return self.before[: places[0]] if places else self.before
+
+
+def find_updates(calls: Iterable[Call]) -> list[Update]:
+    """The updates of a program, in their order."""
+    listed = list(calls)
+    if not any(call.name == "step" for call in listed):
+        return _find_by_hand(listed)
+    since: dict[str, int] = {}
+    found = []
+    for place, call in enumerate(listed):
+        if call.name == "step":
+            begin = since.get(call.about)
+            found.append(Update(call.about, call, tuple(listed[begin or 0 : place]), begin is None))
+            since[call.about] = place + 1
+    return found
+
+
+def _find_by_hand(calls: Sequence[Call]) -> list[Update]:
+    """One for each step that had a backward pass; the last one may be unfinished, and is left out."""
+    steps: dict[int, list[Call]] = {}
+    for call in calls:
+        steps.setdefault(call.step, []).append(call)
+    groups = [group for _, group in sorted(steps.items()) if any(call.name == "backward" for call in group)]
+    return [Update(BY_HAND, group[-1], tuple(group), place == 0) for place, group in enumerate(groups[:-1])]
+
+
+def by_optimizer(updates: Iterable[Update]) -> dict[str, list[Update]]:
+    """The updates of each optimizer."""
+    found: dict[str, list[Update]] = {}
+    for update in updates:
+        found.setdefault(update.optimizer, []).append(update)
+    return found
+
+
+def clears(call: Call, optimizer: str, made: Mapping[str, OptimizerMade]) -> bool:
+    """Whether a call of ``zero_grad`` clears all gradients that an optimizer reads."""
+    if call.name != "zero_grad":
+        return False
+    if call.about == optimizer or call.about in ("", "self") or optimizer not in made:
+        return True
+    names = [str(name) for group in made[optimizer].groups for name in group.get("parameters", ())]
+    return bool(names) and all(is_within(name, call.about) for name in names)
+
+
+def is_within(parameter: str, module: str) -> bool:
+    """Whether ``blocks.3.fc:weight`` is of the module ``blocks``."""
+    return parameter.startswith((f"{module}.", f"{module}:"))
