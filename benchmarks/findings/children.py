@@ -15,7 +15,6 @@ from pathlib import Path
 def load_first() -> None:
     """Load here what most scripts load."""
     import sklearn.datasets  # noqa: F401
-    import torch._dynamo  # noqa: F401
 
     import retrograd.launch.session
     import retrograd.runs.writer  # noqa: F401
