@@ -209,13 +209,15 @@ class Parameter(Fact):
 class Units(Fact):
     """Units (channels, features) of a module's output, when it was looked at. ``name`` is the site; ``value`` how many.
 
+    Of a layer that a ReLU follows which is called as a function, a unit that is nowhere above zero counts as zero.
+
     Attributes:
         samples: elements of each.
         zero: units that are zero in all of them.
         constant: units that have the same value in all of them, those that are zero not counted.
         saturated: units of which most elements are at the bounds of their function (tanh, sigmoid).
         always: units that have been zero at all looks since ``since``.
-        since: the step of the first of these looks.
+        since: the step of the first of these looks; most of those that last have been zero since then.
         used: of an embedding: rows that have been looked up so far.
     """
 
