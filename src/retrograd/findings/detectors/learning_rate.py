@@ -17,6 +17,9 @@ LARGE = 0.1
 ROSE = 3.0
 """A loss that is so many times what it was has been thrown off."""
 
+LASTED = 3
+"""Steps at which the loss is up, or updates are large, that it takes to be more than a single bad batch."""
+
 MINUTE = 1e-2
 """Share of their norm by which weights have moved in a whole run, when it has hardly begun to train."""
 
@@ -66,7 +69,8 @@ class LearningRateTooHigh(Detector):
         bound = min(ROSE * before, max(1.5 * before, before + 6 * np.nan_to_num(training.noise, nan=np.inf)))
         risen = np.flatnonzero(~(loss < bound)) if before > 0 else np.zeros(0, np.int64)
         late = training.late
-        if not len(risen) or late < MOVED * before:
+        lasted = max(len(risen), int((updates.ratio > LARGE).sum()))
+        if not len(risen) or lasted < LASTED or late < MOVED * before:
             return
         first = largest_before(updates, int(steps[risen[0]]))
         if first is None:
@@ -95,7 +99,10 @@ class LearningRateTooHigh(Detector):
                 Evidence("largest finite loss", float(finite.max()), f"> {ROSE:g} × before, or > 1.5 × and 6 × noise"),
                 Evidence("loss at the end", late, f"not < {MOVED:g} × before"),
             ],
-            precondition=["the loss rose behind the update, not before", "the loss has not come back"],
+            precondition=[
+                f"the loss rose behind the update, and it was no single one of {LASTED}",
+                "it ends no lower than before",
+            ],
             refute="with a tenth of the learning rate the loss rises all the same",
         )
 
