@@ -111,6 +111,11 @@ class Training:
         """The median of the last losses, a fifth of them, at least three; NaN where one of them is not finite."""
         return _median(self.loss.values[-max(3, len(self.loss.values) // 5) :])
 
+    @property
+    def stride(self) -> int:
+        """Steps from one recorded loss to the next."""
+        return int(np.median(np.diff(self.loss.steps))) if len(self.loss.steps) > 1 else 1
+
     @cached_property
     def noise(self) -> float:
         """What a loss differs from its neighbours: robust standard deviation; NaN for fewer than three."""

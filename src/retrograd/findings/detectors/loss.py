@@ -52,7 +52,8 @@ class Diverged(Detector):
         if late < ROSE * lowest:
             return
         above = ~(loss < ROSE * lowest)
-        since = int(steps[len(loss) - int(np.argmin(above[::-1]))]) if not above.all() else int(steps[0])
+        last_below = np.flatnonzero(~above[: int(np.flatnonzero(above)[-1])])
+        since = int(steps[last_below[-1] + 1]) if len(last_below) else int(steps[0])
         end = f"it went to {late:.3g}" if np.isfinite(late) else "it went to what is not finite"
         yield self.find(
             "warning",

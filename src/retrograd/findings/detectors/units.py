@@ -77,16 +77,11 @@ class DeadUnits(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look for layers in the order of the forward."""
-        found = [dead for layer in record.once(Layers).listed if (dead := self._look(record, layer))]
+        found = list_dead(record)
         bound = MOST if record.once(Training).fell else DEAD
         most = [dead for dead in found if dead.share > bound]
         if most:
             yield self._tell(record, most)
-
-    def _look(self, record: Record, layer: Layer) -> Dead | None:
-        if "ReLU" in layer.type and layer.type not in ("LeakyReLU", "PReLU", "RReLU"):
-            return _from_looks(record, layer) or _from_rows(record, layer)
-        return _from_gradients(record, layer) if layer.weighs else None
 
     def _tell(self, record: Record, found: list[Dead]) -> Finding:
         worst = max(found, key=lambda dead: dead.share)
@@ -112,6 +107,17 @@ class DeadUnits(Detector):
             ],
             refute="one of these units is above zero for some sample of the data",
         )
+
+
+def list_dead(record: Record) -> list[Dead]:
+    """Layers with dead units, in the order of the forward."""
+    return [dead for layer in record.once(Layers).listed if (dead := _look(record, layer))]
+
+
+def _look(record: Record, layer: Layer) -> Dead | None:
+    if "ReLU" in layer.type and layer.type not in ("LeakyReLU", "PReLU", "RReLU"):
+        return _from_looks(record, layer) or _from_rows(record, layer)
+    return _from_gradients(record, layer) if layer.weighs else None
 
 
 def _from_looks(record: Record, layer: Layer) -> Dead | None:
