@@ -117,7 +117,7 @@ def list_dead(record: Record) -> list[Dead]:
 def _look(record: Record, layer: Layer) -> Dead | None:
     if "ReLU" in layer.type and layer.type not in ("LeakyReLU", "PReLU", "RReLU"):
         return _from_looks(record, layer) or _from_rows(record, layer)
-    return _from_gradients(record, layer) if layer.weighs else None
+    return (_from_looks(record, layer) or _from_gradients(record, layer)) if layer.weighs else None
 
 
 def _from_looks(record: Record, layer: Layer) -> Dead | None:
