@@ -52,17 +52,6 @@ class Updates:
             weights = np.sqrt(np.nansum(self.weight**2, axis=0))
         return divide(changed, weights)
 
-    @cached_property
-    def along(self) -> FloatArray:
-        """Cosine between each update and the weights that it was added to, by their norms before and after.
-
-        Of shape ``[parameters, steps − 1]``; NaN where it cannot be told. It holds only where all steps were recorded.
-        """
-        with np.errstate(over="ignore", invalid="ignore"):
-            before, after, delta = self.weight[:, :-1], self.weight[:, 1:], self.delta[:, :-1]
-            product = divide(after**2 - before**2 - delta**2, 2 * before * delta)
-        return np.where(np.diff(self.steps) == 1, product, np.nan)
-
 
 class Training:
     """Losses, rates and updates of a record.

@@ -93,7 +93,7 @@ class LearningRateTooHigh(Detector):
         place = np.flatnonzero(np.nan_to_num(updates.ratio, nan=0.0) >= HUGE)
         up = int((training.loss.values > 10 * before).sum()) * training.stride
         no_better = training.late >= before or (up >= 5 and training.late >= 0.5 * before)
-        if not len(place) or not no_better or len(training.loss.values) < 10 or before <= 0:
+        if len(place) * training.stride < 2 or not no_better or len(training.loss.values) < 10 or before <= 0:
             return None
         return int(updates.steps[place[0]]), float(updates.ratio[place].max())
 
