@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from retrograd.history.facts import Fact
+from retrograd.history.facts import Fact, JsonObject
+from retrograd.history.sink import Moment
 
 
 class FactHost(Protocol):
@@ -17,6 +18,11 @@ class FactHost(Protocol):
 
     def note_fact(self, fact: Fact) -> None:
         """Keep a fact; its moment is filled in."""
+
+    def note_many(
+        self, kind: type[Fact], name: str, same: JsonObject, each: Sequence[str], rows: Sequence[str], moment: Moment
+    ) -> None:
+        """Keep several facts as one event, see :func:`retrograd.history.facts.tell_many`."""
 
     def fault(self, site: str, error: Exception) -> None:
         """An error of ours; training goes on."""
