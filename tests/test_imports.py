@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "hooks": {"sites"},
     "memory": set(),
     "rules": {"memory", "history", "sites"},
-    "testing": {"findings", "rules", "memory", "saved", "functions"},
+    "testing": {"findings", "recording", "history", "rules", "memory", "saved", "functions"},
     "rewriting": {"rules", "memory", "hooks", "runs", "history", "sites"},
     "functions": {"memory", "hooks"},
     "features": {"hooks", "runs", "sites"},
@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "saved": {"hooks", "graph", "sites"},
     "facts": {"kinks", "hooks", "graph", "history", "saved", "sites", "statistics"},
     "findings": {"history", "runs", "sites", "statistics"},
+    "gradients": {"findings", "graph", "hooks", "sites"},
     "recording": {"facts", "hooks", "history", "sites", "statistics", "runs"},
     "launch": {
         "facts",

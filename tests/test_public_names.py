@@ -20,6 +20,7 @@ PUBLIC = [
     "Finding",
     "Findings",
     "Function",
+    "GradientReasons",
     "Graph",
     "History",
     "Inventory",
@@ -36,9 +37,11 @@ PUBLIC = [
     "draw_graph",
     "every",
     "explain",
+    "explain_gradients",
     "extract",
     "extract_dataset",
     "find_kinks",
+    "findings",
     "keep_saved",
     "log_schedule",
     "on_jump",
@@ -71,7 +74,7 @@ PUBLIC = [
     "write_report",
 ]
 
-ROOMS = ["rules", "saved"]
+ROOMS = ["findings", "rules", "saved"]
 """Those that are rooms, whose own names are public."""
 
 

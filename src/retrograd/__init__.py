@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from retrograd.randomness import random_kept as _random_kept
 
 if TYPE_CHECKING:
+    from retrograd import findings as findings
     from retrograd import rules as rules
     from retrograd import saved as saved
     from retrograd.adjoint.adjoint_check import AdjointCheck as AdjointCheck
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from retrograd.findings.findings import Findings as Findings
     from retrograd.functions.auxiliary import Auxiliary as Auxiliary
     from retrograd.functions.function import Function as Function
+    from retrograd.gradients.explain import explain_gradients as explain_gradients
+    from retrograd.gradients.gradient_reasons import GradientReasons as GradientReasons
     from retrograd.graph.graph import Graph as Graph
     from retrograd.graph.origins import record_origins as record_origins
     from retrograd.graph.walker import walk as walk
@@ -73,6 +76,7 @@ _HOMES = {
     "Finding": "findings.finding",
     "Findings": "findings.findings",
     "Function": "functions.function",
+    "GradientReasons": "gradients.gradient_reasons",
     "Graph": "graph.graph",
     "History": "history.history",
     "Inventory": "saved.inventory",
@@ -89,6 +93,7 @@ _HOMES = {
     "draw_graph": "views.graph_picture",
     "every": "recording.schedule",
     "explain": "findings.explain",
+    "explain_gradients": "gradients.explain",
     "extract": "features.extractor",
     "extract_dataset": "features.dataset",
     "find_kinks": "kinks.find",
@@ -122,7 +127,7 @@ _HOMES = {
     "write_report": "views.report",
 }
 
-_ROOMS = {"rules", "saved"}
+_ROOMS = {"findings", "rules", "saved"}
 """Rooms that are public as a whole: ``rg.rules.ClipNorm``."""
 
 __all__ = sorted({*_HOMES, *_ROOMS})  # noqa: PLE0605  # one list, and a test holds it against a literal one

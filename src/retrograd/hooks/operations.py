@@ -22,6 +22,7 @@ from retrograd.hooks.engine import (
     uncompiled,
     uncompiled_itself,
 )
+from retrograd.hooks.module_calls import ModuleCall
 from retrograd.hooks.stacked_mode import StackedMode
 from retrograd.hooks.thread_logs import Logs, is_inner, user_frame
 
@@ -32,7 +33,7 @@ class OperationSeer(Protocol):
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """It is about to be made; what is returned comes back with its result."""
 
-    def after(self, seen: Any, function: Any, result: Any, frame: FrameType) -> None:
+    def after(self, seen: Any, function: Any, result: Any, frame: FrameType, call: ModuleCall | None) -> None:
         """It has returned.
 
         Args:
@@ -40,6 +41,7 @@ class OperationSeer(Protocol):
             function: the torch function.
             result: what it returned.
             frame: the innermost one, perhaps torch's.
+            call: the innermost call of a module that is known.
         """
 
 
@@ -66,7 +68,8 @@ class OperationMode(StackedMode):
         result = function(*args, **kwargs) if kwargs else function(*args)
         last = next_sequence_number()
         if seer is not None:
-            seer.after(seen, function, result, sys._getframe(1))
+            log = self._here.log
+            seer.after(seen, function, result, sys._getframe(1), log.top if log is not None else None)
         if last != first:
             log = self._here.log or self._logs.begin()
             frame = sys._getframe(1)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from retrograd.hooks.module_calls import ModuleCall
 from retrograd.hooks.saved import is_plain
 
 _OURS = str(Path(__file__).parents[1])
@@ -58,7 +59,14 @@ class WriteNotes:
             _find_versions(kwargs.values(), seen)
         return seen
 
-    def after(self, seen: list[tuple[Tensor, int]], function: Any, result: Any, frame: FrameType) -> None:
+    def after(
+        self,
+        seen: list[tuple[Tensor, int]],
+        function: Any,
+        result: Any,
+        frame: FrameType,
+        call: ModuleCall | None = None,
+    ) -> None:
         """It has returned."""
         for tensor, version in seen:
             if tensor._version != version and is_plain(tensor):

@@ -1,0 +1,1 @@
+"""Why a gradient is missing, or zero."""
