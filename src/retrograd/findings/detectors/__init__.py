@@ -7,6 +7,7 @@ from retrograd.findings.detectors.clipping import ClipBeforeUnscale, ClipOtherPa
 from retrograd.findings.detectors.depth import Exploding, Vanishing
 from retrograd.findings.detectors.failed import Failed
 from retrograd.findings.detectors.graphs import GraphGrows, GraphLeaks
+from retrograd.findings.detectors.hooks import HooksScale
 from retrograd.findings.detectors.hyper_parameters import AdamEpsilon, ClipAlwaysOn, Momentum, WeightDecayDominates
 from retrograd.findings.detectors.initialisation import BadInit, SymmetricInit
 from retrograd.findings.detectors.inputs import ConstantInput, UnscaledInput
@@ -41,6 +42,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     ReshapeMixes, BoundedOutput, WrongSign, SummedLoss, UnscaledInput, ConstantInput, GraphGrows, GraphLeaks,
     WeightsUntied, SharedByAccident, MissingNonlinearity, EvalModeInTraining, TrainModeInEvaluation,
     BadInit, SymmetricInit, Exploding, Vanishing, LearningRateTooHigh, LearningRateTooLow, NotUpdated,
+    HooksScale,
     DeadUnits, Saturated, AttentionCollapse, EmbeddingUnused, WeightDecayDominates, AdamEpsilon, Momentum, ClipAlwaysOn,
     Underflow, UpdateLost, OverflowHeadroom, ScalerChurn, BatchNorm, RanksDisagree,
     LossSpike, Diverged, LossFlat, LossNoisy,
