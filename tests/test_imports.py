@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "hooks": {"sites"},
     "memory": set(),
     "rules": {"memory", "history", "sites"},
-    "testing": {"findings", "rules", "memory", "saved", "functions"},
+    "testing": {"findings", "recording", "history", "rules", "memory", "saved", "functions"},
     "rewriting": {"rules", "memory", "hooks", "runs", "history", "sites"},
     "functions": {"memory", "hooks"},
     "features": {"hooks", "runs", "sites"},

@@ -41,6 +41,7 @@ PUBLIC = [
     "extract",
     "extract_dataset",
     "find_kinks",
+    "findings",
     "keep_saved",
     "log_schedule",
     "on_jump",
@@ -73,7 +74,7 @@ PUBLIC = [
     "write_report",
 ]
 
-ROOMS = ["rules", "saved"]
+ROOMS = ["findings", "rules", "saved"]
 """Those that are rooms, whose own names are public."""
 
 

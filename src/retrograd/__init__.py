@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from retrograd.randomness import random_kept as _random_kept
 
 if TYPE_CHECKING:
+    from retrograd import findings as findings
     from retrograd import rules as rules
     from retrograd import saved as saved
     from retrograd.adjoint.adjoint_check import AdjointCheck as AdjointCheck
@@ -126,7 +127,7 @@ _HOMES = {
     "write_report": "views.report",
 }
 
-_ROOMS = {"rules", "saved"}
+_ROOMS = {"findings", "rules", "saved"}
 """Rooms that are public as a whole: ``rg.rules.ClipNorm``."""
 
 __all__ = sorted({*_HOMES, *_ROOMS})  # noqa: PLE0605  # one list, and a test holds it against a literal one

@@ -399,12 +399,16 @@ def _report(arguments: argparse.Namespace) -> None:
 
 
 def _view(arguments: argparse.Namespace) -> None:
+    from retrograd.findings.explain import explain
     from retrograd.runs.latest import find_latest
     from retrograd.runs.reader import open_run
+    from retrograd.views.findings_text import list_findings
     from retrograd.views.table import print_table
     from retrograd.views.text_heatmap import print_heatmap
 
     run = open_run(arguments.run or find_latest())
+    findings = explain(run)
+    print("\n".join(list_findings(findings) or [findings.headline]))
     if arguments.map:
         print_heatmap(run, arguments.sites, statistic=arguments.statistic)
     else:

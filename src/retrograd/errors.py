@@ -39,6 +39,7 @@
     │   ├── RecomputeError         recomputed-otherwise
     │   ├── SavedPolicyError       bad-saved-policy
     │   └── BudgetError            budget-too-small
+    ├── ExplainError               cannot-explain
     ├── LaunchError                cannot-launch
     └── TorchVersionError          old-torch
 
@@ -316,6 +317,12 @@ class BudgetError(SavedTensorError):
     """A byte budget cannot be met."""
 
     slug = "budget-too-small"
+
+
+class ExplainError(RetrogradError):
+    """Something is to be explained that was not recorded."""
+
+    slug = "cannot-explain"
 
 
 class LaunchError(RetrogradError):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Protocol
 
+from retrograd.errors import ExplainError
 from retrograd.findings.causes import rank_findings
 from retrograd.findings.detector import CannotTell, Detector
 from retrograd.findings.detectors import DETECTORS
@@ -15,11 +17,21 @@ from retrograd.history.history import History
 from retrograd.runs.reader import Run, open_run
 
 
-def explain(what: Run | History | str | os.PathLike[str], *, detectors: Sequence[Detector] | None = None) -> Findings:
+class Recorded(Protocol):
+    """A recording, open or closed."""
+
+    @property
+    def history(self) -> History:
+        """What has been recorded so far."""
+
+
+def explain(
+    what: Run | History | Recorded | str | os.PathLike[str], *, detectors: Sequence[Detector] | None = None
+) -> Findings:
     """Say what is wrong with a run.
 
     Args:
-        what: a run, its folder, or a history.
+        what: a run, its folder, a history, or a recording, which may still go on.
         detectors: who is asked; those that are on by default when left out.
 
     Returns:
@@ -27,17 +39,30 @@ def explain(what: Run | History | str | os.PathLike[str], *, detectors: Sequence
 
     Raises:
         NotARunError, DamagedRunError: the folder cannot be read.
+        ExplainError: it is nothing that was recorded.
     """
     return explain_record(make_record(what), detectors)
 
 
-def make_record(what: Run | History | str | os.PathLike[str]) -> Record:
-    """The record of a run, a folder or a history."""
-    if isinstance(what, History):
-        return Record(what, status=str(what.manifest.get("status", "")), error=what.manifest.get("error"))
-    run = what if isinstance(what, Run) else open_run(what)
-    errors = [rank.facts.get("error") for rank in run.ranks if rank.facts.get("error")]
-    return Record(run.history, status=run.status, error=errors[0] if errors else None)
+def make_record(what: Run | History | Recorded | str | os.PathLike[str]) -> Record:
+    """The record of what can be explained.
+
+    Raises:
+        NotARunError, DamagedRunError: the folder cannot be read.
+        ExplainError: it is nothing that was recorded.
+    """
+    if isinstance(what, Run | str | os.PathLike):
+        run = what if isinstance(what, Run) else open_run(what)
+        errors = [rank.facts.get("error") for rank in run.ranks if rank.facts.get("error")]
+        return Record(run.history, status=run.status, error=errors[0] if errors else None)
+    history = what if isinstance(what, History) else getattr(what, "history", None)
+    if not isinstance(history, History):
+        raise ExplainError(
+            f"{type(what).__name__} is nothing that was recorded.",
+            repair="record some steps with `rg.record(model)`, and explain the recording; before any step is made, "
+            "`rg.explain_gradients(model, loss)` and `rg.find_kinks(model, batch)` explain a model.",
+        )
+    return Record(history, status=str(history.manifest.get("status", "")), error=history.manifest.get("error"))
 
 
 def explain_record(record: Record, detectors: Sequence[Detector] | None = None) -> Findings:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from retrograd.findings.finding import SEVERITIES, Finding, Severity
+from retrograd.findings.telling import draw_findings
 
 SHOWN = 5
 """How many are said by default."""
@@ -41,6 +42,15 @@ class Findings(Sequence[Finding]):
         self.not_checked = tuple(not_checked)
         self.about = about
         self.asked = tuple(asked)
+
+    @property
+    def headline(self) -> str:
+        """How many, in what, after how many checks."""
+        count = f"{len(self) or 'no'} finding{'s' * (len(self) != 1)}"
+        about = f" in {self.about}" if self.about else ""
+        checks = f"; {len(self.asked)} check{'s' * (len(self.asked) != 1)}" if self.asked else ""
+        left = f", {len(self.not_checked)} of which could not be made" if self.not_checked else ""
+        return f"{count}{about}{checks}{left}"
 
     @property
     def said(self) -> tuple[Finding, ...]:
@@ -91,7 +101,10 @@ class Findings(Sequence[Finding]):
         return "\n".join(lines or ["no findings"])
 
     def __repr__(self) -> str:
-        return f"Findings({len(self._found)} found, {len(self.not_checked)} not checked)\n{self}"
+        return f"<{self.headline}>\n{self}" if self._found else f"<{self.headline}>"
+
+    def _repr_html_(self) -> str:
+        return draw_findings(self._found, self.headline)
 
     def as_json_lines(self) -> str:
         """One line of JSON each."""

@@ -115,10 +115,10 @@ class LateSink:
         self._pass_on(lambda sink: sink.add_rows(batch), batch.moment.step if batch.moment.phase == "train" else None)
 
     def add_event(self, event: Event) -> None:
-        if self.listener is not None:
-            self.listener.hear(event)
         trained = event.kind in ("loss", "update", "skipped")
         self._pass_on(lambda sink: sink.add_event(event), event.moment.step if trained else None)
+        if self.listener is not None:
+            self.listener.hear(event)
 
     def add_tensor(self, kept: KeptTensor) -> None:
         self._pass_on(lambda sink: sink.add_tensor(kept), None)

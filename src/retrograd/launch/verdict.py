@@ -11,7 +11,8 @@ from retrograd.findings.explain import explain
 from retrograd.findings.findings import Findings
 from retrograd.findings.stored import store_findings
 from retrograd.runs.reader import open_run
-from retrograd.views.findings_text import count_findings, list_findings
+from retrograd.views.counts import count_of
+from retrograd.views.findings_text import list_findings
 
 MOST_ROWS = 1_000_000
 """Rows that are looked at while the program ends: about a second of work."""
@@ -36,7 +37,7 @@ def find_verdict(run: Path, shown: str) -> str:
 
 def _list(findings: Findings, shown: str) -> str:
     lines = [*list_findings(findings), f"more: retrograd explain {shown}"]
-    return "\n  ".join([f". {count_findings(findings)}:", *lines])
+    return "\n  ".join([f". {count_of(len(findings), 'finding')}:", *lines])
 
 
 if __name__ == "__main__":

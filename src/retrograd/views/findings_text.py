@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from retrograd.findings.finding import Finding, Severity
-from retrograd.findings.findings import SHOWN, Findings
+from retrograd.findings.findings import Findings
+from retrograd.findings.telling import list_grounds, list_place
 from retrograd.foreign.plain_text import show_plainly
 
 _COLOURS: dict[Severity, str] = {"critical": "1;31", "warning": "1;33", "note": "1;36"}
@@ -36,7 +37,7 @@ def print_findings(
     """
     shown = findings[:] if every else findings.said
     show = partial(_show, width=width)
-    lines = [show(_count(findings)), ""]
+    lines = [show(f"{findings.headline}{' (why: --not-checked)' if findings.not_checked else ''}"), ""]
     for finding in shown:
         lines += [_mark(show(_head(finding)), finding.severity if colour else None)]
         lines += [*map(show, _tell(finding, verbose)), ""]
@@ -48,22 +49,9 @@ def print_findings(
     return "\n".join(lines[:-1])
 
 
-def count_findings(findings: Findings) -> str:
-    """``2 findings``, ``no findings``."""
-    return f"{len(findings) or 'no'} {'finding' if len(findings) == 1 else 'findings'}"
-
-
-def list_findings(findings: Sequence[Finding], limit: int = SHOWN) -> list[str]:
-    """A line for each of the first ones: severity, sentence, line."""
-    return [show_plainly(f"{each.severity:<8}  {each}", keep="") for each in findings[:limit]]
-
-
-def _count(findings: Findings) -> str:
-    about = f" in {findings.about}" if findings.about else ""
-    if not findings.asked:
-        return count_findings(findings) + about
-    left = f", {len(findings.not_checked)} of which could not be made (why: --not-checked)"
-    return f"{count_findings(findings)}{about}; {len(findings.asked)} checks{left if findings.not_checked else ''}"
+def list_findings(findings: Findings) -> list[str]:
+    """A line for each that is said by default: severity, sentence, line."""
+    return [show_plainly(f"{each.severity:<8}  {each}", keep="") for each in findings.said]
 
 
 def _head(finding: Finding) -> str:
@@ -79,28 +67,11 @@ def _mark(head: str, severity: Severity | None) -> str:
 
 def _tell(finding: Finding, verbose: bool) -> Iterator[str]:
     gap = " " * _INDENT
-    yield gap + " · ".join(filter(None, (*_place(finding), finding.detector)))
+    yield gap + " · ".join((*list_place(finding), finding.detector))
     if finding.repair:
         yield f"{gap}to do: {finding.repair}"
     if verbose:
-        yield from (f"{gap}{name}: {text}" for name, text in _list_grounds(finding))
-
-
-def _place(finding: Finding) -> Iterator[str]:
-    yield f"at {finding.site}" if finding.site else ""
-    if finding.step is not None:
-        is_span = finding.last_step is not None and finding.last_step > finding.step
-        yield f"steps {finding.step} to {finding.last_step}" if is_span else f"step {finding.step}"
-    yield "" if finding.rank is None else f"rank {finding.rank}"
-    yield finding.line
-
-
-def _list_grounds(finding: Finding) -> Iterator[tuple[str, str]]:
-    yield from (("measured", str(each)) for each in finding.evidence)
-    yield from (("checked", each) for each in finding.precondition)
-    if finding.refute:
-        yield "wrong if", finding.refute
-    yield from (("explains", f"{each} [{each.detector}]") for each in finding.causes)
+        yield from (f"{gap}{name}: {text}" for name, text in list_grounds(finding))
 
 
 def _show(line: str, width: int | None) -> str:

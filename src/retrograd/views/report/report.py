@@ -9,6 +9,7 @@ from typing import Any
 
 from retrograd.errors import RunWriteError
 from retrograd.files import to_utf8, write_file, write_whole
+from retrograd.findings.explain import explain
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.runs.layout import INVENTORY
@@ -22,6 +23,7 @@ from retrograd.views.report.blocks import Block, Blocks, make_loss_block, make_s
 from retrograd.views.report.difference import compare_runs
 from retrograd.views.report.exponents import make_exponent_block
 from retrograd.views.report.facts import describe_data, describe_run, name_run
+from retrograd.views.report.findings import describe_findings
 from retrograd.views.report.nonfinite import find_first_nonfinite
 from retrograd.views.report.recorded import describe_recorded, list_troubles
 from retrograd.views.report.scope import choose_scope
@@ -74,6 +76,7 @@ def write_report(
     facts: dict[str, Any] = {
         **describe_run(run, scope, events, further),
         **describe_data(scope, places, blocks),
+        "findings": describe_findings(explain(run), scope),
         "nonfinite": find_first_nonfinite(scope, places),
         "recorded": describe_recorded(scope, places),
         "troubles": list_troubles(history.manifest, events, run.ranks if isinstance(run, Run) else (), scope.unseen),
@@ -92,7 +95,7 @@ def build_page(title: str, facts: dict[str, Any], blocks: Iterable[Block]) -> st
         title,
         facts,
         {block.name: block.text for block in blocks},
-        styles=("vendor/uPlot.min.css", "css/page.css", "css/map.css", "css/panels.css"),
+        styles=("vendor/uPlot.min.css", "css/page.css", "css/findings.css", "css/map.css", "css/panels.css"),
         libraries=("vendor/uPlot.iife.min.js",),
         parts={"kept": "retrograd.views.kept"},
     )

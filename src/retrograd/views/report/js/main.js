@@ -5,6 +5,7 @@ import { drawAxis } from "./axis.js";
 import { find } from "./dom.js";
 import { measureMap } from "./geometry.js";
 import { showKept } from "./kept.js";
+import { writeFindings } from "./findings.js";
 import { facts } from "./payload.js";
 import { followHash, readHash } from "./hash.js";
 import { drawCross, drawMap, drawNames } from "./heatmap.js";
@@ -77,6 +78,7 @@ async function showInventory() {
 
 async function start() {
   writeAbout();
+  writeFindings();
   Object.assign(state, readHash());
   onChange(["theme"], () => showTheme(state.theme));
   followTheme(state.theme, (theme) => change({ theme }));
