@@ -17,13 +17,15 @@ from retrograd.facts.kink_watch import KinkWatch
 from retrograd.facts.looks import is_look
 from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.source import MakeSource
+from retrograd.facts.units import UnitLooks
 from retrograd.history.facts import NOW, Fact
 from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.module_paths import walk_parameters, walk_paths
+from retrograd.hooks.operation_notes import NotedOperation
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.sites.site import ROOT
 
-SOURCES: tuple[MakeSource, ...] = (CallSource, ForwardOperations)
+SOURCES: tuple[MakeSource, ...] = (CallSource, ForwardOperations, UnitLooks)
 """What every recording notes."""
 
 WATCHES: tuple[MakeSource, ...] = (KinkWatch,)
@@ -93,6 +95,21 @@ class Facts:
     def is_look(self) -> bool:
         """Whether this step is one of the few at which sources may look at what is dear."""
         return self.is_recorded and is_look(self._recorded)
+
+    @property
+    def now(self) -> Moment:
+        """When a fact is of that is seen now."""
+        taker = self._taker()
+        return NOW if taker is None else taker.fact_moment[0]
+
+    @property
+    def recorded(self) -> int:
+        """How many steps were recorded before this one."""
+        return self._recorded
+
+    def tell_operations(self, noted: Sequence[NotedOperation]) -> None:
+        """Tell all sources which operations stand between a forward and its pass."""
+        self._tell("operations_noted", noted)
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The name of a parameter of a recorded model."""

@@ -209,20 +209,20 @@ class Parameter(Fact):
 class Units(Fact):
     """Units (channels, features) of a module's output, when it was looked at. ``name`` is the site; ``value`` how many.
 
+    Of a layer that a ReLU follows which is called as a function, a unit that is nowhere above zero counts as zero.
+
     Attributes:
         samples: elements of each.
         zero: units that are zero in all of them.
-        constant: units that have the same value in all of them, those that are zero not counted.
         saturated: units of which most elements are at the bounds of their function (tanh, sigmoid).
         always: units that have been zero at all looks since ``since``.
-        since: the step of the first of these looks.
+        since: the step of the first of these looks; most of those that last have been zero since then.
         used: of an embedding: rows that have been looked up so far.
     """
 
     kind = "units"
     samples: int = 0
     zero: int = 0
-    constant: int = 0
     saturated: int = 0
     always: int = 0
     since: int = 0
@@ -258,6 +258,9 @@ class Operation:
     mode: str = ""
 
 
+_OPERATION = tuple(each.name for each in fields(Operation))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations(Fact):
     """The operations from the begin of a forward to its backward, in order; written when they are not as before.
@@ -265,8 +268,8 @@ class Operations(Fact):
     ``name`` is that of the model; ``value`` how many nodes the graph of the loss has.
 
     Attributes:
-        listed: for each operation its fields, in the order of :class:`Operation`, where texts are numbers of
-            ``texts``; see :meth:`operations`.
+        listed: for each operation its fields, in the order of :class:`Operation`, where numbers of ``texts`` stand for
+            texts; see :meth:`operations`.
         texts: all texts, each once.
         outputs: numbers of the operations that made the models' outputs.
         loss: number of the operation that made what backward began from; −1 where that is not among them, or no
@@ -286,20 +289,14 @@ class Operations(Fact):
         return [self._read(one) for one in self.listed]
 
     def _read(self, one: tuple[Any, ...]) -> Operation:
-        name, line, module, node, operands, takes, makes, arguments, cuts, mode = one
-        text = self.texts.__getitem__
-        return Operation(
-            name=text(name),
-            line=text(line),
-            module=text(module),
-            node=text(node),
-            operands=operands,
-            takes=tuple(map(text, takes)),
-            makes=tuple(map(text, makes)),
-            arguments=text(arguments),
-            cuts=cuts,
-            mode=text(mode),
-        )
+        return Operation(**{name: self._spell(name, value) for name, value in zip(_OPERATION, one, strict=False)})
+
+    def _spell(self, name: str, value: Any) -> Any:
+        if name in ("operands", "cuts"):
+            return value
+        if isinstance(value, tuple):
+            return tuple(self._spell(name, each) for each in value)
+        return self.texts[value] if isinstance(value, int) else value
 
     @classmethod
     def pack(cls, operations: Iterable[tuple[Any, ...]], **fields: Any) -> Self:

@@ -21,6 +21,7 @@ from retrograd.findings.detectors.loss_chain import (
     SoftmaxBeforeCrossEntropy,
 )
 from retrograd.findings.detectors.loss_sense import BoundedOutput, SummedLoss, WrongSign
+from retrograd.findings.detectors.modes import EvalModeInTraining, TrainModeInEvaluation
 from retrograd.findings.detectors.nonlinearity import MissingNonlinearity
 from retrograd.findings.detectors.optimizers import BeforeChange, MadeAnew
 from retrograd.findings.detectors.precision import OverflowHeadroom, ScalerChurn, Underflow, UpdateLost
@@ -38,7 +39,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     SchedulerPerStep, SchedulerBeforeStep, RateJump, MadeAnew, BeforeChange, SoftmaxBeforeCrossEntropy,
     SigmoidBeforeLogitsLoss, NllOnProbabilities, BceOnLogits, DropoutMisplaced, BroadcastLoss, WrongDimension,
     ReshapeMixes, BoundedOutput, WrongSign, SummedLoss, UnscaledInput, ConstantInput, GraphGrows, GraphLeaks,
-    WeightsUntied, MissingNonlinearity,
+    WeightsUntied, MissingNonlinearity, EvalModeInTraining, TrainModeInEvaluation,
     BadInit, SymmetricInit, Exploding, Vanishing, LearningRateTooHigh, LearningRateTooLow, NotUpdated,
     DeadUnits, Saturated, AttentionCollapse, EmbeddingUnused, WeightDecayDominates, AdamEpsilon, Momentum, ClipAlwaysOn,
     Underflow, UpdateLost, OverflowHeadroom, ScalerChurn, BatchNorm, RanksDisagree,

@@ -86,7 +86,7 @@ class DeadUnits(Detector):
     def _look(self, record: Record, layer: Layer) -> Dead | None:
         if "ReLU" in layer.type and layer.type not in ("LeakyReLU", "PReLU", "RReLU"):
             return _from_looks(record, layer) or _from_rows(record, layer)
-        return _from_gradients(record, layer) if layer.weighs else None
+        return (_from_looks(record, layer) or _from_gradients(record, layer)) if layer.weighs else None
 
     def _tell(self, record: Record, found: list[Dead]) -> Finding:
         worst = max(found, key=lambda dead: dead.share)
