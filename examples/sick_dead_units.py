@@ -1,6 +1,6 @@
 """A sick script: the learning rate is so high that an early step kills most units of the hidden layers.
 
-    retrograd run examples/sick_dead_units.py
+retrograd run examples/sick_dead_units.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A sick script: the hidden layers stand in a plain list, where no optimizer finds them.
 
-    retrograd run examples/sick_layers_in_a_list.py
+retrograd run examples/sick_layers_in_a_list.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A sick script: attention over the rows of an image in which the blank rows are masked; of one image all are.
 
-    retrograd run examples/sick_nan.py
+retrograd run examples/sick_nan.py
 """
 
 from __future__ import annotations

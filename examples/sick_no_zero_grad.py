@@ -1,6 +1,6 @@
 """A sick script: nobody calls zero_grad, so every step follows the sum of all gradients there ever were.
 
-    retrograd run examples/sick_no_zero_grad.py
+retrograd run examples/sick_no_zero_grad.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A sick script: the model ends in a softmax, and cross-entropy takes another one of it.
 
-    retrograd run examples/sick_softmax_twice.py
+retrograd run examples/sick_softmax_twice.py
 """
 
 from __future__ import annotations
