@@ -56,7 +56,7 @@ def test_each_is_told_with_what_it_rests_on(visit: Visit, tmp_path: Path, monkey
     first.locator("summary").click()
     expect(evidence).to_have_count(5)
     expect(evidence.first).to_be_visible()
-    expect(evidence.first).to_have_text("rows that are all -inf 3 (> 0)")
+    expect(evidence.first).to_have_text("rows that are all -inf: 3 (> 0)")
     page.locator("#findings-rest summary").click()
     expect(page.locator("#findings-rest dd")).to_have_text(["no learning rate was recorded"])
 

@@ -41,7 +41,9 @@ def _list_contents(detectors: Iterable[type[Detector]]) -> str:
 
 def _describe(detector: type[Detector]) -> str:
     words = detector.words
-    explained = ", ".join("all notes" if each == "*" else f"[{each}](#{each})" for each in detector.explains)
+    slugs = {each.slug for each in DETECTORS}
+    named = [f"[{each}](#{each})" for each in detector.explains if each in slugs]
+    explained = ", ".join([*named, *(["all notes"] if "*" in detector.explains else [])])
     lines = [
         ("held against", _escape(words.threshold)),
         ("source", _escape(words.source)),
