@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -125,8 +125,11 @@ class Record:
 
     @cached_property
     def calls(self) -> list[Call]:
-        """Calls that the program made, in their order, of every step, also of those that were not recorded."""
-        return expand_calls(self.facts)
+        """Calls that the program made, in their order, of every step, also of those that were not recorded.
+
+        Of several processes those of the first one.
+        """
+        return expand_calls(_of_first_process(self.facts))
 
     def calls_by_step(self) -> Iterator[tuple[int, list[Call]]]:
         """The calls of each step. What is called behind an update is of the next step."""
@@ -201,6 +204,17 @@ class Record:
     def type_of(self, path: str) -> str:
         """The class of a module, as in ``ReLU``; empty where it is not known."""
         return str(self.modules.get(path, {}).get("type", ""))
+
+
+def _of_first_process(facts: Iterable[Fact]) -> Iterator[Fact]:
+    """Facts up to the first call whose step is before that of the call ahead of it: there the next process begins."""
+    last = 0
+    for fact in facts:
+        if isinstance(fact, Call):
+            if fact.step < last:
+                return
+            last = fact.step
+        yield fact
 
 
 __all__ = [

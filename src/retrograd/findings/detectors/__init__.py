@@ -7,6 +7,7 @@ from retrograd.findings.detectors.clipping import ClipBeforeUnscale, ClipOtherPa
 from retrograd.findings.detectors.depth import Exploding, Vanishing
 from retrograd.findings.detectors.failed import Failed
 from retrograd.findings.detectors.graphs import GraphGrows, GraphLeaks
+from retrograd.findings.detectors.hooks import HooksScale
 from retrograd.findings.detectors.hyper_parameters import AdamEpsilon, ClipAlwaysOn, Momentum, WeightDecayDominates
 from retrograd.findings.detectors.initialisation import BadInit, SymmetricInit
 from retrograd.findings.detectors.inputs import ConstantInput, UnscaledInput
@@ -21,6 +22,7 @@ from retrograd.findings.detectors.loss_chain import (
     SoftmaxBeforeCrossEntropy,
 )
 from retrograd.findings.detectors.loss_sense import BoundedOutput, SummedLoss, WrongSign
+from retrograd.findings.detectors.modes import EvalModeInTraining, TrainModeInEvaluation
 from retrograd.findings.detectors.nonlinearity import MissingNonlinearity
 from retrograd.findings.detectors.optimizers import BeforeChange, MadeAnew
 from retrograd.findings.detectors.precision import OverflowHeadroom, ScalerChurn, Underflow, UpdateLost
@@ -38,8 +40,8 @@ DETECTORS: tuple[type[Detector], ...] = (
     SchedulerPerStep, SchedulerBeforeStep, RateJump, MadeAnew, BeforeChange, SoftmaxBeforeCrossEntropy,
     SigmoidBeforeLogitsLoss, NllOnProbabilities, BceOnLogits, DropoutMisplaced, BroadcastLoss, WrongDimension,
     ReshapeMixes, BoundedOutput, WrongSign, SummedLoss, UnscaledInput, ConstantInput, GraphGrows, GraphLeaks,
-    WeightsUntied, MissingNonlinearity,
-    BadInit, SymmetricInit, Exploding, Vanishing, LearningRateTooHigh, LearningRateTooLow, NotUpdated,
+    WeightsUntied, MissingNonlinearity, EvalModeInTraining, TrainModeInEvaluation,
+    HooksScale, BadInit, SymmetricInit, Exploding, Vanishing, LearningRateTooHigh, LearningRateTooLow, NotUpdated,
     DeadUnits, Saturated, AttentionCollapse, EmbeddingUnused, WeightDecayDominates, AdamEpsilon, Momentum, ClipAlwaysOn,
     Underflow, UpdateLost, OverflowHeadroom, ScalerChurn, BatchNorm, RanksDisagree,
     LossSpike, Diverged, LossFlat, LossNoisy,

@@ -287,13 +287,13 @@ class DropoutMisplaced(Detector):
         )
 
 
-def drop_rate(chain: Chain, number: int) -> float:
-    """The share that an operation drops; 0 where it is no dropout, or off."""
+def drop_rate(chain: Chain, number: int, *, any_mode: bool = False) -> float:
+    """The share that an operation drops; 0 where it is no dropout, or off unless in ``any_mode``."""
     name = chain.name(number)
     if not name.endswith("dropout") and name not in ("dropout1d", "dropout2d", "dropout3d"):
         return 0.0
     operation = chain.listed[number]
-    if argument_of(operation, "training") == "False":
+    if not any_mode and argument_of(operation, "training") == "False":
         return 0.0
     text = argument_of(operation, "p") or operation.arguments.split(",")[0]
     try:
