@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 from retrograd.facts.gradient_reasons import find_gradient_reason, operation_of
 from retrograd.facts.reasons import Case, describe_values, find_reason
 from retrograd.facts.source import FactHost, FactSource
-from retrograd.history.facts import NonFinite
+from retrograd.history.facts import NOW, NonFinite
 from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
 from retrograd.hooks.call_frames import running_module
 from retrograd.hooks.function_names import tensors_of
@@ -44,6 +44,7 @@ class NonFiniteWatch(FactSource):
         """A gradient that is not finite, and no update has been made with it yet: loss scaling may skip that."""
         self._last: NonFinite | None = None
         """What the newest scalar goes back to: the loss, perhaps, of a program that looks at it before it goes on."""
+        self._updating = NOW
         self._is_over = False
 
     def begin(self) -> None:
@@ -84,6 +85,7 @@ class NonFiniteWatch(FactSource):
     def update_begins(self, optimizer: Optimizer) -> None:
         """What comes now is no forward; what is waiting is being applied."""
         self._tell(self._waiting)
+        self._updating = self.host.now
         self._results.end()
 
     def update_ends(self, optimizer: Optimizer) -> None:
@@ -158,7 +160,7 @@ class NonFiniteWatch(FactSource):
             line=_name_line(),
             reason=f"0 / 0 in {kind}, whose eps is 0" if group.get("eps") == 0 else "",
             operands={} if parameter.grad is None else {"gradient": describe_values(parameter.grad)},
-            moment=self.host.now,
+            moment=self._updating,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -191,7 +192,8 @@ def _find_overflow(case: Case) -> str:
     """Large numbers of which a larger one was made than there is."""
     if case.result is not None and not _any(case.result.detach().isinf()):
         return ""
-    largest = max((_abs_max(each) for each in case.operands), default=0.0)
+    sizes = [*map(_abs_max, case.operands), *(abs(each) for each in case.numbers if math.isfinite(each))]
+    largest = max(sizes, default=0.0)
     kind = case.result if case.result is not None else case.first
     if kind is None or not kind.is_floating_point() or largest < torch.finfo(kind.dtype).max ** 0.25:
         return ""
