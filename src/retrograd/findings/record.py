@@ -141,7 +141,20 @@ class Record:
     @cached_property
     def updates(self) -> list[Update]:
         """What the program called from one update of an optimizer to the next."""
-        return find_updates(self.calls)
+        return find_updates(self.calls, by_hand=self.is_changed is not False)
+
+    @cached_property
+    def is_changed(self) -> bool | None:
+        """Whether any parameter was changed while this was recorded; None where nothing tells."""
+        if any((self.series(site).abs_max > 0).any() for site in self.of_kind("parameter", "update")):
+            return True
+        digests: dict[str, list[str]] = {}
+        for fact in self.of(Parameter):
+            if fact.digest:
+                digests.setdefault(fact.name, []).append(fact.digest)
+        if any(len(set(each)) > 1 for each in digests.values()):
+            return True
+        return False if any(len(each) > 1 for each in digests.values()) else None
 
     @cached_property
     def optimizers(self) -> dict[str, OptimizerMade]:

@@ -30,7 +30,7 @@ from retrograd.findings.detectors.ranks import RanksDisagree
 from retrograd.findings.detectors.repeated_backward import AccumulationNotDivided, DoubleBackward
 from retrograd.findings.detectors.schedule import RateIsZero, RateJump, SchedulerBeforeStep, SchedulerPerStep
 from retrograd.findings.detectors.shapes import BroadcastLoss, ReshapeMixes, WrongDimension
-from retrograd.findings.detectors.sharing import WeightsUntied
+from retrograd.findings.detectors.sharing import SharedByAccident, WeightsUntied
 from retrograd.findings.detectors.units import AttentionCollapse, DeadUnits, EmbeddingUnused, Saturated
 from retrograd.findings.detectors.zero_grad import MisplacedZeroGrad, MissingZeroGrad
 
@@ -40,8 +40,9 @@ DETECTORS: tuple[type[Detector], ...] = (
     SchedulerPerStep, SchedulerBeforeStep, RateJump, MadeAnew, BeforeChange, SoftmaxBeforeCrossEntropy,
     SigmoidBeforeLogitsLoss, NllOnProbabilities, BceOnLogits, DropoutMisplaced, BroadcastLoss, WrongDimension,
     ReshapeMixes, BoundedOutput, WrongSign, SummedLoss, UnscaledInput, ConstantInput, GraphGrows, GraphLeaks,
-    WeightsUntied, MissingNonlinearity, EvalModeInTraining, TrainModeInEvaluation,
-    HooksScale, BadInit, SymmetricInit, Exploding, Vanishing, LearningRateTooHigh, LearningRateTooLow, NotUpdated,
+    WeightsUntied, SharedByAccident, MissingNonlinearity, EvalModeInTraining, TrainModeInEvaluation,
+    BadInit, SymmetricInit, Exploding, Vanishing, LearningRateTooHigh, LearningRateTooLow, NotUpdated,
+    HooksScale,
     DeadUnits, Saturated, AttentionCollapse, EmbeddingUnused, WeightDecayDominates, AdamEpsilon, Momentum, ClipAlwaysOn,
     Underflow, UpdateLost, OverflowHeadroom, ScalerChurn, BatchNorm, RanksDisagree,
     LossSpike, Diverged, LossFlat, LossNoisy,
