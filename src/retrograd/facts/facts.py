@@ -13,22 +13,28 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.facts.calls import CallSource
+from retrograd.facts.inputs import InputSource
 from retrograd.facts.kink_watch import KinkWatch
 from retrograd.facts.looks import is_look
+from retrograd.facts.modes import ModeSource
+from retrograd.facts.nonfinite_watch import NonFiniteWatch
 from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.source import MakeSource
+from retrograd.facts.states import StateSource
 from retrograd.facts.units import UnitLooks
-from retrograd.history.facts import NOW, Fact
+from retrograd.history.facts import NOW, Fact, JsonObject, tell_many
 from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.module_paths import walk_parameters, walk_paths
 from retrograd.hooks.operation_notes import NotedOperation
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.sites.site import ROOT
 
-SOURCES: tuple[MakeSource, ...] = (CallSource, ForwardOperations, UnitLooks)
+SOURCES: tuple[MakeSource, ...] = (
+    CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
+)  # fmt: skip
 """What every recording notes."""
 
-WATCHES: tuple[MakeSource, ...] = (KinkWatch,)
+WATCHES: tuple[MakeSource, ...] = (KinkWatch, NonFiniteWatch)
 """What is too dear for every recording, and noted where a program is run to be explained."""
 
 
@@ -72,6 +78,14 @@ class Facts:
         if taker is not None:
             moment = taker.fact_moment[0] if fact.moment == NOW else fact.moment
             taker.note(fact.kind, fact.name, value=fact.value, text=fact.text, moment=moment)
+
+    def note_many(
+        self, kind: type[Fact], name: str, same: JsonObject, each: Sequence[str], rows: Sequence[str], moment: Moment
+    ) -> None:
+        """Keep several facts as one event, see :func:`retrograd.history.facts.tell_many`."""
+        taker = self._taker()
+        if taker is not None and rows:
+            taker.note(kind.kind, name, value=len(rows), text=tell_many(same, each, rows), moment=moment)
 
     def fault(self, site: str, error: Exception) -> None:
         """An error of ours."""

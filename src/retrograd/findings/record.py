@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -125,8 +125,11 @@ class Record:
 
     @cached_property
     def calls(self) -> list[Call]:
-        """Calls that the program made, in their order, of every step, also of those that were not recorded."""
-        return expand_calls(self.facts)
+        """Calls that the program made, in their order, of every step, also of those that were not recorded.
+
+        Of several processes those of the first one.
+        """
+        return expand_calls(_of_first_process(self.facts))
 
     def calls_by_step(self) -> Iterator[tuple[int, list[Call]]]:
         """The calls of each step. What is called behind an update is of the next step."""
@@ -138,7 +141,20 @@ class Record:
     @cached_property
     def updates(self) -> list[Update]:
         """What the program called from one update of an optimizer to the next."""
-        return find_updates(self.calls)
+        return find_updates(self.calls, by_hand=self.is_changed is not False)
+
+    @cached_property
+    def is_changed(self) -> bool | None:
+        """Whether any parameter was changed while this was recorded; None where nothing tells."""
+        if any((self.series(site).abs_max > 0).any() for site in self.of_kind("parameter", "update")):
+            return True
+        digests: dict[str, list[str]] = {}
+        for fact in self.of(Parameter):
+            if fact.digest:
+                digests.setdefault(fact.name, []).append(fact.digest)
+        if any(len(set(each)) > 1 for each in digests.values()):
+            return True
+        return False if any(len(each) > 1 for each in digests.values()) else None
 
     @cached_property
     def optimizers(self) -> dict[str, OptimizerMade]:
@@ -190,6 +206,11 @@ class Record:
         return {str(each.get("path", "")): each for each in listed if isinstance(each, Mapping)}
 
     @cached_property
+    def models(self) -> frozenset[str]:
+        """Paths of all recorded models, also of those that only other models call; empty where that is not known."""
+        return frozenset(path for path, each in self.modules.items() if each.get("root"))
+
+    @cached_property
     def root_names(self) -> frozenset[str]:
         """Paths of the recorded models themselves: ``self`` for a single one."""
         return frozenset((ROOT,)) if ROOT in self.modules else frozenset(p for p in self.modules if "." not in p)
@@ -201,6 +222,17 @@ class Record:
     def type_of(self, path: str) -> str:
         """The class of a module, as in ``ReLU``; empty where it is not known."""
         return str(self.modules.get(path, {}).get("type", ""))
+
+
+def _of_first_process(facts: Iterable[Fact]) -> Iterator[Fact]:
+    """Facts up to the first call whose step is before that of the call ahead of it: there the next process begins."""
+    last = 0
+    for fact in facts:
+        if isinstance(fact, Call):
+            if fact.step < last:
+                return
+            last = fact.step
+        yield fact
 
 
 __all__ = [

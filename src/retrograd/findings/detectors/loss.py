@@ -38,7 +38,7 @@ class Diverged(Detector):
         repair="Look at what else was found; with nothing, go back to the step before and train at a tenth of the "
         "rate.",
     )
-    explains = ("loss-spike", "loss-flat", "loss-noisy")
+    explains = ("loss-flat", "loss-noisy")
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Compare the end with what went before."""
@@ -49,10 +49,11 @@ class Diverged(Detector):
             return
         lowest = min(training.initial, training.early) if np.isfinite(training.early) else training.initial
         late = training.late
-        if late < ROSE * lowest:
+        if late < ROSE * lowest or not lowest > 0:
             return
         above = ~(loss < ROSE * lowest)
-        since = int(steps[len(loss) - int(np.argmin(above[::-1]))]) if not above.all() else int(steps[0])
+        last_below = np.flatnonzero(~above[: int(np.flatnonzero(above)[-1])])
+        since = int(steps[last_below[-1] + 1]) if len(last_below) else int(steps[0])
         end = f"it went to {late:.3g}" if np.isfinite(late) else "it went to what is not finite"
         yield self.find(
             "warning",
@@ -103,10 +104,12 @@ class LossSpike(Detector):
         stays = start + length >= len(loss) or not training.late < ROSE * training.early
         before, during = float(np.median(loss[max(0, start - WINDOW) : start])), loss[start : start + length]
         is_sudden = bool(during[0] > 10 * before) and self._was_usual(record, int(steps[start]))
+        if stays and not is_sudden:
+            return  # a divergence, which another says
         how = "did not come back" if stays else f"took {length} steps to come back"
         data = " though the update before was a usual one" if is_sudden else ""
         yield self.find(
-            "warning" if stays and is_sudden else "note",
+            "warning" if stays else "note",
             f"The loss jumped from {before:.3g} to {during[0]:.3g} at step {steps[start]}{data}, and {how}"
             f"{': look at the batch of that step' if data else ''}.",
             step=int(steps[start]),
