@@ -79,5 +79,6 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
         except Exception as error:  # a fault of ours must not hide what the others say
             not_checked.append(NotChecked(detector.slug, f"it failed: {type(error).__name__}: {error}"))
     said = rank_findings(found, {each.slug: each.explains for each in asked})
-    about = f"{len(record.steps)} steps at {len(record.sites)} sites"
+    steps = len(record.loss.steps) or len(record.steps)  # the last rows may be of an evaluation behind all steps
+    about = f"{steps:,} steps at {len(record.sites):,} sites"
     return Findings(said, not_checked, about, [each.slug for each in asked])

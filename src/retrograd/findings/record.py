@@ -151,7 +151,20 @@ class Record:
     @cached_property
     def updates(self) -> list[Update]:
         """What the program called from one update of an optimizer to the next."""
-        return find_updates(self.calls)
+        return find_updates(self.calls, by_hand=self.is_changed is not False)
+
+    @cached_property
+    def is_changed(self) -> bool | None:
+        """Whether any parameter was changed while this was recorded; None where nothing tells."""
+        if any((self.series(site).abs_max > 0).any() for site in self.of_kind("parameter", "update")):
+            return True
+        digests: dict[str, list[str]] = {}
+        for fact in self.of(Parameter):
+            if fact.digest:
+                digests.setdefault(fact.name, []).append(fact.digest)
+        if any(len(set(each)) > 1 for each in digests.values()):
+            return True
+        return False if any(len(each) > 1 for each in digests.values()) else None
 
     @cached_property
     def optimizers(self) -> dict[str, OptimizerMade]:
@@ -201,6 +214,11 @@ class Record:
         """What the manifest says of each module, by path."""
         listed = self.manifest.get("model", ())
         return {str(each.get("path", "")): each for each in listed if isinstance(each, Mapping)}
+
+    @cached_property
+    def models(self) -> frozenset[str]:
+        """Paths of all recorded models, also of those that only other models call; empty where that is not known."""
+        return frozenset(path for path, each in self.modules.items() if each.get("root"))
 
     @cached_property
     def root_names(self) -> frozenset[str]:

@@ -127,9 +127,10 @@ def describe_model(name: str, model: nn.Module) -> list[dict[str, str | int]]:
 
     Returns:
         Of each ``path``, ``type``, number of own ``parameters`` and of those that are ``trainable``, their ``dtype``,
-        ``settings`` as it shows them itself, and the ``line`` that constructed it; empty where they are not known.
+        ``settings`` as it shows them itself, and the ``line`` that constructed it; empty where they are not known. The
+        model itself comes first, and is marked as ``root``.
     """
-    return [
+    described: list[dict[str, str | int]] = [
         {
             "path": entry.path,
             "type": type(entry.module).__name__,
@@ -141,6 +142,9 @@ def describe_model(name: str, model: nn.Module) -> list[dict[str, str | int]]:
         }
         for entry in walk_modules(name, model)
     ]
+    for root in described[:1]:
+        root["root"] = True
+    return described
 
 
 def _show_settings(module: nn.Module) -> str:

@@ -192,9 +192,8 @@ class Momentum(Detector):
             raise CannotTell("no optimizer was recorded")
         for name, group in record.once(Training).groups():
             said = self._judge(group)
-            if said and not self._settles(record):
-                what, value, bound = said
-                yield self._tell(record, name, what, value, bound)
+            if said and (said[2].startswith("> √") or not self._settles(record)):
+                yield self._tell(record, name, *said)
                 return
 
     @staticmethod
@@ -206,9 +205,9 @@ class Momentum(Detector):
         first, second = (*pair, None, None)[:2]
         if first is None or second is None:
             return None
-        if first >= LONG:
-            return "β₁", first, f"≥ {LONG:g}"
-        return ("β₁", first, f"> √β₂ = {second**0.5:.3g}") if first > second**0.5 else None
+        if first > second**0.5:
+            return "β₁", first, f"> √β₂ = {second**0.5:.3g}"
+        return ("β₁", first, f"≥ {LONG:g}") if first >= LONG else None
 
     @staticmethod
     def _settles(record: Record) -> bool:
@@ -223,15 +222,16 @@ class Momentum(Detector):
         lasts = (
             f"it adds up the gradients of {1 / max(1 - value, 1e-9):.0f} steps, and {len(record.steps)} were recorded"
         )
+        settles = "are the betas swapped?" if bound.startswith("> √") else "the loss does not settle"
         return self.find(
             "warning",
-            f"The {what} of {name} is {value:g}: {lasts}; the loss does not settle.",
+            f"The {what} of {name} is {value:g}: {lasts}; {settles}.",
             site=name,
             step=int(record.steps[0]),
             last_step=record.last_step,
             line=record.optimizers[name].line,
             evidence=[Evidence(what, value, bound), Evidence("loss at the end", record.once(Training).late)],
-            precondition=["the loss does not end at its lowest"],
+            precondition=["the loss does not end at its lowest, or β₁ is above √β₂"],
             refute="with 0.9 it ends as high",
         )
 

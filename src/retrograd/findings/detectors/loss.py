@@ -49,7 +49,7 @@ class Diverged(Detector):
             return
         lowest = min(training.initial, training.early) if np.isfinite(training.early) else training.initial
         late = training.late
-        if late < ROSE * lowest:
+        if late < ROSE * lowest or not lowest > 0:
             return
         above = ~(loss < ROSE * lowest)
         last_below = np.flatnonzero(~above[: int(np.flatnonzero(above)[-1])])
