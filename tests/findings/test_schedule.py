@@ -100,3 +100,17 @@ def test_rises_that_do_no_harm() -> None:
     assert not ask(RateJump, _scheduled(restart, losses=[0.5] * 20 + [5.0] * 20))
     warm_up = [0.0, 0.001, 0.1, *[1.0] * 37]
     assert not ask(RateJump, _scheduled(warm_up, losses=[0.5] * 3 + [5.0] * 37))
+
+
+def test_a_scheduler_ahead_of_each_epoch() -> None:
+    epochs = [("step", "step", "scheduler.step")] * 4 + [("step", "step")]
+    calls = [make_call(0, name, {}) for epoch in epochs for name in epoch]
+    record = make_program(calls)
+    record.status = "finished"
+    [found] = ask(SchedulerBeforeStep, record)
+    assert "before the updates of its epoch" in found.message
+    behind = make_program([make_call(0, name, {}) for name in ("step", "step", "scheduler.step") * 5])
+    behind.status = "finished"
+    assert not ask(SchedulerBeforeStep, behind)
+    record.status = "stopped"
+    assert not ask(SchedulerBeforeStep, record)

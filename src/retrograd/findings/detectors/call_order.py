@@ -47,7 +47,7 @@ class NeverSteps(Detector):
         if not calls:
             raise CannotTell("no calls were recorded")
         passes = [call for call in calls if call.name == "backward"]
-        is_updated = any(call.name == "step" for call in calls) or (record.last_step or 0) > 0
+        is_updated = any(call.name == "step" for call in calls) or _may_change(record)
         named = _name_optimizer(calls)
         if is_updated or len(passes) < (PASSES if named else WITHOUT_OPTIMIZER) or not _trains(calls):
             return
@@ -67,6 +67,11 @@ class NeverSteps(Detector):
             precondition=["no parameter was changed by hand either", "forwards run in training mode"],
             refute="gradients are all that the program wants, or it updates tensors that no recorded model has",
         )
+
+
+def _may_change(record: Record) -> bool:
+    """Whether parameters are changed by hand; steps are counted by that, too, and by gradients that are cleared."""
+    return (record.last_step or 0) > 0 if record.is_changed is None else record.is_changed
 
 
 def _name_optimizer(calls: list[Call]) -> str:
@@ -103,7 +108,7 @@ class BackwardNeverCalled(Detector):
         if not updates:
             raise CannotTell("no update was recorded")
         has_gradients = any(call.name in ("backward", "grad") for call in record.calls)
-        if has_gradients or len(updates) < 3 or _changes(record):
+        if has_gradients or len(updates) < 3 or record.is_changed:
             return
         yield self.find(
             "critical",
@@ -118,10 +123,6 @@ class BackwardNeverCalled(Detector):
             precondition=["no recorded parameter was changed by an update"],
             refute="gradients are written to .grad by the program itself",
         )
-
-
-def _changes(record: Record) -> bool:
-    return any((record.series(site).abs_max > 0).any() for site in record.of_kind("parameter", "update"))
 
 
 class StepBeforeBackward(Detector):

@@ -162,7 +162,7 @@ class ClipOtherParameters(Detector):
         for optimizer, updates in list_clipped(record).items():
             calls = [call for update in updates for call in update.after_last("backward") if call.name in CLIPS]
             empty = [call for call in calls if call.details.get("parameters") == 0 or call.value == 0.0]
-            if empty and len(empty) >= SHARE * len(calls) and _is_updated(record, optimizer):
+            if empty and len(empty) >= SHARE * len(calls) and record.is_changed:
                 given = Counter(call.details.get("parameters") for call in empty).most_common(1)[0][0]
                 some = "no parameters" if given == 0 else f"{given} parameters that have no gradient"
                 yield self.find(
@@ -176,8 +176,3 @@ class ClipOtherParameters(Detector):
                     precondition=["updates change parameters, so there are gradients"],
                     refute="gradients are clipped by other means",
                 )
-
-
-def _is_updated(record: Record, optimizer: str) -> bool:
-    sites = record.of_kind("parameter", "update")
-    return any((record.series(site).abs_max > 0).any() for site in sites)

@@ -24,6 +24,9 @@ NEVER_LEARNED = (
 )  # fmt: skip
 """What a run looks like in which the learning rate is next to nothing."""
 
+MANY_EPOCHS = 3
+"""Stretches of equally many updates that show at which end of an epoch a scheduler is stepped; our own choice."""
+
 FEWEST = 10
 """Updates at a collapsed learning rate that matter."""
 
@@ -219,7 +222,8 @@ class SchedulerBeforeStep(Detector):
         says="The scheduler is stepped before the optimizer, so the first value of the schedule is skipped.",
         example="ExponentialLR is stepped before Adam#1 has made its first update, so the first learning rate is "
         "skipped.",
-        threshold="a step of a scheduler ahead of the first update",
+        threshold="a step of a scheduler ahead of the first update, or ahead of each of more than 3 equal stretches of "
+        "updates, the last one too",
         source="torch warns of the same",
         guard="the step that a scheduler makes when it is constructed does not count",
         repair="call scheduler.step() after optimizer.step().",
@@ -227,25 +231,36 @@ class SchedulerBeforeStep(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        calls = [call for call in record.calls if call.name in ("step", "scheduler.step", "backward")]
+        calls = [call for call in record.calls if call.name in ("step", "scheduler.step")]
         first = next((call for call in calls if call.name == "step"), None)
         schedule = list_schedule(record)
         if first is None or not schedule:
             raise CannotTell("no scheduler, or no update, was seen")
-        if calls.index(schedule[0]) > calls.index(first):
+        is_ahead = calls[0].name == "scheduler.step"
+        if not is_ahead and not (record.status == "finished" and _begins_periods(calls)):
             return
         yield self.find(
             "warning",
-            f"{schedule[0].about} is stepped before {first.about} has made its first update, so the first learning "
-            "rate of the "
+            f"{schedule[0].about} is stepped before the updates of its epoch, so the first learning rate of its "
             "schedule is skipped",
             site=first.about,
             step=schedule[0].step,
             line=schedule[0].line,
-            evidence=[Evidence("steps of the scheduler before the first update", calls.index(first), "> 0")],
-            precondition=["the step in the scheduler's constructor does not count"],
-            refute="the schedule is that of another optimizer, or is continued",
+            evidence=[Evidence("first of both", calls[0].name), Evidence("last of both", calls[-1].name, "step")],
+            precondition=["the step in the scheduler's constructor does not count", "the run was not cut short"],
+            refute="the last step of the schedule is left out on purpose",
         )
+
+
+def _begins_periods(calls: list[Call]) -> bool:
+    """Whether a scheduler is stepped ahead of each of at least three equal stretches of updates.
+
+    Its first step may have come before anything was recorded.
+    """
+    if len({call.about for call in calls if call.name == "scheduler.step"}) != 1 or len({c.about for c in calls}) != 2:
+        return False
+    stretches = "".join("s" if call.name == "step" else "|" for call in calls).split("|")
+    return len(stretches) > MANY_EPOCHS and len(stretches[-1]) > 0 and len(set(stretches)) == 1
 
 
 class RateJump(Detector):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.findings.updates import Update, by_optimizer, clears
+from retrograd.findings.updates import BY_HAND, Update, by_optimizer, clears
 from retrograd.history.facts import Call
 
 SHARE = 0.5
@@ -111,12 +111,12 @@ class MisplacedZeroGrad(Detector):
         """See :class:`Detector`."""
         for optimizer, updates in list_updates(record).items():
             cleared = [update for update in updates if _find_clearing(update, record) is not None]
-            if cleared and len(cleared) > SHARE * len(updates):
+            if optimizer != BY_HAND and cleared and len(cleared) > SHARE * len(updates):
                 call = _find_clearing(cleared[0], record)
                 assert call is not None
                 yield self.find(
                     "critical",
-                    f"{optimizer or 'The update'} is given cleared gradients: zero_grad is called between backward "
+                    f"{optimizer} is given cleared gradients: zero_grad is called between backward "
                     "and step "
                     f"before {len(cleared)} of {len(updates)} updates, so nothing is learned",
                     site=optimizer,
