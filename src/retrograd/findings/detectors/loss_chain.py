@@ -40,7 +40,7 @@ def place_of(record: Record, chain: Chain, number: int) -> tuple[str, str]:
     tells nothing of it in an ``nn.Sequential``.
     """
     operation = chain.listed[number]
-    made = str(record.modules.get(operation.module, {}).get("line", "")) if operation.module else ""
+    made = record.line_of(operation.module) if operation.module else ""
     is_alone = sum(each.line == operation.line for each in chain.listed) == 1
     return operation.module, operation.line if is_alone or not made else made
 

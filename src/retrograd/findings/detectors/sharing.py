@@ -50,7 +50,7 @@ class WeightsUntied(Detector):
                     "and not tied",
                     site=second,
                     step=apart,
-                    line=str(record.modules.get(second.rpartition(":")[0], {}).get("line", "")),
+                    line=record.line_of(second.rpartition(":")[0]),
                     evidence=[
                         Evidence("shape", str(list(looks[first][0].shape))),
                         Evidence("equal bit for bit", "at first"),
@@ -115,7 +115,7 @@ class SharedByAccident(Detector):
             f"{count} places "
             "share one set of weights",
             site=child,
-            line=str(record.modules.get(container or ROOT, {}).get("line", "")),
+            line=record.line_of(container or ROOT),
             evidence=[Evidence("places", count, "> 1"), Evidence("calls a forward", count, "> 1")],
             precondition=[
                 "it has parameters, and the numbers of its other places are missing among the container's children"
