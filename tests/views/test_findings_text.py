@@ -21,8 +21,8 @@ warning    92 % of the units of blocks.2.act1 have been dead since step 40.
 """
 
 GROUNDS = [
-    "measured: rows that are all -inf 3 (> 0)",
-    "measured: smallest operand -inf",
+    "measured: rows that are all -inf: 3 (> 0)",
+    "measured: smallest operand: -inf",
     "checked: the operands of softmax were looked at in the failing step",
     "wrong if: a softmax of these rows that is finite",
     "explains: The loss has not fallen since step 12. [flat-loss]",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -13,20 +15,28 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.facts.calls import CallSource
+from retrograd.facts.inputs import InputSource
 from retrograd.facts.kink_watch import KinkWatch
 from retrograd.facts.looks import is_look
+from retrograd.facts.modes import ModeSource
+from retrograd.facts.nonfinite_watch import NonFiniteWatch
 from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.source import MakeSource
-from retrograd.history.facts import NOW, Fact
+from retrograd.facts.states import StateSource
+from retrograd.facts.units import UnitLooks
+from retrograd.history.facts import NOW, Fact, JsonObject, tell_many
 from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.module_paths import walk_parameters, walk_paths
+from retrograd.hooks.operation_notes import NotedOperation
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.sites.site import ROOT
 
-SOURCES: tuple[MakeSource, ...] = (CallSource, ForwardOperations)
+SOURCES: tuple[MakeSource, ...] = (
+    CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
+)  # fmt: skip
 """What every recording notes."""
 
-WATCHES: tuple[MakeSource, ...] = (KinkWatch,)
+WATCHES: tuple[MakeSource, ...] = (KinkWatch, NonFiniteWatch)
 """What is too dear for every recording, and noted where a program is run to be explained."""
 
 
@@ -59,6 +69,7 @@ class Facts:
         self._sources = [make(self) for make in sources]
         self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._modules: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._telling = threading.RLock()
         self._seen_step = -1
         self._recorded = -1
 
@@ -70,6 +81,14 @@ class Facts:
         if taker is not None:
             moment = taker.fact_moment[0] if fact.moment == NOW else fact.moment
             taker.note(fact.kind, fact.name, value=fact.value, text=fact.text, moment=moment)
+
+    def note_many(
+        self, kind: type[Fact], name: str, same: JsonObject, each: Sequence[str], rows: Sequence[str], moment: Moment
+    ) -> None:
+        """Keep several facts as one event, see :func:`retrograd.history.facts.tell_many`."""
+        taker = self._taker()
+        if taker is not None and rows:
+            taker.note(kind.kind, name, value=len(rows), text=tell_many(same, each, rows), moment=moment)
 
     def fault(self, site: str, error: Exception) -> None:
         """An error of ours."""
@@ -93,6 +112,21 @@ class Facts:
     def is_look(self) -> bool:
         """Whether this step is one of the few at which sources may look at what is dear."""
         return self.is_recorded and is_look(self._recorded)
+
+    @property
+    def now(self) -> Moment:
+        """When a fact is of that is seen now."""
+        taker = self._taker()
+        return NOW if taker is None else taker.fact_moment[0]
+
+    @property
+    def recorded(self) -> int:
+        """How many steps were recorded before this one."""
+        return self._recorded
+
+    def tell_operations(self, noted: Sequence[NotedOperation]) -> None:
+        """Tell all sources which operations stand between a forward and its pass."""
+        self._tell("operations_noted", noted)
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The name of a parameter of a recorded model."""
@@ -126,11 +160,11 @@ class Facts:
             if is_recorded and moment.step != self._seen_step:
                 self._seen_step = moment.step
                 self._recorded += 1
-        self._tell("forward_begins", model, arguments)
+        self._tell("forward_begins", self._unwrap(model), arguments)
 
     def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """That call has ended."""
-        self._tell("forward_ends", model, output, failed)
+        self._tell("forward_ends", self._unwrap(model), output, failed)
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """A backward pass is about to run."""
@@ -165,9 +199,21 @@ class Facts:
         self._tell("drain")
         self._tell("end")
 
+    def _unwrap(self, model: nn.Module) -> nn.Module:
+        """The module of a recorded model that a wrapper of it runs (DDP, torch.compile)."""
+        if model in self._modules:
+            return model
+        wrapped = (module for _, module in takewhile(lambda found: not found[0], walk_paths("", model)))
+        return next((module for module in wrapped if module in self._modules), model)
+
     def _tell(self, what: str, *about: Any) -> None:
-        for source in self._sources:
-            try:
-                getattr(source, what)(*about)
-            except Exception as error:
-                self.fault(f"{type(source).__name__}.{what}", error)
+        if not self._telling.acquire(blocking=False):  # another thread is here; who waited might wait in a fork forever
+            return
+        try:
+            for source in self._sources:
+                try:
+                    getattr(source, what)(*about)
+                except Exception as error:
+                    self.fault(f"{type(source).__name__}.{what}", error)
+        finally:
+            self._telling.release()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from retrograd.history.facts import Fact
+from retrograd.history.facts import Fact, JsonObject
+from retrograd.history.sink import Moment
+from retrograd.hooks.operation_notes import NotedOperation
 
 
 class FactHost(Protocol):
@@ -17,6 +19,11 @@ class FactHost(Protocol):
 
     def note_fact(self, fact: Fact) -> None:
         """Keep a fact; its moment is filled in."""
+
+    def note_many(
+        self, kind: type[Fact], name: str, same: JsonObject, each: Sequence[str], rows: Sequence[str], moment: Moment
+    ) -> None:
+        """Keep several facts as one event, see :func:`retrograd.history.facts.tell_many`."""
 
     def fault(self, site: str, error: Exception) -> None:
         """An error of ours; training goes on."""
@@ -32,6 +39,17 @@ class FactHost(Protocol):
     @property
     def is_look(self) -> bool:
         """Whether this step is one of the few at which sources may look at what is dear."""
+
+    @property
+    def now(self) -> Moment:
+        """When a fact is of that is seen now."""
+
+    @property
+    def recorded(self) -> int:
+        """How many steps were recorded before this one."""
+
+    def tell_operations(self, noted: Sequence[NotedOperation]) -> None:
+        """Tell all sources which operations stand between a forward and its pass."""
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The name of its site; None where it belongs to no recorded model."""
@@ -63,6 +81,9 @@ class FactSource:
 
     def backward_ends(self, failed: bool) -> None:
         """It has run."""
+
+    def operations_noted(self, noted: Sequence[NotedOperation]) -> None:
+        """These operations stand between a forward and its pass: told at looks, where they are not as before."""
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """An optimizer is about to update."""

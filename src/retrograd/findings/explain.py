@@ -54,7 +54,8 @@ def make_record(what: Run | History | Recorded | str | os.PathLike[str]) -> Reco
     if isinstance(what, Run | str | os.PathLike):
         run = what if isinstance(what, Run) else open_run(what)
         errors = [rank.facts.get("error") for rank in run.ranks if rank.facts.get("error")]
-        return Record(run.history, status=run.status, error=errors[0] if errors else None)
+        events = run.events_by_rank if len(run.ranks) > 1 else None
+        return Record(run.history, status=run.status, error=errors[0] if errors else None, events=events)
     history = what if isinstance(what, History) else getattr(what, "history", None)
     if not isinstance(history, History):
         raise ExplainError(
@@ -78,5 +79,6 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
         except Exception as error:  # a fault of ours must not hide what the others say
             not_checked.append(NotChecked(detector.slug, f"it failed: {type(error).__name__}: {error}"))
     said = rank_findings(found, {each.slug: each.explains for each in asked})
-    about = f"{len(record.steps)} steps at {len(record.sites)} sites"
+    steps = len(record.loss.steps) or len(record.steps)  # the last rows may be of an evaluation behind all steps
+    about = f"{steps:,} steps at {len(record.sites):,} sites"
     return Findings(said, not_checked, about, [each.slug for each in asked])

@@ -32,7 +32,7 @@ class Evidence:
 
     def __str__(self) -> str:
         value = self.value if isinstance(self.value, str) else f"{self.value:.4g}"
-        return f"{self.name} {value}{f' ({self.threshold})' if self.threshold else ''}"
+        return f"{self.name}: {value}{f' ({self.threshold})' if self.threshold else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -45,9 +45,18 @@ class Record:
         history: what was recorded.
         status: how the run fares: ``finished``, ``failed``, ``running``, ``stopped``; empty where it is not known.
         error: the exception that ended it, as in ``rank.json``.
+        events: those of each process; left out where there is one.
     """
 
-    def __init__(self, history: History, *, status: str = "", error: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        history: History,
+        *,
+        status: str = "",
+        error: Mapping[str, Any] | None = None,
+        events: Mapping[int, Sequence[Event]] | None = None,
+    ) -> None:
+        self._events = events
         self.history = history
         self.manifest = history.manifest
         self.status = status
@@ -116,8 +125,9 @@ class Record:
 
     @cached_property
     def facts(self) -> list[Fact]:
-        """All facts, in their order."""
-        return read_facts(self.events)
+        """All facts, those of one process after those of the other, in their order."""
+        by_rank = self._events if self._events is not None else {0: self.events}
+        return [fact for rank, events in by_rank.items() for fact in read_facts(events, rank)]
 
     def of(self, kind: type[F]) -> list[F]:
         """Facts of one kind, in their order."""
@@ -125,8 +135,12 @@ class Record:
 
     @cached_property
     def calls(self) -> list[Call]:
-        """Calls that the program made, in their order, of every step, also of those that were not recorded."""
-        return expand_calls(self.facts)
+        """Calls that the program made, in their order, of every step, also of those that were not recorded.
+
+        Of several processes those of the first one.
+        """
+        first = min((each.rank for each in self.facts), default=0)
+        return expand_calls(each for each in self.facts if each.rank == first)
 
     def calls_by_step(self) -> Iterator[tuple[int, list[Call]]]:
         """The calls of each step. What is called behind an update is of the next step."""
@@ -138,7 +152,20 @@ class Record:
     @cached_property
     def updates(self) -> list[Update]:
         """What the program called from one update of an optimizer to the next."""
-        return find_updates(self.calls)
+        return find_updates(self.calls, by_hand=self.is_changed is not False)
+
+    @cached_property
+    def is_changed(self) -> bool | None:
+        """Whether any parameter was changed while this was recorded; None where nothing tells."""
+        if any((self.series(site).abs_max > 0).any() for site in self.of_kind("parameter", "update")):
+            return True
+        digests: dict[tuple[int, str], list[str]] = {}
+        for fact in self.parameters:
+            if fact.digest:
+                digests.setdefault((fact.rank, fact.name), []).append(fact.digest)
+        if any(len(set(each)) > 1 for each in digests.values()):
+            return True
+        return False if any(len(each) > 1 for each in digests.values()) else None
 
     @cached_property
     def optimizers(self) -> dict[str, OptimizerMade]:
@@ -188,6 +215,11 @@ class Record:
         """What the manifest says of each module, by path."""
         listed = self.manifest.get("model", ())
         return {str(each.get("path", "")): each for each in listed if isinstance(each, Mapping)}
+
+    @cached_property
+    def models(self) -> frozenset[str]:
+        """Paths of all recorded models, also of those that only other models call; empty where that is not known."""
+        return frozenset(path for path, each in self.modules.items() if each.get("root"))
 
     @cached_property
     def root_names(self) -> frozenset[str]:

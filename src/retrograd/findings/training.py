@@ -52,17 +52,6 @@ class Updates:
             weights = np.sqrt(np.nansum(self.weight**2, axis=0))
         return divide(changed, weights)
 
-    @cached_property
-    def along(self) -> FloatArray:
-        """Cosine between each update and the weights that it was added to, by their norms before and after.
-
-        Of shape ``[parameters, steps − 1]``; NaN where it cannot be told. It holds only where all steps were recorded.
-        """
-        with np.errstate(over="ignore", invalid="ignore"):
-            before, after, delta = self.weight[:, :-1], self.weight[:, 1:], self.delta[:, :-1]
-            product = divide(after**2 - before**2 - delta**2, 2 * before * delta)
-        return np.where(np.diff(self.steps) == 1, product, np.nan)
-
 
 class Training:
     """Losses, rates and updates of a record.
@@ -101,6 +90,12 @@ class Training:
         return float(finite[0]) if len(finite) else np.nan
 
     @cached_property
+    def lowest(self) -> float:
+        """The lowest loss that is finite; NaN where there is none."""
+        finite = self.loss.values[np.isfinite(self.loss.values)]
+        return float(finite.min()) if len(finite) else np.nan
+
+    @cached_property
     def early(self) -> float:
         """The median of the first losses, a tenth of them, at least three."""
         head = self.loss.values[: max(3, len(self.loss.values) // 10)]
@@ -110,6 +105,11 @@ class Training:
     def late(self) -> float:
         """The median of the last losses, a fifth of them, at least three; NaN where one of them is not finite."""
         return _median(self.loss.values[-max(3, len(self.loss.values) // 5) :])
+
+    @property
+    def stride(self) -> int:
+        """Steps from one recorded loss to the next."""
+        return int(np.median(np.diff(self.loss.steps))) if len(self.loss.steps) > 1 else 1
 
     @cached_property
     def noise(self) -> float:
@@ -229,6 +229,13 @@ def is_number(value: Any) -> bool:
 def number(value: Any) -> float | None:
     """A plain number; None for anything else."""
     return float(value) if is_number(value) else None
+
+
+def median(values: Any) -> float:
+    """The median of what is finite; NaN where nothing is."""
+    known = np.asarray(values, np.float64)
+    known = known[np.isfinite(known)]
+    return float(np.median(known)) if len(known) else np.nan
 
 
 def _median(values: FloatArray) -> float:

@@ -47,11 +47,11 @@ class Update:
         return self.before[: places[0]] if places else self.before
 
 
-def find_updates(calls: Iterable[Call]) -> list[Update]:
-    """The updates of a program, in their order."""
+def find_updates(calls: Iterable[Call], *, by_hand: bool = True) -> list[Update]:
+    """The updates of a program, in their order; ``by_hand`` where it may update without an optimizer of torch."""
     listed = list(calls)
     if not any(call.name == "step" for call in listed):
-        return _find_by_hand(listed)
+        return _find_by_hand(listed) if by_hand else []
     since: dict[str, int] = {}
     found = []
     for place, call in enumerate(listed):

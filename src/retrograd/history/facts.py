@@ -3,6 +3,11 @@
 A fact is an event whose ``kind`` is one of those below and whose ``text`` is a JSON object with the fields of its
 class, but for ``name`` and ``value``, which have columns of their own, and for numbers that are not known. Step,
 micro-batch and phase are those of the event.
+
+Where there are many of a kind, one event holds several: ``rows`` are lists of what ``each`` names, among it ``name``,
+``value``, ``step`` and ``phase`` where they are not the event's; all else is the same for all of them, and the event's
+``value`` is how many they are.
+
 Lines are ``file:line`` of the user's source, empty where that is not known; parameters and modules have the names that
 their sites have.
 """
@@ -11,8 +16,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from retrograd.history.sink import Event, EventKind, Moment
@@ -49,8 +54,7 @@ class Fact:
     @property
     def text(self) -> str:
         """Its own fields as JSON."""
-        common = {each.name for each in fields(Fact)}
-        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in common}
+        own = {name: getattr(self, name) for name in self.__slots__}
         known = {name: value for name, value in own.items() if not (isinstance(value, float) and math.isnan(value))}
         return json.dumps(known, separators=(",", ":"), default=list)
 
@@ -61,12 +65,59 @@ class Fact:
         Raises:
             ValueError, TypeError: the event's text holds no such fact.
         """
+        (fact,) = cls.all_of_event(event, rank)
+        return fact
+
+    @classmethod
+    def all_of_event(cls, event: Event, rank: int = 0) -> list[Self]:
+        """Read all facts of an event again.
+
+        Raises:
+            ValueError, TypeError: the event's text holds no such facts.
+        """
         found = json.loads(event.text)
         if not isinstance(found, dict):
             raise TypeError(f"{event.kind} of {event.name!r} is no JSON object")
-        known = {each.name for each in fields(cls)} - {each.name for each in fields(Fact)}
-        own = {name: _freeze(value) for name, value in found.items() if name in known}
-        return cls(name=event.name, value=event.value, moment=event.moment, rank=rank, **own)
+        if "rows" not in found:
+            return [cls._make(event, rank, {"value": event.value, **found})]
+        each, rows = found.pop("each"), found.pop("rows")
+        return [cls._make(event, rank, {**found, **dict(zip(each, row, strict=True))}) for row in rows]
+
+    @classmethod
+    def _make(cls, event: Event, rank: int, found: JsonObject) -> Self:
+        known = {name: _freeze(value) for name, value in found.items() if value is not None}
+        when = {name: known.pop(name) for name in _WHEN & known.keys()}
+        own = {name: known[name] for name in _list_names(cls) & known.keys()}
+        moment = replace(event.moment, **when) if when else event.moment
+        return cls(**{"name": event.name, **own, "moment": moment, "rank": rank})
+
+
+_WHEN = frozenset({"step", "micro", "phase"})
+_names: dict[str, frozenset[str]] = {}
+
+
+def _list_names(kind: type[Any]) -> frozenset[str]:
+    names = _names.get(kind.__name__)
+    if names is None:
+        names = _names[kind.__name__] = frozenset(each.name for each in fields(kind))
+    return names
+
+
+def tell_number(number: float) -> str:
+    """A number as JSON; one that is not known as null."""
+    return "null" if math.isnan(number) else repr(number) if math.isfinite(number) else json.dumps(number)
+
+
+def tell_many(same: JsonObject, each: Sequence[str], rows: Iterable[str]) -> str:
+    """The text of an event that holds several facts.
+
+    Args:
+        same: fields that are the same for all.
+        each: names of the fields in the rows.
+        rows: JSON lists.
+    """
+    head = json.dumps({**same, "each": each}, separators=(",", ":"))
+    return f'{head[:-1]},"rows":[{",".join(rows)}]}}'
 
 
 def _freeze(value: Any) -> Any:
@@ -136,8 +187,12 @@ class OptimizerMade(Fact):
 class Modes(Fact):
     """Which modules are in training mode, when it is not as at the forward before. ``name`` is that of the model.
 
+    A module that is in neither list is as the one around it. A change inside a large model that leaves the model's own
+    flag alone may be seen some forwards later; of each model the first 100 changes are noted, then those to what is
+    new.
+
     Attributes:
-        training: paths of modules in training mode; those of a whole subtree by its root, as in ``blocks``.
+        training: paths of modules in training mode; of a subtree that is all alike its root, as in ``blocks``.
         evaluating: the same of those in eval mode.
     """
 
@@ -149,6 +204,9 @@ class Modes(Fact):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input(Fact):
     """A tensor that a model was called with. ``name`` is as in ``self:input.x``; ``value`` its mean.
+
+    Of each recorded step those of the first call with grad mode, and of the first one without, at most six. Of a tensor
+    of more than a million elements some rows are read.
 
     Attributes:
         shape, dtype: what it is.
@@ -169,7 +227,9 @@ class Input(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer(Fact):
-    """A buffer, when it was looked at. ``name`` is as in ``bn:running_var``; ``value`` its mean.
+    """A buffer before the first forward of a step that was looked at, and when recording ended.
+
+    Floating ones, and numbers. ``name`` is as in ``bn:running_var``; ``value`` its mean.
 
     Attributes:
         dtype, min, max, digest: as of an input.
@@ -184,12 +244,15 @@ class Buffer(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter(Fact):
-    """A parameter, when it was looked at. ``name`` is that of its site; ``value`` its root mean square.
+    """A parameter before the first forward of a step that was looked at, and when recording ended.
+
+    ``name`` is that of its site; ``value`` its root mean square.
 
     Attributes:
         shape, dtype: what it is.
         requires_grad: whether it does.
-        grad: ``None``, ``zero`` or ``some``, as ``.grad`` is behind the backward pass.
+        grad: ``None``, ``zero`` or ``some``, as ``.grad`` was behind the backward passes of that step; empty where
+            there was none.
         digest: as of an input.
         same_rows: rows of a matrix that are equal to another row of it, bit for bit.
         tied: other names of the same tensor.
@@ -209,20 +272,20 @@ class Parameter(Fact):
 class Units(Fact):
     """Units (channels, features) of a module's output, when it was looked at. ``name`` is the site; ``value`` how many.
 
+    Of a layer that a ReLU follows which is called as a function, a unit that is nowhere above zero counts as zero.
+
     Attributes:
         samples: elements of each.
         zero: units that are zero in all of them.
-        constant: units that have the same value in all of them, those that are zero not counted.
         saturated: units of which most elements are at the bounds of their function (tanh, sigmoid).
         always: units that have been zero at all looks since ``since``.
-        since: the step of the first of these looks.
+        since: the step of the first of these looks; most of those that last have been zero since then.
         used: of an embedding: rows that have been looked up so far.
     """
 
     kind = "units"
     samples: int = 0
     zero: int = 0
-    constant: int = 0
     saturated: int = 0
     always: int = 0
     since: int = 0
@@ -258,6 +321,9 @@ class Operation:
     mode: str = ""
 
 
+_OPERATION = tuple(each.name for each in fields(Operation))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations(Fact):
     """The operations from the begin of a forward to its backward, in order; written when they are not as before.
@@ -265,8 +331,8 @@ class Operations(Fact):
     ``name`` is that of the model; ``value`` how many nodes the graph of the loss has.
 
     Attributes:
-        listed: for each operation its fields, in the order of :class:`Operation`, where texts are numbers of
-            ``texts``; see :meth:`operations`.
+        listed: for each operation its fields, in the order of :class:`Operation`, where numbers of ``texts`` stand for
+            texts; see :meth:`operations`.
         texts: all texts, each once.
         outputs: numbers of the operations that made the models' outputs.
         loss: number of the operation that made what backward began from; −1 where that is not among them, or no
@@ -286,20 +352,14 @@ class Operations(Fact):
         return [self._read(one) for one in self.listed]
 
     def _read(self, one: tuple[Any, ...]) -> Operation:
-        name, line, module, node, operands, takes, makes, arguments, cuts, mode = one
-        text = self.texts.__getitem__
-        return Operation(
-            name=text(name),
-            line=text(line),
-            module=text(module),
-            node=text(node),
-            operands=operands,
-            takes=tuple(map(text, takes)),
-            makes=tuple(map(text, makes)),
-            arguments=text(arguments),
-            cuts=cuts,
-            mode=text(mode),
-        )
+        return Operation(**{name: self._spell(name, value) for name, value in zip(_OPERATION, one, strict=False)})
+
+    def _spell(self, name: str, value: Any) -> Any:
+        if name in ("operands", "cuts"):
+            return value
+        if isinstance(value, tuple):
+            return tuple(self._spell(name, each) for each in value)
+        return self.texts[value] if isinstance(value, int) else value
 
     @classmethod
     def pack(cls, operations: Iterable[tuple[Any, ...]], **fields: Any) -> Self:
@@ -424,7 +484,7 @@ def read_facts(events: Iterable[Event], rank: int = 0) -> list[Fact]:
     for event in events:
         if event.kind in _OF_KIND:
             try:
-                found.append(_OF_KIND[event.kind].of_event(event, rank))
+                found.extend(_OF_KIND[event.kind].all_of_event(event, rank))
             except (ValueError, TypeError):
                 continue
     return found

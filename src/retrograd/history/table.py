@@ -74,7 +74,11 @@ EVENT_COLUMNS: tuple[Column, ...] = (
     Column("micro", pa.int32(), "as in the statistics"),
     Column("backward", pa.int16(), "as in the statistics"),
     Column("phase", _TEXT, "as in the statistics"),
-    Column("kind", _TEXT, "loss, update, skipped, scale, fault, dropped, overwritten, rewrite, trigger, note or error"),
+    Column(
+        "kind",
+        _TEXT,
+        "loss, update, skipped, scale, fault, dropped, overwritten, rewrite, trigger, note, error, finding, or a fact",
+    ),
     Column("name", _TEXT, "what it is about: a site, an optimizer, …"),
     Column("value", pa.float64(), "its number; NaN where there is none; for rewrite, ‖after − before‖ / ‖before‖"),
     Column("text", pa.string(), "its words; for rewrite, the rule"),

@@ -42,6 +42,9 @@ def has_function_modes() -> bool:
     return torch._C._len_torch_function_stack() > 0
 
 
+without_functions = torch._C.DisableTorchFunction
+"""A block in which torch's functions go past modes and subclasses of the program's."""
+
 _mode_of_kind = torch._C._get_dispatch_mode
 _FAKE, _FUNCTIONAL, _PROXY = (getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "FUNCTIONAL", "PROXY"))
 _AS_EVER = eval_frame._FrameAction.DEFAULT

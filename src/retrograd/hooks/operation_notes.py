@@ -24,6 +24,7 @@ from retrograd.hooks.engine import (
     next_sequence_number,
     uncompiled,
     uncompiled_itself,
+    without_functions,
 )
 from retrograd.hooks.function_names import (
     VALUES,
@@ -134,7 +135,7 @@ class OperationNotes(QuietMode):
         taken = self._take(args, kwargs)
         result = function(*args, **kwargs) if kwargs else function(*args)
         try:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 self._note(name, taken, describe_arguments(name, args, kwargs), result, sys._getframe(1))
         except Exception as error:
             self._give_up(error)
@@ -143,7 +144,7 @@ class OperationNotes(QuietMode):
     def find(self, tensor: Tensor) -> int:
         """The number of the operation that made a tensor; one that was not seen when it was called is noted now."""
         try:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 return self._find(tensor)
         except Exception as error:
             self._give_up(error)
@@ -163,7 +164,7 @@ class OperationNotes(QuietMode):
     @uncompiled
     def _take(self, args: Any, kwargs: Any) -> _Taken:
         try:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 tensors = tensors_of(args, kwargs)
                 return _Taken(
                     tuple(self._find(each) for each in tensors),
@@ -265,7 +266,7 @@ class OperationNotes(QuietMode):
             if line is None and not is_inner[code.co_filename]:
                 line = self._name_line(frame)
             if module is None and code in MODULE_CALLS:
-                module = self._name_module(frame.f_locals["self"])
+                module = self._name_module(frame.f_locals[code.co_varnames[0]])
             if is_whole and inner is None and code is _APPLY:
                 inner, line, module = (line or "", module or ""), None, None
             if line is not None and module is not None and not is_whole:

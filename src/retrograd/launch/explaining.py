@@ -55,16 +55,17 @@ def explain_as_asked(arguments: argparse.Namespace) -> int:
     if arguments.command:
         request = _make_request(arguments)
         code = _run_watched(arguments.command, request, is_quiet=arguments.json)
-        run = Path(request.path)
+        run, shown = Path(request.path), request.shown
         if not is_run(run):  # what was in the way has been said
             return code
     else:
         _check_options(arguments)
         run = arguments.run or find_latest()
+        shown = str(run)
     opened = open_run(run)
     findings = explain(opened)
     _keep(run, findings)
-    _print(f"{os.path.relpath(run)}, {opened.status}", findings, arguments)
+    _print(f"{shown}, {opened.status}", findings, arguments)
     return 1 if arguments.fail_on and findings.reach(arguments.fail_on) else code
 
 

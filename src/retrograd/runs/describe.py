@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Sequence
 
 import pyarrow as pa
 
+from retrograd.history.facts import FACTS, Fact
 from retrograd.history.table import EVENT_COLUMNS, STATISTICS_COLUMNS, Column
 from retrograd.runs.layout import FORMAT, PLACES
 from retrograd.runs.shards import NOTES
@@ -78,6 +81,17 @@ rows.filter(polars.col("nan") > 0).select("step", "site", "nan")
 
 {events}
 
+### Facts
+
+What a recording notes beside statistics, for [findings](findings.md), are events too. Their `text` is a JSON object
+with the fields below, but for numbers that are not known; `name` and `value` are columns. Lines are `file:line`.
+
+{facts}
+
+What was critical while the run went on is an event of the kind `finding`, its `text` as a line of `findings.jsonl`:
+`detector`, `severity`, `message`, `site`, `step`, `last_step`, `rank`, `line`, `evidence`, `precondition`, `refute`,
+`repair`, `causes`.
+
 ## Tensors
 
 A shard is a safetensors file of up to 64 MB. The name of a tensor in it is `step/micro/backward/phase/site`, with
@@ -132,6 +146,7 @@ def describe_run_folder() -> str:
         places=_lay_out(["file", "what it is"], [(f"`{place.path}`", place.text) for place in PLACES]),
         statistics=_describe_columns(STATISTICS_COLUMNS) + "\n\nThen one float64 column for each statistic of a user.",
         events=_describe_columns(EVENT_COLUMNS),
+        facts=_lay_out(["kind", "what it is", "fields"], list(map(_describe_fact, FACTS))),
         notes=NOTES,
     )
 
@@ -139,6 +154,14 @@ def describe_run_folder() -> str:
 def _describe_columns(columns: Sequence[Column]) -> str:
     lines = [(f"`{column.name}`", _name_type(column.type), column.text) for column in columns]
     return _lay_out(["column", "type", "what it is"], lines)
+
+
+def _describe_fact(fact: type[Fact]) -> tuple[str, str, str]:
+    """Kind, meaning and fields of a fact, from its docstring."""
+    about, _, listed = inspect.cleandoc(fact.__doc__ or "").partition("Attributes:\n")
+    about = " ".join(about.split()).replace("``", "`").replace(":class:", "")
+    names = [each.strip().partition(":")[0] for each in listed.splitlines() if re.match(r" {4}\w[\w, ]*:", each)]
+    return f"`{fact.kind}`", about, ", ".join(f"`{each}`" for name in names for each in name.split(", "))
 
 
 def _name_type(kind: pa.DataType) -> str:

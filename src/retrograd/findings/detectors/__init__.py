@@ -2,11 +2,14 @@
 
 from retrograd.findings.detector import Detector
 from retrograd.findings.detectors.batch_norm import BatchNorm
+from retrograd.findings.detectors.broken_graphs import FreedGraph, NoGraph, Overwritten
 from retrograd.findings.detectors.call_order import BackwardNeverCalled, NeverSteps, StepBeforeBackward, StepTooSeldom
 from retrograd.findings.detectors.clipping import ClipBeforeUnscale, ClipOtherParameters, MisplacedClipping
 from retrograd.findings.detectors.depth import Exploding, Vanishing
 from retrograd.findings.detectors.failed import Failed
+from retrograd.findings.detectors.gradients import LayersInAList, MissingGradient, NotOptimized
 from retrograd.findings.detectors.graphs import GraphGrows, GraphLeaks
+from retrograd.findings.detectors.hooks import HooksScale
 from retrograd.findings.detectors.hyper_parameters import AdamEpsilon, ClipAlwaysOn, Momentum, WeightDecayDominates
 from retrograd.findings.detectors.initialisation import BadInit, SymmetricInit
 from retrograd.findings.detectors.inputs import ConstantInput, UnscaledInput
@@ -21,6 +24,7 @@ from retrograd.findings.detectors.loss_chain import (
     SoftmaxBeforeCrossEntropy,
 )
 from retrograd.findings.detectors.loss_sense import BoundedOutput, SummedLoss, WrongSign
+from retrograd.findings.detectors.modes import EvalModeInTraining, TrainModeInEvaluation
 from retrograd.findings.detectors.nonlinearity import MissingNonlinearity
 from retrograd.findings.detectors.optimizers import BeforeChange, MadeAnew
 from retrograd.findings.detectors.precision import OverflowHeadroom, ScalerChurn, Underflow, UpdateLost
@@ -28,18 +32,20 @@ from retrograd.findings.detectors.ranks import RanksDisagree
 from retrograd.findings.detectors.repeated_backward import AccumulationNotDivided, DoubleBackward
 from retrograd.findings.detectors.schedule import RateIsZero, RateJump, SchedulerBeforeStep, SchedulerPerStep
 from retrograd.findings.detectors.shapes import BroadcastLoss, ReshapeMixes, WrongDimension
-from retrograd.findings.detectors.sharing import WeightsUntied
+from retrograd.findings.detectors.sharing import SharedByAccident, WeightsUntied
 from retrograd.findings.detectors.units import AttentionCollapse, DeadUnits, EmbeddingUnused, Saturated
 from retrograd.findings.detectors.zero_grad import MisplacedZeroGrad, MissingZeroGrad
 
 DETECTORS: tuple[type[Detector], ...] = (
-    Failed, MissingZeroGrad, MisplacedZeroGrad, NeverSteps, BackwardNeverCalled, StepBeforeBackward, StepTooSeldom,
+    Failed, NoGraph, FreedGraph, Overwritten, LayersInAList, MissingGradient, NotOptimized,
+    MissingZeroGrad, MisplacedZeroGrad, NeverSteps, BackwardNeverCalled, StepBeforeBackward, StepTooSeldom,
     DoubleBackward, AccumulationNotDivided, MisplacedClipping, ClipBeforeUnscale, ClipOtherParameters, RateIsZero,
     SchedulerPerStep, SchedulerBeforeStep, RateJump, MadeAnew, BeforeChange, SoftmaxBeforeCrossEntropy,
     SigmoidBeforeLogitsLoss, NllOnProbabilities, BceOnLogits, DropoutMisplaced, BroadcastLoss, WrongDimension,
     ReshapeMixes, BoundedOutput, WrongSign, SummedLoss, UnscaledInput, ConstantInput, GraphGrows, GraphLeaks,
-    WeightsUntied, MissingNonlinearity,
+    WeightsUntied, SharedByAccident, MissingNonlinearity, EvalModeInTraining, TrainModeInEvaluation,
     BadInit, SymmetricInit, Exploding, Vanishing, LearningRateTooHigh, LearningRateTooLow, NotUpdated,
+    HooksScale,
     DeadUnits, Saturated, AttentionCollapse, EmbeddingUnused, WeightDecayDominates, AdamEpsilon, Momentum, ClipAlwaysOn,
     Underflow, UpdateLost, OverflowHeadroom, ScalerChurn, BatchNorm, RanksDisagree,
     LossSpike, Diverged, LossFlat, LossNoisy,

@@ -47,15 +47,14 @@ class NeverSteps(Detector):
         if not calls:
             raise CannotTell("no calls were recorded")
         passes = [call for call in calls if call.name == "backward"]
-        is_updated = any(call.name == "step" for call in calls) or (record.last_step or 0) > 0
+        is_updated = any(call.name == "step" for call in calls) or _may_change(record)
         named = _name_optimizer(calls)
         if is_updated or len(passes) < (PASSES if named else WITHOUT_OPTIMIZER) or not _trains(calls):
             return
         yield self.find(
             "critical" if named else "warning",
             f"{named or 'No optimizer'} {'never' if named else 'ever'} makes an update: backward ran {len(passes)} "
-            "times, and "
-            "step was not called once",
+            "times, and step was not called once",
             site=named,
             step=passes[0].step,
             last_step=passes[-1].step,
@@ -67,6 +66,11 @@ class NeverSteps(Detector):
             precondition=["no parameter was changed by hand either", "forwards run in training mode"],
             refute="gradients are all that the program wants, or it updates tensors that no recorded model has",
         )
+
+
+def _may_change(record: Record) -> bool:
+    """Whether parameters are changed by hand; steps are counted by that, too, and by gradients that are cleared."""
+    return (record.last_step or 0) > 0 if record.is_changed is None else record.is_changed
 
 
 def _name_optimizer(calls: list[Call]) -> str:
@@ -103,13 +107,12 @@ class BackwardNeverCalled(Detector):
         if not updates:
             raise CannotTell("no update was recorded")
         has_gradients = any(call.name in ("backward", "grad") for call in record.calls)
-        if has_gradients or len(updates) < 3 or _changes(record):
+        if has_gradients or len(updates) < 3 or record.is_changed:
             return
         yield self.find(
             "critical",
             f"{updates[0].optimizer} makes {len(updates)} updates, and no backward pass ever ran: parameters have no "
-            "gradient to "
-            "be updated by",
+            "gradient to be updated by",
             site=updates[0].optimizer,
             step=updates[0].step,
             last_step=updates[-1].step,
@@ -118,10 +121,6 @@ class BackwardNeverCalled(Detector):
             precondition=["no recorded parameter was changed by an update"],
             refute="gradients are written to .grad by the program itself",
         )
-
-
-def _changes(record: Record) -> bool:
-    return any((record.series(site).abs_max > 0).any() for site in record.of_kind("parameter", "update"))
 
 
 class StepBeforeBackward(Detector):
@@ -134,8 +133,7 @@ class StepBeforeBackward(Detector):
         example="SGD#1 steps before backward: 60 of 60 updates come between the forward and the backward pass of "
         "their batch.",
         threshold="no backward pass between the last forward with grad and the update, before 80 % of at least 3 "
-        "updates, though "
-        "backward runs",
+        "updates, though backward runs",
         source="our own choice",
         guard="forwards without grad (teachers, monitors) do not count; optimizers with a closure are left out",
         repair="call loss.backward() first, then optimizer.step().",
@@ -154,8 +152,7 @@ class StepBeforeBackward(Detector):
         return self.find(
             "critical",
             f"{optimizer} steps before backward: {len(early)} of {among} updates come between the forward and the "
-            "backward "
-            "pass of their batch",
+            "backward pass of their batch",
             site=optimizer,
             step=early[0].step,
             last_step=early[-1].step,
@@ -186,8 +183,7 @@ class StepTooSeldom(Detector):
         threshold="at least half of the backward passes from one line, and 2 an update, are cleared before the update",
         source="our own choice",
         guard="passes from other lines than the one that is used (adversarial examples, probes) do not count, nor do "
-        "programs "
-        "with several optimizers",
+        "programs with several optimizers",
         repair="call optimizer.step() after each backward pass, inside the loop over batches.",
     )
     explains = ("loss-flat", "learning-rate-too-low", "not-updated")
@@ -204,8 +200,7 @@ class StepTooSeldom(Detector):
                 yield self.find(
                     "critical",
                     f"Most gradients are thrown away: of {passes} backward passes, {len(lost)} are followed by "
-                    "zero_grad "
-                    f"before {optimizer} steps",
+                    f"zero_grad before {optimizer} steps",
                     site=optimizer,
                     step=updates[0].step,
                     last_step=updates[-1].step,

@@ -42,8 +42,7 @@ class MisplacedClipping(Detector):
         says="Gradients are clipped when the update has used them already, or before backward has found them.",
         example="Clipping has no effect: clip_grad_norm_ is called after the update, when it is too late.",
         threshold="a call of clip_grad_norm_ or clip_grad_value_, and none between the last backward pass and the "
-        "update, before "
-        "80 % of the updates",
+        "update, before 80 % of the updates",
         source="our own choice",
         guard="several optimizers, and those with a closure, are left out",
         repair="clip between loss.backward() and optimizer.step().",
@@ -96,8 +95,7 @@ class ClipBeforeUnscale(Detector):
         says="Gradients are clipped while they are still multiplied by the loss scale, so the bound is that many "
         "times lower.",
         example="Gradients are clipped while still scaled: clip_grad_norm_ to 1 is called without scaler.unscale_ "
-        "before it, at a "
-        "scale of 65536.",
+        "before it, at a scale of 65536.",
         threshold="a scale above 1, and no scaler.unscale_ between backward and clipping, before 80 % of the updates",
         source="torch's examples of automatic mixed precision: unscale before clipping",
         guard="a scale of 1, or a scaler that is off, is left alone",
@@ -117,8 +115,7 @@ class ClipBeforeUnscale(Detector):
                 yield self.find(
                     "warning",
                     f"Gradients are clipped while still scaled: {wrong[0].name} to {bound:g} is called without "
-                    "scaler.unscale_ "
-                    f"before it, at a scale of {scales[0]:g}",
+                    f"scaler.unscale_ before it, at a scale of {scales[0]:g}",
                     site=optimizer,
                     step=wrong[0].step,
                     last_step=wrong[-1].step,
@@ -162,7 +159,7 @@ class ClipOtherParameters(Detector):
         for optimizer, updates in list_clipped(record).items():
             calls = [call for update in updates for call in update.after_last("backward") if call.name in CLIPS]
             empty = [call for call in calls if call.details.get("parameters") == 0 or call.value == 0.0]
-            if empty and len(empty) >= SHARE * len(calls) and _is_updated(record, optimizer):
+            if empty and len(empty) >= SHARE * len(calls) and record.is_changed:
                 given = Counter(call.details.get("parameters") for call in empty).most_common(1)[0][0]
                 some = "no parameters" if given == 0 else f"{given} parameters that have no gradient"
                 yield self.find(
@@ -176,8 +173,3 @@ class ClipOtherParameters(Detector):
                     precondition=["updates change parameters, so there are gradients"],
                     refute="gradients are clipped by other means",
                 )
-
-
-def _is_updated(record: Record, optimizer: str) -> bool:
-    sites = record.of_kind("parameter", "update")
-    return any((record.series(site).abs_max > 0).any() for site in sites)

@@ -11,13 +11,13 @@ from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.learning_rate import is_adaptive
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray, Training, Updates, divide, number
+from retrograd.findings.training import FloatArray, IntArray, Training, Updates, divide, median, number
 
-STRONG = 1e-2
-"""Share of the weights that decay takes at each step, from which on it is spoken of."""
+HALF = 0.5
+"""Part of an update that decay makes, from which on it is spoken of."""
 
-AGAINST = -0.9
-"""Cosine between update and weights below which decay makes the update."""
+SHRUNK = 0.7
+"""What the norm of the weights has fallen to by then."""
 
 SHARE = 0.05
 """Share of what the rate would give, below which ε or clipping takes too much."""
@@ -31,79 +31,82 @@ class WeightDecayDominates(Detector):
 
     slug = "weight-decay-dominates"
     words = Words(
-        says="Updates point against the weights: decay shrinks them faster than the gradient can build them up.",
-        example="Weight decay outweighs the gradient: SGD#1 takes 5 % of the weights at each step (lr 0.1 × "
-        "weight_decay "
-        "0.5), and their norm fell from 9.1 to 0.06.",
-        threshold="Decay takes at least 1 % of the weights at a step; updates of most weights have a cosine with them "
-        "below "
-        "−0.9 over the first half, or their norm fell to a third.",
-        source="Loshchilov and Hutter 2019 use lr·wd below 1e-3; the bounds are measured by us.",
-        guard="Where no step was left out, updates are held against the weights themselves; decay below 1 % a step, "
-        "and "
-        "weights that do not shrink, are none.",
-        repair="Use a weight decay of 1e-2 or less with AdamW, 5e-4 with SGD.",
+        says="Weight decay shrinks the weights faster than the gradient can build them up.",
+        example="Weight decay outweighs the gradient: 0.5 of SGD#1 makes 98 % of an update, and the norm of the "
+        "weights "
+        "fell from 6.67 to 0.0418.",
+        threshold="Decay makes more than half of an update, at the median of the first half of the steps (λ‖w‖ beside "
+        "‖g‖, "
+        "or lr·λ‖w‖ beside ‖Δw‖ where it is decoupled); and the norm of the weights falls below 0.7 of what it was.",
+        source="Loshchilov and Hutter 2019 on decoupled decay; the bounds are measured by us.",
+        guard="A loss that has fallen to a fifth is none, for then small gradients are meant; so are weights that do "
+        "not "
+        "shrink.",
+        repair="Use a weight decay of 1e-2 or less with AdamW, 5e-4 with SGD, 0 with Adam.",
     )
     explains = (
         "loss-flat", "vanishing", "dead-units", "learning-rate-too-low", "not-updated", "loss-noisy", "underflow",
+        "bf16-update-lost",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:
-        """Hold updates against weights."""
-        updates = record.once(Training).updates
-        if len(updates.steps) < 10:
-            raise CannotTell(f"{len(updates.steps)} updates were recorded, and it takes 10")
-        decay, name = self._read_decay(record)
-        lost = record.once(Training).lost
-        until = len(updates.steps) if lost is None else int(np.searchsorted(updates.steps, lost))
-        big = (updates.count[:, 0] > 8) & (updates.weight[:, 0] > 0)
-        if decay < STRONG or not big.any() or until < 10:
+        """Hold decay against gradients, or updates."""
+        training = record.once(Training)
+        groups = [(name, group) for name, group in training.groups() if number(group.get("weight_decay"))]
+        if not record.optimizers:
+            raise CannotTell("no optimizer was recorded")
+        if training.late < 0.2 * training.early:
             return
-        weights = np.sqrt(np.nansum(updates.weight[big, :until] ** 2, axis=0))
-        shrunk = float(np.min(weights) / weights[0])
-        against = self._median_cosine(updates, big)
-        if shrunk < 1 / 3 or (against < AGAINST and shrunk < 0.7):
-            yield self._tell(record, name, decay, weights, against)
+        for name, group in groups:
+            until = len(training.updates.steps) if training.lost is None else training.lost
+            lines = self._pick(training.updates, set(group.get("parameters", ())))
+            if not len(lines) or until < 10:
+                continue
+            weights = np.sqrt(np.nansum(training.updates.weight[lines, :until] ** 2, axis=0))
+            share = self._measure_share(record, group, lines)
+            if share > HALF and np.min(weights) < SHRUNK * weights[0]:
+                yield self._tell(record, name, group, share, weights)
+                return
 
     @staticmethod
-    def _read_decay(record: Record) -> tuple[float, str]:
-        """The largest share that decay takes at a step, lr · weight_decay, and of which optimizer.
-
-        Raises:
-            CannotTell: no optimizer has told its weight decay.
-        """
-        found: list[tuple[float, str]] = []
-        for name, group in record.once(Training).groups():
-            rate, decay = number(group.get("lr")), number(group.get("weight_decay"))
-            if rate is not None and decay is not None:
-                found.append((rate * decay, name))
-        if not found:
-            raise CannotTell("no optimizer has told its weight decay")
-        return max(found)
+    def _pick(updates: Updates, names: set[str]) -> IntArray:
+        """Lines of weights of a group, small ones left out."""
+        listed = [k for k, site in enumerate(updates.sites) if not names or str(site.value) in names]
+        return np.array([k for k in listed if updates.count[k, 0] > 8 and updates.weight[k, 0] > 0], np.int64)
 
     @staticmethod
-    def _median_cosine(updates: Updates, big: np.ndarray[Any, np.dtype[np.bool_]]) -> float:
-        along = updates.along[big][:, : max(len(updates.steps) // 2, 5)]
-        return float(np.nanmedian(along)) if np.isfinite(along).any() else float("nan")
+    def _measure_share(record: Record, group: dict[str, Any], lines: IntArray) -> float:
+        """What part of an update decay makes, at the median of the first half of the steps."""
+        updates = record.once(Training).updates
+        decay, rate = number(group["weight_decay"]) or 0.0, number(group.get("lr")) or 0.0
+        half = max(len(updates.steps) // 2, 5)
+        norms = np.sqrt(np.nansum(updates.weight[lines, :half] ** 2, axis=0))
+        if group.get("decoupled_weight_decay"):
+            part = rate * decay * norms / np.sqrt(np.nansum(updates.delta[lines, :half] ** 2, axis=0))
+            return median(np.minimum(part, 1.0))
+        sites = [str(updates.sites[k].value.grad) for k in lines]
+        known = [site for site in sites if site in record.history]
+        gradients = np.sqrt(np.nansum(record.history.matrix("l2", known).values[:, :half] ** 2, axis=0))
+        size = min(len(gradients), len(norms))
+        return float(np.median(decay * norms[:size] / (decay * norms[:size] + gradients[:size])))
 
-    def _tell(self, record: Record, name: str, share: float, weights: FloatArray, against: float) -> Finding:
+    def _tell(self, record: Record, name: str, group: dict[str, Any], share: float, weights: FloatArray) -> Finding:
         updates = record.once(Training).updates
         low = int(np.argmin(weights))
         return self.find(
             "warning",
-            f"Weight decay outweighs the gradient: it takes {share:.1%} of the weights at each step, and their norm "
-            "fell "
-            f"from {weights[0]:.3g} to {weights[low]:.3g} at step {updates.steps[low]}.",
+            f"Weight decay outweighs the gradient: {group['weight_decay']:g} of {name} makes {share:.0%} of an "
+            "update, and "
+            f"the norm of the weights fell from {weights[0]:.3g} to {weights[low]:.3g} at step {updates.steps[low]}.",
             site=name,
             step=int(updates.steps[0]),
             last_step=record.last_step,
             line=record.once(Training).optimizer_line,
             evidence=[
-                Evidence("lr × weight decay", share, f"≥ {STRONG:g}"),
-                Evidence("median cosine of update and weights", against, f"< {AGAINST:g}, or norm below a third"),
-                Evidence("norm of the weights over that at first", float(weights[low] / weights[0]), "< 0.33"),
+                Evidence("decay's part of an update", share, f"> {HALF:g}"),
+                Evidence("norm of the weights over that at first", float(weights[low] / weights[0]), f"< {SHRUNK:g}"),
             ],
-            precondition=["the updates themselves point against the weights, or these shrink"],
+            precondition=["the loss has not fallen to a fifth"],
             refute="without weight decay the weights shrink all the same",
         )
 
@@ -146,7 +149,7 @@ class AdamEpsilon(Detector):
             return float("nan"), float("nan")
         gradients = record.history.matrix("rms", [str(site.value.grad) for site in sites]).values
         moved = record.history.matrix("rms", [str(site) for site in sites]).values
-        return float(np.nanmedian(gradients)), float(np.nanmedian(moved))
+        return median(gradients), median(moved)
 
     def _tell(self, record: Record, name: str, epsilon: float, size: float, share: float) -> Finding:
         return self.find(
@@ -189,9 +192,8 @@ class Momentum(Detector):
             raise CannotTell("no optimizer was recorded")
         for name, group in record.once(Training).groups():
             said = self._judge(group)
-            if said and not self._settles(record):
-                what, value, bound = said
-                yield self._tell(record, name, what, value, bound)
+            if said and (said[2].startswith("> √") or not self._settles(record)):
+                yield self._tell(record, name, *said)
                 return
 
     @staticmethod
@@ -203,9 +205,9 @@ class Momentum(Detector):
         first, second = (*pair, None, None)[:2]
         if first is None or second is None:
             return None
-        if first >= LONG:
-            return "β₁", first, f"≥ {LONG:g}"
-        return ("β₁", first, f"> √β₂ = {second**0.5:.3g}") if first > second**0.5 else None
+        if first > second**0.5:
+            return "β₁", first, f"> √β₂ = {second**0.5:.3g}"
+        return ("β₁", first, f"≥ {LONG:g}") if first >= LONG else None
 
     @staticmethod
     def _settles(record: Record) -> bool:
@@ -220,15 +222,16 @@ class Momentum(Detector):
         lasts = (
             f"it adds up the gradients of {1 / max(1 - value, 1e-9):.0f} steps, and {len(record.steps)} were recorded"
         )
+        settles = "are the betas swapped?" if bound.startswith("> √") else "the loss does not settle"
         return self.find(
             "warning",
-            f"The {what} of {name} is {value:g}: {lasts}; the loss does not settle.",
+            f"The {what} of {name} is {value:g}: {lasts}; {settles}.",
             site=name,
             step=int(record.steps[0]),
             last_step=record.last_step,
             line=record.optimizers[name].line,
             evidence=[Evidence(what, value, bound), Evidence("loss at the end", record.once(Training).late)],
-            precondition=["the loss does not end at its lowest"],
+            precondition=["the loss does not end at its lowest, or β₁ is above √β₂"],
             refute="with 0.9 it ends as high",
         )
 
@@ -258,19 +261,19 @@ class ClipAlwaysOn(Detector):
         norms = np.array([call.value for call in calls])
         bounds = np.array([number(call.details.get("max_norm")) or np.nan for call in calls])
         left = divide(bounds, norms)
-        median = float(np.nanmedian(left))
-        if median >= SHARE or (left < SHARE).mean() < 0.8:
+        usual = median(left)
+        if not usual < SHARE or (left < SHARE).mean() < 0.8:
             return
         costs = not record.once(Training).fell and not is_adaptive(record.once(Training).optimizer)
         yield self.find(
             "warning" if costs else "note",
-            f"clip_grad_norm_(max_norm={bounds[0]:g}) leaves {median:.2g} of the gradient at {(left < SHARE).sum()} of "
+            f"clip_grad_norm_(max_norm={bounds[0]:g}) leaves {usual:.2g} of the gradient at {(left < SHARE).sum()} of "
             f"{len(calls)} steps: the learning rate is in truth that much smaller.",
             step=calls[0].step,
             last_step=calls[-1].step,
             line=calls[0].line,
             evidence=[
-                Evidence("max_norm over the norm, median", median, f"< {SHARE:g}"),
+                Evidence("max_norm over the norm, median", usual, f"< {SHARE:g}"),
                 Evidence("share of steps", float((left < SHARE).mean()), "≥ 0.8"),
             ],
             precondition=[

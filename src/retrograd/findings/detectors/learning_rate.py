@@ -7,12 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detectors.units import DEAD, list_dead
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
 from retrograd.findings.training import MOVED, FloatArray, Training, Updates, divide
 
 LARGE = 0.1
 """‖Δw‖ / ‖w‖ of a step beyond which it may have thrown training off; 1e-3 is usual."""
+
+HUGE = 0.5
+"""The same, beyond which it is said without a rise where the loss is none the better."""
 
 ROSE = 3.0
 """A loss that is so many times what it was has been thrown off."""
@@ -47,7 +51,8 @@ class LearningRateTooHigh(Detector):
         "the loss rose from 0.652 to 3.6e+08 and ended at 6.33.",
         threshold="‖Δw‖/‖w‖ > 0.1 just before the loss is 3 times what it was (1.5 times where that is 6 times its "
         "noise), "
-        "or not finite; and it ends above 0.9 of what it was.",
+        "or not finite, or before most units of a layer die; and it ends above 0.9 of what it was. Or ‖Δw‖/‖w‖ > 0.5, "
+        "and it ends no lower, or above half of it where it was 10 times as high for 5 steps.",
         source="SageMaker Debugger and practice hold 1e-3 to be usual; 0.1 and 3 are measured by us: 34 healthy runs "
         "stay below one of the two.",
         guard="A loss that has come back is none; nor is one that rose after a usual update (then it was the data).",
@@ -65,18 +70,38 @@ class LearningRateTooHigh(Detector):
         training.need_loss(4)
         updates = training.updates
         before = baseline(record, updates)
+        since = self._find_rise(record, before) or self._find_death(record)
+        first = None if since is None or training.late < MOVED * before else largest_before(updates, since)
+        first = first or self._find_huge(record, before)
+        if first is not None:
+            yield self._tell(record, *first, before)
+
+    @staticmethod
+    def _find_rise(record: Record, before: float) -> int | None:
+        """The first step at which the loss is far above what it was, if that lasted."""
+        training = record.once(Training)
         steps, loss = training.loss
         bound = min(ROSE * before, max(1.5 * before, before + 6 * np.nan_to_num(training.noise, nan=np.inf)))
         risen = np.flatnonzero(~(loss < bound)) if before > 0 else np.zeros(0, np.int64)
-        late = training.late
-        lasted = max(len(risen), int((updates.ratio > LARGE).sum()))
-        if not len(risen) or lasted < LASTED or late < MOVED * before:
-            return
-        first = largest_before(updates, int(steps[risen[0]]))
-        if first is None:
-            return
-        step, ratio = first
-        yield self._tell(record, step, ratio, before)
+        lasted = max(len(risen), int((training.updates.ratio > LARGE).sum())) * training.stride
+        return int(steps[risen[0]]) if len(risen) and lasted >= LASTED else None
+
+    @staticmethod
+    def _find_huge(record: Record, before: float) -> tuple[int, float] | None:
+        """An update of half of the weights or more, and a loss that is none the better, or was far up for long."""
+        training, updates = record.once(Training), record.once(Training).updates
+        place = np.flatnonzero(np.nan_to_num(updates.ratio, nan=0.0) >= HUGE)
+        up = int((training.loss.values > 10 * before).sum()) * training.stride
+        no_better = training.late >= before or (up >= 5 and training.late >= 0.5 * before)
+        if len(place) * training.stride < 2 or not no_better or len(training.loss.values) < 10 or before <= 0:
+            return None
+        return int(updates.steps[place[0]]), float(updates.ratio[place].max())
+
+    @staticmethod
+    def _find_death(record: Record) -> int | None:
+        """The step since which most units of a layer have been dead, if they lived before."""
+        found = [dead for dead in list_dead(record) if dead.share > DEAD and dead.since > record.steps[0]]
+        return min((dead.since for dead in found), default=None)
 
     def _tell(self, record: Record, step: int, ratio: float, before: float) -> Finding:
         training = record.once(Training)
@@ -84,7 +109,7 @@ class LearningRateTooHigh(Detector):
         finite = loss[np.isfinite(loss)]
         named = "The learning rate" if rate is None else f"The learning rate of {rate:g}"
         rise = f"the loss rose from {before:.3g} to {finite.max():.3g}"
-        rise = rise if finite.max() > ROSE / 2 * before else f"the loss was {before:.3g}"
+        rise = rise if finite.max() > ROSE / 2 * before else f"the loss was {before:.3g} before"
         end = f"ended at {late:.3g}" if np.isfinite(late) else "is no longer finite"
         return self.find(
             "critical",
@@ -200,9 +225,11 @@ class NotUpdated(Detector):
     def check(self, record: Record) -> Iterator[Finding]:
         """Look for updates of zero beside gradients."""
         updates = record.once(Training).updates
+        if record.once(Training).is_contest:
+            raise CannotTell("several models are trained in turn, each with gradients that the others leave")
         names = [str(site.value.grad) for site in updates.sites]
         known = np.array([name in record.history for name in names], np.bool_)
-        if not known.any() or np.nanmax(updates.delta, initial=0.0) == 0:
+        if not known.any() or not (np.nan_to_num(updates.delta, nan=0.0) > 0).any():
             raise CannotTell("no parameter was changed, or no gradient was recorded")
         norms = record.history.matrix("l2", [name for name, is_known in zip(names, known, strict=True) if is_known])
         shared = np.isin(updates.steps, norms.steps)

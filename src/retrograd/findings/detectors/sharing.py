@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from retrograd.findings.chain import AFFINE
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
 from retrograd.history.facts import Parameter
+from retrograd.sites.site import ROOT
+
+CONTAINERS = ("Sequential", "ModuleList")
+"""What names its children by their places."""
 
 
 class WeightsUntied(Detector):
@@ -20,8 +25,7 @@ class WeightsUntied(Detector):
         example="emb:weight and head:weight are equal at step 0 and differ at step 1: they are two copies and not "
         "tied.",
         threshold="a weight of an Embedding and one of another module, of one shape, equal bit for bit at the first "
-        "look and "
-        "different at a later one",
+        "look and different at a later one",
         source="our own choice",
         guard="layers that are copies of each other (cloned blocks) are of one type, and are left alone",
         repair="assign the parameter itself: head.weight = emb.weight.",
@@ -41,11 +45,10 @@ class WeightsUntied(Detector):
                 yield self.find(
                     "warning",
                     f"{first} and {second} are equal at step {looks[first][0].step} and differ at step {apart}: they "
-                    "are two copies "
-                    "and not tied",
+                    "are two copies and not tied",
                     site=second,
                     step=apart,
-                    line=str(record.modules.get(second.rpartition(":")[0], {}).get("line", "")),
+                    line=record.line_of(second.rpartition(":")[0]),
                     evidence=[
                         Evidence("shape", str(list(looks[first][0].shape))),
                         Evidence("equal bit for bit", "at first"),
@@ -69,3 +72,80 @@ def _find_apart(first: list[Parameter], second: list[Parameter]) -> int | None:
     """The first step at which both were looked at and differ."""
     others = {fact.step: fact.digest for fact in second}
     return next((fact.step for fact in first if others.get(fact.step, fact.digest) != fact.digest), None)
+
+
+class SharedByAccident(Detector):
+    """One module stands several times in a container."""
+
+    slug = "shared-weights"
+    words = Words(
+        says="One module stands several times in a container, so what looks like several layers has the weights of "
+        "one.",
+        example="The module 0 stands at 4 places of a Sequential and is called 4 times a forward: its 4 places share "
+        "one weight.",
+        threshold="numbers that are missing among the children of a Sequential or ModuleList, and a child with "
+        "parameters that is called once more for each of them",
+        source="our own choice: torch lists a module once, by its first place",
+        guard="activations without parameters, cells that are called in a loop, and children that were taken out on "
+        "purpose are left alone",
+        repair="make the layers one by one: [make_layer() for _ in range(n)] in place of [layer] * n, or "
+        "copy.deepcopy.",
+    )
+    explains = ("loss-flat", "learning-rate-too-low")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        calls = _count_calls(record)
+        for container, missing in _find_gaps(record).items():
+            children = [path for path in record.modules if path.rpartition(".")[0] == container]
+            shared = {child: _calls_within(record, child, calls) for child in children}
+            shared = {child: count for child, count in shared.items() if count > 1}
+            if len(shared) == 1 and next(iter(shared.values())) == missing + 1:
+                yield self._describe(record, container, *next(iter(shared.items())))
+
+    def _describe(self, record: Record, container: str, child: str, count: int) -> Finding:
+        kind = record.type_of(container or ROOT)
+        return self.find(
+            "warning",
+            f"The module {child} stands at {count} places of a {kind} and is called {count} times a forward: its "
+            f"{count} places share one set of weights",
+            site=child,
+            line=record.line_of(container or ROOT),
+            evidence=[Evidence("places", count, "> 1"), Evidence("calls a forward", count, "> 1")],
+            precondition=[
+                "it has parameters, and the numbers of its other places are missing among the container's children"
+            ],
+            refute="the layers are meant to share their weights",
+        )
+
+
+def _find_gaps(record: Record) -> dict[str, int]:
+    """How many numbers are missing among the children of each container; that of the root is empty."""
+    found = {}
+    for path in record.modules:
+        container = "" if path == ROOT else path
+        if not record.type_of(path).endswith(CONTAINERS):
+            continue
+        tails = [
+            each.rpartition(".")[2] for each in record.modules if each != ROOT and each.rpartition(".")[0] == container
+        ]
+        numbers = [int(tail) for tail in tails if tail.isdigit()]
+        if numbers and len(numbers) == len(tails) and max(numbers) + 1 > len(numbers):
+            found[container] = max(numbers) + 1 - len(numbers)
+    return found
+
+
+def _count_calls(record: Record) -> dict[str, int]:
+    """How often the operation with a weight of each module is called in the first forward that was noted."""
+    found: dict[str, int] = {}
+    for chain in record.chains[:1]:
+        for number, operation in enumerate(chain.listed):
+            if operation.module and chain.name(number) in AFFINE | {"batch_norm", "layer_norm", "lstm", "gru"}:
+                found[operation.module] = found.get(operation.module, 0) + 1
+    return found
+
+
+def _calls_within(record: Record, path: str, calls: dict[str, int]) -> int:
+    """How often a module with parameters is called, by the operations of what is in it."""
+    counts = [count for module, count in calls.items() if module == path or module.startswith(f"{path}.")]
+    return min(counts, default=0)

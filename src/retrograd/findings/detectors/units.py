@@ -31,6 +31,9 @@ FLAT = 0.08
 ONE_HOT = 0.95
 """Σp² / Σp of a softmax from which on it picks one."""
 
+SHARP = 0.7
+"""The same at the first steps, where it should be near to 1/n."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dead:
@@ -77,16 +80,11 @@ class DeadUnits(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look for layers in the order of the forward."""
-        found = [dead for layer in record.once(Layers).listed if (dead := self._look(record, layer))]
+        found = list_dead(record)
         bound = MOST if record.once(Training).fell else DEAD
         most = [dead for dead in found if dead.share > bound]
         if most:
             yield self._tell(record, most)
-
-    def _look(self, record: Record, layer: Layer) -> Dead | None:
-        if "ReLU" in layer.type and layer.type not in ("LeakyReLU", "PReLU", "RReLU"):
-            return _from_looks(record, layer) or _from_rows(record, layer)
-        return _from_gradients(record, layer) if layer.weighs else None
 
     def _tell(self, record: Record, found: list[Dead]) -> Finding:
         worst = max(found, key=lambda dead: dead.share)
@@ -112,6 +110,17 @@ class DeadUnits(Detector):
             ],
             refute="one of these units is above zero for some sample of the data",
         )
+
+
+def list_dead(record: Record) -> list[Dead]:
+    """Layers with dead units, in the order of the forward."""
+    return [dead for layer in record.once(Layers).listed if (dead := _look(record, layer))]
+
+
+def _look(record: Record, layer: Layer) -> Dead | None:
+    if "ReLU" in layer.type and layer.type not in ("LeakyReLU", "PReLU", "RReLU"):
+        return _from_looks(record, layer) or _from_rows(record, layer)
+    return (_from_looks(record, layer) or _from_gradients(record, layer)) if layer.weighs else None
 
 
 def _from_looks(record: Record, layer: Layer) -> Dead | None:
@@ -220,7 +229,8 @@ class AttentionCollapse(Detector):
     words = Words(
         says="A softmax inside of the model gives all its weight to one, so that no gradient passes it.",
         example="The softmax att.sm gives 98 % of its weight to one of all since step 0.",
-        threshold="Σp²/Σp at least 0.95 at the last steps, and the loss has not fallen by a tenth.",
+        threshold="Σp²/Σp at least 0.95 at the last steps, or 0.7 from the first step on, and the loss has not fallen "
+        "by a tenth.",
         source="Zhai et al. 2023 (arXiv 2303.06296) on entropy collapse; the bound is ours.",
         guard="The last layer may be certain; a loss that falls is none; a softmax that is called as a function is not "
         "seen.",
@@ -236,9 +246,11 @@ class AttentionCollapse(Detector):
         for layer in layers:
             series = record.series(layer.site)
             certain = series.rms**2 / np.where(series.mean > 0, series.mean, np.nan)
-            if len(certain) < LOOKS or record.once(Training).fell or not np.median(certain[-LOOKS:]) >= ONE_HOT:
+            began_so = bool(record.steps[0] == 0 and np.median(certain[:LOOKS]) >= SHARP and np.mean(series.mean) < 0.4)
+            bound = SHARP if began_so else ONE_HOT
+            if len(certain) < LOOKS or record.once(Training).fell or not np.median(certain[-LOOKS:]) >= bound:
                 continue
-            below = np.flatnonzero(~(certain >= ONE_HOT))
+            below = np.flatnonzero(~(certain >= bound))
             since = int(series.steps[min(int(below[-1]) + 1 if len(below) else 0, len(series) - 1)])
             yield self.find(
                 "warning",
@@ -249,7 +261,7 @@ class AttentionCollapse(Detector):
                 step=since,
                 last_step=record.last_step,
                 line=layer.line,
-                evidence=[Evidence("Σp²/Σp", float(np.median(certain[-LOOKS:])), f"≥ {ONE_HOT:g}")],
+                evidence=[Evidence("Σp²/Σp", float(np.median(certain[-LOOKS:])), f"≥ {bound:g}")],
                 precondition=["it is not the last layer", "the loss has not fallen by a tenth"],
                 refute="the entropy of its rows is above 0.1·log n",
             )

@@ -1,0 +1,25 @@
+"""A sick script: nobody calls zero_grad, so every step follows the sum of all gradients there ever were.
+
+retrograd run examples/sick_no_zero_grad.py
+"""
+
+from __future__ import annotations
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+pixels, labels = load_digits(return_X_y=True)
+images, labels = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(labels)
+
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(200):
+    batch = torch.randint(1500, (64,))
+    loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
+    loss.backward()  # the fault: what was there before is added to
+    optimizer.step()
+    if step % 50 == 49:
+        print(f"step {step + 1}   loss {loss.item():.4f}")

@@ -1,0 +1,273 @@
+"""Units of activations: which of them are zero, or at their bounds, for all samples; which rows embeddings look up.
+
+What is reduced stays on its device until it may be read. A ReLU that is called as a function is looked at where its
+argument was made, which the operations of the first look tell.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from retrograd.facts.source import FactHost, FactSource
+from retrograd.history.facts import NOW, Units
+from retrograd.hooks.candidates import compiled_regions, walk_modules
+from retrograd.hooks.engine import current_graph_task, grad_enabled, is_tracing, is_transformed, without_functions
+from retrograd.hooks.module import unwatch_forward, watch_forward
+from retrograd.hooks.module_calls import OUTSIDE
+from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation
+from retrograd.hooks.operation_tap import carry_out_unseen, without_graph
+from retrograd.sites.site import Site
+
+OFTEN, SELDOM, SETTLED = 16, 128, 512
+"""Every so many recorded steps units are looked at; the second once the third have been recorded."""
+
+_FIRST = 4
+"""The first steps, all of which are looked at; and looks after which zeros last."""
+
+_MOST_WATCHED, _MOST_CALLS, _MOST_ROWS = 64, 4, 1 << 22
+"""Modules that are watched, calls of each that are looked at, rows of an embedding."""
+
+_RECTIFIERS = (nn.ReLU, nn.ReLU6)
+_RECTIFYING = ("relu", "relu_", "relu6")
+_BOUNDED: dict[type[nn.Module], tuple[float, float]] = {nn.Tanh: (-0.99, 0.99), nn.Sigmoid: (0.01, 0.99)}
+_CHANNELS = ("conv", "batch_norm", "group_norm", "instance_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduced:
+    """What is left of an output, on its device.
+
+    Attributes:
+        samples: elements of each unit.
+        highest: the largest of each unit.
+        bounded: how many of each unit are at the bounds of a bounded function.
+    """
+
+    samples: int
+    highest: Tensor
+    bounded: Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Streaks:
+    """Since which look each unit of a site is zero.
+
+    Attributes:
+        begins: for each unit the step; −1 where it is not zero.
+        looks: for each unit, at how many looks it has been since.
+    """
+
+    begins: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    looks: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def add(self, is_zero: npt.NDArray[np.bool_], step: int) -> tuple[int, int]:
+        """Returns how many have been zero at all looks since which step; that of most of those that were at several."""
+        if len(self.begins) != len(is_zero):
+            self.begins, self.looks = np.full(len(is_zero), -1), np.zeros(len(is_zero), np.int64)
+        self.begins = np.where(is_zero, np.where(self.begins < 0, step, self.begins), -1)
+        self.looks = np.where(is_zero, self.looks + 1, 0)
+        lasting = self.begins[self.looks >= min(_FIRST, int(self.looks.max(initial=0)))]
+        begins = np.sort(lasting[lasting >= 0])
+        if not len(begins):
+            return 0, step
+        since = int(begins[int(0.9 * (len(begins) - 1))])
+        return int(np.count_nonzero((self.begins >= 0) & (self.begins <= since))), since
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Which rows of an embedding have been looked up: a mask on its device, and how many look-ups since the last look.
+
+    It is made when the first ones come.
+    """
+
+    rows: int
+    lookups: int = 0
+    mask: Tensor | None = None
+
+    def add(self, indices: Tensor) -> None:
+        if self.mask is None or self.mask.device != indices.device:
+            self.mask = torch.zeros(self.rows, dtype=torch.bool, device=indices.device)
+        mask = self.mask
+        carry_out_unseen(lambda: mask.index_fill_(0, indices.reshape(-1).long(), True))
+        self.lookups += indices.numel()
+
+
+@dataclass(slots=True)
+class _Switch:
+    awake: bool = False
+
+
+class _Watch:
+    """Sees the calls of one module while its switch is on."""
+
+    def __init__(self, switch: _Switch, see: Callable[[tuple[Any, ...], Any], None]) -> None:
+        self.switch = switch
+        self._see = see
+
+    def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """The forward hook."""
+        if current_graph_task() == OUTSIDE and not is_tracing():
+            with without_functions():
+                self._see(args, output)
+
+
+class UnitLooks(FactSource):
+    """Notes facts about units at every 16th recorded step, later at every 128th."""
+
+    def __init__(self, host: FactHost) -> None:
+        super().__init__(host)
+        self._looking, self._training = _Switch(), _Switch()
+        self._moment = NOW
+        self._watches: WeakKeyDictionary[nn.Module, _Watch] = WeakKeyDictionary()
+        self._modules: dict[str, weakref.ref[nn.Module]] = {}
+        self._channels_first: set[str] = set()
+        self._held: dict[str, list[_Reduced]] = {}
+        self._streaks: dict[str, _Streaks] = {}
+        self._rows: dict[str, _Rows] = {}
+
+    def model_added(self, name: str, model: nn.Module) -> None:
+        """Watch its activations."""
+        entries = walk_modules(name, model)
+        compiled = compiled_regions(entries)
+        for entry in entries:
+            if not (compiled and entry.path.startswith(compiled)):
+                self._modules[entry.path] = weakref.ref(entry.tapped)
+                if isinstance(entry.module, (*_RECTIFIERS, *_BOUNDED)):
+                    self._watch_units(entry.path, _BOUNDED.get(type(entry.module)))
+                elif isinstance(entry.module, nn.Embedding):
+                    self._watch_rows(entry.path, entry.module.num_embeddings)
+
+    def operations_noted(self, noted: Sequence[NotedOperation]) -> None:
+        """Watch what goes into activations that are called as functions, and into nothing else."""
+        uses = Counter(operand for each in noted if not each.cuts for operand in each.operands)
+        for each in noted:
+            place = each.operands[0] if each.name in _RECTIFYING and each.operands else MADE_BEFORE
+            if place != MADE_BEFORE:
+                self._follow(noted[place], each.module, is_used_once=uses[place] == 1)
+
+    def _follow(self, source: NotedOperation, module: str, *, is_used_once: bool) -> None:
+        if source.name.startswith(_CHANNELS):
+            self._channels_first.update((module, source.module))
+        made_in = self._modules.get(source.module, lambda: None)()
+        is_layer = made_in is not None and not made_in._modules and module != source.module
+        if is_used_once and is_layer and self._modules.get(module, lambda: None)() not in self._watches:
+            self._watch_units(source.module, None)
+
+    def _watch_units(self, path: str, bounds: tuple[float, float] | None) -> None:
+        if sum(watch.switch is self._looking for watch in self._watches.values()) < _MOST_WATCHED:
+            self._watch(path, _Watch(self._looking, lambda args, output: self._see(path, bounds, output)))
+
+    def _watch_rows(self, path: str, rows: int) -> None:
+        if rows <= _MOST_ROWS:
+            self._rows[path] = _Rows(rows)
+            self._watch(path, _Watch(self._training, lambda args, output: self._see_rows(path, args)))
+
+    def _watch(self, path: str, watch: _Watch) -> None:
+        module = self._modules[path]()
+        if module is not None and module not in self._watches:
+            self._watches[module] = watch
+            watch_forward(module, watch)
+
+    # ---- what happens ----
+
+    def forward_begins(self, model: nn.Module, arguments: Any) -> None:
+        """Look, if it is time."""
+        trains = grad_enabled() and model.training and self.host.is_recorded
+        count = self.host.recorded
+        self._training.awake = trains
+        self._looking.awake = trains and (count < _FIRST or count % (OFTEN if count < SETTLED else SELDOM) == 0)
+        if self._looking.awake:
+            self._moment = self.host.now
+
+    def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
+        """Look no more."""
+        self._looking.awake = self._training.awake = False
+
+    def _see(self, path: str, bounds: tuple[float, float] | None, output: Any) -> None:
+        held = self._held.setdefault(path, [])
+        if len(held) < _MOST_CALLS and _is_readable(output):
+            unit = output.ndim - 1 if output.ndim == 3 and path not in self._channels_first else 1
+            held.append(_reduce(without_graph(output), unit, bounds))
+
+    def _see_rows(self, path: str, args: tuple[Any, ...]) -> None:
+        if args and type(args[0]) is Tensor and not is_transformed(args[0]):
+            self._rows[path].add(args[0])
+
+    def drain(self) -> None:
+        """Note what was seen."""
+        held, self._held = self._held, {}
+        if not held and self._moment == NOW:
+            return
+        for path, reduced in held.items():
+            self._note(path, reduced)
+        for path, rows in self._rows.items():
+            if rows.mask is not None and rows.lookups:
+                used, samples, rows.lookups = int(rows.mask.sum()), rows.lookups, 0
+                self._tell(Units(name=_name(path), value=float(rows.rows), samples=samples, used=used, since=-1))
+        self._moment = NOW
+
+    def _note(self, path: str, reduced: list[_Reduced]) -> None:
+        units = len(reduced[0].highest)
+        reduced = [each for each in reduced if len(each.highest) == units]
+        highest = np.max([each.highest.float().cpu().numpy() for each in reduced], axis=0)
+        samples = sum(each.samples for each in reduced)
+        is_zero = highest <= 0
+        always, since = self._streaks.setdefault(path, _Streaks()).add(is_zero, self._moment.step)
+        bounded = [each.bounded.cpu().numpy() for each in reduced if each.bounded is not None]
+        saturated = int(np.count_nonzero(np.sum(bounded, axis=0) > 0.5 * samples)) if bounded else 0
+        zero = 0 if bounded else int(is_zero.sum())
+        self._tell(
+            Units(
+                name=_name(path),
+                value=float(units),
+                samples=samples,
+                zero=zero,
+                saturated=saturated,
+                always=0 if bounded else always,
+                since=since,
+            )
+        )
+
+    def _tell(self, fact: Units) -> None:
+        self.host.note_fact(replace(fact, moment=self._moment))
+
+    def end(self) -> None:
+        """Take all hooks away."""
+        for module, watch in list(self._watches.items()):
+            unwatch_forward(module, watch)
+        self._watches.clear()
+        self._modules.clear()
+
+
+def _is_readable(output: Any) -> bool:
+    is_plain = type(output) is Tensor and not is_transformed(output) and output.layout is torch.strided
+    return is_plain and output.ndim > 1 and output.numel() > 0 and output.is_floating_point() and not output.is_meta
+
+
+def _name(path: str) -> str:
+    return str(Site(path, ("output",)))
+
+
+def _reduce(tensor: Tensor, unit: int, bounds: tuple[float, float] | None) -> _Reduced:
+    others = [each for each in range(tensor.ndim) if each != unit]
+    samples = tensor.numel() // tensor.shape[unit]
+
+    def find_highest() -> Tensor:
+        return tensor.amax(others)
+
+    if bounds is None:
+        return _Reduced(samples, carry_out_unseen(find_highest))
+    low, high = bounds
+    bounded = carry_out_unseen(lambda: ((tensor < low) | (tensor > high)).sum(others))
+    return _Reduced(samples, carry_out_unseen(find_highest), bounded)

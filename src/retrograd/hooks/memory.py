@@ -1,0 +1,51 @@
+"""The bytes of a tensor's elements."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+_BYTES = 512
+_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def first_bytes(tensor: Tensor, most: int = _BYTES) -> bytes | Tensor:
+    """Some of the first bytes of a tensor's elements, or where they are on a device, a copy of them there.
+
+    Empty for one that does not lie in memory one element after the other.
+    """
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return b""
+    size = min(tensor.numel() * tensor.element_size(), most)
+    if not size or tensor.is_conj() or tensor.is_neg():
+        return b""
+    if tensor.device.type == "cpu":
+        return ctypes.string_at(tensor.data_ptr(), size)
+    with torch.no_grad():
+        return tensor.detach().view(-1)[: size // tensor.element_size()].view(torch.uint8).clone()
+
+
+def count_same_rows(tensor: Tensor, rows: int = 4096, columns: int = 64) -> int:
+    """How many rows of a matrix on the CPU are equal to another one of it, bit for bit.
+
+    Of more rows or columns than that the first are looked at; where these are equal and there are more columns, all of
+    those rows.
+    """
+    matrix = tensor.detach()[:rows].flatten(1)
+    suspects = _group(matrix[:, :columns])
+    if matrix.shape[1] > columns and suspects:
+        suspects = _group(matrix[suspects]) if len(suspects) * matrix.shape[1] <= 1 << 22 else suspects
+    return len(suspects)
+
+
+def _group(matrix: Tensor) -> list[int]:
+    """Numbers of the rows that are equal to another."""
+    width = matrix.shape[1] * matrix.element_size()
+    content = matrix.contiguous()
+    data = ctypes.string_at(content.data_ptr(), len(matrix) * width)
+    places: dict[bytes, list[int]] = {}
+    for row in range(len(matrix)):
+        places.setdefault(data[row * width : (row + 1) * width], []).append(row)
+    return [row for same in places.values() if len(same) > 1 for row in same]

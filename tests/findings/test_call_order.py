@@ -1,0 +1,111 @@
+from retrograd.findings.detectors.call_order import BackwardNeverCalled, NeverSteps, StepBeforeBackward, StepTooSeldom
+from retrograd.findings.detectors.repeated_backward import AccumulationNotDivided, DoubleBackward
+from retrograd.history.sink import Event, Moment
+from tests.findings.by_hand import ask
+from tests.findings.programs import make_calls, make_chain, make_optimizer, make_program
+
+PLAIN = ("zero_grad", "forward", "backward", "step")
+
+
+def test_an_optimizer_that_never_steps() -> None:
+    [found] = ask(NeverSteps, make_program(make_calls([("zero_grad", "forward", "backward") * 6])))
+    assert (found.severity, found.site, found.line) == ("critical", "SGD#1", "train.py:12")
+    assert "backward ran 6 times" in found.message
+
+
+def test_gradients_may_be_all_that_is_wanted() -> None:
+    few = make_calls([("forward", "backward") * 6])
+    maps = make_calls([("forward", "backward") * 40], forward={"training": False})
+    for calls in (few, maps, make_calls([PLAIN] * 6)):
+        assert not ask(NeverSteps, make_program(calls))
+
+
+def test_updates_without_a_backward_pass() -> None:
+    [found] = ask(BackwardNeverCalled, make_program(make_calls([("zero_grad", "forward", "step")] * 4)))
+    assert (found.severity, found.line) == ("critical", "train.py:14")
+    assert not ask(BackwardNeverCalled, make_program(make_calls([PLAIN] * 4)))
+    assert not ask(BackwardNeverCalled, make_program(make_calls([("zero_grad", "forward", "step")] * 2)))
+
+
+def test_an_update_before_its_backward_pass() -> None:
+    steps = [("zero_grad", "forward", "step")] + [("backward", "zero_grad", "forward", "step")] * 5
+    [found] = ask(StepBeforeBackward, make_program(make_calls(steps)))
+    assert (found.severity, found.line) == ("critical", "train.py:14")
+    assert "6 of 6 updates" in found.message
+
+
+def test_a_forward_without_grad_may_stand_before_an_update() -> None:
+    steps = [("zero_grad", "forward", "backward", "evaluate", "step")] * 6
+    assert not ask(StepBeforeBackward, make_program(make_calls(steps)))
+    assert not ask(StepBeforeBackward, make_program(make_calls([PLAIN] * 6)))
+
+
+def test_gradients_that_are_thrown_away() -> None:
+    steps = [(*("zero_grad", "forward", "backward") * 8, "step")] * 3
+    [found] = ask(StepTooSeldom, make_program(make_calls(steps)))
+    assert "of 24 backward passes, 21 are followed by zero_grad" in found.message
+    assert found.line == "train.py:14"
+
+
+def test_gradients_of_adversarial_examples_are_thrown_away_on_purpose() -> None:
+    steps = [(*("forward", "second backward", "zero_grad") * 7, "forward", "backward", "step")] * 3
+    assert not ask(StepTooSeldom, make_program(make_calls(steps)))
+    accumulation = [("zero_grad", *("forward", "backward") * 8, "step")] * 3
+    assert not ask(StepTooSeldom, make_program(make_calls(accumulation)))
+
+
+def _with_losses(steps: int, losses: tuple[float, ...], micros: tuple[int, ...]) -> list[Event]:
+    return [
+        Event(Moment(step, micro, k), "loss", value=value + step)
+        for step in range(steps)
+        for k, (value, micro) in enumerate(zip(losses, micros, strict=True))
+    ]
+
+
+def _record(calls: list, events: list[Event]):  # type: ignore[type-arg, no-untyped-def]
+    record = make_program(calls)
+    for event in events:
+        record.history.add_event(event)
+    return record
+
+
+def test_the_same_loss_twice() -> None:
+    calls = make_calls([("zero_grad", "forward", "backward", "second backward", "step")] * 5)
+    [found] = ask(DoubleBackward, _record(calls, _with_losses(5, (0.5, 0.5), (0, 0))))
+    assert (found.severity, found.line) == ("warning", "train.py:19")
+    assert "2 times from the same loss (0.5) before 5 of 5 updates" in found.message
+
+
+def test_several_losses_and_micro_batches_are_no_repetition() -> None:
+    calls = make_calls([("zero_grad", "forward", "backward", "second backward", "step")] * 5)
+    assert not ask(DoubleBackward, _record(calls, _with_losses(5, (0.5, 0.25), (0, 0))))
+    assert not ask(DoubleBackward, _record(calls, _with_losses(5, (0.5, 0.5), (0, 1))))
+    assert not ask(DoubleBackward, _record(make_calls([PLAIN] * 5), _with_losses(5, (0.5,), (0,))))
+
+
+MEAN = make_chain(
+    ("linear", (-1, -1), ((4, 3), (2, 3)), (4, 2)), ("cross_entropy", (0, -1), ((4, 2), (4,)), (), "reduction=mean"),
+    outputs=[0],
+)  # fmt: skip
+DIVIDED = make_chain(
+    ("linear", (-1, -1), ((4, 3), (2, 3)), (4, 2)), ("cross_entropy", (0, -1), ((4, 2), (4,)), (), "reduction=mean"),
+    ("div", (1,), ((),), (), "4"), outputs=[0],
+)  # fmt: skip
+FOUR = [(*("forward", "backward") * 4, "step", "zero_grad")] * 5
+
+
+def test_means_that_are_added_up() -> None:
+    [found] = ask(AccumulationNotDivided, make_program([*make_calls(FOUR), MEAN]))
+    assert (found.severity, found.line) == ("warning", "train.py:12")
+    assert "4 micro-batches" in found.message
+    adam = make_calls(FOUR, step={"about": "Adam#1"}, zero_grad={"about": "Adam#1"})
+    assert [each.severity for each in ask(AccumulationNotDivided, make_program([*adam, MEAN]))] == ["note"]
+
+
+def test_losses_that_are_divided_or_from_several_lines() -> None:
+    assert not ask(AccumulationNotDivided, make_program([*make_calls(FOUR), DIVIDED]))
+    two = [("forward", "backward", "forward", "second backward", "step", "zero_grad")] * 5
+    assert not ask(AccumulationNotDivided, make_program([*make_calls(two), MEAN]))
+    assert not ask(AccumulationNotDivided, make_program([*make_calls([PLAIN] * 5), MEAN]))
+    gan = [make_optimizer(), make_optimizer("Adam#2"), *make_calls([*FOUR, ("forward", "backward", "step")], step={})]
+    assert len(ask(AccumulationNotDivided, make_program([*gan, MEAN]))) == 1

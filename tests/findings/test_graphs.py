@@ -1,0 +1,109 @@
+from collections.abc import Sequence
+
+from retrograd.findings.detectors.failed import Failed
+from retrograd.findings.detectors.graphs import GraphGrows, GraphLeaks
+from retrograd.findings.detectors.sharing import SharedByAccident, WeightsUntied
+from retrograd.findings.record import Record
+from retrograd.history.facts import GraphSize, Parameter
+from retrograd.history.sink import Moment
+from tests.findings.by_hand import ask, make_record, spread
+from tests.findings.programs import make_calls, make_chain, make_program
+
+LOOKS = (0, 1, 2, 4, 8, 16, 32)
+
+
+def _sizes(nodes: Sequence[float], alive: Sequence[int] = (0,) * 7) -> Record:
+    facts = [
+        GraphSize(value=value, alive=held, moment=Moment(step))
+        for step, value, held in zip(LOOKS, nodes, alive, strict=True)
+    ]
+    calls = make_calls([("forward", "backward", "step")] * 33)
+    return make_record(range(33), lambda step: {"0:weight.grad": spread(1.0)}, facts=[*facts, *calls])
+
+
+def test_a_graph_that_grows_with_the_step() -> None:
+    [found] = ask(GraphGrows, _sizes([9.0 + 5 * step for step in LOOKS]))
+    assert (found.severity, found.line) == ("critical", "train.py:12")
+    assert "grows by 5 nodes a step: backward ran through 9 nodes at step 0 and 169 at step 32" in found.message
+
+
+def test_graphs_of_different_sizes() -> None:
+    assert not ask(GraphGrows, _sizes([9.0] * 7))
+    assert not ask(GraphGrows, _sizes([9.0, 40.0, 12.0, 33.0, 21.0, 50.0, 30.0]))
+    assert not ask(GraphGrows, _sizes([10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0]))
+    assert not ask(GraphGrows, _sizes([5.0, 6.0, 20.0, 21.0, 22.0, 23.0, 24.0]))
+
+
+def test_graphs_that_are_kept() -> None:
+    [found] = ask(GraphLeaks, _sizes([9.0] * 7, LOOKS))
+    assert (found.severity, found.step) == ("warning", 1)
+    assert "32 graphs of earlier steps are still held at step 32" in found.message
+
+
+def test_a_few_graphs_that_are_kept() -> None:
+    assert not ask(GraphLeaks, _sizes([9.0] * 7))
+    assert not ask(GraphLeaks, _sizes([9.0] * 7, [0, 1, 2, 4, 5, 5, 5]))
+    assert not ask(GraphLeaks, _sizes([9.0] * 7, [0, 1, 2, 4, 8, 9, 10]))
+
+
+def _tied(first: Sequence[str], second: Sequence[str], kind: str = "Embedding", tied: tuple[str, ...] = ()) -> Record:
+    facts = [
+        Parameter(name=name, digest=digest, shape=(50, 16), tied=tied, moment=Moment(step))
+        for name, digests in (("emb:weight", first), ("head:weight", second))
+        for step, digest in enumerate(digests)
+    ]
+    return make_program(facts, modules={"self": "LM", "emb": kind, "head": "Linear"})
+
+
+def test_copies_that_were_meant_to_be_tied() -> None:
+    [found] = ask(WeightsUntied, _tied(["a", "b"], ["a", "c"]))
+    assert (found.site, found.step, found.line) == ("head:weight", 1, "train.py:2")
+
+
+def test_weights_that_are_tied_or_never_were() -> None:
+    assert not ask(WeightsUntied, _tied(["a", "b"], ["a", "b"]))
+    assert not ask(WeightsUntied, _tied(["a", "b"], ["x", "y"]))
+    assert not ask(WeightsUntied, _tied(["a", "b"], ["a", "c"], kind="Linear"))
+
+
+def _places(*paths: str, calls: int, kind: str = "Sequential") -> Record:
+    layer = ("linear", (-1, -1), ((8, 8), (8, 8)), (8, 8), "", "0")
+    chain = make_chain(*[layer] * calls, ("mean", (calls - 1,), ((8, 8),), ()), outputs=[calls - 1])
+    return make_program([chain], modules={"self": kind} | dict.fromkeys(paths, "Linear"))
+
+
+def test_one_module_at_several_places() -> None:
+    [found] = ask(SharedByAccident, _places("0", "3", calls=3))
+    assert (found.severity, found.site, found.line) == ("warning", "0", "train.py:0")
+    assert "The module 0 stands at 3 places of a Sequential" in found.message
+
+
+def test_modules_that_are_called_several_times_on_purpose() -> None:
+    assert not ask(SharedByAccident, _places("0", "1", "2", calls=3))
+    assert not ask(SharedByAccident, _places("0", "3", calls=1))  # others were taken out
+    assert not ask(SharedByAccident, _places("0", "3", calls=3, kind="Net"))
+
+
+def _died(message: str, kind: str = "RuntimeError", **fields: object) -> Record:
+    error = {"kind": kind, "message": message, "lines": ["/home/me/train.py:7 in main", "/home/me/net.py:9 in forward"]}
+    return make_program([], error=error | fields)
+
+
+def test_a_run_that_died() -> None:
+    message = "mat1 and mat2 shapes cannot be multiplied (64x144 and 256x6)"
+    [found] = ask(Failed, _died(message, module="fc2"))
+    assert (found.severity, found.site, found.line) == ("critical", "fc2", "/home/me/net.py:9")
+    assert "in fc2: a layer that takes 256 features is given 144" in found.message
+    assert message in found.message
+
+
+def test_a_run_that_died_of_something_of_its_own() -> None:
+    [found] = ask(Failed, _died("no such file", "FileNotFoundError"))
+    assert found.message == "The run died: FileNotFoundError: no such file"
+    [found] = ask(Failed, _died("Target 5 is out of bounds.", "IndexError", in_backward=True))
+    assert "in backward: target 5 is no class of the model" in found.message
+
+
+def test_runs_that_did_not_die() -> None:
+    assert not ask(Failed, make_program([]))
+    assert not ask(Failed, _died("", "KeyboardInterrupt"))

@@ -1,0 +1,302 @@
+"""``retrograd explain``, and what is said of findings while and after a run is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import retrograd as rg
+from retrograd.cli import main
+from retrograd.findings.stored import store_findings
+from retrograd.history.facts import NonFinite
+from retrograd.history.sink import Event, Moment
+from retrograd.launch import closing
+from retrograd.launch.explaining import is_command
+from retrograd.launch.live_findings import LiveFindings
+from retrograd.launch.verdict import find_verdict
+from retrograd.runs.latest import find_latest
+from retrograd.runs.reader import open_run
+from tests.launch.conftest import ENVIRONMENT, SCRIPTS, run
+from tests.launch.recorded import HEALTHY, Command, Outcome, recorded
+
+SICK = str(SCRIPTS / "diverges.py")
+
+
+def record_run(path: Path, lr: float = 0.2, steps: int = 40) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    with rg.record(model, path):
+        for _ in range(steps):
+            data = torch.randn(64, 8, generator=generator)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(data), (data[:, 0] > 0).long()).backward()
+            optimizer.step()
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a healthy run, and with a sick one that was recorded later."""
+    home = tmp_path_factory.mktemp("home")
+    record_run(home / "runs" / "well")
+    record_run(home / "runs" / "ill", lr=1e30)
+    os.utime(home / "runs" / "well" / "rank00000" / "rank.json", (0, 0))
+    os.utime(home / "runs" / "well" / "manifest.json", (0, 0))
+    return home
+
+
+@pytest.fixture
+def at_home(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(runs)
+    return runs
+
+
+# ---- a run ----
+
+
+def test_the_newest_run_is_explained(at_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert find_latest() == Path("runs/ill")
+    assert main(["explain"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("runs/ill, finished: ")
+    assert "\ncritical " in said
+    assert "\033" not in said
+
+
+def test_a_healthy_run_says_what_was_looked_at(at_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "runs/well", "--fail-on", "note"]) == 0
+    assert capsys.readouterr().out.startswith("runs/well, finished: no findings in 40 steps at 1")
+
+
+def test_what_it_rests_on_is_told_when_asked_for(at_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "-v", "runs/ill", "--not-checked"]) == 0
+    said = capsys.readouterr().out
+    assert "measured: " in said
+    assert "not checked: " in said
+
+
+@pytest.mark.parametrize(
+    ("name", "severity", "code"),
+    [("ill", "critical", 1), ("ill", "note", 1), ("well", "critical", 0), ("well", "warning", 0)],
+)
+def test_json_lines_and_an_exit_code(
+    at_home: Path, capsys: pytest.CaptureFixture[str], name: str, severity: str, code: int
+) -> None:
+    assert main(["explain", f"runs/{name}", "--json", "--fail-on", severity]) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["message"] for line in lines] == [each.message for each in rg.explain(f"runs/{name}")]
+    assert bool(lines) == (name == "ill")
+    assert Path("runs", name, "findings.jsonl").read_text().splitlines() == lines
+
+
+def test_a_folder_that_may_not_be_written_is_explained_all_the_same(
+    at_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(run: Path, findings: rg.Findings) -> None:
+        raise PermissionError(run)
+
+    monkeypatch.setattr("retrograd.launch.explaining.store_findings", refuse)
+    assert main(["explain"]) == 0
+    assert "critical" in capsys.readouterr().out
+
+
+def test_report_and_view_take_the_newest_run_too(at_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view"]) == 0
+    assert capsys.readouterr().out.startswith("critical ")
+    assert main(["view", "runs/well"]) == 0
+    assert capsys.readouterr().out.startswith("no findings in 40 steps")
+    assert main(["report"]) == 0
+    assert Path(capsys.readouterr().out.strip()).is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "slug"),
+    [
+        (["runs/nowhere"], "not-a-run"),
+        (["nowhere.py"], "cannot-launch"),
+        (["--steps", "3"], "cannot-launch"),
+        (["-o", "here", "runs/ill"], "cannot-launch"),
+        (["--steps", "0", SICK], "bad-schedule"),
+        (["-o", "runs/ill", SICK], "run-exists"),
+    ],
+)
+def test_a_mistake_is_told(at_home: Path, capsys: pytest.CaptureFixture[str], words: list[str], slug: str) -> None:
+    assert main(["explain", *words]) == 2
+    assert f"[{slug}]" in capsys.readouterr().err
+
+
+def test_where_there_is_no_run_it_says_how_to_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain"]) == 2
+    assert "retrograd run train.py" in capsys.readouterr().err
+
+
+def test_a_run_is_told_from_a_command(at_home: Path) -> None:
+    assert not is_command(["runs/ill"])
+    assert not is_command(["runs/ill/rank00000"])
+    assert not is_command(["runs/nowhere"])
+    assert all(map(is_command, (["train.py"], ["-m", "timeit"], ["sh", "-c", "true"])))
+
+
+def test_torch_is_not_loaded(at_home: Path) -> None:
+    code = "import sys; from retrograd.cli import main; main(['explain']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
+
+
+# ---- a command ----
+
+
+def explain_command(folder: Path, *words: str) -> tuple[int, str, str]:
+    return run([sys.executable, "-m", "retrograd.cli", "explain", *words], folder)
+
+
+def test_a_command_is_run_and_explained(tmp_path: Path) -> None:
+    code, output, errors = explain_command(tmp_path, "-o", "run", SICK, "3")
+    assert code == 3
+    losses, said = output.split("left\n")
+    assert len(losses.split()) == 12
+    assert said.startswith("run, failed: ")
+    assert "\ncritical " in said
+    assert errors.splitlines()[0].startswith("retrograd: watching ")
+    assert not [line for line in errors.splitlines()[1:] if line.startswith("retrograd: ")]
+
+
+def test_a_command_is_ended_after_some_steps_and_may_tidy_up(tmp_path: Path) -> None:
+    code, output, errors = explain_command(
+        tmp_path, "-o", "run", "--steps", "8", "--json", "--fail-on", "critical", "--", SICK
+    )
+    assert code == 1
+    assert next(json.loads(line)["severity"] for line in output.splitlines()) == "critical"  # and nothing else
+    assert [line for line in errors.splitlines() if "nan" in line or line == "left"] == [*["nan"] * 7, "left"]
+    assert "retrograd: the program is ended here, after 8 steps, as --steps asks" in errors.splitlines()
+    assert open_run(tmp_path / "run").history.manifest["status"] == "finished"
+    assert len(open_run(tmp_path / "run").history.loss.steps) == 8
+
+
+# ---- while and after a run is recorded ----
+
+
+@recorded("diverges.py 3", "diverges.py raise")
+def test_what_was_found_is_said_once_and_changes_nothing(outcome: Outcome) -> None:
+    assert outcome.code in (3, 1)
+    live, *_, last = outcome.words[1:]
+    assert live == "retrograd: critical  the loss is nan, step 1"
+    head, *found, more = last.split("\n")
+    assert head.startswith("retrograd: recorded 12 steps at ")
+    assert head.endswith(f" {len(found)} finding{'s' * (len(found) != 1)}:")
+    assert found[0].startswith("  critical  ")
+    assert more == "  more: retrograd explain run"
+    stored = [json.loads(line) for line in (outcome.run / "findings.jsonl").read_text().splitlines()]
+    assert next(each["message"] for each in stored) in found[0]
+    (event,) = outcome.events("finding")
+    assert json.loads(event["text"])["step"] == event["step"] == 1
+
+
+@pytest.mark.parametrize(
+    "outcome", [Command("diverges.py 3", "--quiet"), Command("diverges.py raise", "-q")], indirect=True, ids=str
+)
+def test_who_wants_quiet_is_told_nothing(outcome: Outcome) -> None:
+    assert outcome.words == []
+    assert len(outcome.events("finding")) == 1
+
+
+def test_a_run_that_ends_without_a_word_is_explained_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = str(SCRIPTS / "ends.py")
+    code, _, errors = run([sys.executable, "-m", "retrograd.cli", "run", "-o", "run", script, "SIGKILL"], tmp_path)
+    assert code == -9
+    assert len(errors.splitlines()) == 2
+    assert main(["explain", str(tmp_path / "run")]) == 0
+    assert "run, stopped: no findings in " in capsys.readouterr().out
+
+
+def test_the_verdict(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_verdict(runs / "runs/well", "run") == f"; {HEALTHY}"
+    lines = find_verdict(runs / "runs/ill", "run").split("\n")
+    assert lines[0].startswith(". ")
+    assert lines[1].startswith("  critical  ")
+    assert lines[-1] == "  more: retrograd explain run"
+    monkeypatch.setattr("retrograd.launch.verdict.MOST_ROWS", 3)
+    assert "retrograd explain run" in find_verdict(runs / "runs/well", "run")
+
+
+def test_what_cannot_be_explained_keeps_the_end_of_a_run_as_it_is(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert closing._ask_verdict(runs / "runs/well", "run") == f"; {HEALTHY}"
+    assert closing._ask_verdict(tmp_path, "run") == ""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert closing._ask_verdict(runs / "runs/well", "run") == ""
+
+
+# ---- live ----
+
+
+@pytest.fixture
+def hear(capfd: pytest.CaptureFixture[str]) -> Callable[[list[Event]], tuple[list[Event], str]]:
+    def listen(events: list[Event]) -> tuple[list[Event], str]:
+        kept: list[Event] = []
+        live = LiveFindings(kept.append, is_quiet=False)
+        for event in events:
+            live.hear(event)
+        return kept, capfd.readouterr().err
+
+    return listen
+
+
+Hear = Callable[[list[Event]], tuple[list[Event], str]]
+
+
+def losses(*values: float) -> list[Event]:
+    return [Event(Moment(step), "loss", "", value) for step, value in enumerate(values)]
+
+
+def test_the_first_of_a_kind_is_said(hear: Hear) -> None:
+    kept, said = hear(losses(1.0, float("inf"), float("nan")))
+    assert said == "retrograd: critical  the loss is inf, step 1\n"
+    assert [event.moment.step for event in kept] == [1]
+
+
+def test_a_loss_that_grows_a_thousandfold_is_said(hear: Hear) -> None:
+    calm = [1.0] * 20
+    assert hear(losses(*calm, 999.0)) == ([], "")
+    assert "the loss is 2000, 2000 times the largest of the first 20" in hear(losses(*calm, 2000.0))[1]
+    assert hear(losses(*[0.0] * 20, 5.0)) == ([], "")
+
+
+def test_the_origin_of_nan_is_said_with_its_line(hear: Hear) -> None:
+    fact = NonFinite(name="block.att", born="forward", operation="softmax", line="/a/train.py:48", reason="all -inf")
+    kept, said = hear([Event(Moment(7), "nonfinite", fact.name, text=fact.text)])
+    assert said == (
+        "retrograd: critical  a number that is not finite is made in block.att by softmax: all -inf, step 7 "
+        "(train.py:48)\n"
+    )
+    assert len(kept) == 1
+
+
+def test_what_loss_scaling_brings_about_is_no_finding(hear: Hear) -> None:
+    fact = NonFinite(name="head", born="backward")
+    scaled = [Event(Moment(0), "scale", value=65536.0), Event(Moment(0), "skipped")]
+    assert hear([*scaled, *losses(float("inf")), Event(Moment(0), "nonfinite", "head", text=fact.text)]) == ([], "")
+    masked = NonFinite(name="head", born="forward", masked=True)
+    assert hear([Event(Moment(0), "nonfinite", "head", text=masked.text)]) == ([], "")
+
+
+def test_findings_are_stored_whole_or_not_at_all(runs: Path, tmp_path: Path) -> None:
+    findings = rg.explain(runs / "runs" / "ill")
+    store_findings(tmp_path, findings)
+    assert [path.name for path in tmp_path.iterdir()] == ["findings.jsonl"]
+    read = rg.Findings.of_dicts(map(json.loads, (tmp_path / "findings.jsonl").read_text().splitlines()))
+    assert read.as_json_lines() == findings.as_json_lines()
