@@ -17,6 +17,7 @@ from retrograd.facts.inputs import InputSource
 from retrograd.facts.kink_watch import KinkWatch
 from retrograd.facts.looks import is_look
 from retrograd.facts.modes import ModeSource
+from retrograd.facts.nonfinite_watch import NonFiniteWatch
 from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.source import MakeSource
 from retrograd.facts.states import StateSource
@@ -33,7 +34,7 @@ SOURCES: tuple[MakeSource, ...] = (
 )  # fmt: skip
 """What every recording notes."""
 
-WATCHES: tuple[MakeSource, ...] = (KinkWatch,)
+WATCHES: tuple[MakeSource, ...] = (KinkWatch, NonFiniteWatch)
 """What is too dear for every recording, and noted where a program is run to be explained."""
 
 

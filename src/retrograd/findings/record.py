@@ -206,6 +206,11 @@ class Record:
         return {str(each.get("path", "")): each for each in listed if isinstance(each, Mapping)}
 
     @cached_property
+    def models(self) -> frozenset[str]:
+        """Paths of all recorded models, also of those that only other models call; empty where that is not known."""
+        return frozenset(path for path, each in self.modules.items() if each.get("root"))
+
+    @cached_property
     def root_names(self) -> frozenset[str]:
         """Paths of the recorded models themselves: ``self`` for a single one."""
         return frozenset((ROOT,)) if ROOT in self.modules else frozenset(p for p in self.modules if "." not in p)

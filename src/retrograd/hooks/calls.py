@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 from retrograd.hooks.compiled_modules import call_around
 
 MODULE_CALLS = (nn.Module._call_impl.__code__, call_around.__code__)
-"""The code that calls a module; its ``self`` is the module."""
+"""The code that calls a module, which is its first argument."""
 
 _STEPS = (Optimizer.profile_hook_step(lambda: None).__code__,)
 

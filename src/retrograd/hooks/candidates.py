@@ -119,8 +119,11 @@ def beginning_of(path: str) -> str:
 
 
 def describe_model(name: str, model: nn.Module) -> list[dict[str, str | int]]:
-    """The structure of a model as plain data: path, type, and number of own and trainable parameters."""
-    return [
+    """The structure of a model as plain data: path, type, and number of own and trainable parameters.
+
+    The model itself comes first, and is marked as ``root``.
+    """
+    described: list[dict[str, str | int]] = [
         {
             "path": entry.path,
             "type": type(entry.module).__name__,
@@ -129,6 +132,9 @@ def describe_model(name: str, model: nn.Module) -> list[dict[str, str | int]]:
         }
         for entry in walk_modules(name, model)
     ]
+    for root in described[:1]:
+        root["root"] = True
+    return described
 
 
 def _size(parameter: torch.Tensor) -> int:

@@ -266,7 +266,7 @@ class OperationNotes(QuietMode):
             if line is None and not is_inner[code.co_filename]:
                 line = self._name_line(frame)
             if module is None and code in MODULE_CALLS:
-                module = self._name_module(frame.f_locals["self"])
+                module = self._name_module(frame.f_locals[code.co_varnames[0]])
             if is_whole and inner is None and code is _APPLY:
                 inner, line, module = (line or "", module or ""), None, None
             if line is not None and module is not None and not is_whole:

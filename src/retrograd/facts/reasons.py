@@ -1,0 +1,210 @@
+"""Why an operation has made a number that is not finite of numbers that are: in terms of their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An operation, as it was called.
+
+    Attributes:
+        name: of the function, without the underscore of one that writes in place.
+        operands: its tensors.
+        result: what it made; None where that is not there any more.
+        numbers: its arguments that are plain numbers, in order.
+        named: its arguments that were named, and all that are known of a node.
+    """
+
+    name: str
+    operands: Sequence[Tensor] = ()
+    result: Tensor | None = None
+    numbers: Sequence[float] = ()
+    named: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Tensor | None:
+        """The first operand, where it has real values."""
+        return next((each for each in self.operands[:1] if each.is_floating_point() or not each.is_complex()), None)
+
+    @property
+    def second(self) -> Tensor | float | None:
+        """The second one, which may be a number."""
+        return self.operands[1] if len(self.operands) > 1 else self.numbers[0] if self.numbers else None
+
+    @property
+    def dims(self) -> list[int]:
+        """Along which dimensions it works; all where none is given."""
+        given = self.named.get("dim", self.numbers[0] if self.numbers else None)
+        rank = 0 if self.first is None else self.first.ndim
+        listed = [given] if isinstance(given, int) else list(given or range(rank))
+        return [int(each) % max(rank, 1) for each in listed]
+
+
+def find_reason(case: Case) -> str:
+    """In words: ``log of 0``; empty where no reason is known."""
+    rule = _RULES.get(case.name)
+    reason = rule(case) if rule is not None and case.first is not None else ""
+    return reason or _find_overflow(case)
+
+
+def describe_values(tensor: Tensor) -> str:
+    """What a tensor holds: ``min 0, max 3, 2 of 40 are 0``."""
+    values = tensor.detach()
+    if values.is_complex() or not values.numel():
+        return f"{values.numel()} elements"
+    values = values.double() if values.is_floating_point() else values.to(torch.float64)
+    finite = values[values.isfinite()]
+    parts = [f"min {finite.min():.4g}, max {finite.max():.4g}"] if len(finite) else []
+    counts = {"0": values == 0, "NaN": values.isnan(), "−inf": values == -torch.inf, "inf": values == torch.inf}
+    parts += [f"{int(where.sum())} of {values.numel()} are {what}" for what, where in counts.items() if where.any()]
+    return ", ".join(parts)
+
+
+# ---- rules ----
+
+
+def _any(where: Tensor | bool) -> bool:
+    return bool(where.any()) if isinstance(where, Tensor) else where
+
+
+def _log(case: Case) -> str:
+    x = case.operands[0]
+    edge = -1 if case.name == "log1p" else 0
+    if _any(x == edge):
+        return f"{case.name} of {edge}"
+    return f"{case.name} of a number below {edge}" if _any(x < edge) else ""
+
+
+def _root(case: Case) -> str:
+    x = case.operands[0]
+    if _any(x < 0):
+        return f"{case.name} of a negative number"
+    return f"{case.name} of 0" if case.name == "rsqrt" and _any(x == 0) else ""
+
+
+def _divide(case: Case) -> str:
+    over = case.operands[0] if case.name in ("reciprocal", "rdiv", "rtruediv") else case.second
+    above: Any = 1 if over is case.operands[0] else case.operands[0]
+    if over is None or not _any(over == 0):
+        return ""
+    return "0 / 0" if _any((over == 0) & (above == 0)) else "division by 0"
+
+
+def _power(case: Case) -> str:
+    base, exponent = case.operands[0], case.second
+    if case.name == "rpow":
+        base, exponent = case.second, case.operands[0]  # type: ignore[assignment]
+    if base is None or exponent is None:
+        return ""
+    if _any((base == 0) & (exponent < 0)):
+        return "0 to a negative power"
+    rounded = exponent.round() if isinstance(exponent, Tensor) else float(round(exponent))
+    return "a negative number to a broken power" if _any((base < 0) & (exponent != rounded)) else ""
+
+
+def _exponential(case: Case) -> str:
+    x = case.operands[0]
+    return f"{case.name} of {float(x.detach().max()):.4g}, which is too large for {_kind(x)}" if x.numel() else ""
+
+
+def _soft(case: Case) -> str:
+    x, dims = case.operands[0].detach(), case.dims or [-1]
+    if _any((x == -torch.inf).all(dims[0] if x.ndim else 0)):
+        return f"{case.name} over a row that is all −inf"
+    return f"{case.name} of inf" if _any(x == torch.inf) else ""
+
+
+def _spread(case: Case) -> str:
+    x = case.operands[0]
+    count = 1
+    for dim in case.dims:
+        count *= x.shape[dim] if x.ndim else 1
+    plain = case.name.removesuffix("_mean")
+    return f"{plain} of one element" if count == 1 else f"{plain} of no elements" if count == 0 else ""
+
+
+def _average(case: Case) -> str:
+    return "mean over no elements" if case.operands[0].numel() == 0 else ""
+
+
+def _beyond_one(case: Case) -> str:
+    x = case.operands[0].detach().abs()
+    is_open = case.name in ("atanh", "arctanh")
+    return (
+        f"{case.name} of a number {'at or ' if is_open else ''}beyond ±1" if _any(x >= 1 if is_open else x > 1) else ""
+    )
+
+
+def _below_one(case: Case) -> str:
+    return f"{case.name} of a number below 1" if _any(case.operands[0] < 1) else ""
+
+
+def _classify(case: Case) -> str:
+    target = case.operands[1] if len(case.operands) > 1 else None
+    ignored = case.named.get("ignore_index", -100)
+    if target is not None and not target.is_floating_point() and _any((target == ignored).all()):
+        return "every target is ignored, so it is the mean over none"
+    return ""
+
+
+def _attend(case: Case) -> str:
+    masks = [mask for mask in (case.named.get("attn_mask"), case.named.get("key_padding_mask")) if mask is not None]
+    for mask in masks:
+        is_float = mask.is_floating_point()
+        hides = mask == -torch.inf if is_float else ~mask if case.name.startswith("scaled") else mask
+        if _any(hides.all(-1)):
+            return "softmax over a row that is all −inf: the mask hides all keys"
+    return ""
+
+
+def _normalise(case: Case) -> str:
+    return "division by a standard deviation of 0, for eps is 0" if case.named.get("eps") == 0 else ""
+
+
+_Rule = Callable[[Case], str]
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(("log", "log2", "log10", "log1p"), _log),
+    **dict.fromkeys(("sqrt", "rsqrt"), _root),
+    **dict.fromkeys(("div", "true_divide", "divide", "rdiv", "rtruediv", "reciprocal", "__rdiv__"), _divide),
+    **dict.fromkeys(("pow", "rpow", "float_power"), _power),
+    **dict.fromkeys(("exp", "exp2", "expm1", "sinh", "cosh"), _exponential),
+    **dict.fromkeys(("softmax", "log_softmax", "logsumexp"), _soft),
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _spread),
+    "mean": _average,
+    **dict.fromkeys(("acos", "asin", "arccos", "arcsin", "atanh", "arctanh"), _beyond_one),
+    **dict.fromkeys(("acosh", "arccosh"), _below_one),
+    **dict.fromkeys(("cross_entropy", "nll_loss"), _classify),
+    **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _attend),
+    **dict.fromkeys(("batch_norm", "layer_norm", "group_norm", "instance_norm"), _normalise),
+}
+
+
+def _find_overflow(case: Case) -> str:
+    """Large numbers of which a larger one was made than there is."""
+    if case.result is not None and not _any(case.result.detach().isinf()):
+        return ""
+    sizes = [*map(_abs_max, case.operands), *(abs(each) for each in case.numbers if math.isfinite(each))]
+    largest = max(sizes, default=0.0)
+    kind = case.result if case.result is not None else case.first
+    if kind is None or not kind.is_floating_point() or largest < torch.finfo(kind.dtype).max ** 0.25:
+        return ""
+    return f"overflow of {_kind(kind)}, whose largest is {torch.finfo(kind.dtype).max:.4g}"
+
+
+def _abs_max(tensor: Tensor) -> float:
+    values = tensor.detach()
+    is_real = values.numel() > 0 and values.is_floating_point()
+    return float(values[values.isfinite()].abs().max().item()) if is_real and _any(values.isfinite()) else 0.0
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,128 @@
+"""At which node of a backward pass the first gradient that is not finite is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from retrograd.hooks.backward import EngineRun
+from retrograd.hooks.engine import current_node, without_functions
+from retrograd.hooks.node_tap import NodeTap, NodeTaps
+from retrograd.hooks.nodes import name_of, number_of, peek, saved_of, variable_of
+from retrograd.hooks.reach import find_nodes_of, guard_nodes, read_links
+from retrograd.hooks.result_watch import is_fine
+
+_WATCHED = frozenset(
+    {"SqrtBackward0", "RsqrtBackward0", "ReciprocalBackward0", "PowBackward0", "PowBackward1", "StdBackward0",
+     "DivBackward0", "LogBackward0", "Log2Backward0", "Log10Backward0", "Log1PBackward0", "AcosBackward0",
+     "AsinBackward0", "AtanhBackward0", "AcoshBackward0", "ExpBackward0", "MulBackward0", "NormBackward1",
+     "LinalgVectorNormBackward0", "LogsumexpBackward0", "NormBackward0", "NormBackward2", "Atan2Backward0"}
+)  # fmt: skip
+"""Kinds of nodes of which values are needed to say why: they are held until the pass has ended."""
+
+
+class BornGradient(NamedTuple):
+    """A node that took finite gradients and gave one that is not.
+
+    Attributes:
+        node: its class.
+        number: its sequence number.
+        saved: what it had saved, where that was watched.
+        leaf: the leaf at which it was found; None for another node.
+    """
+
+    node: str
+    number: int
+    saved: dict[str, Any]
+    leaf: Tensor | None
+
+
+class GradientBirths:
+    """Watches one run of the engine, in the thread that asked for it.
+
+    Args:
+        taps: of the watcher.
+        run: the run that is about to begin.
+        fault: told of an error of ours.
+    """
+
+    def __init__(self, taps: NodeTaps, run: EngineRun, fault: Callable[[Exception], None]) -> None:
+        self._taps = taps
+        self._fault = fault
+        self._nodes, self._reach = find_nodes_of(run)
+        self._ran: list[Any] = []
+        self._saved: dict[int, dict[str, Any]] = {}
+        self._found: tuple[Any, Tensor | None] | None = None
+        self._is_over = False
+        self._tap: NodeTap = taps.begin(self._see_first, self._see_all, self._see_leaf)
+        try:
+            self._tap.watch(self._nodes, self._reach.several, is_kept=run.keeps_graph)
+        except BaseException:
+            taps.end(self._tap)
+            raise
+
+    def end(self) -> BornGradient | None:
+        """The run has ended: what was found, if anything."""
+        self._taps.end(self._tap)
+        try:
+            return None if self._found is None else self._blame(*self._found)
+        finally:
+            guard_nodes(self._reach.nodes, self._reach.links)
+            self._ran.clear()
+            self._saved.clear()
+            self._nodes, self._found = [], None
+
+    def _see_first(self, incoming: Tensor | None) -> None:
+        self._see((incoming,))
+
+    def _see_all(self, incoming: tuple[Tensor | None, ...]) -> None:
+        self._see(incoming)
+
+    def _see_leaf(self, incoming: tuple[Tensor | None, ...]) -> None:
+        self._see(incoming)
+
+    def _see(self, incoming: tuple[Tensor | None, ...]) -> None:
+        if self._is_over:
+            return
+        try:
+            node = current_node()
+            with without_functions():
+                if all(each is None or is_fine(each) for each in incoming):
+                    self._ran.append(node)
+                    if type(node).__name__ in _WATCHED:
+                        self._saved[id(node)] = read_saved(node)
+                    return
+                self._is_over = True
+                self._found = node, variable_of(node)
+        except Exception as error:
+            self._is_over = True
+            self._fault(error)
+
+    def _blame(self, node: Any, leaf: Tensor | None) -> BornGradient | None:
+        """The node that ran before this one and gave it what is not finite."""
+        place = self._reach.nodes.index(node)
+        givers = {
+            id(self._reach.nodes[giver])
+            for giver, edges in enumerate(read_links(self._reach.links))
+            if any(edge is not None and edge[0] == place for edge in edges)
+        }
+        ran = [each for each in self._ran if id(each) in givers]
+        if not ran:
+            return None
+        blamed = next((each for each in reversed(ran) if id(each) in self._saved), ran[-1])
+        return BornGradient(name_of(blamed), number_of(blamed), self._saved.get(id(blamed), {}), leaf)
+
+
+def read_saved(node: Any) -> dict[str, Any]:
+    """What a node has saved: its tensors, detached, and plain values."""
+    found: dict[str, Any] = {}
+    for name, value in saved_of(node).items():
+        if type(value).__name__ == "SavedTensor":
+            tensor = peek(value)
+            if tensor is not None:
+                found[name] = tensor
+        elif not isinstance(value, list | tuple) or not any(type(each).__name__ == "SavedTensor" for each in value):
+            found[name] = value
+    return found

@@ -1,0 +1,102 @@
+"""Where numbers that are not finite are made: held against the programs' own source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from retrograd.facts.facts import SOURCES, WATCHES
+from retrograd.history.facts import NonFinite, read_facts
+from retrograd.history.history import History
+from retrograd.recording.recorder import Recorder
+from tests.facts.births import BAD_STEP, PROGRAMS, MaskedAttention, Program, Simple, mse, safe_log, train
+from tests.facts.looking import line_of
+
+
+def record(program: Program, *, is_watched: bool) -> list[NonFinite]:
+    net = program.model()
+    history = History()
+    recorder = Recorder(net, history, sources=(*SOURCES, *WATCHES) if is_watched else SOURCES)
+    recorder.attach()
+    try:
+        program.train(net)
+    finally:
+        recorder.close()
+    assert not [event for event in history.events if event.kind == "fault"]
+    return [fact for fact in read_facts(history.events) if isinstance(fact, NonFinite)]
+
+
+@pytest.mark.filterwarnings("ignore:std")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_watched_program_tells_operation_line_and_reason(name: str) -> None:
+    program = PROGRAMS[name]
+    [found] = record(program, is_watched=True)
+    assert found.step == BAD_STEP
+    assert found.born == program.born
+    assert found.operation == program.operation
+    assert program.reason in found.reason
+    assert found.line == line_of("# born", program.source)
+    assert found.name == program.module
+
+
+HEALTHY: dict[str, Any] = {
+    "masks of −inf": (MaskedAttention, mse),
+    "a log of 0 that nobody uses": (Simple, safe_log),
+    "nothing special": (Simple, mse),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_what_is_masked_is_not_told(name: str, is_watched: bool) -> None:
+    model, loss_of = HEALTHY[name]
+    program = Program(model, lambda net: train(net, loss_of), "", "", "", "", None)
+    assert record(program, is_watched=is_watched) == []
+
+
+def test_an_overflow_that_loss_scaling_skips_is_expected() -> None:
+    def run(net: nn.Module) -> None:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, backoff_factor=2.0**-60, enabled=True)
+        for _ in range(6):
+            loss = net(torch.randn(6, 4) * 1e6).square().mean()
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert record(Program(Simple, run, "", "", "", "", None), is_watched=True) == []
+
+
+def test_a_program_that_stops_at_nan_is_told_of() -> None:
+    def run(net: nn.Module) -> None:
+        for step in range(3):
+            loss = (net(torch.ones(6, 4)) * step).log().mean()
+            if torch.isnan(loss) or torch.isinf(loss):
+                break
+            loss.backward()
+
+    [found] = record(Program(Simple, run, "", "", "", "", None), is_watched=True)
+    assert (found.operation, found.step) == ("log", 0)
+
+
+def train_watched(model: type[nn.Module], *, is_watched: bool) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    net = model()
+    recorder = None
+    if is_watched:
+        recorder = Recorder(net, History(), sources=(*SOURCES, *WATCHES))
+        recorder.attach()
+    train(net, mse, torch.optim.AdamW(net.parameters(), lr=0.01))
+    if recorder is not None:
+        recorder.close()
+    return [*(each.detach() for each in net.parameters()), torch.rand(1)]
+
+
+@pytest.mark.parametrize("model", [Simple, MaskedAttention])
+def test_watching_changes_nothing(model: type[nn.Module]) -> None:
+    bare, watched = (train_watched(model, is_watched=each) for each in (False, True))
+    assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
