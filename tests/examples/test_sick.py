@@ -13,7 +13,8 @@ import retrograd as rg
 from retrograd.findings.finding import shorten_line
 from tests.examples.scripts import EXAMPLES
 
-TOLD = dict(re.findall(r"^\| \[(sick_\w+\.py)\]\(\S+\) \| (.+) \|$", (EXAMPLES / "README.md").read_text(), re.MULTILINE))
+ROW = re.compile(r"^\| \[(sick_\w+\.py)\]\(\S+\) \| (.+) \|$", re.MULTILINE)
+TOLD = dict(ROW.findall((EXAMPLES / "README.md").read_text()))
 
 
 def test_the_readme_lists_all_of_them() -> None:
