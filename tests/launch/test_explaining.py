@@ -193,7 +193,7 @@ def test_a_command_is_ended_after_some_steps_and_may_tidy_up(tmp_path: Path) -> 
 def test_what_was_found_is_said_once_and_changes_nothing(outcome: Outcome) -> None:
     assert outcome.code in (3, 1)
     live, *_, last = outcome.words[1:]
-    assert live == "retrograd: critical  The loss is NaN at step 1."
+    assert live == "retrograd: critical  The loss is NaN at step 1"
     head, *found, more = last.split("\n")
     assert head.startswith("retrograd: recorded 12 steps at ")
     assert head.endswith(f" {len(found)} finding{'s' * (len(found) != 1)}:")
@@ -265,7 +265,7 @@ def losses(*values: float) -> list[Event]:
 
 def test_the_first_of_a_kind_is_said(hear: Hear) -> None:
     kept, said = hear(losses(1.0, float("inf"), float("nan")))
-    assert said == "retrograd: critical  The loss is infinite at step 1.\n"
+    assert said == "retrograd: critical  The loss is infinite at step 1\n"
     assert [event.moment.step for event in kept] == [1]
 
 
