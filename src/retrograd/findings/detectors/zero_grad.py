@@ -38,12 +38,11 @@ class MissingZeroGrad(Detector):
         example="Gradients are never cleared: 39 of 39 updates of SGD#1 add to what the batches before had left in "
         ".grad.",
         threshold="no zero_grad between updates, and .grad is neither None nor zero when backward begins, in more "
-        "than half "
-        "of at least 3 updates",
+        "than half of at least 3 updates",
         source="TrainCheck (OSDI 2025) names the fault; the share and the number are our own choice",
         guard="accumulation, which clears every k-th step, has several backward passes an update, not none that is "
-        "preceded "
-        "by clearing; gradients set to None or zero by hand, and those of torch.autograd.grad, are seen as such",
+        "preceded by clearing; gradients set to None or zero by hand, and those of torch.autograd.grad, are seen as "
+        "such",
         repair="call optimizer.zero_grad() before loss.backward().",
     )
     explains = (
@@ -65,8 +64,7 @@ class MissingZeroGrad(Detector):
         return self.find(
             "critical",
             f"Gradients are {how} cleared: {len(stale)} of {len(later)} {whose} add to what the batches before had "
-            "left in "
-            ".grad, so each is made of their sum",
+            "left in .grad, so each is made of their sum",
             site=optimizer,
             step=stale[0].step,
             last_step=stale[-1].step,
@@ -96,8 +94,7 @@ class MisplacedZeroGrad(Detector):
         example="SGD#1 is given cleared gradients: zero_grad is called between backward and step before 50 of 50 "
         "updates.",
         threshold="zero_grad of the same optimizer, or of a module that holds all its parameters, behind the last "
-        "backward "
-        "pass before the update, in more than half of the updates",
+        "backward pass before the update, in more than half of the updates",
         source="our own choice",
         guard="clearing another optimizer's parameters there (as GANs do) is not meant; one with a closure is left out",
         repair="call zero_grad before loss.backward(), or after optimizer.step().",
@@ -116,9 +113,8 @@ class MisplacedZeroGrad(Detector):
                 assert call is not None
                 yield self.find(
                     "critical",
-                    f"{optimizer} is given cleared gradients: zero_grad is called between backward "
-                    "and step "
-                    f"before {len(cleared)} of {len(updates)} updates, so nothing is learned",
+                    f"{optimizer} is given cleared gradients: zero_grad is called between backward and step before "
+                    f"{len(cleared)} of {len(updates)} updates, so nothing is learned",
                     site=optimizer,
                     step=cleared[0].step,
                     last_step=cleared[-1].step,
