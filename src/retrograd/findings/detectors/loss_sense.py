@@ -193,7 +193,7 @@ class WrongSign(Detector):
                     f"{how}: it has gone from {values[0]:.3g} to {values[-1]:.3g}",
                     site=chain.listed[wrong].module,
                     step=chain.step,
-                    line=chain.listed[wrong].line,
+                    line=_optimizer_line(record) if maximises else chain.listed[wrong].line,
                     evidence=[
                         Evidence("first loss", float(values[0])),
                         Evidence("last loss", float(values[-1]), "further away"),
@@ -201,6 +201,10 @@ class WrongSign(Detector):
                     precondition=["one optimizer alone, and the loss moves as it says"],
                     refute="the loss is to be maximised",
                 )
+
+
+def _optimizer_line(record: Record) -> str:
+    return next((made.line for made in record.optimizers.values()), "")
 
 
 def _gets_worse(values: np.ndarray[tuple[int], np.dtype[np.float64]], maximises: bool) -> bool:
