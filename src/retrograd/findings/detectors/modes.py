@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.loss_chain import drop_rate
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
 from retrograd.findings.updates import Update, is_within
-from retrograd.history.facts import Call, Input
+from retrograd.history.facts import Call
 
 SHARE = 0.1
 """Of the updates whose forwards must have run in eval mode, and at least three; our own choice."""
@@ -19,8 +18,11 @@ SHARE = 0.1
 SELDOM = 1 / 3
 """An evaluation comes before at most so many of the updates; what comes more often is part of training."""
 
-REPEATED = 3
-"""Forwards of one input in a row that are a sample of predictions (Monte-Carlo dropout)."""
+SAMPLED = 5
+"""So many forwards from one line may be a sample of predictions (Monte-Carlo dropout)."""
+
+SAME = 3
+"""Inputs without grad that were the same and show a fixed set; our own choice."""
 
 
 class ModalLayers(NamedTuple):
@@ -54,13 +56,9 @@ def count_modal(record: Record, model: str) -> ModalLayers:
 
 
 def _never_dropping(record: Record) -> set[str]:
-    """Modules of which every dropout that was seen has p = 0."""
-    rates: dict[str, float] = {}
-    for chain in record.chains:
-        for number, operation in enumerate(chain.listed):
-            if "dropout" in operation.name:
-                rates[operation.module] = max(rates.get(operation.module, 0.0), drop_rate(chain, number, any_mode=True))
-    return {path for path, rate in rates.items() if rate == 0.0}
+    """Dropouts with p = 0, by what they show of themselves."""
+    settings = {path: str(record.modules[path].get("settings", "")) for path in record.modules}
+    return {path for path, text in settings.items() if re.search(r"\bp=0(\.0*)?(,|$)", text)}
 
 
 def list_trained(record: Record) -> dict[str, list[Update]]:
@@ -89,13 +87,11 @@ class EvalModeInTraining(Detector):
     words = Words(
         says="The model is trained in eval mode: batch norm uses and keeps its old statistics, dropout does nothing.",
         example="The model is trained in eval mode from step 10 on, behind an evaluation: 50 of 60 updates, with 1 "
-        "batch "
-        "norm and 1 dropout that do not train.",
+        "batch norm and 1 dropout that do not train.",
         threshold="eval mode of the whole model at the forward of at least 3 updates and a tenth of them",
         source="our own choice",
         guard="a model without batch norm and dropout, and parts that are put into eval mode alone (frozen "
-        "backbones), are "
-        "left alone",
+        "backbones), are left alone",
         repair="call model.train() before each epoch of training.",
     )
     explains = (
@@ -161,15 +157,12 @@ class TrainModeInEvaluation(Detector):
         says="The model is evaluated in training mode: dropout drops, and batch norm uses the batch and learns from "
         "it.",
         example="The model is evaluated in training mode, with 1 batch norm and 1 dropout that behave as in training: "
-        "6 "
-        "evaluations, none of them in eval mode.",
+        "6 evaluations, none of them in eval mode.",
         threshold="forwards without a backward pass, in training mode, before at most a third of the updates or "
-        "behind the "
-        "last one, and none in eval mode",
+        "behind the last one, or of one input that is never trained with; and none in eval mode",
         source="our own choice",
         guard="teachers, generators and policies that run without grad at every update; the same input three times in "
-        "a row "
-        "(Monte-Carlo dropout); programs that use eval mode elsewhere; models without batch norm and dropout",
+        "a row (Monte-Carlo dropout); programs that use eval mode elsewhere; models without batch norm and dropout",
         repair="call model.eval() before the evaluation, and model.train() behind it.",
     )
     explains = ("batch-norm",)
@@ -183,7 +176,9 @@ class TrainModeInEvaluation(Detector):
                 continue
             wrong, periods = find_evaluations(record, model, updates)
             is_seldom = periods <= max(1, SELDOM * len(updates))
-            if wrong and is_seldom and not _is_sampled(record, wrong):
+            if not wrong or _is_sampled(wrong, periods, layers):
+                continue
+            if is_seldom or is_fixed_set(record, model):
                 yield self._describe(model, wrong, periods, layers)
 
     def _describe(self, model: str, wrong: list[Call], periods: int, layers: ModalLayers) -> Finding:
@@ -245,14 +240,21 @@ def _pick_evaluations(stretch: list[Call], model: str, usual: set[str]) -> list[
     return found[::-1]
 
 
-def _is_sampled(record: Record, calls: list[Call]) -> bool:
-    """Whether the same input is given several times in a row, as for a sample of predictions."""
-    if len(calls) < REPEATED:
-        return False
-    steps = {call.step for call in calls}
-    looks = [each for each in record.of(Input) if each.step in steps and each.digest and each.moment.phase != "train"]
-    run = most = 1
-    for before, behind in pairwise(looks):
-        run = run + 1 if before.digest == behind.digest and before.name == behind.name else 1
-        most = max(most, run)
-    return most >= REPEATED
+def _is_sampled(calls: list[Call], periods: int, layers: ModalLayers) -> bool:
+    """Whether one model with dropout alone is called many times from one line, once: a sample of predictions."""
+    return periods == 1 and not layers.batch_norms and len(calls) >= SAMPLED and len({call.line for call in calls}) == 1
+
+
+def is_fixed_set(record: Record, model: str) -> bool:
+    """Whether what a model is given without grad is always the same, and never what it is trained with."""
+    given: dict[str, set[str]] = {"train": set(), "no_grad": set()}
+    count = 0
+    for name, listed in record.inputs.items():
+        if is_within(name, model or "self"):
+            for each in listed:
+                given.setdefault(each.moment.phase, set()).add(f"{name} {each.digest}")
+                count += each.moment.phase == "no_grad"
+    names = {each.partition(" ")[0] for each in given["no_grad"]}
+    return (
+        count >= SAME * len(names) > 0 and len(given["no_grad"]) == len(names) and not given["no_grad"] & given["train"]
+    )
