@@ -11,7 +11,7 @@ from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.learning_rate import is_adaptive
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray, IntArray, Training, Updates, divide, number
+from retrograd.findings.training import FloatArray, IntArray, Training, Updates, divide, median, number
 
 HALF = 0.5
 """Part of an update that decay makes, from which on it is spoken of."""
@@ -83,7 +83,7 @@ class WeightDecayDominates(Detector):
         norms = np.sqrt(np.nansum(updates.weight[lines, :half] ** 2, axis=0))
         if group.get("decoupled_weight_decay"):
             part = rate * decay * norms / np.sqrt(np.nansum(updates.delta[lines, :half] ** 2, axis=0))
-            return float(np.nanmedian(np.minimum(part, 1.0)))
+            return median(np.minimum(part, 1.0))
         sites = [str(updates.sites[k].value.grad) for k in lines]
         known = [site for site in sites if site in record.history]
         gradients = np.sqrt(np.nansum(record.history.matrix("l2", known).values[:, :half] ** 2, axis=0))
@@ -120,7 +120,8 @@ class AdamEpsilon(Detector):
         example="ε of Adam#1 is 10, and its gradients are 0.003: updates are 0.0004 of the learning rate.",
         threshold="ε above 10 times the median gradient, of updates below 0.05 of the learning rate.",
         source="Wortsman et al. 2023 (arXiv 2309.14322): √v below 10 ε; the share is ours.",
-        guard="Held against the updates themselves; ε of 1e-6 or less is left alone; so is a loss that falls.",
+        guard="Held against the updates themselves; ε of 1e-6 or less is left alone; so is a loss that falls, up to "
+        "an ε of 0.1.",
         repair="Leave eps at 1e-8.",
     )
     explains = ("loss-flat", "learning-rate-too-low", "not-updated", "bf16-update-lost")
@@ -136,7 +137,8 @@ class AdamEpsilon(Detector):
             rate, epsilon = number(group.get("lr")) or 0.0, number(group["eps"]) or 0.0
             size, moved = self._measure(record, set(group.get("parameters", ())))
             small = np.isfinite(size) and rate > 0 and epsilon > 10 * size and moved < SHARE * rate
-            if small and not record.once(Training).fell:
+            is_odd = epsilon >= 0.1 and moved < 0.02 * rate  # said where the loss falls, too
+            if small and (is_odd or not record.once(Training).fell):
                 yield self._tell(record, name, epsilon, size, moved / rate)
                 return
 
@@ -149,7 +151,7 @@ class AdamEpsilon(Detector):
             return float("nan"), float("nan")
         gradients = record.history.matrix("rms", [str(site.value.grad) for site in sites]).values
         moved = record.history.matrix("rms", [str(site) for site in sites]).values
-        return float(np.nanmedian(gradients)), float(np.nanmedian(moved))
+        return median(gradients), median(moved)
 
     def _tell(self, record: Record, name: str, epsilon: float, size: float, share: float) -> Finding:
         return self.find(
@@ -164,7 +166,7 @@ class AdamEpsilon(Detector):
                 Evidence("ε over the median gradient", epsilon / size if size else float("inf"), "> 10"),
                 Evidence("median update over the learning rate", share, f"< {SHARE:g}"),
             ],
-            precondition=["the updates are small themselves", "the loss has not fallen by a tenth"],
+            precondition=["the updates are small themselves", "the loss has not fallen, or ε is 0.1 or more"],
             refute="with eps=1e-8 the updates are as small",
         )
 
@@ -219,9 +221,8 @@ class Momentum(Detector):
         return record.once(Training).fell and parts[-1] <= 1.1 * min(parts)
 
     def _tell(self, record: Record, name: str, what: str, value: float, bound: str) -> Finding:
-        lasts = (
-            f"it adds up the gradients of {1 / max(1 - value, 1e-9):.0f} steps, and {len(record.steps)} were recorded"
-        )
+        memory = "all gradients, ever more" if value >= 1 else f"the gradients of {1 / (1 - value):.0f} steps"
+        lasts = f"it adds up {memory}, and {len(record.steps)} were recorded"
         settles = "are the betas swapped?" if bound.startswith("> √") else "the loss does not settle"
         return self.find(
             "warning",
@@ -261,19 +262,19 @@ class ClipAlwaysOn(Detector):
         norms = np.array([call.value for call in calls])
         bounds = np.array([number(call.details.get("max_norm")) or np.nan for call in calls])
         left = divide(bounds, norms)
-        median = float(np.nanmedian(left))
-        if median >= SHARE or (left < SHARE).mean() < 0.8:
+        usual = median(left)
+        if not usual < SHARE or (left < SHARE).mean() < 0.8:
             return
         costs = not record.once(Training).fell and not is_adaptive(record.once(Training).optimizer)
         yield self.find(
             "warning" if costs else "note",
-            f"clip_grad_norm_(max_norm={bounds[0]:g}) leaves {median:.2g} of the gradient at {(left < SHARE).sum()} of "
+            f"clip_grad_norm_(max_norm={bounds[0]:g}) leaves {usual:.2g} of the gradient at {(left < SHARE).sum()} of "
             f"{len(calls)} steps: the learning rate is in truth that much smaller.",
             step=calls[0].step,
             last_step=calls[-1].step,
             line=calls[0].line,
             evidence=[
-                Evidence("max_norm over the norm, median", median, f"< {SHARE:g}"),
+                Evidence("max_norm over the norm, median", usual, f"< {SHARE:g}"),
                 Evidence("share of steps", float((left < SHARE).mean()), "≥ 0.8"),
             ],
             precondition=[

@@ -9,7 +9,7 @@ import numpy as np
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray, IntArray, Training
+from retrograd.findings.training import FloatArray, IntArray, Training, median
 
 SPIKE = 6.0
 """Robust standard deviations of the logarithm of the loss above its running median."""
@@ -19,6 +19,9 @@ WINDOW = 128
 
 ROSE = 3.0
 """A loss that ends at so many times what it was has diverged."""
+
+FAR = 10.0
+"""The same, from which on it is more than harder data may make."""
 
 FLAT = 50
 """Losses that it takes to call a curve flat."""
@@ -31,8 +34,9 @@ class Diverged(Detector):
     words = Words(
         says="The loss ends far above what it was, or is not finite any more.",
         example="The loss has diverged: from 0.652 it went to 6.33, and has been above 1.96 since step 2.",
-        threshold="The median of the last fifth is at least 3 times the lowest running median, or one of them is not "
-        "finite.",
+        threshold="The median of the last fifth is at least 3 times (a warning from 10 times on) the first loss, or "
+        "the median "
+        "of the first tenth if that is lower; or one of them is not finite.",
         source="Megatron-LM holds 10 times the largest of the first 100; 3 times is measured by us.",
         guard="Losses below zero, models that train against each other, and fewer than 10 losses are not judged.",
         repair="Look at what else was found; with nothing, go back to the step before and train at a tenth of the "
@@ -45,7 +49,7 @@ class Diverged(Detector):
         training = record.once(Training)
         training.need_loss(10)
         steps, loss = training.loss
-        if np.nanmin(loss) < 0:
+        if not training.lowest >= 0:
             return
         lowest = min(training.initial, training.early) if np.isfinite(training.early) else training.initial
         late = training.late
@@ -56,7 +60,7 @@ class Diverged(Detector):
         since = int(steps[last_below[-1] + 1]) if len(last_below) else int(steps[0])
         end = f"it went to {late:.3g}" if np.isfinite(late) else "it went to what is not finite"
         yield self.find(
-            "warning",
+            "note" if late < FAR * lowest else "warning",
             f"The loss has diverged: from {lowest:.3g} {end}, and it has been above {ROSE * lowest:.3g} since step "
             f"{since}.",
             step=since,
@@ -95,7 +99,7 @@ class LossSpike(Detector):
         training = record.once(Training)
         training.need_loss(40)
         steps, loss = training.loss
-        if np.nanmin(loss) <= 0:
+        if not training.lowest > 0:
             return
         high = find_spikes(loss) & ~(loss < 0.1 * training.initial)
         start, length = longest_stretch(high)
@@ -126,7 +130,7 @@ class LossSpike(Detector):
     def _was_usual(record: Record, step: int) -> bool:
         updates = record.once(Training).updates
         before = updates.ratio[updates.steps < step]
-        return len(before) > 10 and bool(before[-1] < 5 * np.nanmedian(before)) and bool(before[-1] < 0.1)
+        return len(before) > 10 and bool(before[-1] < 5 * median(before)) and bool(before[-1] < 0.1)
 
 
 class LossFlat(Detector):
@@ -148,7 +152,7 @@ class LossFlat(Detector):
         training = record.once(Training)
         training.need_loss(FLAT)
         early, late = training.early, training.late
-        lowest = np.nanmin(training.loss.values)
+        lowest = training.lowest
         if not (np.isfinite(late) and early > 0 and lowest > 0) or late < 0.98 * early or lowest < 0.3 * early:
             return
         yield self.find(
