@@ -13,6 +13,9 @@ from retrograd.history.facts import Call
 SHARE = 0.5
 """Of the updates that must be concerned. A habit, not one step; our own choice."""
 
+HELD = {"some", "unknown"}
+"""What ``.grad`` held before a backward pass that adds to it."""
+
 FEWEST = 3
 """Updates after which gradients that were never cleared are told from a warm-up."""
 
@@ -52,9 +55,14 @@ class MissingZeroGrad(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        for optimizer, updates in list_updates(record).items():
+        by_optimizer = list_updates(record)
+        cleared = {name for name, updates in by_optimizer.items() if any(_is_cleared(each, record) for each in updates)}
+        for optimizer, updates in by_optimizer.items():
             later = [update for update in updates if not update.is_first and update.named("backward")]
             stale = [update for update in later if _adds(update, record)]
+            others = cleared - {optimizer}
+            if others and optimizer not in cleared:  # what .grad held was asked of parameters of all of them
+                stale = [update for update in later if update.named("backward")[-1].details.get("held") in HELD]
             if len(stale) >= FEWEST and len(stale) > SHARE * len(later):
                 yield self._describe(optimizer, stale, later)
 
@@ -68,7 +76,7 @@ class MissingZeroGrad(Detector):
             site=optimizer,
             step=stale[0].step,
             last_step=stale[-1].step,
-            line=stale[0].named("backward")[0].line,
+            line=stale[0].named("backward")[-1].line,
             evidence=[
                 Evidence("updates without zero_grad before them", len(stale), f"> {SHARE:g} of {len(later)}"),
                 Evidence(".grad when backward began", str(stale[-1].named("backward")[0].details.get("held", ""))),
@@ -80,9 +88,11 @@ class MissingZeroGrad(Detector):
 
 def _adds(update: Update, record: Record) -> bool:
     held = {call.details.get("held") for call in update.named("backward")}
-    return held <= {"some", "unknown"} and not any(
-        clears(call, update.optimizer, record.optimizers) for call in update.before
-    )
+    return held <= HELD and not _is_cleared(update, record)
+
+
+def _is_cleared(update: Update, record: Record) -> bool:
+    return any(clears(call, update.optimizer, record.optimizers) for call in update.before)
 
 
 class MisplacedZeroGrad(Detector):
@@ -101,7 +111,7 @@ class MisplacedZeroGrad(Detector):
     )
     explains = (
         "not-updated", "loss-flat", "missing-gradient", "learning-rate-too-low", "vanishing", "bad-init",
-        "symmetric-init", "clip-misplaced",
+        "symmetric-init", "clip-after-step", "clip-before-backward",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:
