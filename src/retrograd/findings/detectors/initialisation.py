@@ -41,13 +41,13 @@ class BadInit(Detector):
     words = Words(
         says="Before the first update one layer, or each of several, gives out many times what came in, or next to "
         "nothing.",
-        example="The weights of 6 layers are too large at the start: outputs grow by 5.6 a layer, from 4.4 at 0:output "
-        "to 1.9e+05 at 12:output.",
+        example="The weights of 6 layers are too large at the start: outputs grow by 5.6 a layer, from 4.4 at "
+        "0:output to 1.9e+05 at 12:output.",
         threshold="Root mean square of output over input at least 4, at an output of at least 8; over several layers "
         "in all at least 100. Or half of all weights with a root mean square times √fan_in of at most 0.03, or one "
         "of at least 10 whose output is not seen, and the loss has not fallen by a tenth.",
-        source="SageMaker Debugger holds a ratio of variances of 10 to be poor; the bounds are measured by us (a layer "
-        "of torch's own initialisation has 0.6, one of He's 1.4).",
+        source="SageMaker Debugger holds a ratio of variances of 10 to be poor; the bounds are measured by us (a "
+        "layer of torch's own initialisation has 0.6, one of He's 1.4).",
         guard="Large inputs do not count, for a gain is a ratio; norms and embeddings have none; a loss that falls "
         "quickly to a fraction is not spoken of.",
         repair="Initialise with variance 2/fan_in (nn.init.kaiming_normal_), or leave torch's own initialisation.",
@@ -208,8 +208,7 @@ class SymmetricInit(Detector):
         says="The units of a layer begin with the same weights and get the same gradient, so they stay one unit.",
         example="All 64 rows of 0:weight are the same, and still are at step 32: its units learn as one.",
         threshold="All rows of a weight are bit for bit the same at the first and at a later look; or the weights of "
-        "two "
-        "layers, one behind the other, are zero and stay so.",
+        "two layers, one behind the other, are zero and stay so.",
         source="Glorot and Bengio 2010 on breaking symmetry; the bounds are exact.",
         guard="A single layer of zeros (a zero-initialised head, LoRA, residual branches) leaves zero at once.",
         repair="Initialise the weights at random: leave torch's own initialisation, or nn.init.kaiming_normal_.",

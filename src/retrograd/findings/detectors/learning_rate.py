@@ -47,12 +47,11 @@ class LearningRateTooHigh(Detector):
     slug = "learning-rate-too-high"
     words = Words(
         says="The updates are so large that the loss goes up by them and does not come back.",
-        example="The learning rate of 30 is too high: at step 1 an update changed the weights by 53 times their norm, "
-        "the loss rose from 0.652 to 3.6e+08 and ended at 6.33.",
+        example="The learning rate of 30 is too high: at step 1 an update changed the weights by 53 times their "
+        "norm, the loss rose from 0.652 to 3.6e+08 and ended at 6.33.",
         threshold="‖Δw‖/‖w‖ > 0.1 just before the loss is 3 times what it was (1.5 times where that is 6 times its "
-        "noise), "
-        "or not finite, or before most units of a layer die; and it ends above 0.9 of what it was. Or ‖Δw‖/‖w‖ > 0.5, "
-        "and it ends no lower, or above half of it where it was 10 times as high for 5 steps.",
+        "noise), or not finite, or before most units of a layer die; and it ends above 0.9 of what it was. Or "
+        "‖Δw‖/‖w‖ > 0.5, and it ends no lower, or above half of it where it was 10 times as high for 5 steps.",
         source="SageMaker Debugger and practice hold 1e-3 to be usual; 0.1 and 3 are measured by us: 34 healthy runs "
         "stay below one of the two.",
         guard="A loss that has come back is none; nor is one that rose after a usual update (then it was the data).",

@@ -36,8 +36,7 @@ class Underflow(Detector):
     words = Words(
         says="Gradients of half precision lie below its normal numbers, and many are zero.",
         example="78 % of the gradients of 0:weight are zero, and 99 % of the rest lie below 6.1e-05, the smallest "
-        "normal "
-        "number of float16.",
+        "normal number of float16.",
         threshold="More than 20 % of the elements zero, and more than half of the rest below 2⁻¹⁴, at the median of "
         "steps.",
         source="Transformer Engine's underflows % (5 and 20 %); Micikevicius et al. 2018 on scaling of the loss.",
@@ -95,16 +94,13 @@ class UpdateLost(Detector):
     words = Words(
         says="Updates are smaller than half the distance between neighbouring weights, so most round away.",
         example="92 % of the elements of 0:weight (bfloat16) stay as they are at an update, though 98 % have a "
-        "gradient: "
-        "updates round away.",
+        "gradient: updates round away.",
         threshold="At the median of at least 10 updates more than half of a parameter's elements unchanged, by half "
-        "more than "
-        "have no gradient.",
+        "more than have no gradient.",
         source="Practice of weights in float32 (Micikevicius et al. 2018; Zamirai et al. 2020 for bfloat16); bounds "
         "ours.",
         guard="Weights of bfloat16 or float16 alone; elements whose gradient is zero are not counted; a rate of zero "
-        "is "
-        "none.",
+        "is none.",
         repair="Keep the weights in float32 and compute under autocast, or round stochastically.",
     )
     explains = ("loss-flat", "not-updated", "learning-rate-too-low")

@@ -65,12 +65,11 @@ class DeadUnits(Detector):
     words = Words(
         says="Most units of a layer have been zero for all samples since a step, so no gradient passes them.",
         example="92 % of the units of relu3 have been zero for all samples since step 40.",
-        threshold="More than half of a layer's units zero at all looks, at least 4 of them over at least 100 samples; "
-        "more than 90 % where the loss falls.",
+        threshold="More than half of a layer's units zero at all looks, at least 4 of them over at least 100 "
+        "samples; more than 90 % where the loss falls.",
         source="SageMaker Debugger's DeadRelu, AutoTrainer (0.7 of the activations); the looks and samples are ours.",
         guard="Zeros of dropout, padding and sparse inputs are of no unit at all looks; only ReLU and its kin are "
-        "looked "
-        "at, and layers whose gradient is zero; where the loss falls half of the units may rest.",
+        "looked at, and layers whose gradient is zero; where the loss falls half of the units may rest.",
         repair="Lower the learning rate, look at the biases at the start, or use LeakyReLU or GELU.",
     )
     explains = (
@@ -165,15 +164,12 @@ class Saturated(Detector):
     words = Words(
         says="The outputs of a tanh or sigmoid stand at their bounds, and next to no gradient passes it.",
         example="The outputs of 1 (Sigmoid) stand at their bounds: its mean slope is 1 % of the largest, and the "
-        "gradient "
-        "falls to 0.024 behind it.",
-        threshold="Mean slope below 8 % of the largest (1 − y² of tanh, 4y(1 − y) of sigmoid) at the first and at the "
-        "last "
-        "steps; and the loss has not fallen by a tenth, or it has been so from the start.",
+        "gradient falls to 0.024 behind it.",
+        threshold="Mean slope below 8 % of the largest (1 − y² of tanh, 4y(1 − y) of sigmoid) at the first and at "
+        "the last steps; and the loss has not fallen by a tenth, or it has been so from the start.",
         source="SageMaker Debugger (|tanh| > 0.99 for half of the samples), put as the mean slope by us.",
         guard="The last layer may saturate, for that is certainty; gates inside of LSTM and GRU are not looked at; a "
-        "loss "
-        "that falls is none.",
+        "loss that falls is none.",
         repair="Scale the inputs to unit variance, and the weights to 1/fan_in; or use ReLU.",
     )
     explains = ("vanishing", "loss-flat", "not-updated", "learning-rate-too-low")
@@ -229,11 +225,11 @@ class AttentionCollapse(Detector):
     words = Words(
         says="A softmax inside of the model gives all its weight to one, so that no gradient passes it.",
         example="The softmax att.sm gives 98 % of its weight to one of all since step 0.",
-        threshold="Σp²/Σp at least 0.95 at the last steps, or 0.7 from the first step on, and the loss has not fallen "
-        "by a tenth.",
+        threshold="Σp²/Σp at least 0.95 at the last steps, or 0.7 from the first step on, and the loss has not "
+        "fallen by a tenth.",
         source="Zhai et al. 2023 (arXiv 2303.06296) on entropy collapse; the bound is ours.",
-        guard="The last layer may be certain; a loss that falls is none; a softmax that is called as a function is not "
-        "seen.",
+        guard="The last layer may be certain; a loss that falls is none; a softmax that is called as a function is "
+        "not seen.",
         repair="Divide the logits by √d, and normalise queries and keys.",
     )
     explains = ("loss-flat", "vanishing")
