@@ -6,7 +6,7 @@ import pytest
 from retrograd.findings.detector import CannotTell
 from retrograd.findings.detectors.learning_rate import LearningRateTooHigh, LearningRateTooLow, NotUpdated
 from retrograd.findings.record import Record
-from retrograd.history.facts import Call, OptimizerMade
+from retrograd.history.facts import Call, OptimizerMade, Parameter
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import ask, make_record, spread
 
@@ -148,3 +148,22 @@ def test_a_group_without_a_rate_is_meant() -> None:
         facts=[OptimizerMade(name="SGD#1", groups=({"lr": 0.0, "parameters": ("0:weight",)}, {"lr": 0.1}))],
     )  # fmt: skip
     assert not ask(NotUpdated, record)
+
+
+def test_weights_that_are_put_back() -> None:
+    def make(digests: list[str]) -> Record:
+        looks = [
+            Parameter(name="0:weight", value=1.0, shape=(16,), digest=digest, moment=Moment(step))
+            for step, digest in enumerate(digests)
+        ]
+        return make_record(
+            range(10),
+            lambda step: {"0:weight.grad": spread(1.0), "0:weight.update": spread(0.1)},
+            weights=lambda step: {"0:weight": 1.0},
+            facts=looks,
+        )
+
+    [found] = ask(NotUpdated, make(["a", "a", "a", "a"]))
+    assert found.severity == "critical"
+    assert "writes old values back" in found.message
+    assert not ask(NotUpdated, make(["a", "b", "c", "d"]))

@@ -28,6 +28,9 @@ TINY_ROWS = 1e-4
 HUGE = 10.0
 """The same, from which on it is large."""
 
+HUGE_AGAIN = 2.5
+"""The same of a recurrent weight: its powers grow."""
+
 BOUNDED = ("Tanh", "Sigmoid", "Softmax", "Softsign", "LogSigmoid", "Hardtanh", "Hardsigmoid")
 """Functions that are flat for large arguments."""
 
@@ -82,11 +85,17 @@ class BadInit(Detector):
         rows = weight_gains(record, of_rows=True)
         small = {name: gain for name, gain in gains.items() if 0 < gain <= TINY}
         small |= {name: size for name, size in rows.items() if 0 < size <= TINY_ROWS}
-        large = {name: gain for name, gain in gains.items() if gain >= HUGE and name.rpartition(":")[0] not in seen}
+        large = {
+            name: gain
+            for name, gain in gains.items()
+            if gain >= (HUGE_AGAIN if "weight_hh" in name else HUGE) and name.rpartition(":")[0] not in seen
+        }
         if len(small) >= 2 and len(small) >= (len(gains) + len(rows)) / 2:
             yield self._tell_weights(record, small, "small", f"≤ {TINY:g}")
         elif large:
-            yield self._tell_weights(record, large, "large", f"≥ {HUGE:g}")
+            yield self._tell_weights(
+                record, large, "large", f"≥ {HUGE:g}, {HUGE_AGAIN:g} of what is multiplied again and again"
+            )
 
     def _tell_weights(self, record: Record, gains: dict[str, float], how: str, bound: str) -> Finding:
         name, gain = next(iter(gains.items()))

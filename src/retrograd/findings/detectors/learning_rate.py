@@ -214,7 +214,9 @@ class NotUpdated(Detector):
     words = Words(
         says="An optimizer steps and a parameter has a gradient, but the parameter stays as it is.",
         example="blocks.2:weight has a gradient and an update at each of 80 steps, and has not changed.",
-        threshold="Δw = 0 at all of at least 5 updates at which the gradient is not zero.",
+        threshold="Δw = 0 at all of at least 5 updates at which the gradient is not zero; or Δw is not, and the "
+        "values are bit "
+        "for bit the same at 4 looks.",
         source="SageMaker Debugger's UnchangedTensor; TrainCheck (MPS addcmul_, Accelerate #2665).",
         guard="Rates of zero, updates that were skipped, and runs in which nothing is updated are left to others.",
         repair="See whether its group has a learning rate of zero, and whether something writes the old value back.",
@@ -240,7 +242,10 @@ class NotUpdated(Detector):
         stuck = [
             site for site, is_still in zip(sites, still, strict=True) if is_still and not self._is_meant(record, site)
         ]
-        if stuck:
+        put_back = self._find_put_back(record)
+        if put_back:
+            yield self._tell_put_back(record, put_back)
+        elif stuck:
             yield self._tell(record, [str(site.value) for site in stuck], int(with_gradient[still].sum(axis=1).min()))
 
     @staticmethod
@@ -270,4 +275,34 @@ class NotUpdated(Detector):
             evidence=[Evidence("updates of zero with a gradient that is not", steps, "≥ 5, all of them")],
             precondition=["other parameters were changed", "the learning rate of its group is not zero"],
             refute="its values differ between two steps",
+        )
+
+    @staticmethod
+    def _find_put_back(record: Record) -> list[str]:
+        """Parameters that updates change, and that are bit for bit the same at all looks."""
+        looks: dict[str, dict[int, str]] = {}
+        for look in record.parameters:
+            if look.digest and look.rank == 0:
+                looks.setdefault(look.name, {})[look.step] = look.digest
+        updates = record.once(Training).updates
+        moved = np.nan_to_num(updates.delta, nan=0.0) > TOLD * np.nan_to_num(updates.weight, nan=0.0)
+        changed = {str(site.value) for site, often in zip(updates.sites, moved.sum(axis=1), strict=True) if often >= 5}
+        return [
+            name for name, seen in looks.items() if len(seen) >= 4 and len(set(seen.values())) == 1 and name in changed
+        ]
+
+    def _tell_put_back(self, record: Record, names: list[str]) -> Finding:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return self.find(
+            "critical",
+            f"{names[0]}{more} are changed by each update and are the same again at the next step: something writes "
+            "old "
+            "values back.",
+            site=names[0],
+            step=int(record.once(Training).updates.steps[0]),
+            last_step=record.last_step,
+            line=record.line_of(names[0].rpartition(":")[0]),
+            evidence=[Evidence("parameters that are the same at all looks", len(names), "bit for bit, at ≥ 4 looks")],
+            precondition=["their updates are not zero"],
+            refute="their values differ between two steps",
         )

@@ -17,6 +17,9 @@ from retrograd.statistics.row import EXPONENT_BIAS
 SUBNORMAL = EXPONENT_BIAS - 14
 """First exponent bin of the normal numbers of half precision."""
 
+FEWEST = 5
+"""Steps that it takes."""
+
 LOST = 0.5
 """Share of a parameter's elements that updates leave as they are, from which on they are lost."""
 
@@ -78,11 +81,13 @@ class Underflow(Detector):
     @staticmethod
     def _measure(record: Record, site: Site) -> tuple[float, float]:
         series = record.series(site)
-        if not len(series):
+        if len(series) < FEWEST:
             return 0.0, 0.0
         _, bins = series.exponents
+        scale = float(np.median(series.rows["scale"]))  # it was divided out: what is small was larger by that
+        lowest = max(SUBNORMAL - round(np.log2(scale)), 0) if scale > 0 else SUBNORMAL
         total = bins.sum(axis=1)
-        below = bins[:, :SUBNORMAL].sum(axis=1)
+        below = bins[:, :lowest].sum(axis=1)
         low = np.where(total > 0, below / np.maximum(total, 1), 1.0)
         return float(np.median(series.zero_share)), float(np.median(low))
 

@@ -11,7 +11,8 @@ from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray, Training
+from retrograd.findings.training import FloatArray, IntArray, Training
+from retrograd.history.facts import Softmax
 
 DEAD = 0.5
 """Share of a layer's units from which on it is spoken of, where the loss does not fall."""
@@ -30,6 +31,9 @@ FLAT = 0.08
 
 ONE_HOT = 0.95
 """Σp² / Σp of a softmax from which on it picks one."""
+
+ALWAYS = 0.9
+"""The same, from which on it is spoken of where the loss falls too, if it has been so at all looks."""
 
 SHARP = 0.7
 """The same at the first steps, where it should be near to 1/n."""
@@ -228,39 +232,82 @@ class AttentionCollapse(Detector):
         threshold="Σp²/Σp at least 0.95 at the last steps, or 0.7 from the first step on, and the loss has not "
         "fallen by a tenth.",
         source="Zhai et al. 2023 (arXiv 2303.06296) on entropy collapse; the bound is ours.",
-        guard="The last layer may be certain; a loss that falls is none; a softmax that is called as a function is "
-        "not seen.",
+        guard="The last layer may be certain; a loss that falls is none; a softmax of two is none; one inside "
+        "of nn.MultiheadAttention or of fused attention is not seen.",
         repair="Divide the logits by √d, and normalise queries and keys.",
     )
     explains = ("loss-flat", "vanishing")
 
     def check(self, record: Record) -> Iterator[Finding]:
-        """Look at softmax modules but for the last layer."""
-        layers = [layer for layer in record.once(Layers).listed[:-1] if layer.type == "Softmax"]
-        if not layers:
-            raise CannotTell("there is no Softmax among the modules, but for the last")
-        for layer in layers:
-            series = record.series(layer.site)
-            certain = series.rms**2 / np.where(series.mean > 0, series.mean, np.nan)
-            began_so = bool(record.steps[0] == 0 and np.median(certain[:LOOKS]) >= SHARP and np.mean(series.mean) < 0.4)
+        """Look at softmax functions and modules but for the last layer."""
+        found = _list_called(record) or _list_modules(record)
+        if not found:
+            raise CannotTell("no softmax was seen inside of the model")
+        for each in found:
+            began_so = bool(record.steps[0] == 0 and np.median(each.sure[:LOOKS]) >= SHARP)
             bound = SHARP if began_so else ONE_HOT
-            if len(certain) < LOOKS or record.once(Training).fell or not np.median(certain[-LOOKS:]) >= bound:
+            always = bool(record.steps[0] == 0 and (each.sure >= ALWAYS).all())
+            if len(each.sure) < LOOKS or not np.median(each.sure[-LOOKS:]) >= bound:
                 continue
-            below = np.flatnonzero(~(certain >= bound))
-            since = int(series.steps[min(int(below[-1]) + 1 if len(below) else 0, len(series) - 1)])
-            yield self.find(
-                "warning",
-                f"The softmax {layer.path} gives {np.median(certain[-LOOKS:]):.0%} of its weight to one of all since "
-                "step "
-                f"{since}, so that next to no gradient passes it.",
-                site=layer.path,
-                step=since,
-                last_step=record.last_step,
-                line=layer.line,
-                evidence=[Evidence("Σp²/Σp", float(np.median(certain[-LOOKS:])), f"≥ {bound:g}")],
-                precondition=["it is not the last layer", "the loss has not fallen by a tenth"],
-                refute="the entropy of its rows is above 0.1·log n",
-            )
+            if record.once(Training).fell and not always:
+                continue
+            yield self._tell(record, each, bound)
+            return
+
+    def _tell(self, record: Record, each: Sure, bound: float) -> Finding:
+        below = np.flatnonzero(~(each.sure >= bound))
+        since = int(each.steps[min(int(below[-1]) + 1 if len(below) else 0, len(each.steps) - 1)])
+        sure = float(np.median(each.sure[-LOOKS:]))
+        return self.find(
+            "warning",
+            f"The softmax in {each.path} gives {sure:.0%} of its weight to one of all since step {since}, so that "
+            "next to no gradient passes it.",
+            site=each.path,
+            step=since,
+            last_step=record.last_step,
+            line=each.line,
+            evidence=[Evidence("Σp²/Σp", sure, f"≥ {bound:g}")],
+            precondition=["it is not the last layer", "the loss has not fallen by a tenth, or it was so at all looks"],
+            refute="the entropy of its rows is above 0.1·log n",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sure:
+    """How sure a softmax is: Σp²/Σp at each of some steps, of more than two entries."""
+
+    path: str
+    line: str
+    steps: IntArray
+    sure: FloatArray
+
+
+def _list_called(record: Record) -> list[Sure]:
+    """Those that are called as functions, but for what the model returns, and for those that pick among few."""
+    last = {
+        (operation.module, operation.line)
+        for noted in record.operations
+        for number, operation in enumerate(noted.operations())
+        if number in noted.outputs
+    }
+    looks: dict[tuple[str, str], list[Softmax]] = {}
+    for look in record.of(Softmax):
+        if look.entries > 2 and (look.name, look.line) not in last:
+            looks.setdefault((look.name, look.line), []).append(look)
+    return [
+        Sure(path, line, np.array([look.step for look in listed]), np.array([look.value for look in listed]))
+        for (path, line), listed in looks.items()
+    ]
+
+
+def _list_modules(record: Record) -> list[Sure]:
+    found = []
+    for layer in record.once(Layers).listed[:-1]:
+        series = record.series(layer.site) if layer.type == "Softmax" else None
+        if series is not None and np.mean(series.mean) < 0.4:
+            sure = series.rms**2 / np.where(series.mean > 0, series.mean, np.nan)
+            found.append(Sure(layer.path, layer.line, series.steps, sure))
+    return found
 
 
 class EmbeddingUnused(Detector):
