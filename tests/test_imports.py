@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "facts": {"kinks", "hooks", "graph", "history", "saved", "sites", "statistics"},
     "findings": {"history", "runs", "sites", "statistics"},
     "gradients": {"findings", "graph", "hooks", "sites"},
+    "comparing": {"findings", "history", "runs", "sites"},
     "recording": {"facts", "hooks", "history", "sites", "statistics", "runs"},
     "launch": {
         "facts",
@@ -57,7 +58,7 @@ MAY_IMPORT = {
         "history",
         "sites",
     },
-    "cli": {"findings", "launch", "recording", "bundles", "views", "runs", "history", "sites"},
+    "cli": {"comparing", "findings", "launch", "recording", "bundles", "views", "runs", "history", "sites"},
 }
 """Room → the rooms it may import. The package's ``__init__`` re-exports."""
 

@@ -17,6 +17,7 @@ import retrograd as rg
 PUBLIC = [
     "AdjointCheck",
     "Auxiliary",
+    "Comparison",
     "Finding",
     "Findings",
     "Function",
@@ -34,6 +35,7 @@ PUBLIC = [
     "Run",
     "Trace",
     "check_adjoint",
+    "compare",
     "draw_graph",
     "every",
     "explain",

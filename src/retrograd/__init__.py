@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from retrograd.adjoint.check import check_adjoint as check_adjoint
     from retrograd.bundles.bundle import write_bundle as write_bundle
     from retrograd.bundles.replayed import replay as replay
+    from retrograd.comparing.compare import compare as compare
+    from retrograd.comparing.comparison import Comparison as Comparison
     from retrograd.engine.one_node import rerun as rerun
     from retrograd.engine.replayer import run_from as run_from
     from retrograd.errors import RetrogradError as RetrogradError
@@ -73,6 +75,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AdjointCheck": "adjoint.adjoint_check",
     "Auxiliary": "functions.auxiliary",
+    "Comparison": "comparing.comparison",
     "Finding": "findings.finding",
     "Findings": "findings.findings",
     "Function": "functions.function",
@@ -90,6 +93,7 @@ _HOMES = {
     "Run": "runs.reader",
     "Trace": "tracing.trace",
     "check_adjoint": "adjoint.check",
+    "compare": "comparing.compare",
     "draw_graph": "views.graph_picture",
     "every": "recording.schedule",
     "explain": "findings.explain",

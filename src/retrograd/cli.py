@@ -25,6 +25,7 @@ _EXAMPLES = """
 examples:
   retrograd run train.py --lr 0.1                record an unmodified script
   retrograd explain                              what is wrong with the newest run, and what to do
+  retrograd compare runs/first runs/second       where two runs part, and why
   retrograd report runs/train-20250131-120000    one HTML file that shows the whole run
   retrograd view runs/train-20250131-120000      a table in the terminal
   retrograd trace train.py --lr 0.1              every node of the first backward passes
@@ -71,6 +72,17 @@ examples:
 A run is explained from its record alone. A command is run, and watched more closely than `retrograd run` does: also
 writes to what autograd has saved, where exactly NaN is made, and points without a derivative. The exit code is that of
 the command, or 0 for a run; 1 where --fail-on says so; 2 for what cannot be carried out.
+"""
+
+_COMPARE_EXAMPLES = """
+examples:
+  retrograd compare runs/first runs/second
+  retrograd compare runs/first runs/second --noise runs/first-again
+  retrograd compare runs/first/rank00000 runs/first/rank00001
+  retrograd compare runs/first runs/second --json
+
+Runs are held against each other in the order in which training reached each site. The exit code is 0 if they are
+the same, but for noise, 1 if they are not, and 2 if they cannot be compared.
 """
 
 _TRACE_USAGE = """\
@@ -194,6 +206,7 @@ def _make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands)
     _add_explain(commands)
+    _add_compare(commands)
     _add_report(commands)
     _add_view(commands)
     _add_export(commands)
@@ -243,6 +256,21 @@ def _add_explain(commands: Commands) -> None:
     )
     parser.add_argument("--steps", type=int, metavar="N", help="of a command: end it after N steps")
     parser.add_argument("-o", "--output", metavar="DIR", help="of a command: run folder, as of `retrograd run`")
+
+
+def _add_compare(commands: Commands) -> None:
+    parser = _add_command(commands, "compare", _compare, "say where two runs part first, and why", _COMPARE_EXAMPLES)
+    parser.add_argument("a", metavar="A", type=Path, help="the folder of a run, or of one of its ranks")
+    parser.add_argument("b", metavar="B", type=Path, help="another one")
+    parser.add_argument(
+        "--noise",
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        type=Path,
+        help="runs of the same program as A, of the same seed",
+    )
+    parser.add_argument("--json", action="store_true", help="the verdict and each difference, as lines of JSON")
 
 
 def _add_report(commands: Commands) -> None:
@@ -387,6 +415,14 @@ def _explain(arguments: argparse.Namespace) -> int:
     from retrograd.launch.explaining import explain_as_asked
 
     return explain_as_asked(arguments)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from retrograd.comparing.compare import compare
+
+    comparison = compare(arguments.a, arguments.b, noise=arguments.noise)
+    print(comparison.as_json_lines() if arguments.json else show_plainly(f"{comparison}\n"), end="")
+    return 0 if comparison else 1
 
 
 def _report(arguments: argparse.Namespace) -> None:

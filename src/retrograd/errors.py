@@ -34,6 +34,7 @@
     ├── FunctionError              bad-function
     ├── FeatureError               cannot-extract
     ├── AdjointError               cannot-check
+    ├── CompareError               cannot-compare
     ├── SavedTensorError
     │   ├── OverwrittenError       saved-overwritten
     │   ├── RecomputeError         recomputed-otherwise
@@ -281,6 +282,12 @@ class AdjointError(RetrogradError):
     """A model cannot be checked for adjoints or kinks."""
 
     slug = "cannot-check"
+
+
+class CompareError(RetrogradError):
+    """Two runs cannot be compared."""
+
+    slug = "cannot-compare"
 
 
 class SavedTensorError(RetrogradError):

@@ -50,6 +50,7 @@ def test_norms_as_they_should_be() -> None:
     assert not ask(BatchNorm, make_norm([0.1 * float(np.sin(step)) for step in LOOKS]))
     assert not ask(BatchNorm, make_norm([0.0] * 6, evaluating=("1",)))
     assert not ask(BatchNorm, make_norm([0.0] * 6, evaluating=("self",)))
+    assert len(ask(BatchNorm, make_norm([0.0] * 6, evaluating=("0",)))) == 1
 
 
 def make_ranks(first: list[str], second: list[str]) -> Record:

@@ -2,7 +2,7 @@ from typing import Any
 
 from retrograd.findings.detectors.modes import EvalModeInTraining, TrainModeInEvaluation
 from retrograd.history.facts import Input
-from retrograd.history.sink import Moment
+from retrograd.history.sink import Moment, Phase
 from tests.findings.by_hand import ask
 from tests.findings.programs import make_calls, make_chain, make_optimizer, make_program
 
@@ -83,6 +83,24 @@ def test_evaluations_that_are_as_they_should_be() -> None:
 
 
 def test_a_sample_of_predictions() -> None:
+    drops = {"self": "Sequential", "0": "Linear", "1": "Dropout"}
     calls = _calls([*[PLAIN] * 5, ("evaluate",) * 5])
-    inputs = [Input(name="self:input.x", digest="a", moment=Moment(5, phase="no_grad")) for _ in range(5)]
-    assert not ask(TrainModeInEvaluation, make_program([*calls, *inputs], modules=MODAL))
+    assert not ask(TrainModeInEvaluation, make_program(calls, modules=drops))
+    assert ask(TrainModeInEvaluation, make_program(calls, modules=MODAL))
+
+
+def test_a_fixed_set_that_is_evaluated_at_every_update() -> None:
+    calls = _calls([("evaluate", *PLAIN)] * 10)
+
+    def inputs(trained: str, evaluated: str) -> list[Input]:
+        phases: tuple[tuple[Phase, str], ...] = (("train", trained), ("no_grad", evaluated))
+        return [
+            Input(name="self:input.x", digest=digest.format(step), moment=Moment(step, phase=phase))
+            for step in range(10)
+            for phase, digest in phases
+        ]
+
+    fixed, varied, same = inputs("a{}", "v"), inputs("a{}", "v{}"), inputs("a", "a")
+    assert ask(TrainModeInEvaluation, make_program([*calls, *fixed], modules=MODAL))
+    assert not ask(TrainModeInEvaluation, make_program([*calls, *varied], modules=MODAL))
+    assert not ask(TrainModeInEvaluation, make_program([*calls, *same], modules=MODAL))

@@ -11,6 +11,8 @@ from retrograd.findings.detectors.schedule import (
     count_waves,
 )
 from retrograd.findings.record import Record
+from retrograd.history.facts import OptimizerMade
+from retrograd.history.sink import Moment
 from tests.findings.by_hand import ask
 from tests.findings.programs import make_call, make_program
 
@@ -114,3 +116,14 @@ def test_a_scheduler_ahead_of_each_epoch() -> None:
     assert not ask(SchedulerBeforeStep, behind)
     record.status = "stopped"
     assert not ask(SchedulerBeforeStep, record)
+
+
+def test_a_group_that_does_not_learn() -> None:
+    calls = [make_call(step, "step", {"lr": [0.0, 0.1]}) for step in range(5)]
+    groups = ({"lr": 0.0, "parameters": ["0:weight", "0:bias"]}, {"lr": 0.1, "parameters": ["1:weight"]})
+    made = OptimizerMade(name="SGD#1", line="train.py:5", groups=groups, moment=Moment(0))
+    [found] = ask(RateIsZero, make_program([made, *calls]))
+    assert (found.severity, found.site, found.line) == ("warning", "0:weight", "train.py:5")
+    assert "of 0:weight and 1 others is 0 at all 5 updates" in found.message
+    warm = [make_call(step, "step", {"lr": [0.0 if step < 2 else 0.1, 0.1]}) for step in range(5)]
+    assert not ask(RateIsZero, make_program([made, *warm]))

@@ -67,7 +67,7 @@ def test_a_softmax_of_one() -> None:
 SCORES = ("matmul", (-1, -1), ((8, 5, 4), (8, 4, 5)), (8, 5, 5))
 
 
-@pytest.mark.parametrize(("dim", "wrong"), [("1", True), ("-2", True), ("-1", False), ("2", False), ("0", False)])
+@pytest.mark.parametrize(("dim", "wrong"), [("1", True), ("-2", True), ("-1", False), ("2", False), ("0", True)])
 def test_attention_weights(dim: str, wrong: bool) -> None:
     record = chain(
         SCORES,
@@ -78,6 +78,24 @@ def test_attention_weights(dim: str, wrong: bool) -> None:
         outputs=(3,),
     )
     assert len(ask(WrongDimension, record)) == wrong
+
+
+@pytest.mark.parametrize(("dim", "wrong"), [("0", True), ("1", False)])
+def test_attention_that_pools(dim: str, wrong: bool) -> None:
+    record = chain(
+        ("linear", (-1, -1), ((8, 5, 4), (1, 4)), (8, 5, 1)),
+        ("squeeze", (0,), ((8, 5, 1),), (8, 5), "dim=-1"),
+        ("softmax", (1,), ((8, 5),), (8, 5), f"dim={dim}"),
+        ("unsqueeze", (2,), ((8, 5),), (8, 5, 1), "dim=-1"),
+        ("mul", (3, 0), ((8, 5, 1), (8, 5, 4)), (8, 5, 4)),
+        ("sum", (4,), ((8, 5, 4),), (8, 4), "dim=1"),
+        ("linear", (5, -1), ((8, 4), (2, 4)), (8, 2)),
+        ("mean", (6,), ((8, 2),), ()),
+        outputs=(6,),
+    )
+    found = ask(WrongDimension, record)
+    assert len(found) == wrong
+    assert all("normalised by softmax over dimension 0, and summed over dimension 1" in each.message for each in found)
 
 
 def test_weights_that_are_normalised_again() -> None:
@@ -101,7 +119,8 @@ def test_classes_in_the_last_dimension() -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "first", "wrong"), [("(:, -1, :)", "False", 1), ("-1", "False", 0), ("(:, -1)", "True", 0)]
+    ("index", "first", "wrong"),
+    [("(:, -1, :)", "False", 1), ("-1", "False", 0), ("(:, -1)", "True", 0), ("-1", "True", 1), ("0", "True", 0)],
 )
 def test_the_last_step_of_a_recurrent_layer(index: str, first: str, wrong: int) -> None:
     record = chain(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -69,6 +71,7 @@ class Facts:
         self._sources = [make(self) for make in sources]
         self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._modules: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._telling = threading.RLock()
         self._seen_step = -1
         self._recorded = -1
 
@@ -159,11 +162,11 @@ class Facts:
             if is_recorded and moment.step != self._seen_step:
                 self._seen_step = moment.step
                 self._recorded += 1
-        self._tell("forward_begins", model, arguments)
+        self._tell("forward_begins", self._unwrap(model), arguments)
 
     def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """That call has ended."""
-        self._tell("forward_ends", model, output, failed)
+        self._tell("forward_ends", self._unwrap(model), output, failed)
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """A backward pass is about to run."""
@@ -198,9 +201,21 @@ class Facts:
         self._tell("drain")
         self._tell("end")
 
+    def _unwrap(self, model: nn.Module) -> nn.Module:
+        """The module of a recorded model that a wrapper of it runs (DDP, torch.compile)."""
+        if model in self._modules:
+            return model
+        wrapped = (module for _, module in takewhile(lambda found: not found[0], walk_paths("", model)))
+        return next((module for module in wrapped if module in self._modules), model)
+
     def _tell(self, what: str, *about: Any) -> None:
-        for source in self._sources:
-            try:
-                getattr(source, what)(*about)
-            except Exception as error:
-                self.fault(f"{type(source).__name__}.{what}", error)
+        if not self._telling.acquire(blocking=False):  # another thread is here; who waited might wait in a fork forever
+            return
+        try:
+            for source in self._sources:
+                try:
+                    getattr(source, what)(*about)
+                except Exception as error:
+                    self.fault(f"{type(source).__name__}.{what}", error)
+        finally:
+            self._telling.release()

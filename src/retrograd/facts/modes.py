@@ -38,8 +38,10 @@ class ModeSource(FactSource):
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
-        if model not in self._names:
-            return
+        for each in (model,) if model in self._names else list(self._names):  # a part is called by itself
+            self._ask(each)
+
+    def _ask(self, model: nn.Module) -> None:
         known = self._known.get(model)
         if known is None:
             known = self._known[model] = _Known()

@@ -25,7 +25,7 @@ _BUFFER_EACH = ("name", "value", "dtype", "min", "max", "digest")
 
 
 class StateSource(FactSource):
-    """Notes parameters and buffers: as they are before the first forward of a step that is looked at, and in the end.
+    """Notes parameters and buffers as they are before the first forward of a step that is looked at, and in the end.
 
     What gradients there are is asked behind each backward pass of that step.
     """
@@ -50,9 +50,9 @@ class StateSource(FactSource):
         if step != self._step:
             self._write()
             self._step = step
-        name = self._models.get(model)
-        if name is not None and name not in self._looks:
-            self._look(name, model)
+        for each, name in list(self._models.items()):
+            if name not in self._looks:
+                self._look(name, each)
 
     def backward_ends(self, failed: bool) -> None:
         """A backward pass has ended."""

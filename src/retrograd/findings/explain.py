@@ -54,7 +54,8 @@ def make_record(what: Run | History | Recorded | str | os.PathLike[str]) -> Reco
     if isinstance(what, Run | str | os.PathLike):
         run = what if isinstance(what, Run) else open_run(what)
         errors = [rank.facts.get("error") for rank in run.ranks if rank.facts.get("error")]
-        return Record(run.history, status=run.status, error=errors[0] if errors else None)
+        events = run.events_by_rank if len(run.ranks) > 1 else None
+        return Record(run.history, status=run.status, error=errors[0] if errors else None, events=events)
     history = what if isinstance(what, History) else getattr(what, "history", None)
     if not isinstance(history, History):
         raise ExplainError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -45,9 +45,18 @@ class Record:
         history: what was recorded.
         status: how the run fares: ``finished``, ``failed``, ``running``, ``stopped``; empty where it is not known.
         error: the exception that ended it, as in ``rank.json``.
+        events: those of each process; left out where there is one.
     """
 
-    def __init__(self, history: History, *, status: str = "", error: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        history: History,
+        *,
+        status: str = "",
+        error: Mapping[str, Any] | None = None,
+        events: Mapping[int, Sequence[Event]] | None = None,
+    ) -> None:
+        self._events = events
         self.history = history
         self.manifest = history.manifest
         self.status = status
@@ -116,8 +125,9 @@ class Record:
 
     @cached_property
     def facts(self) -> list[Fact]:
-        """All facts, in their order."""
-        return read_facts(self.events)
+        """All facts, those of one process after those of the other, in their order."""
+        by_rank = self._events if self._events is not None else {0: self.events}
+        return [fact for rank, events in by_rank.items() for fact in read_facts(events, rank)]
 
     def of(self, kind: type[F]) -> list[F]:
         """Facts of one kind, in their order."""
@@ -204,6 +214,11 @@ class Record:
         """What the manifest says of each module, by path."""
         listed = self.manifest.get("model", ())
         return {str(each.get("path", "")): each for each in listed if isinstance(each, Mapping)}
+
+    @cached_property
+    def models(self) -> frozenset[str]:
+        """Paths of all recorded models, also of those that only other models call; empty where that is not known."""
+        return frozenset(path for path, each in self.modules.items() if each.get("root"))
 
     @cached_property
     def root_names(self) -> frozenset[str]:

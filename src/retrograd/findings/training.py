@@ -90,6 +90,12 @@ class Training:
         return float(finite[0]) if len(finite) else np.nan
 
     @cached_property
+    def lowest(self) -> float:
+        """The lowest loss that is finite; NaN where there is none."""
+        finite = self.loss.values[np.isfinite(self.loss.values)]
+        return float(finite.min()) if len(finite) else np.nan
+
+    @cached_property
     def early(self) -> float:
         """The median of the first losses, a tenth of them, at least three."""
         head = self.loss.values[: max(3, len(self.loss.values) // 10)]
@@ -223,6 +229,13 @@ def is_number(value: Any) -> bool:
 def number(value: Any) -> float | None:
     """A plain number; None for anything else."""
     return float(value) if is_number(value) else None
+
+
+def median(values: Any) -> float:
+    """The median of what is finite; NaN where nothing is."""
+    known = np.asarray(values, np.float64)
+    known = known[np.isfinite(known)]
+    return float(np.median(known)) if len(known) else np.nan
 
 
 def _median(values: FloatArray) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ import pyarrow as pa
 from retrograd.errors import DamagedRunError, NotARunError
 from retrograd.foreign.json_text import read_json
 from retrograd.foreign.kinds import check_kinds
-from retrograd.history.events import EVENT_SCHEMA
+from retrograd.history.events import EVENT_SCHEMA, read_events
 from retrograd.history.history import History
 from retrograd.history.names import SiteNames
+from retrograd.history.sink import Event
 from retrograd.runs.layout import (
     EVENTS,
     LOCK,
@@ -120,17 +121,23 @@ class Run:
         ranks = {parse_rank(folder.name) or 0: folder for folder in of_history}
         placements = {rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history}
         self._open_parts(ranks, placements)
-        events = [
-            _rename_events(_read_events(path), placements[rank])
+        self._events = {
+            rank: _join(
+                [_rename_events(_read_events(path), placements[rank]) for _, path in list_parts(folder / EVENTS)]
+            )
             for rank, folder in ranks.items()
-            for _, path in list_parts(folder / EVENTS)
-        ]
-        table = pa.concat_tables([EVENT_SCHEMA.empty_table(), *events]).unify_dictionaries()
+        }
+        table = _join(list(self._events.values()))
         shards = {rank: folder / TENSORS for rank, folder in ranks.items()}
         tensors = StoredTensors(shards, placements, lambda: self.history.events)
         self.history.manifest = {**self.manifest, "status": self.status}  # first: it says how statistics merge
         copies = find_copies(placements, self._names.code_of)
         self.history.load(self._names, list(self._parts.values()), table, tensors.find, copies)
+
+    @property
+    def events_by_rank(self) -> dict[int, list[Event]]:
+        """The events of each process that is a part of the history, in the order recorded."""
+        return {rank: read_events(events) for rank, events in sorted(self._events.items())}
 
     def _open_parts(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> None:
         """Open part files that are new, and let go of those that are gone."""
@@ -143,6 +150,14 @@ class Run:
                 key = (path, found.st_ino, found.st_size, len(placements[rank].stages))
                 opened[key] = self._parts.get(key) or StoredRows(path, self._names, rank, placements[rank].rename)
         self._parts = opened
+
+
+def _read_all_events(folder: Path, placements: Placements) -> pa.Table:
+    return _join([_rename_events(_read_events(path), placements) for _, path in list_parts(folder / EVENTS)])
+
+
+def _join(events: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables([EVENT_SCHEMA.empty_table(), *events]).unify_dictionaries()
 
 
 def _rename_events(events: pa.Table, placements: Placements) -> pa.Table:

@@ -2,10 +2,12 @@
 
 from retrograd.findings.detector import Detector
 from retrograd.findings.detectors.batch_norm import BatchNorm
+from retrograd.findings.detectors.broken_graphs import FreedGraph, NoGraph, Overwritten
 from retrograd.findings.detectors.call_order import BackwardNeverCalled, NeverSteps, StepBeforeBackward, StepTooSeldom
 from retrograd.findings.detectors.clipping import ClipBeforeUnscale, ClipOtherParameters, MisplacedClipping
 from retrograd.findings.detectors.depth import Exploding, Vanishing
 from retrograd.findings.detectors.failed import Failed
+from retrograd.findings.detectors.gradients import LayersInAList, MissingGradient, NotOptimized
 from retrograd.findings.detectors.graphs import GraphGrows, GraphLeaks
 from retrograd.findings.detectors.hooks import HooksScale
 from retrograd.findings.detectors.hyper_parameters import AdamEpsilon, ClipAlwaysOn, Momentum, WeightDecayDominates
@@ -35,7 +37,8 @@ from retrograd.findings.detectors.units import AttentionCollapse, DeadUnits, Emb
 from retrograd.findings.detectors.zero_grad import MisplacedZeroGrad, MissingZeroGrad
 
 DETECTORS: tuple[type[Detector], ...] = (
-    Failed, MissingZeroGrad, MisplacedZeroGrad, NeverSteps, BackwardNeverCalled, StepBeforeBackward, StepTooSeldom,
+    Failed, NoGraph, FreedGraph, Overwritten, LayersInAList, MissingGradient, NotOptimized,
+    MissingZeroGrad, MisplacedZeroGrad, NeverSteps, BackwardNeverCalled, StepBeforeBackward, StepTooSeldom,
     DoubleBackward, AccumulationNotDivided, MisplacedClipping, ClipBeforeUnscale, ClipOtherParameters, RateIsZero,
     SchedulerPerStep, SchedulerBeforeStep, RateJump, MadeAnew, BeforeChange, SoftmaxBeforeCrossEntropy,
     SigmoidBeforeLogitsLoss, NllOnProbabilities, BceOnLogits, DropoutMisplaced, BroadcastLoss, WrongDimension,

@@ -10,7 +10,8 @@ from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers
 from retrograd.findings.record import Record
-from retrograd.history.facts import Buffer
+from retrograd.history.facts import Buffer, Modes
+from retrograd.sites.site import ROOT
 
 FEW = 4
 """Values of a channel from which statistics are too noisy."""
@@ -39,11 +40,8 @@ class BatchNorm(Detector):
         norms = [(k, layer) for k, layer in enumerate(record.once(Layers).listed) if "BatchNorm" in layer.type]
         if not norms:
             raise CannotTell("there is no batch norm that was called in training")
-        evaluating = {path for modes in record.modes for path in modes.evaluating}
         for k, layer in norms:
-            if any(
-                layer.path == path or path in ("", "self") or layer.path.startswith(f"{path}.") for path in evaluating
-            ):
+            if record.modes and not any(_trains(modes, layer.path) for modes in record.modes):
                 continue
             found = self._judge(record, layer, k)
             if found is not None:
@@ -127,3 +125,13 @@ class BatchNorm(Detector):
             precondition=["it is in training mode"],
             refute="its buffers differ between two steps of training",
         )
+
+
+def _trains(modes: Modes, path: str) -> bool:
+    """Whether a module was in training mode: as the nearest module around it that is listed."""
+    parts = path.split(".")
+    for length in range(len(parts), -1, -1):
+        name = ".".join(parts[:length]) or ROOT
+        if name in modes.training or name in modes.evaluating:
+            return name in modes.training
+    return True

@@ -11,7 +11,7 @@ from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.learning_rate import is_adaptive
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray, IntArray, Training, Updates, divide, number
+from retrograd.findings.training import FloatArray, IntArray, Training, Updates, divide, median, number
 
 HALF = 0.5
 """Part of an update that decay makes, from which on it is spoken of."""
@@ -83,7 +83,7 @@ class WeightDecayDominates(Detector):
         norms = np.sqrt(np.nansum(updates.weight[lines, :half] ** 2, axis=0))
         if group.get("decoupled_weight_decay"):
             part = rate * decay * norms / np.sqrt(np.nansum(updates.delta[lines, :half] ** 2, axis=0))
-            return float(np.nanmedian(np.minimum(part, 1.0)))
+            return median(np.minimum(part, 1.0))
         sites = [str(updates.sites[k].value.grad) for k in lines]
         known = [site for site in sites if site in record.history]
         gradients = np.sqrt(np.nansum(record.history.matrix("l2", known).values[:, :half] ** 2, axis=0))
@@ -149,7 +149,7 @@ class AdamEpsilon(Detector):
             return float("nan"), float("nan")
         gradients = record.history.matrix("rms", [str(site.value.grad) for site in sites]).values
         moved = record.history.matrix("rms", [str(site) for site in sites]).values
-        return float(np.nanmedian(gradients)), float(np.nanmedian(moved))
+        return median(gradients), median(moved)
 
     def _tell(self, record: Record, name: str, epsilon: float, size: float, share: float) -> Finding:
         return self.find(
@@ -261,19 +261,19 @@ class ClipAlwaysOn(Detector):
         norms = np.array([call.value for call in calls])
         bounds = np.array([number(call.details.get("max_norm")) or np.nan for call in calls])
         left = divide(bounds, norms)
-        median = float(np.nanmedian(left))
-        if median >= SHARE or (left < SHARE).mean() < 0.8:
+        usual = median(left)
+        if not usual < SHARE or (left < SHARE).mean() < 0.8:
             return
         costs = not record.once(Training).fell and not is_adaptive(record.once(Training).optimizer)
         yield self.find(
             "warning" if costs else "note",
-            f"clip_grad_norm_(max_norm={bounds[0]:g}) leaves {median:.2g} of the gradient at {(left < SHARE).sum()} of "
+            f"clip_grad_norm_(max_norm={bounds[0]:g}) leaves {usual:.2g} of the gradient at {(left < SHARE).sum()} of "
             f"{len(calls)} steps: the learning rate is in truth that much smaller.",
             step=calls[0].step,
             last_step=calls[-1].step,
             line=calls[0].line,
             evidence=[
-                Evidence("max_norm over the norm, median", median, f"< {SHARE:g}"),
+                Evidence("max_norm over the norm, median", usual, f"< {SHARE:g}"),
                 Evidence("share of steps", float((left < SHARE).mean()), "≥ 0.8"),
             ],
             precondition=[

@@ -229,7 +229,7 @@ class NotUpdated(Detector):
             raise CannotTell("several models are trained in turn, each with gradients that the others leave")
         names = [str(site.value.grad) for site in updates.sites]
         known = np.array([name in record.history for name in names], np.bool_)
-        if not known.any() or np.nanmax(updates.delta, initial=0.0) == 0:
+        if not known.any() or not (np.nan_to_num(updates.delta, nan=0.0) > 0).any():
             raise CannotTell("no parameter was changed, or no gradient was recorded")
         norms = record.history.matrix("l2", [name for name, is_known in zip(names, known, strict=True) if is_known])
         shared = np.isin(updates.steps, norms.steps)

@@ -9,7 +9,7 @@ import numpy as np
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray, IntArray, Training
+from retrograd.findings.training import FloatArray, IntArray, Training, median
 
 SPIKE = 6.0
 """Robust standard deviations of the logarithm of the loss above its running median."""
@@ -45,7 +45,7 @@ class Diverged(Detector):
         training = record.once(Training)
         training.need_loss(10)
         steps, loss = training.loss
-        if np.nanmin(loss) < 0:
+        if not training.lowest >= 0:
             return
         lowest = min(training.initial, training.early) if np.isfinite(training.early) else training.initial
         late = training.late
@@ -95,7 +95,7 @@ class LossSpike(Detector):
         training = record.once(Training)
         training.need_loss(40)
         steps, loss = training.loss
-        if np.nanmin(loss) <= 0:
+        if not training.lowest > 0:
             return
         high = find_spikes(loss) & ~(loss < 0.1 * training.initial)
         start, length = longest_stretch(high)
@@ -126,7 +126,7 @@ class LossSpike(Detector):
     def _was_usual(record: Record, step: int) -> bool:
         updates = record.once(Training).updates
         before = updates.ratio[updates.steps < step]
-        return len(before) > 10 and bool(before[-1] < 5 * np.nanmedian(before)) and bool(before[-1] < 0.1)
+        return len(before) > 10 and bool(before[-1] < 5 * median(before)) and bool(before[-1] < 0.1)
 
 
 class LossFlat(Detector):
@@ -148,7 +148,7 @@ class LossFlat(Detector):
         training = record.once(Training)
         training.need_loss(FLAT)
         early, late = training.early, training.late
-        lowest = np.nanmin(training.loss.values)
+        lowest = training.lowest
         if not (np.isfinite(late) and early > 0 and lowest > 0) or late < 0.98 * early or lowest < 0.3 * early:
             return
         yield self.find(

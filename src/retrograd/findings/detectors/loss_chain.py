@@ -120,12 +120,19 @@ class SoftmaxBeforeCrossEntropy(BeforeLoss):
                 "note",
                 "cross_entropy is given the result of log_softmax and applies it again, which changes nothing",
             )
-        if name in ("relu", "relu6"):
-            return (
-                "warning",
-                "cross_entropy is given the result of relu, so no logit is below 0 and those at 0 learn nothing",
-            )
-        return None
+        return _judge_bounded(name)
+
+
+def _judge_bounded(name: str) -> tuple[Severity, str] | None:
+    """Of logits that an activation keeps within bounds."""
+    if name in ("relu", "relu6"):
+        return (
+            "warning",
+            "cross_entropy is given the result of relu, so no logit is below 0 and those at 0 learn nothing",
+        )
+    if name == "tanh":
+        return "warning", "cross_entropy is given the result of tanh, so all logits lie within −1 … 1"
+    return None
 
 
 def _least_loss(chain: Chain, loss: int) -> float:
@@ -153,9 +160,11 @@ class SigmoidBeforeLogitsLoss(BeforeLoss):
 
     def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
         """See :class:`BeforeLoss`."""
+        name = chain.name(maker)
+        if chain.name(loss) == "binary_cross_entropy" and name == "sigmoid":
+            return _judge_twice(chain, maker)
         if chain.name(loss) != "binary_cross_entropy_with_logits":
             return None
-        name = chain.name(maker)
         if name in ("sigmoid", "softmax"):
             return "critical", (
                 f"binary_cross_entropy_with_logits is given the result of {name} and applies sigmoid again, so no "
@@ -167,6 +176,14 @@ class SigmoidBeforeLogitsLoss(BeforeLoss):
                 "binary_cross_entropy_with_logits is given the result of relu, so no probability is below 0.5"
             )
         return None
+
+
+def _judge_twice(chain: Chain, maker: int) -> tuple[Severity, str] | None:
+    """Of a sigmoid that is given probabilities itself."""
+    before = chain.name(chain.maker(maker, 0, THROUGH))
+    if before not in ("sigmoid", "softmax"):
+        return None
+    return "critical", f"sigmoid is given the result of {before}, so no probability leaves 0.5 … 0.73"
 
 
 class NllOnProbabilities(BeforeLoss):
@@ -193,8 +210,10 @@ class NllOnProbabilities(BeforeLoss):
 
     def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
         """See :class:`BeforeLoss`."""
-        name = chain.name(maker)
-        if chain.name(loss) != "nll_loss" or name not in ("softmax", "sigmoid", "relu", *self._makers):
+        name, function = chain.name(maker), chain.name(loss)
+        if function == "kl_div" and name == "softmax":
+            return "critical", "kl_div is given the result of softmax first, where it expects log-probabilities"
+        if function != "nll_loss" or name not in ("softmax", "sigmoid", "relu", *self._makers):
             return None
         end = "its value is no likelihood" if name in ("softmax", "sigmoid") else "it falls without bound as they grow"
         return "critical", (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 from retrograd.findings.detector import CannotTell, Detector, Words
@@ -11,7 +10,7 @@ from retrograd.findings.detectors.loss_chain import drop_rate
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
 from retrograd.findings.updates import Update, is_within
-from retrograd.history.facts import Call, Input
+from retrograd.history.facts import Call
 
 SHARE = 0.1
 """Of the updates whose forwards must have run in eval mode, and at least three; our own choice."""
@@ -19,8 +18,11 @@ SHARE = 0.1
 SELDOM = 1 / 3
 """An evaluation comes before at most so many of the updates; what comes more often is part of training."""
 
-REPEATED = 3
-"""Forwards of one input in a row that are a sample of predictions (Monte-Carlo dropout)."""
+SAMPLED = 5
+"""So many forwards from one line may be a sample of predictions (Monte-Carlo dropout)."""
+
+SAME = 3
+"""Inputs without grad that were the same and show a fixed set; our own choice."""
 
 
 class ModalLayers(NamedTuple):
@@ -165,7 +167,7 @@ class TrainModeInEvaluation(Detector):
         "evaluations, none of them in eval mode.",
         threshold="forwards without a backward pass, in training mode, before at most a third of the updates or "
         "behind the "
-        "last one, and none in eval mode",
+        "last one, or of one input that is never trained with; and none in eval mode",
         source="our own choice",
         guard="teachers, generators and policies that run without grad at every update; the same input three times in "
         "a row "
@@ -183,7 +185,9 @@ class TrainModeInEvaluation(Detector):
                 continue
             wrong, periods = find_evaluations(record, model, updates)
             is_seldom = periods <= max(1, SELDOM * len(updates))
-            if wrong and is_seldom and not _is_sampled(record, wrong):
+            if not wrong or _is_sampled(wrong, periods, layers):
+                continue
+            if is_seldom or is_fixed_set(record, model):
                 yield self._describe(model, wrong, periods, layers)
 
     def _describe(self, model: str, wrong: list[Call], periods: int, layers: ModalLayers) -> Finding:
@@ -245,14 +249,21 @@ def _pick_evaluations(stretch: list[Call], model: str, usual: set[str]) -> list[
     return found[::-1]
 
 
-def _is_sampled(record: Record, calls: list[Call]) -> bool:
-    """Whether the same input is given several times in a row, as for a sample of predictions."""
-    if len(calls) < REPEATED:
-        return False
-    steps = {call.step for call in calls}
-    looks = [each for each in record.of(Input) if each.step in steps and each.digest and each.moment.phase != "train"]
-    run = most = 1
-    for before, behind in pairwise(looks):
-        run = run + 1 if before.digest == behind.digest and before.name == behind.name else 1
-        most = max(most, run)
-    return most >= REPEATED
+def _is_sampled(calls: list[Call], periods: int, layers: ModalLayers) -> bool:
+    """Whether one model with dropout alone is called many times from one line, once: a sample of predictions."""
+    return periods == 1 and not layers.batch_norms and len(calls) >= SAMPLED and len({call.line for call in calls}) == 1
+
+
+def is_fixed_set(record: Record, model: str) -> bool:
+    """Whether what a model is given without grad is always the same, and never what it is trained with."""
+    given: dict[str, set[str]] = {"train": set(), "no_grad": set()}
+    count = 0
+    for name, listed in record.inputs.items():
+        if is_within(name, model or "self"):
+            for each in listed:
+                given.setdefault(each.moment.phase, set()).add(f"{name} {each.digest}")
+                count += each.moment.phase == "no_grad"
+    names = {each.partition(" ")[0] for each in given["no_grad"]}
+    return (
+        count >= SAME * len(names) > 0 and len(given["no_grad"]) == len(names) and not given["no_grad"] & given["train"]
+    )

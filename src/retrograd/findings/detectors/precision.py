@@ -38,33 +38,38 @@ class Underflow(Detector):
         threshold="More than 20 % of the elements zero, and more than half of the rest below 2⁻¹⁴, at the median of "
         "steps.",
         source="Transformer Engine's underflows % (5 and 20 %); Micikevicius et al. 2018 on scaling of the loss.",
-        guard="Parameters of float16 alone; zeros that a ReLU makes stand beside gradients of normal size.",
+        guard="What is of float16 alone; zeros that a ReLU makes stand beside gradients of normal size.",
         repair="Scale the loss: torch.amp.GradScaler, with weights in float32 and autocast; or use bfloat16.",
     )
-    explains = ("vanishing", "loss-flat", "not-updated", "learning-rate-too-low", "missing-gradient", "dead-units")
+    explains = (
+        "vanishing", "loss-flat", "not-updated", "learning-rate-too-low", "missing-gradient", "dead-units",
+        "bf16-update-lost",
+    )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at zeros and exponents."""
-        sites = _of_type(record, HALF, "grad")
-        found = [(site, zeros, low) for site in sites for zeros, low in [self._measure(record, site)] if zeros > 0.2]
-        low = [each for each in found if each[2] > 0.5]
-        if not low or len(low) < 0.25 * len(sites):
+        sites = _of_type(record, HALF, "grad") + _list_half_outputs(record)
+        if not sites:
+            raise CannotTell("neither parameters nor outputs of float16 were recorded")
+        measured = [(site, *self._measure(record, site)) for site in sites]
+        low = [each for each in measured if (each[1] > 0.2 and each[2] > 0.5) or (each[1] > 0.05 and each[2] > 0.9)]
+        if len(low) < max(0.25 * len(sites), 1):
             return
         site, zeros, share = max(low, key=lambda each: each[1])
         yield self.find(
             "warning",
             f"{zeros:.0%} of the gradients of {site.value} are zero, and {share:.0%} of the rest lie below 6.1e-05, "
             "the "
-            f"smallest normal number of float16; so it is at {len(low)} of {len(sites)} parameters.",
+            f"smallest normal number of float16; so it is at {len(low)} of {len(sites)} places.",
             site=str(site.value),
             step=int(record.steps[0]),
             last_step=record.last_step,
             line=record.line_of(site.path),
             evidence=[
-                Evidence("share of zeros", zeros, "> 0.2"),
-                Evidence("share of the rest below 2⁻¹⁴", share, "> 0.5"),
+                Evidence("share of zeros", zeros, "> 0.2, or > 0.05 where nearly all the rest is small"),
+                Evidence("share of the rest below 2⁻¹⁴", share, "> 0.5, or > 0.9"),
             ],
-            precondition=["the parameter is of float16", "the zeros stand beside what lies below the normal numbers"],
+            precondition=["the gradient is of float16", "the zeros stand beside what lies below the normal numbers"],
             refute="with the loss multiplied by 1024 as many are zero",
         )
 
@@ -228,6 +233,19 @@ def _of_type(record: Record, types: tuple[str, ...], quantity: str) -> list[Site
         raise CannotTell("no type of a parameter was recorded")
     found = record.of_kind("parameter", quantity)
     return [site for site in found if known.get(str(site.value), "").removeprefix("torch.") in types]
+
+
+def _list_half_outputs(record: Record) -> list[Site]:
+    """Gradients of the outputs of layers whose operations make float16, as under autocast."""
+    half = {
+        operation.module
+        for noted in record.operations[:1]
+        for operation in noted.operations()
+        if any(made.startswith("float16") for made in operation.makes)
+    }
+    return [
+        each.site.grad for each in record.once(Layers).listed if each.path in half and each.site.grad in record.sites
+    ]
 
 
 def _median_share(part: FloatArray, whole: FloatArray) -> float:

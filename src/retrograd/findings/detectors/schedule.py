@@ -79,7 +79,8 @@ class RateIsZero(Detector):
     words = Words(
         says="The learning rate is 0, or next to nothing, for most of the run.",
         example="The learning rate of Adam#1 is 0 at all 100 updates (LambdaLR), so nothing is learned.",
-        threshold="0 at all updates; or, for 10 updates or more, below 0.01 of its highest value in the whole second "
+        threshold="0 at all updates, of all groups or of one; or, for 10 updates or more, below 0.01 of its highest "
+        "value in the whole second "
         "half or "
         "below 0.001 in the whole last third, while the loss is above 0.3 of its first value",
         source="the shares are our own choice: cosine schedules pass below 0.001 in their last 2 %",
@@ -95,9 +96,32 @@ class RateIsZero(Detector):
             if not rates.any():
                 yield self._describe_zero(optimizer, updates, schedule, record)
                 continue
+            yield from self._find_groups(optimizer, updates, record)
             since = find_collapse(rates)
             if since and not _is_per_update(schedule, updates) and is_unlearned(record, updates[since].step):
                 yield describe_collapse(self, optimizer, updates, rates, since, schedule)
+
+    def _find_groups(self, optimizer: str, updates: list[Update], record: Record) -> Iterator[Finding]:
+        """Groups whose learning rate is 0 all the time, while that of others is not."""
+        listed = [update.call.details["lr"] for update in updates]
+        made = record.optimizers.get(optimizer)
+        for number, group in enumerate(made.groups if made else ()):
+            names = [str(name) for name in group.get("parameters", ())]
+            if names and all(len(rates) > number and rates[number] == 0 for rates in listed):
+                others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+                yield self.find(
+                    "warning",
+                    f"The learning rate of {names[0]}{others} is 0 at all {len(updates)} updates of {optimizer}, "
+                    "while that of its "
+                    "other groups is not",
+                    site=names[0],
+                    step=updates[0].step,
+                    last_step=updates[-1].step,
+                    line=made.line if made else "",
+                    evidence=[Evidence("highest learning rate of the group", 0.0, "0")],
+                    precondition=["other groups of the same optimizer have a learning rate"],
+                    refute="these parameters are frozen on purpose",
+                )
 
     def _describe_zero(self, optimizer: str, updates: list[Update], schedule: list[Call], record: Record) -> Finding:
         whose = f" ({schedule[0].about})" if schedule else ""

@@ -129,40 +129,46 @@ class WrongDimension(Detector):
 
 
 def _dimension(chain: Chain, number: int) -> int | None:
-    """The dimension that a function runs along, counted from 0."""
+    """The dimension that a function runs along, counted from 0; of a softmax without one, that which torch chooses."""
     text, shape = argument_of(chain.listed[number], "dim"), chain.taken(number)
-    if text is None or shape is None or not re.fullmatch(r"-?\d+", text):
+    if shape is None or not shape:
         return None
-    return int(text) % max(len(shape), 1)
+    if text is None and chain.name(number) in SOFTMAXES:
+        return 0 if len(shape) in (1, 3) else 1
+    return int(text) % len(shape) if text is not None and re.fullmatch(r"-?\d+", text) else None
 
 
 def _judge_softmax(chain: Chain, number: int) -> str:
-    """A softmax whose result the loss takes: over the batch, or over a single element."""
-    shape, dim = chain.taken(number), _dimension(chain, number)
-    if chain.name(number) not in SOFTMAXES or shape is None or dim is None or not _is_last(chain, number):
+    """A softmax whose result the loss takes: over the batch or positions, or over a single element."""
+    shape, dim, name = chain.taken(number), _dimension(chain, number), chain.name(number)
+    if name not in SOFTMAXES or shape is None or dim is None or not _is_last(chain, number):
         return ""
     if shape[dim] == 1:
+        always = "1" if name == "softmax" else "0"
         return (
-            f"{chain.name(number)} runs over dimension {dim} of {list(shape)}, which has one element: its result is "
-            "always "
-            f"{'1' if chain.name(number) == 'softmax' else '0'}, and its gradient 0"
+            f"{name} runs over dimension {dim} of {list(shape)}, which has one element: its result is always "
+            f"{always}, and its "
+            "gradient 0"
         )
-    if dim == 0 and len(shape) > 1 and shape[0] == _batch(chain, number):
+    maker = chain.maker(number, 0, frozenset({"dropout", "contiguous", "to", "float"}))
+    is_features = chain.name(maker) == "linear" and chain.made(maker) == shape and dim != len(shape) - 1
+    if is_features or (dim == 0 and len(shape) > 1 and shape[0] == _batch(chain, number)):
+        what = "the batch" if dim == 0 else "positions and not classes"
         return (
-            f"{chain.name(number)} runs over dimension 0 of {list(shape)}, which is the batch: the probabilities of "
-            "one sample do "
-            "not add up to 1"
+            f"{name} runs over dimension {dim} of {list(shape)}, which is {what}: the probabilities of one sample do "
+            "not add up "
+            "to 1"
         )
     return ""
 
 
 def _is_last(chain: Chain, number: int) -> bool:
-    """Whether the model's output or a loss is made of it without another layer in between."""
-    behind = chain.descendants((number,))
-    has_layer = any(chain.name(each) in AFFINE | {"matmul", "bmm", "einsum", "mm", "lstm", "gru"} for each in behind)
-    return not has_layer and (
-        number in chain.outputs or any(chain.name(each) in LOSSES for each in behind) or bool(behind)
-    )
+    """Whether the loss is made of it without another layer in between."""
+    behind = chain.descendants((number,)) & chain.of_loss
+    return bool(behind) and not any(chain.name(each) in _LAYERS for each in behind)
+
+
+_LAYERS = AFFINE | {"matmul", "bmm", "einsum", "mm", "lstm", "gru", "mul"}
 
 
 def _batch(chain: Chain, number: int) -> int | None:
@@ -175,25 +181,45 @@ def _batch(chain: Chain, number: int) -> int | None:
 
 
 def _judge_attention(chain: Chain, number: int) -> str:
-    """Weights that are normalised over the queries, and summed over the keys."""
+    """Weights that are normalised over one dimension, and summed over another one."""
     shape, dim = chain.taken(number), _dimension(chain, number)
-    if chain.name(number) != "softmax" or shape is None or dim != len(shape) - 2 or len(shape) < 3:
+    if chain.name(number) != "softmax" or shape is None or dim is None or len(shape) < 2:
         return ""
-    users = chain.users(number)
-    through = [user for user in users if chain.name(user) == "dropout"]
-    users = [
-        *(user for user in users if user not in through),
-        *(each for one in through for each in chain.users(one)),
-    ]
-    made_of = {number, *through}
-    first = all(chain.listed[user].operands[:1] and chain.listed[user].operands[0] in made_of for user in users)
-    if not users or not first or not all(chain.name(user) in ("matmul", "bmm") for user in users):
+    summed = _summed_dimension(chain, number, len(shape))
+    if summed is None or summed == dim:
         return ""
     return (
-        f"Attention weights of shape {list(shape)} are normalised by softmax over dimension {dim}, the queries, and "
-        "then summed over "
-        "the keys: those of one query do not add up to 1"
+        f"Attention weights of shape {list(shape)} are normalised by softmax over dimension {dim}, and summed over "
+        "dimension "
+        f"{summed}: the weights of one sum do not add up to 1"
     )
+
+
+def _summed_dimension(chain: Chain, number: int, dimensions: int) -> int | None:
+    """The dimension of a softmax over which its product with something else is summed; None where that is not plain."""
+    found: set[int | None] = set()
+    for user, made in _users_behind(chain, number):
+        name = chain.name(user)
+        if name in ("matmul", "bmm") and made == chain.listed[user].operands[0] and dimensions > 2:
+            found.add(dimensions - 1)
+        elif name == "mul" and len(chain.operands(user)) == 2:
+            sums = [each for each in chain.users(user) if chain.name(each) == "sum"]
+            found |= {_dimension(chain, each) for each in sums} if len(sums) == len(chain.users(user)) else {None}
+        else:
+            found.add(None)
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _users_behind(chain: Chain, number: int) -> list[tuple[int, int]]:
+    """Who takes what an operation made, behind dropout and a dimension added at the end, and from which of these."""
+    found = []
+    for user in chain.users(number):
+        is_same = chain.name(user) == "dropout" or (
+            chain.name(user) == "unsqueeze"
+            and chain.listed[user].arguments in ("-1", "dim=-1", f"dim={len(chain.made(number))}")
+        )
+        found += _users_behind(chain, user) if is_same else [(user, number)]
+    return found
 
 
 def _judge_classes(chain: Chain, number: int) -> str:
@@ -216,26 +242,39 @@ def _judge_classes(chain: Chain, number: int) -> str:
 
 
 def _judge_recurrent(chain: Chain, number: int) -> str:
-    """The last step of a recurrent layer, taken along what it holds for the batch."""
-    name, operation = chain.name(number), chain.listed[number]
-    if name != "getitem" or not re.match(r"\(?:, -1\b", operation.arguments):
-        return ""
+    """The last step of a recurrent layer, or a mean over steps, taken along what it holds for the batch."""
+    operation, shape = chain.listed[number], chain.taken(number)
     maker = operation.operands[0] if operation.operands else -1
-    shape = chain.taken(number)
-    if (
-        maker < 0
-        or shape is None
-        or len(shape) != 3
-        or chain.name(maker) not in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-    ):
+    if maker < 0 or shape is None or len(shape) != 3 or chain.name(maker) not in _RECURRENT:
         return ""
-    if not chain.listed[maker].arguments.rstrip(") ").endswith("False"):
+    is_batch_first = chain.listed[maker].arguments.rstrip(") ").endswith("True")
+    batch = 0 if is_batch_first else 1
+    if _picked_dimension(chain, number) != batch:
         return ""
+    order = "batch first" if is_batch_first else "time first (batch_first is False)"
     return (
-        f"The output of {chain.name(maker)} has shape {list(shape)}, time first (batch_first is False), and its last "
-        "element is "
-        f"taken along dimension 1: that is the last of {shape[1]} sequences, not the last step"
+        f"The output of {chain.name(maker)} has shape {list(shape)}, {order}, and {_WHAT[chain.name(number)]} is "
+        "taken along "
+        f"dimension {batch}: over its {shape[batch]} sequences, and not over steps"
     )
+
+
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_WHAT = {
+    "getitem": "the last element",
+    "mean": "the mean",
+    "sum": "the sum",
+    "amax": "the maximum",
+    "max": "the maximum",
+}
+
+
+def _picked_dimension(chain: Chain, number: int) -> int | None:
+    """Along which dimension the last element, or a mean, is taken."""
+    if chain.name(number) == "getitem":
+        index = chain.listed[number].arguments.strip("()")
+        return 0 if re.match(r"-1\b", index) else 1 if re.match(r":, -1\b", index) else None
+    return _dimension(chain, number) if chain.name(number) in _WHAT else None
 
 
 _JUDGES = (_judge_softmax, _judge_attention, _judge_classes, _judge_recurrent)

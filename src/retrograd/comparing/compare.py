@@ -1,0 +1,169 @@
+"""``rg.compare``: what users call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from retrograd.comparing.cause import Before, tell_parting
+from retrograd.comparing.comparison import Comparison, Verdict
+from retrograd.comparing.differences import find_context, find_differences, list_names
+from retrograd.comparing.distance import FORMATS, Distances, measure
+from retrograd.comparing.divergence import Divergence, describe_pair, find_first, find_parting
+from retrograd.comparing.floor import Floor
+from retrograd.comparing.pairs import Pairs, pair_rows
+from retrograd.errors import CompareError
+from retrograd.findings.explain import make_record
+from retrograd.findings.finding import Finding
+from retrograd.findings.record import Record
+from retrograd.history.history import History
+from retrograd.history.matrix import number_steps
+from retrograd.runs.reader import Run
+
+Recorded = Run | History | str | os.PathLike[str]
+
+
+def compare(a: Recorded, b: Recorded, *, noise: Sequence[Recorded] = ()) -> Comparison:
+    """Say where two runs part first, in the order in which training reached it, and why.
+
+    Rows of the same site at the same moment are held against each other. How far apart noise makes them is measured by
+    repeated runs, where they are given; else it is estimated: by the rounding of the formats of their numbers, and what
+    grows out of it.
+
+    Args:
+        a: a run, its folder or that of a single rank (``RUN/rank00000``), or a history.
+        b: another one.
+        noise: runs of the same program as ``a``, of the same seed.
+
+    Returns:
+        A verdict (``identical``, ``same within noise``, ``different``), the first place, and findings by cause.
+
+    Raises:
+        CompareError: they have nothing in common that was recorded.
+        NotARunError, DamagedRunError: a folder cannot be read.
+    """
+    records = [make_record(each) for each in (a, b)]
+    repeats = [make_record(each).history for each in noise]
+    pairs = pair_rows(records[0].history, records[1].history)
+    if not len(pairs):
+        raise CompareError(
+            "The two have nothing in common: no site was recorded in both at the same step.",
+            repair="compare runs of the same model, recorded with the same sites and schedule.",
+        )
+    return _Comparing(records[0], records[1], pairs, repeats).conclude()
+
+
+class _Comparing:
+    """Two records and their pairs."""
+
+    def __init__(self, a: Record, b: Record, pairs: Pairs, repeats: Sequence[History]) -> None:
+        self._a, self._b, self._pairs = a, b, pairs
+        self._distances: Distances = measure(pairs)
+        self._floor = Floor(pairs, a.history, repeats)
+
+    def conclude(self) -> Comparison:
+        """The verdict, and what it rests on."""
+        first = self._describe(find_first(self._pairs, self._distances))
+        place = find_parting(self._pairs, self._distances, self._floor)
+        parting = self._describe(place)
+        differences = [*find_differences(self._a, self._b), *self._compare_formats()]
+        verdict: Verdict = "different" if parting else "same within noise" if first else "identical"
+        return Comparison(
+            verdict=verdict,
+            noise=self._floor.words,
+            first=first,
+            parting=parting,
+            largest=float(self._distances.usual.max()),
+            findings=tuple(self._group(differences, place, parting)) + tuple(self._compare_extent()),
+            context=tuple(find_context(self._a, self._b)),
+            about=self._tell_extent(),
+        )
+
+    def _describe(self, place: int | None) -> Divergence | None:
+        return None if place is None else describe_pair(self._pairs, self._distances, self._floor, place)
+
+    def _group(self, found: Sequence[Finding], place: int | None, parting: Divergence | None) -> list[Finding]:
+        """Differences that are there when the runs part, the first with what follows of it; others as notes."""
+        if parting is None or place is None:
+            return [replace(each, severity="note") for each in found]
+        before = [each for each in found if (each.step or 0) <= parting.step and each.detector != "precision"]
+        after = [replace(each, severity="note") for each in found if each not in before]
+        told = tell_parting(parting, self._a, self._b, self._look_before(place, parting.step))
+        is_told = any(each.detector == "initial-parameters" for each in before)
+        initial = [] if is_told else self._tell_initial()
+        causes = [*initial, *before]
+        if causes:
+            return [replace(causes[0], causes=(told,)), *causes[1:], *after]
+        return [told, *after]
+
+    def _look_before(self, place: int, step: int) -> Before:
+        """What stands before it in its step and micro-batch."""
+        steps, micros = self._pairs.of_a("step"), self._pairs.of_a("micro")
+        before = np.flatnonzero((steps[:place] == steps[place]) & (micros[:place] == micros[place]))
+        gradients = self._pairs.of_a("backward")[before] >= 0
+        knows_weights, names = self._compare_weights(step)
+        return Before(not len(before), not gradients.any(), knows_weights, tuple(names))
+
+    def _tell_initial(self) -> list[Finding]:
+        """Parameters that differ before the first update."""
+        _, names = self._compare_weights(0)
+        if not names:
+            return []
+        message = f"They begin with other parameters: {list_names(names)}."
+        return [Finding(detector="initial-parameters", severity="warning", message=message, site=names[0], step=0)]
+
+    def _compare_weights(self, step: int) -> tuple[bool, list[str]]:
+        """Whether updates of a step were recorded, and which parameters had other sizes before they were updated."""
+        pairs = self._pairs
+        is_update = np.array([name.endswith(".update") for name in pairs.names], np.bool_)[pairs.site]
+        places = np.flatnonzero(is_update & (pairs.of_a("step") == step))
+        one, other = (np.sqrt(each[places]) for each in pairs.columns("reference"))
+        apart = np.abs(one - other) > self._floor.limits[places] * np.maximum(one, other)
+        return bool(len(places)), [pairs.names[site].removesuffix(".update") for site in pairs.site[places[apart]]]
+
+    def _compare_formats(self) -> list[Finding]:
+        """The first site whose numbers have another format."""
+        one, other = self._floor.formats
+        differs = (one != other) & (np.maximum(one, other) < len(FORMATS) - 1)
+        places = np.flatnonzero(differs[self._pairs.site])
+        if not len(places):
+            return []
+        site = int(self._pairs.site[places[0]])
+        formats = [FORMATS[int(each[site])].name for each in (one, other)]
+        message = (
+            f"{self._pairs.names[site]} is computed in {formats[0]} in A and in {formats[1]} in B, and so are"
+            f" {int(differs.sum())} sites in all."
+        )
+        return [
+            Finding(
+                detector="precision",
+                severity="note",
+                message=message,
+                site=self._pairs.names[site],
+                step=int(self._pairs.of_a("step")[places[0]]),
+            )
+        ]
+
+    def _compare_extent(self) -> list[Finding]:
+        """What only one of them has."""
+        found = []
+        last = [each.last_step or 0 for each in (self._a, self._b)]
+        if last[0] != last[1]:
+            found.append(f"A was recorded up to step {last[0]}, B up to step {last[1]}.")
+        names = set(self._pairs.names)
+        for record, run in ((self._a, "A"), (self._b, "B")):
+            alone = len(record.history.sites) - len(names)
+            if alone > 0:
+                found.append(f"{alone} sites were recorded in {run} alone.")
+        missing = self._pairs.missing_a + self._pairs.missing_b
+        if missing:
+            found.append(f"{missing:,} rows of sites that both have were recorded in one alone.")
+        return [Finding(detector="extent", severity="note", message=each) for each in found]
+
+    def _tell_extent(self) -> str:
+        steps = len(number_steps(self._pairs.of_a("step"))[0])
+        differing = int((~self._distances.is_same).sum())
+        return f"{len(self._pairs):,} rows at {len(self._pairs.names)} sites over {steps} steps, {differing:,} differ"

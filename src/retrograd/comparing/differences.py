@@ -1,0 +1,305 @@
+"""Differences between two programs and what they were given, from the facts of their records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+from retrograd.comparing.pairs import plain_name
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.record import Record
+from retrograd.history.facts import Buffer, Call, Fact, Input, Modes, Operation, OptimizerMade, Parameter
+
+_NO_HYPER_PARAMETERS = {"parameters", "unknown"}
+_SHOWN = 3
+
+F = TypeVar("F", Input, Parameter, Buffer)
+
+
+def find_differences(a: Record, b: Record) -> list[Finding]:
+    """What is not the same in two records, each from the first step on at which it is so; in that order."""
+    found: list[Finding] = []
+    for find in _KINDS:
+        found += [each for each in find(a, b) if not any(_is_said(each, other) for other in found)]
+    return sorted(found, key=lambda each: each.step or 0)
+
+
+def _is_said(finding: Finding, other: Finding) -> bool:
+    """Whether another says it already: of a rate the optimizer as made, of an operation the class of its module."""
+    if finding.detector == other.detector == "learning-rate":
+        return finding.site == other.site and (other.step or 0) <= (finding.step or 0)
+    return finding.detector == "operations" and other.detector == "modules" and finding.site == other.site
+
+
+def knows_inputs(a: Record, b: Record) -> bool:
+    """Whether both tell what the models were called with."""
+    return bool(a.of(Input)) and bool(b.of(Input))
+
+
+def _compare_parameters(a: Record, b: Record) -> Iterator[Finding]:
+    """Parameters at the first look, which no update has reached."""
+    first = _first_looks(a.of(Parameter)), _first_looks(b.of(Parameter))
+    differing = [
+        name for name, one in first[0].items() if name in first[1] and _is_other(one, first[1][name]) and one.step == 0
+    ]
+    if differing:
+        which = list_names(differing)
+        yield _make("initial-parameters", f"They begin with other parameters: {which}.", 0, differing[0])
+
+
+def _compare_inputs(a: Record, b: Record) -> Iterator[Finding]:
+    pair = next((each for each in _match(a.of(Input), b.of(Input)) if _is_other(*each)), None)
+    if pair is None:
+        return
+    one, other = pair
+    what = f"of shape {list(one.shape)} in A and {list(other.shape)} in B" if one.shape != other.shape else "different"
+    if one.dtype != other.dtype:
+        what = f"{one.dtype} in A and {other.dtype} in B"
+    yield _make("inputs", f"What the model is called with is {what} from step {one.step} on.", one.step, one.name)
+
+
+def _compare_buffers(a: Record, b: Record) -> Iterator[Finding]:
+    first = _first_looks(a.of(Buffer)), _first_looks(b.of(Buffer))
+    differing = [
+        name for name, one in first[0].items() if name in first[1] and one.step == 0 and _is_other(one, first[1][name])
+    ]
+    if differing:
+        yield _make("initial-buffers", f"They begin with other buffers: {list_names(differing)}.", 0, differing[0])
+
+
+def _compare_optimizers(a: Record, b: Record) -> Iterator[Finding]:
+    """Optimizers as made, and as they were changed later."""
+    last: tuple[OptimizerMade | None, OptimizerMade | None] = (None, None)
+    for pair in zip_longest(a.of(OptimizerMade), b.of(OptimizerMade)):
+        one, other = last = pair[0] or last[0], pair[1] or last[1]
+        if one is None or other is None:
+            run, known = ("B", other) if one is None else ("A", one)
+            if known is not None:
+                yield _make("hyper-parameters", f"Only {run} has an optimizer.", known.step, known.name, known.line)
+            return
+        found = _compare_made(one, other, max(each.step for each in pair if each is not None))
+        if found is not None:
+            yield found
+            return
+
+
+def _compare_made(one: OptimizerMade, other: OptimizerMade, step: int) -> Finding | None:
+    kinds = [each.name.partition("#")[0] for each in (one, other)]
+    if kinds[0] != kinds[1]:
+        return _make("hyper-parameters", f"A is updated by {kinds[0]}, B by {kinds[1]}.", step, one.name, one.line)
+    changed = list(_changed_options(one, other))
+    if not changed:
+        return None
+    texts = [f"{name} is {was} in A and {now} in B" for name, was, now in changed[:_SHOWN]]
+    more = f", and {len(changed) - _SHOWN} more differ" if len(changed) > _SHOWN else ""
+    evidence = [
+        Evidence(f"{name} in {run}", str(value))
+        for name, *values in changed[:_SHOWN]
+        for run, value in zip("AB", values, strict=True)
+    ]
+    is_rate = all(name.partition(" ")[0] == "lr" for name, _, _ in changed)
+    slug = "learning-rate" if is_rate else "hyper-parameters"
+    return _make(slug, f"Of {one.name} {', '.join(texts)}{more}.", step, one.name, one.line, evidence)
+
+
+def _changed_options(one: OptimizerMade, other: OptimizerMade) -> Iterator[tuple[str, Any, Any]]:
+    nothing: Mapping[str, Any] = {}
+    for number, (mine, theirs) in enumerate(zip_longest(one.groups, other.groups, fillvalue=nothing)):
+        group = f" of group {number}" if max(len(one.groups), len(other.groups)) > 1 else ""
+        for name in dict.fromkeys((*mine, *theirs)):
+            if name not in _NO_HYPER_PARAMETERS and mine.get(name) != theirs.get(name):
+                yield f"{name}{group}", mine.get(name), theirs.get(name)
+        held = [set(map(plain_name, each.get("parameters", ()))) for each in (mine, theirs)]
+        if held[0] != held[1]:
+            yield f"number of parameters{group}", len(held[0]), len(held[1])
+
+
+def _compare_calls(a: Record, b: Record) -> Iterator[Finding]:
+    """The first step at which other functions are called, at which a rate is another, or a forward in another mode."""
+    rates = modes = False
+    for (step, mine), (_, theirs) in zip(a.calls_by_step(), b.calls_by_step(), strict=False):
+        if _order_calls(mine) != _order_calls(theirs):
+            yield _tell_calls(step, mine, theirs)
+            return
+        for one, other in zip(mine, theirs, strict=True):
+            if not rates and one.name == "step" and one.details.get("lr") != other.details.get("lr"):
+                rates = True
+                rate = [", ".join(map(str, each.details.get("lr", ()))) for each in (one, other)]
+                message = f"The learning rate of {one.about} is {rate[0]} in A and {rate[1]} in B from step {step} on."
+                yield _make("learning-rate", message, step, one.about, one.line)
+            if not modes and one.details.get("training") != other.details.get("training"):
+                modes = True
+                mode = ["training" if each.details.get("training") else "eval" for each in (one, other)]
+                message = (
+                    f"{one.about} is called in {mode[0]} mode in A and in {mode[1]} mode in B from step {step} on."
+                )
+                yield _make("modes", message, step, one.about, one.line)
+
+
+def _name_call(call: Call) -> tuple[str, str]:
+    return call.name, call.about
+
+
+def _order_calls(calls: Iterable[Call]) -> list[tuple[str, int]]:
+    """The order of calls; what they are of is told by which of them is met first, whatever its class."""
+    numbers: dict[str, int] = {}
+    return [(each.name, numbers.setdefault(each.about, len(numbers))) for each in calls]
+
+
+def _tell_calls(step: int, mine: Sequence[Call], theirs: Sequence[Call]) -> Finding:
+    orders = zip_longest(_order_calls(mine), _order_calls(theirs))
+    place = next(number for number, (one, other) in enumerate(orders) if one != other)
+    one, other = (each[place] if place < len(each) else None for each in (mine, theirs))
+    names = [" of ".join(filter(None, _name_call(each))) if each is not None else "nothing" for each in (one, other)]
+    line = next((each.line for each in (one, other) if each is not None), "")
+    message = f"At step {step} A calls {names[0]} where B calls {names[1]}, as call {place + 1} of the step."
+    return _make("calls", message, step, "", line)
+
+
+def _compare_modes(a: Record, b: Record) -> Iterator[Finding]:
+    for one, other in zip(a.of(Modes), b.of(Modes), strict=False):
+        paths = sorted(set(one.training) ^ set(other.training)) or sorted(set(one.evaluating) ^ set(other.evaluating))
+        if paths or one.step != other.step:
+            step = min(one.step, other.step)
+            what = f": {list_names(paths)}" if paths else ""
+            yield _make("modes", f"Other modules are in training mode from step {step} on{what}.", step, _first(paths))
+            return
+
+
+def _compare_modules(a: Record, b: Record) -> Iterator[Finding]:
+    mine, theirs = _modules(a), _modules(b)
+    types = [
+        (path, mine[path].get("type"), theirs[path].get("type"))
+        for path in mine
+        if path in theirs and mine[path].get("type") != theirs[path].get("type")
+    ]
+    types = [each for each in types if "OptimizedModule" not in each[1:]]
+    if types:
+        path, one, other = types[0]
+        more = f", and {len(types) - 1} more modules are of another class" if len(types) > 1 else ""
+        yield _make("modules", f"{path} is {_a(str(one))} in A and {_a(str(other))} in B{more}.", 0, path)
+    only = [sorted(set(one) - set(other)) for one, other in ((mine, theirs), (theirs, mine))]
+    for paths, run in zip(only, "AB", strict=True):
+        if paths:
+            yield _make("modules", f"Only {run} has {list_names(paths)}.", 0, paths[0])
+
+
+def _modules(record: Record) -> dict[str, Mapping[str, Any]]:
+    return {plain_name(path): each for path, each in record.modules.items()}
+
+
+def _compare_operations(a: Record, b: Record) -> Iterator[Finding]:
+    """The first operation that is another one, or is called with other arguments."""
+    for one, other in zip(a.operations, b.operations, strict=False):
+        pairs = enumerate(zip_longest(one.operations(), other.operations()))
+        found = next(
+            ((place, *pair) for place, pair in pairs if _tell_operation(pair[0]) != _tell_operation(pair[1])), None
+        )
+        if found is None and one.step == other.step:
+            continue
+        if found is None:
+            step = min(one.step, other.step)
+            yield _make(
+                "operations", f"From step {step} on one of them calls other operations than before.", step, one.name
+            )
+            return
+        yield _name_operation(one.step, *found[1:])
+        return
+
+
+def _tell_operation(operation: Operation | None) -> Hashable:
+    """What is compared: not the line, nor the format of its numbers."""
+    if operation is None:
+        return None
+    return operation.name, plain_name(operation.module), operation.arguments, operation.operands
+
+
+def _name_operation(step: int, one: Operation | None, other: Operation | None) -> Finding:
+    known = one or other
+    assert known is not None
+    where = f" in {known.module}" if known.module else ""
+    if one is None or other is None:
+        run = "A" if other is None else "B"
+        message = f"Only {run} calls {known.name}{where}."
+    elif one.name == other.name and one.arguments != other.arguments:
+        options = [set(each.arguments.split(", ")) for each in (one, other)]
+        shown = [", ".join(sorted(mine - theirs)) or "without" for mine, theirs in (options, options[::-1])]
+        message = f"{one.name} is called{where} with {shown[0]} in A and {shown[1]} in B."
+    elif one.name == other.name:
+        message = f"{one.name} is called on other tensors{where} in B than in A."
+    else:
+        message = f"{one.name} is called{where} in A, {other.name} in B."
+    return _make("operations", message, step, known.module, known.line)
+
+
+def find_context(a: Record, b: Record) -> list[str]:
+    """What else is not the same in how they were run: no cause of anything by itself."""
+    manifests = a.manifest, b.manifest
+    named: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+        "commit": lambda manifest: (manifest.get("git") or {}).get("commit"),
+        "uncommitted changes": lambda manifest: (manifest.get("git") or {}).get("dirty"),
+        "torch": lambda manifest: (manifest.get("versions") or {}).get("torch"),
+        "command": lambda manifest: " ".join(map(str, manifest.get("command") or ())),
+        "seed": lambda manifest: manifest.get("seed"),
+        "host": lambda manifest: manifest.get("host"),
+    }
+    values = {name: [read(each) for each in manifests] for name, read in named.items()}
+    return [f"{name}: {one} in A, {other} in B" for name, (one, other) in values.items() if one != other]
+
+
+_KINDS: tuple[Callable[[Record, Record], Iterator[Finding]], ...] = (
+    _compare_parameters, _compare_buffers, _compare_inputs, _compare_modules, _compare_operations, _compare_modes,
+    _compare_optimizers, _compare_calls,
+)  # fmt: skip
+
+
+def _make(
+    slug: str, message: str, step: int, site: str = "", line: str = "", evidence: Iterable[Evidence] = ()
+) -> Finding:
+    return Finding(
+        detector=slug, severity="warning", message=message, site=site, step=step, line=line, evidence=tuple(evidence)
+    )
+
+
+def _first_looks(facts: Iterable[F]) -> dict[str, F]:
+    found: dict[str, F] = {}
+    for each in facts:
+        found.setdefault(plain_name(each.name), each)
+    return found
+
+
+def _match(one: Sequence[F], other: Sequence[F]) -> Iterator[tuple[F, F]]:
+    """Facts of the same name and moment, the n-th with the n-th, in the order of the first record."""
+    theirs = dict(_number(other))
+    for key, fact in _number(one):
+        if key in theirs:
+            yield fact, theirs[key]
+
+
+def _number(facts: Iterable[F]) -> Iterator[tuple[Hashable, F]]:
+    seen: Counter[Hashable] = Counter()
+    for fact in facts:
+        key = plain_name(fact.name), fact.moment.step, fact.moment.micro
+        seen[key] += 1
+        yield (key, seen[key]), fact
+
+
+def _is_other(one: Fact, other: Fact) -> bool:
+    digests = [getattr(each, "digest", "") for each in (one, other)]
+    return all(digests) and digests[0] != digests[1]
+
+
+def list_names(names: Sequence[str]) -> str:
+    """The first few, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+def _first(names: Sequence[str]) -> str:
+    return names[0] if names else ""
+
+
+def _a(name: str) -> str:
+    return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"

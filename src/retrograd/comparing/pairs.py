@@ -1,0 +1,128 @@
+"""Rows of two records that are of the same site at the same moment, in the order in which training reached them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from retrograd.history.columns import encode_phase
+from retrograd.history.history import History
+from retrograd.history.rows import Rows
+
+IntArray = npt.NDArray[np.int64]
+
+_FIRST_CALL = re.compile(r"#1(?=:)")
+_MOMENT = ("step", "micro", "backward", "phase")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """Rows that belong together.
+
+    Attributes:
+        names: the sites that both have.
+        site: of each pair which of them.
+        a, b: the rows' places in their records.
+        rows_a, rows_b: those records.
+        missing_a, missing_b: how many rows only the other has, of sites that both have, up to the last step of both.
+    """
+
+    names: list[str]
+    site: IntArray
+    a: IntArray
+    b: IntArray
+    rows_a: Rows
+    rows_b: Rows
+    missing_a: int
+    missing_b: int
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def columns(self, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """A column of both."""
+        return self.rows_a[name][self.a], self.rows_b[name][self.b]
+
+    def of_a(self, name: str) -> npt.NDArray[Any]:
+        """A column of the first."""
+        return self.rows_a[name][self.a]
+
+
+def plain_name(name: str) -> str:
+    """The name of a site, whether the model was compiled, and whether its module is called once more or not."""
+    return _FIRST_CALL.sub("", name.replace("_orig_mod.", ""))
+
+
+def pair_rows(a: History, b: History) -> Pairs:
+    """Put the rows of two records together. Of a record of one rank alone the number of the rank tells nothing."""
+    rows_a, rows_b = a.rows, b.rows
+    names_a, names_b = (list(map(plain_name, each.site_names)) for each in (a, b))
+    shared = {name: number for number, name in enumerate(name for name in names_a if name in set(names_b))}
+    last = min(_last_step(rows_a), _last_step(rows_b))
+    picked_a, moments_a = _pick(rows_a, names_a, shared, last)
+    picked_b, moments_b = _pick(rows_b, names_b, shared, last)
+    key_a, key_b = _make_keys(moments_a, moments_b)
+    if np.array_equal(key_a, key_b):
+        at_a = at_b = np.arange(len(key_a))
+    else:
+        _, at_a, at_b = np.intersect1d(key_a, key_b, assume_unique=True, return_indices=True)
+    index_a, index_b = picked_a[at_a], picked_b[at_b]
+    order = _order_of_execution(rows_a, index_a)
+    site = np.array([shared.get(name, -1) for name in names_a], np.int64)[rows_a["site"][index_a[order]]]
+    missing_a, missing_b = len(key_b) - len(at_b), len(key_a) - len(at_a)
+    return Pairs(list(shared), site, index_a[order], index_b[order], rows_a, rows_b, missing_a, missing_b)
+
+
+def _last_step(rows: Rows) -> int:
+    return int(rows["step"].max(initial=-1))
+
+
+def _pick(rows: Rows, names: Sequence[str], shared: dict[str, int], last: int) -> tuple[IntArray, list[IntArray]]:
+    """The rows of shared sites, and of each its site, moment and rank."""
+    codes = np.array([shared.get(name, -1) for name in names], np.int64)
+    site = codes[rows["site"]] if len(names) else np.empty(0, np.int64)
+    picked = np.flatnonzero((site >= 0) & (rows["step"] <= last))
+    ranks = rows["rank"][picked]
+    rank = ranks if len(ranks) and ranks.min() != ranks.max() else np.zeros(len(ranks), np.int64)
+    return picked, [site[picked], *(rows[name][picked].astype(np.int64) + 1 for name in _MOMENT), rank]
+
+
+def _make_keys(a: Sequence[IntArray], b: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
+    """One number a row, from numbers that begin at zero; rows of which all are the same are counted."""
+    keys = [np.zeros(len(each[0]), np.int64) for each in (a, b)]
+    for pair in zip(a, b, strict=True):
+        _append(keys, pair)
+    _append(keys, [_count_repeats(key) for key in keys])
+    return keys[0], keys[1]
+
+
+def _append(keys: list[IntArray], digits: Sequence[IntArray]) -> None:
+    size = 1 + max(int(each.max(initial=0)) for each in digits)
+    keys[:] = [key * size + each for key, each in zip(keys, digits, strict=True)]
+
+
+def _count_repeats(key: IntArray) -> IntArray:
+    """How often each key was there before."""
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    again = np.flatnonzero(ordered[1:] == ordered[:-1]) + 1
+    found = np.zeros(len(key), np.int64)
+    if len(again):
+        begins = np.ones(len(key), np.bool_)
+        begins[again] = False
+        at = np.arange(len(key))
+        found[order] = at - np.maximum.accumulate(np.where(begins, at, 0))
+    return found
+
+
+def _order_of_execution(rows: Rows, index: IntArray) -> IntArray:
+    """By step, micro-batch, kind of forward (what is no training comes before the training of its step), and order."""
+    is_train = rows["phase"][index] == encode_phase("train")
+    passes = np.maximum(rows["backward"][index], 0)
+    keys = (rows["order"][index], passes, is_train, rows["micro"][index], rows["step"][index])
+    return np.lexsort(keys)

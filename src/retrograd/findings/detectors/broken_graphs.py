@@ -1,0 +1,305 @@
+"""Backward passes that torch refuses: no graph, a graph that is freed, and what was overwritten."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from retrograd.findings.chain import Chain, name_of
+from retrograd.findings.detector import Detector, Words
+from retrograd.findings.detectors.failed import line_of
+from retrograd.findings.finding import Evidence, Finding, shorten_line
+from retrograd.findings.gradients import Gradients
+from retrograd.findings.lost import Lost, find_last_cut
+from retrograd.findings.record import Record
+from retrograd.history.facts import Call, Operation, Overwrite
+
+_OVERWRITTEN = re.compile(
+    r"modified by an inplace operation: \[(?P<kind>[\w.]+) \[(?P<shape>[^\]]*)\]\]"
+    r"(?:, which is output (?P<slot>\d+) of (?P<maker>\w+),)? is at version (?P<now>\d+);"
+    r" expected version (?P<then>\d+)"
+)
+
+_VIEWS = ("AsStrided", "T", "Transpose", "Permute", "View", "UnsafeView", "Expand")
+"""Nodes of views: what they view is written to."""
+
+
+class NoGraph(Detector):
+    """Backward is asked of a loss that has no graph."""
+
+    slug = "no-graph"
+    words = Words(
+        says="Backward is asked of a loss that has no graph, and where it lost it.",
+        example="The loss has no graph, so backward cannot run: `argmax` has no derivative, so what comes behind it "
+        "has no graph (train.py:16).",
+        threshold="torch's own error",
+        source="torch: element 0 of tensors does not require grad and does not have a grad_fn",
+        guard="speaks only where torch has raised",
+        repair="compute the loss from what the model returns, without leaving the graph.",
+    )
+    explains = ("failed", "never-steps", "backward-never-called", "missing-gradient", "loss-flat")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        if "does not require grad and does not have a grad_fn" not in _message(record):
+            return
+        assert record.error is not None
+        lost = next((found for chain in reversed(record.chains) if (found := find_last_cut(chain))), None)
+        reason, repair = _explain(record, lost)
+        yield self.find(
+            "critical",
+            f"The loss has no graph, so backward cannot run: {reason}",
+            step=record.last_step,
+            line=lost.line if lost is not None else line_of(record.error),
+            evidence=[Evidence("exception", _message(record)[:160])],
+            precondition=["torch has refused to run backward"],
+            refute="torch has raised for another tensor than the loss",
+            repair=repair,
+        )
+
+
+def _explain(record: Record, lost: Lost | None) -> tuple[str, str]:
+    if lost is not None:
+        return lost.sentence, lost.repair
+    frozen = record.once(Gradients).frozen
+    weighted = [path for path, each in record.modules.items() if each.get("parameters")]
+    if weighted and all(path in frozen for path in weighted):
+        return "no parameter of the model requires a gradient", "set requires_grad of what is to be trained."
+    return "where it was lost was not seen", ""
+
+
+class FreedGraph(Detector):
+    """Backward runs a second time through a graph that is freed."""
+
+    slug = "freed-graph"
+    words = Words(
+        says="Backward runs through a graph that an earlier pass has freed, and what is carried over.",
+        example="Backward (train.py:31) runs into the graph of an earlier step, which is freed: `linear` (train.py:20) "
+        "takes float32[16, 32] that was made before this forward.",
+        threshold="torch's own error",
+        source="torch: Trying to backward through the graph a second time",
+        guard="speaks only where torch has raised; a tensor that is carried over is named only if it is the only one",
+        repair="detach what is carried over from one step to the next (h = h.detach()), or compute it anew.",
+    )
+    explains = ("failed", "retain-graph-needless", "double-backward", "graph-grows", "graph-leaks")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        if "backward through the graph a second time" not in _message(record):
+            return
+        assert record.error is not None
+        last = [call for call in record.calls if call.name in ("backward", "grad", "forward")]
+        line = next((call.line for call in reversed(last) if call.name != "forward"), "") or line_of(record.error)
+        again = _same_graph(last)
+        state = None if again else _find_state(record)
+        said = shorten_line(line)
+        if again:
+            message = f"Backward ({said}) runs a second time through one graph, which the pass before has freed"
+            message += f" ({shorten_line(again.line)})"
+            repair = "add the losses up and call backward once, or give the first call retain_graph=True."
+        else:
+            message = f"Backward ({said}) runs into the graph of an earlier step, which is freed"
+            message += f": {state[0]}" if state else ": something made in that step is used again without detach()"
+            repair = ""
+        yield self.find(
+            "critical",
+            message,
+            step=record.last_step,
+            line=state[1] if state else line,
+            evidence=[Evidence("exception", _message(record)[:160]), Evidence("backward", line)],
+            precondition=["torch has refused to run backward"],
+            repair=repair,
+        )
+
+
+def _same_graph(calls: list[Call]) -> Call | None:
+    """The pass before the one that failed, where no forward lies in between."""
+    passes = [call for call in calls if call.name != "forward"]
+    if len(passes) > 1 and calls[-1].name != "forward" and calls[-2].name != "forward":
+        return passes[-2]
+    return None
+
+
+def _find_state(record: Record) -> tuple[str, str] | None:
+    """What a forward takes that is neither a parameter nor an input, if it is one thing only."""
+    known = {f"{each.dtype}{list(each.shape)}" for each in record.parameters}
+    known |= {f"{each.dtype}{list(each.shape)}" for looks in record.inputs.values() for each in looks}
+    if not record.chains or not record.parameters:
+        return None
+    chain = record.chains[-1]
+    found = [
+        (operation, taken)
+        for operation in chain.listed
+        for taken, maker in zip(operation.takes, operation.operands, strict=False)
+        if maker < 0 and taken not in known and operation.node and taken.startswith(("float", "bfloat", "complex"))
+    ]
+    if len({taken for _, taken in found}) != 1:
+        return None
+    operation, taken = found[0]
+    where = shorten_line(operation.line)
+    return f"`{operation.name}` ({where}) takes {taken} that was made before this forward", operation.line
+
+
+class Overwritten(Detector):
+    """Something that backward needs was written to."""
+
+    slug = "overwritten"
+    words = Words(
+        says="A tensor that backward needs was written to in place, and which lines saved it and wrote.",
+        example="What sigmoid saved for backward (train.py:12) is written to by add_ (train.py:13) before it is used.",
+        threshold="torch's own error; of writes that torch does not see, a digest that changed between save and use",
+        source="torch: one of the variables needed for gradient computation has been modified by an inplace operation",
+        guard="speaks only where torch has raised, or where `retrograd explain train.py` has seen the values change; "
+        "from a record alone a line is named only if there is one candidate",
+        repair="compute a new tensor instead (`x = x + 1` for `x += 1`), or write into a clone (`x = x.clone()`).",
+    )
+    explains = ("failed", "double-backward", "retain-graph-needless", "loss-flat", "diverged")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        facts = record.of(Overwrite)
+        found = _OVERWRITTEN.search(_message(record))
+        for fact in _first_of_each(facts):
+            yield self._describe_seen(fact)
+        if found is not None and not any(not fact.silent for fact in facts):
+            yield self._describe_error(record, found)
+
+    def _describe_seen(self, fact: Overwrite) -> Finding:
+        place = f" in {fact.name}" if fact.name else ""
+        saved = f" ({shorten_line(fact.saved_line)})" if fact.saved_line else ""
+        wrote = f" ({shorten_line(fact.written_line)})" if fact.written_line else ""
+        writer = f"by {fact.writer}{wrote}" if fact.writer else "by something that was not seen"
+        silent = "; torch does not notice, and the gradient is wrong" if fact.silent else ""
+        return self.find(
+            "critical",
+            f"{fact.tensor or 'A tensor'} that {fact.node} saved for backward{place}{saved} is written to {writer} "
+            f"before it is used{silent}",
+            site=fact.name,
+            step=fact.step if fact.step >= 0 else None,
+            line=fact.written_line or fact.saved_line,
+            evidence=[
+                Evidence("version when saved", fact.saved_version),
+                Evidence("version when used", fact.found_version, "other values" if fact.silent else "≠"),
+                Evidence("saved at", fact.saved_line or "unknown"),
+            ],
+            precondition=["the values are not those that were saved" if fact.silent else "torch has refused to use it"],
+            refute="the write puts the same values back before they are used",
+            repair=_repair(fact.writer),
+        )
+
+    def _describe_error(self, record: Record, found: re.Match[str]) -> Finding:
+        assert record.error is not None
+        shape = found["shape"].replace(" ", "").replace(",", ", ")
+        step = _find_update_between(record, shape)
+        writer = Operation(name="step", line=step.line) if step is not None else _find_writer(record, found, shape)
+        saver = _find_saver(record, found, shape, writer)
+        by = f"by {_name_step(step)}" if step is not None else f"by {writer.name}" if writer is not None else ""
+        wrote = f" {by} ({shorten_line(writer.line)})" if writer is not None else ""
+        saved = f" and that {saver.name} saved ({shorten_line(saver.line)})" if saver is not None else ""
+        hint = "" if writer is not None else "; `retrograd explain train.py` names the line that writes"
+        return self.find(
+            "critical",
+            f"A tensor [{shape}] that backward needs{saved} was written to in place{wrote}: it is at version "
+            f"{found['now']} and was saved at {found['then']}{hint}",
+            site=saver.module if saver is not None else "",
+            step=record.last_step,
+            line=writer.line if writer is not None else saver.line if saver is not None else line_of(record.error),
+            evidence=[
+                Evidence("version when saved", int(found["then"])),
+                Evidence("version when used", int(found["now"]), "≠"),
+                Evidence("backward", line_of(record.error)),
+            ],
+            precondition=["torch has refused to use it"],
+            refute="" if writer is None else "another operation wrote to it, in a hook or in compiled code",
+            repair=_repair(_name_step(step) if step is not None else ""),
+        )
+
+
+def _message(record: Record) -> str:
+    return str((record.error or {}).get("message", ""))
+
+
+def _first_of_each(facts: list[Overwrite]) -> list[Overwrite]:
+    found: dict[tuple[str, str, str], Overwrite] = {}
+    for fact in facts:
+        found.setdefault((fact.saved_line, fact.written_line, fact.tensor), fact)
+    return list(found.values())
+
+
+def _repair(writer: str) -> str:
+    if writer.endswith(".step"):
+        return (
+            "call step() after the last backward() through this forward, or run the forward again after step(), or "
+            "detach() what belongs to the other network."
+        )
+    return ""
+
+
+def _find_update_between(record: Record, shape: str) -> Call | None:
+    """The update between the last forward and the pass that failed, where what was overwritten may be a weight."""
+    calls = [call for call in record.calls if call.name in ("forward", "backward", "grad", "step")]
+    begin = max((place for place, call in enumerate(calls) if call.name == "forward"), default=-1)
+    steps = [call for call in calls[begin + 1 :] if call.name == "step"]
+    shapes = {", ".join(map(str, each.shape)) for each in record.parameters}
+    turned = ", ".join(reversed(shape.split(", ")))
+    is_weight = not shapes or shape in shapes or turned in shapes
+    return steps[-1] if steps and is_weight else None
+
+
+def _name_step(call: Call | None) -> str:
+    return f"{call.about.split('#')[0]}.step" if call is not None else ""
+
+
+def is_written(operation: Operation) -> bool:
+    """Whether an operation writes into what it is given."""
+    name = operation.name
+    in_place = name.endswith("_") and not name.endswith("__")
+    by_name = name in ("setitem", "__setitem__") or re.fullmatch(r"__i[a-z]+__", name)
+    return bool(in_place or by_name or "inplace=True" in operation.arguments or "out=" in operation.arguments)
+
+
+def _find_writer(record: Record, found: re.Match[str], shape: str) -> Operation | None:
+    """The only operation that wrote to such a tensor; None where there are several, or none."""
+    if not record.chains:
+        return None
+    chain = record.chains[-1]
+    wrote = [each for each in chain.listed if is_written(each)]
+    alike = [each for each in wrote if any(taken.endswith(f"[{shape}]") for taken in (*each.takes[:1], *each.makes))]
+    named = [each for each in alike if _is_made_by(chain, each, found["maker"] or "")]
+    candidates = {(each.name, each.line): each for each in named or alike or wrote}
+    return next(iter(candidates.values())) if len(candidates) == 1 else None
+
+
+def _is_made_by(chain: Chain, operation: Operation, maker: str) -> bool:
+    """Whether what it wrote to is made by a node of this kind, or it made that node itself."""
+    first = operation.operands[0] if operation.operands else -1
+    nodes = {operation.node, chain.listed[first].node if first >= 0 else ""}
+    return any(node and node.removesuffix("0").removesuffix("Backward") == _kind(maker) for node in nodes)
+
+
+def _kind(maker: str) -> str:
+    return maker.removesuffix("0").removesuffix("Backward")
+
+
+def _find_saver(record: Record, found: re.Match[str], shape: str, writer: Operation | None) -> Operation | None:
+    """The only operation that may have saved it: its maker, where that keeps its result, or what takes it before."""
+    if not record.chains:
+        return None
+    chain = record.chains[-1]
+    kind = _kind(found["maker"] or "")
+    makers = [number for number, each in enumerate(chain.listed) if _kind(each.node) == kind and kind]
+    makers = [number for number in makers if any(f"[{shape}]" in made for made in chain.listed[number].makes)]
+    if len(makers) != 1 or kind in _VIEWS:
+        return None
+    maker = chain.listed[makers[0]]
+    if name_of(maker) in _KEEPS_RESULT or maker is writer:
+        return maker if maker is not writer else None
+    users = [each for each in chain.listed if makers[0] in each.operands and not is_written(each) and each.node]
+    lines = {(each.name, each.line): each for each in users}
+    return next(iter(lines.values())) if len(lines) == 1 else None
+
+
+_KEEPS_RESULT = frozenset(
+    {"sigmoid", "tanh", "relu", "softmax", "log_softmax", "exp", "sqrt", "rsqrt", "reciprocal", "elu", "leaky_relu"}
+)
+"""Functions whose backward needs what they returned."""

@@ -1,0 +1,278 @@
+"""Two runs of which the script knows what is not the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import retrograd as rg
+from retrograd.cli import main
+from retrograd.errors import CompareError
+from retrograd.history.history import History
+
+
+@dataclass
+class Script:
+    """A small training run; each field is one way in which it can be another."""
+
+    seed: int = 0
+    data: int = 1
+    steps: int = 12
+    lr: float = 0.1
+    dropout: float = 0.1
+    activation: type[nn.Module] = nn.ReLU
+    smoothing: float = 0.0
+    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD
+    is_half: bool = False
+    perturb: float = 0.0
+    batch: int = 16
+    at_step: dict[int, Callable[[nn.Module, torch.optim.Optimizer], Any]] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    compiled: bool = False
+    redraw: int | None = None
+
+    def run(self, output: Path | None = None) -> History:
+        torch.manual_seed(self.seed)
+        net = nn.Sequential(
+            nn.Linear(6, 16),
+            self.activation(),
+            nn.Dropout(self.dropout),
+            nn.Linear(16, 16),
+            nn.Tanh(),
+            nn.Linear(16, 3),
+        )
+        if self.perturb:
+            with torch.no_grad():
+                weight = net[3].weight
+                assert isinstance(weight, Tensor)
+                weight.mul_(1 + self.perturb * torch.randn(16, 16, generator=torch.Generator().manual_seed(5)))
+        optimizer = self.optimizer(net.parameters(), lr=self.lr, **self.options)  # type: ignore[call-arg]
+        model = torch.compile(net, backend="eager") if self.compiled else net
+        generator = torch.Generator().manual_seed(self.data)
+        if self.redraw is not None:
+            torch.manual_seed(self.redraw)
+        with rg.record(model, output) as recording:
+            for step in range(self.steps):
+                if step in self.at_step:
+                    self.at_step[step](net, optimizer)
+                x = torch.randn(self.batch, 6, generator=generator)
+                y = x[:, :3].argmax(1)
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.is_half):
+                    loss = nn.functional.cross_entropy(model(x), y, label_smoothing=self.smoothing)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        return recording.history
+
+
+@pytest.fixture(scope="module")
+def first() -> History:
+    return Script().run()
+
+
+def slugs(comparison: rg.Comparison) -> list[str]:
+    return [each.detector for each in comparison.findings if each.severity != "note"]
+
+
+def place(comparison: rg.Comparison) -> tuple[str, int]:
+    assert comparison.parting is not None
+    return comparison.parting.site, comparison.parting.step
+
+
+def test_the_same_seed_is_identical(first: History) -> None:
+    comparison = rg.compare(first, Script().run())
+    assert comparison.verdict == "identical"
+    assert comparison
+    assert comparison.first is comparison.parting is None
+    assert not comparison.findings
+    assert "0 differ" in comparison.about
+
+
+def test_another_seed_begins_with_other_parameters(first: History) -> None:
+    comparison = rg.compare(first, Script(seed=1).run())
+    assert comparison.verdict == "different"
+    assert not comparison
+    assert slugs(comparison)[0] == "initial-parameters"
+    assert place(comparison) == ("0:output", 0)
+
+
+def test_other_data(first: History) -> None:
+    comparison = rg.compare(first, Script(data=2).run())
+    assert slugs(comparison) == ["inputs"]
+    assert place(comparison) == ("0:output", 0)
+
+
+def test_another_learning_rate_shows_in_the_first_update(first: History) -> None:
+    comparison = rg.compare(first, Script(lr=0.05).run())
+    assert slugs(comparison) == ["learning-rate"]
+    assert place(comparison) == ("0:weight.update", 0)
+    (finding,) = comparison.findings
+    assert "lr is 0.1 in A and 0.05 in B" in finding.message
+    (follows,) = finding.causes
+    assert follows.detector == "update"
+
+
+def test_a_learning_rate_that_is_changed_later(first: History) -> None:
+    def change(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[0]["lr"] *= 1.01
+
+    comparison = rg.compare(first, Script(at_step={7: change}).run())
+    assert slugs(comparison) == ["learning-rate"]
+    assert place(comparison) == ("0:weight.update", 7)
+
+
+def test_another_optimizer(first: History) -> None:
+    comparison = rg.compare(first, Script(optimizer=torch.optim.Adam).run())
+    assert slugs(comparison)[0] == "hyper-parameters"
+    assert "A is updated by SGD, B by Adam" in str(comparison)
+
+
+def test_momentum_shows_in_the_second_update(first: History) -> None:
+    comparison = rg.compare(first, Script(options={"momentum": 0.9}).run())
+    assert slugs(comparison) == ["hyper-parameters"]
+    assert place(comparison) == ("0:weight.update", 1)
+
+
+def test_another_dropout(first: History) -> None:
+    comparison = rg.compare(first, Script(dropout=0.2).run())
+    assert slugs(comparison) == ["operations"]
+    assert place(comparison) == ("2:output", 0)
+    assert "p=0.1 in A and p=0.2 in B" in str(comparison)
+
+
+def test_another_random_state(first: History) -> None:
+    comparison = rg.compare(first, Script(redraw=99).run())
+    assert slugs(comparison) == ["random-state"]
+    assert place(comparison) == ("2:output", 0)
+
+
+def test_another_activation(first: History) -> None:
+    comparison = rg.compare(first, Script(activation=nn.GELU).run())
+    assert slugs(comparison) == ["modules"]
+    assert place(comparison) == ("1:output", 0)
+    assert "1 is a ReLU in A and a GELU in B" in str(comparison)
+
+
+def test_another_loss(first: History) -> None:
+    comparison = rg.compare(first, Script(smoothing=0.1).run())
+    assert slugs(comparison) == ["operations"]
+    assert place(comparison) == ("5:output.grad", 0)
+    assert comparison.findings[0].causes[0].detector == "loss"
+
+
+def test_parameters_that_are_written_to(first: History) -> None:
+    def poke(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        with torch.no_grad():
+            next(iter(net.parameters())).mul_(1.01)
+
+    comparison = rg.compare(first, Script(at_step={5: poke}).run())
+    assert slugs(comparison) == ["parameters"]
+    assert place(comparison) == ("0:output", 5)
+    assert "0:weight" in str(comparison)
+
+
+def test_a_module_that_computes_otherwise(first: History) -> None:
+    def scale(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        net[4].register_forward_hook(lambda module, args, output: output * 1.001)  # type: ignore[index]
+
+    comparison = rg.compare(first, Script(at_step={6: scale}).run())
+    assert place(comparison)[1] == 6
+    assert place(comparison)[0] in ("4:output", "5:output")
+    assert slugs(comparison)[0] in ("forward", "operations")
+
+
+def test_a_backward_that_differs(first: History) -> None:
+    def scale(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        net[3].register_full_backward_hook(lambda module, into, out: (into[0] * 1.1,))  # type: ignore[index]
+
+    comparison = rg.compare(first, Script(at_step={4: scale}).run())
+    assert place(comparison) == ("2:output.grad", 4)
+    assert slugs(comparison)[-1] == "backward" or comparison.findings[0].causes
+
+
+def test_half_precision_is_the_same_within_its_precision(first: History) -> None:
+    comparison = rg.compare(first, Script(is_half=True).run())
+    assert comparison.verdict == "same within noise"
+    assert "rounding of bfloat16" in comparison.noise
+    (finding,) = comparison.findings
+    assert finding.detector == "precision"
+    assert "float32 in A and in bfloat16 in B" in finding.message
+    assert comparison.largest > 1e-3
+
+
+def test_half_precision_does_not_hide_another_seed(first: History) -> None:
+    comparison = rg.compare(first, Script(is_half=True, seed=1).run())
+    assert comparison.verdict == "different"
+    assert "initial-parameters" in slugs(comparison)
+
+
+def test_a_perturbation_of_rounding_is_noise_and_measured_noise_tells_it(first: History) -> None:
+    perturbed = Script(perturb=1e-7).run()
+    comparison = rg.compare(first, perturbed)
+    assert comparison.verdict == "same within noise"
+    assert comparison.first is not None
+    assert comparison.first.step == 0
+    assert comparison.first.site in ("3:output", "4:output", "5:output")
+    exact = rg.compare(first, perturbed, noise=[Script().run()])
+    assert exact.verdict == "different"
+    assert exact.noise == "noise measured by repeated runs"
+    wide = rg.compare(first, perturbed, noise=[Script(perturb=3e-7).run()])
+    assert wide.verdict == "same within noise"
+
+
+def test_noise_that_is_measured_does_not_hide_a_rate(first: History) -> None:
+    comparison = rg.compare(first, Script(lr=0.11).run(), noise=[Script(perturb=1e-6).run()])
+    assert place(comparison) == ("0:weight.update", 0)
+
+
+def test_other_lengths(first: History) -> None:
+    comparison = rg.compare(first, Script(steps=5).run())
+    assert comparison.verdict == "identical"
+    assert "A was recorded up to step 11, B up to step 4" in str(comparison)
+
+
+def test_a_compiled_model_has_the_same_sites(first: History) -> None:
+    comparison = rg.compare(first, Script(compiled=True).run())
+    assert comparison.verdict != "different"
+    assert not slugs(comparison)
+
+
+def test_another_batch_size(first: History) -> None:
+    comparison = rg.compare(first, Script(batch=8).run())
+    assert comparison.verdict == "different"
+    assert place(comparison) == ("0:output", 0)
+    assert "inputs" in slugs(comparison)
+
+
+def test_runs_that_share_nothing_cannot_be_compared(first: History) -> None:
+    with pytest.raises(CompareError, match="nothing in common"):
+        rg.compare(first, History())
+
+
+def test_folders_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, script in {"a": Script(), "b": Script(), "lr": Script(lr=0.2)}.items():
+        script.run(tmp_path / name)
+    a, b, lr = (str(tmp_path / name) for name in ("a", "b", "lr"))
+    assert main(["compare", a, b]) == 0
+    assert capsys.readouterr().out.startswith("identical\n")
+    assert main(["compare", a, lr, "--noise", b]) == 1
+    assert "lr is 0.1 in A and 0.2 in B" in capsys.readouterr().out
+    assert main(["compare", a, lr, "--json"]) == 1
+    head, *findings = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (head["verdict"], head["site"], head["step"]) == ("different", "0:weight.update", 0)
+    assert findings[0]["detector"] == "learning-rate"
+    assert main(["compare", a, str(tmp_path / "none")]) == 2
+
+
+def test_a_comparison_is_the_same_both_ways(first: History) -> None:
+    other = Script(lr=0.05).run()
+    there, back = rg.compare(first, other), rg.compare(other, first)
+    assert there.largest == back.largest
+    assert place(there) == place(back)
