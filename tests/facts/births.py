@@ -34,7 +34,7 @@ def train(
     spoil: Callable[[torch.Tensor, int], torch.Tensor] = lambda x, step: x,
 ) -> None:
     torch.manual_seed(0)
-    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.01)
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=1e-5)
     for step in range(8):
         x, y = torch.randn(6, 4), torch.rand(6, 3)
         optimizer.zero_grad()

@@ -191,7 +191,8 @@ class _Tracer:
         """What it took that no node made and that is not finite: its slot, and the tensor."""
         for slot, tensor in seen.operands.items():
             parent = seen.parent_of(slot)
-            if parent not in self._seen and tensor.is_floating_point() and bool(tensor.isnan().any()):
+            is_broken = tensor.is_floating_point() and bool((tensor.isnan() | (tensor == torch.inf)).any())
+            if parent not in self._seen and is_broken:
                 return slot, tensor
         for node, _ in seen.parents:
             leaf = variable_of(node) if node is not None and node not in self._seen else None
@@ -207,8 +208,17 @@ class _Tracer:
             name = seen.name if leaf is None else ""
             return BornInGraph(born, name, seen.kind, seen.number, operands=dict([broken]), leaf=leaf)
         case = seen.case()
-        reason = find_reason(case) or _reason_of_result(seen)
+        reason = find_reason(case) or self._find_hidden_row(seen) or _reason_of_result(seen)
         return BornInGraph("forward", seen.name, seen.kind, seen.number, reason, seen.operands)
+
+    def _find_hidden_row(self, seen: _Seen) -> str:
+        """Whether a mask right in front of a softmax hides a whole row."""
+        if seen.name not in ("softmax", "log_softmax"):
+            return ""
+        dim, before = int(seen.saved.get("dim", -1)), [self._seen.get(node) for node, _ in seen.parents]
+        masks = [each.saved.get("mask") for each in before if each is not None and each.name == "masked_fill"]
+        is_hidden = any(isinstance(mask, Tensor) and mask.ndim and bool(mask.all(dim).any()) for mask in masks)
+        return f"{seen.name} over a row that is all −inf" if is_hidden else ""
 
     def _leaf_of(self, seen: _Seen, slot: str, tensor: Tensor) -> Tensor | None:
         parent = seen.parent_of(slot)
@@ -244,7 +254,7 @@ def _reason_of_result(seen: _Seen) -> str:
         return f"{seen.name} over a row that is all −inf, or holds inf"
     if seen.name == "reciprocal" and has_inf:
         return "division by 0"
-    return f"{seen.name} of what is too large for {str(dtype).removeprefix('torch.')}" if has_inf else ""
+    return f"{seen.name} of a number that is too large for {str(dtype).removeprefix('torch.')}" if has_inf else ""
 
 
 def _unsigned(value: Any) -> Any:
