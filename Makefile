@@ -10,9 +10,12 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /	/' | expand -t 10
 
-demo: $(VENV)/installed-examples ## record examples/train_digits.py unmodified and write the report
+FAULT ?= # of the demo: learning_rate, softmax_twice, no_zero_grad, layers_in_a_list or nan
+
+demo: $(VENV)/installed-examples ## record examples/train_digits.py unmodified and write the report; FAULT=nan: a sick one
 	@if [ -f runs/demo/manifest.json ]; then rm -r runs/demo; fi
-	$(BIN)/retrograd run -o runs/demo --inventory 1 examples/train_digits.py
+	$(BIN)/retrograd run -o runs/demo --inventory 1 examples/$(if $(FAULT),sick_$(FAULT:sick_%=%),train_digits).py
+	$(BIN)/retrograd explain runs/demo
 	$(BIN)/retrograd report runs/demo
 	@echo "Open $(CURDIR)/runs/demo/report.html in a browser."
 

@@ -1,7 +1,4 @@
-"""A sick script: the hidden layers stand in a plain list, where no optimizer finds them.
-
-retrograd run examples/sick_layers_in_a_list.py
-"""
+"""A sick script: the hidden layers stand in a plain list, where no optimizer finds them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A sick script: attention over the rows of an image in which the blank rows are masked; of one image all are.
-
-retrograd run examples/sick_nan.py
-"""
+"""A sick script: attention over the rows of an image in which the blank rows are masked; of one image all are."""
 
 from __future__ import annotations
 

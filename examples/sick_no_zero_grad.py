@@ -1,7 +1,4 @@
-"""A sick script: nobody calls zero_grad, so every step follows the sum of all gradients there ever were.
-
-retrograd run examples/sick_no_zero_grad.py
-"""
+"""A sick script: nobody calls zero_grad, so every step follows the sum of all gradients there ever were."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A sick script: the model ends in a softmax, and cross-entropy takes another one of it.
-
-retrograd run examples/sick_softmax_twice.py
-"""
+"""A sick script: the model ends in a softmax, and cross-entropy takes another one of it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from retrograd.findings.detectors.batch_norm import BatchNorm
 from retrograd.findings.detectors.hooks import HooksScale
 from retrograd.findings.detectors.ranks import RanksDisagree
 from retrograd.findings.record import Record
-from retrograd.history.facts import Buffer, Input, Modes
+from retrograd.history.facts import Buffer, Input, Modes, Parameter
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import Elements, ask, make_record, spread
 
@@ -37,7 +37,7 @@ def test_statistics_that_are_never_updated() -> None:
 
 
 def test_statistics_of_the_last_batch() -> None:
-    [found] = ask(BatchNorm, make_norm([float(np.sin(step)) for step in LOOKS]))
+    [found] = ask(BatchNorm, make_norm([float(np.sin(step - 1)) for step in LOOKS]))
     assert "those of the last batch alone" in found.message
 
 
@@ -47,7 +47,7 @@ def test_statistics_of_a_few_values() -> None:
 
 
 def test_norms_as_they_should_be() -> None:
-    assert not ask(BatchNorm, make_norm([0.1 * float(np.sin(step)) for step in LOOKS]))
+    assert not ask(BatchNorm, make_norm([0.0, *(0.1 * float(np.sin(step)) for step in LOOKS[:-1])]))
     assert not ask(BatchNorm, make_norm([0.0] * 6, evaluating=("1",)))
     assert not ask(BatchNorm, make_norm([0.0] * 6, evaluating=("self",)))
     assert len(ask(BatchNorm, make_norm([0.0] * 6, evaluating=("0",)))) == 1
@@ -110,3 +110,30 @@ def test_gradients_as_they_are() -> None:
     assert not ask(HooksScale, make_hooked(1.0))
     assert not ask(HooksScale, make_hooked(1.03))  # rounding of bfloat16
     assert not ask(HooksScale, make_hooked(2.0, noise=0.3))  # accumulated, not multiplied
+
+
+def make_replicas(digests: dict[str, tuple[str, str]], later: dict[str, tuple[str, str]]) -> Record:
+    """Parameters of 16 elements on two ranks, with their digests at step 0 and at step 8."""
+    looks = [
+        Parameter(name=name, value=1.0, shape=(16,), grad="some", digest=pair[rank], rank=rank, moment=Moment(step))
+        for step, listed in ((0, digests), (8, later))
+        for name, pair in listed.items()
+        for rank in (0, 1)
+    ]
+    record = make_record(range(9), lambda step: {f"{name}.grad": spread(1.0) for name in digests}, FLAT[:9])
+    record.facts.extend(looks)
+    return record
+
+
+def test_ranks_that_train_models_of_their_own() -> None:
+    alike, apart = {"0:weight": ("a", "a"), "0:bias": ("b", "b")}, {"0:weight": ("c", "d"), "0:bias": ("e", "f")}
+    [found] = ask(RanksDisagree, make_replicas(alike, apart))
+    assert (found.severity, found.step, found.site) == ("critical", 8, "0:weight")
+    [found] = ask(RanksDisagree, make_replicas(apart, apart))
+    assert (found.severity, found.step) == ("warning", 0)
+
+
+def test_ranks_that_hold_the_same() -> None:
+    alike = {"0:weight": ("a", "a"), "0:bias": ("b", "b")}
+    assert not ask(RanksDisagree, make_replicas(alike, alike))
+    assert not ask(RanksDisagree, make_replicas(alike, {"0:weight": ("c", "d"), "0:bias": ("b", "b")}))  # an expert

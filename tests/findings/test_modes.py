@@ -4,7 +4,7 @@ from retrograd.findings.detectors.modes import EvalModeInTraining, TrainModeInEv
 from retrograd.history.facts import Input
 from retrograd.history.sink import Moment, Phase
 from tests.findings.by_hand import ask
-from tests.findings.programs import make_calls, make_chain, make_optimizer, make_program
+from tests.findings.programs import make_calls, make_optimizer, make_program
 
 PLAIN = ("zero_grad", "forward", "backward", "step")
 MODAL = {"self": "Sequential", "0": "Linear", "1": "BatchNorm1d", "2": "Dropout"}
@@ -41,16 +41,10 @@ def test_eval_mode_that_does_no_harm() -> None:
 
 
 def test_dropout_of_nothing_has_no_mode() -> None:
-    off = make_chain(
-        ("linear", (-1, -1), ((8, 6), (2, 6)), (8, 2)),
-        ("dropout", (0,), ((8, 2),), (8, 2), "p=0.0, training=False", "1"),
-        ("mean", (1,), ((8, 2),), ()),
-        outputs=[1],
-    )
-    modules = {"self": "Sequential", "0": "Linear", "1": "Dropout"}
-    calls = _calls([PLAIN] * 5, forward=EVAL)
-    assert not ask(EvalModeInTraining, make_program([off, *calls], modules=modules))
-    assert ask(EvalModeInTraining, make_program(calls, modules=modules))
+    record = make_program(_calls([PLAIN] * 5, forward=EVAL), modules={"self": "Sequential", "0": "Dropout"})
+    assert ask(EvalModeInTraining, record)
+    record.modules["0"] = {**record.modules["0"], "settings": "p=0.0, inplace=False"}
+    assert not ask(EvalModeInTraining, record)
 
 
 def test_an_evaluation_in_training_mode() -> None:

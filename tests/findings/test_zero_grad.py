@@ -32,6 +32,25 @@ def test_accumulation_clears_once_an_update() -> None:
     assert not ask(MissingZeroGrad, make_program(make_calls(steps, backward={"held": "some"})))
 
 
+def _gan(*, clears_both: bool):  # type: ignore[no-untyped-def]
+    """A critic whose gradients are cleared, and a generator whose own are, or not."""
+    critic = make_optimizer("Adam#1", names=["D.0:weight"]), make_optimizer("Adam#2", names=["G.0:weight"])
+    calls = []
+    for step in range(6):
+        calls += make_calls([()] * step + [("zero_grad", "forward", "backward", "step")], zero_grad={"about": "Adam#1"},
+                            step={"about": "Adam#1"})  # fmt: skip
+        names = ("zero_grad", "forward", "backward", "step") if clears_both else ("forward", "backward", "step")
+        calls += make_calls([()] * step + [names], zero_grad={"about": "Adam#2"}, step={"about": "Adam#2"},
+                            backward={"held": "some"})  # fmt: skip
+    return make_program([*critic, *calls])
+
+
+def test_one_of_two_optimizers_is_never_cleared() -> None:
+    [found] = ask(MissingZeroGrad, _gan(clears_both=False))
+    assert found.site == "Adam#2"
+    assert not ask(MissingZeroGrad, _gan(clears_both=True))
+
+
 def test_two_updates_tell_nothing() -> None:
     assert not ask(
         MissingZeroGrad, make_program(make_calls([("forward", "backward", "step")] * 3, backward={"held": "some"}))

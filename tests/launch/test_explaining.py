@@ -193,7 +193,7 @@ def test_a_command_is_ended_after_some_steps_and_may_tidy_up(tmp_path: Path) -> 
 def test_what_was_found_is_said_once_and_changes_nothing(outcome: Outcome) -> None:
     assert outcome.code in (3, 1)
     live, *_, last = outcome.words[1:]
-    assert live == "retrograd: critical  the loss is nan, step 1"
+    assert live == "retrograd: critical  The loss is NaN at step 1"
     head, *found, more = last.split("\n")
     assert head.startswith("retrograd: recorded 12 steps at ")
     assert head.endswith(f" {len(found)} finding{'s' * (len(found) != 1)}:")
@@ -265,14 +265,14 @@ def losses(*values: float) -> list[Event]:
 
 def test_the_first_of_a_kind_is_said(hear: Hear) -> None:
     kept, said = hear(losses(1.0, float("inf"), float("nan")))
-    assert said == "retrograd: critical  the loss is inf, step 1\n"
+    assert said == "retrograd: critical  The loss is infinite at step 1\n"
     assert [event.moment.step for event in kept] == [1]
 
 
 def test_a_loss_that_grows_a_thousandfold_is_said(hear: Hear) -> None:
     calm = [1.0] * 20
     assert hear(losses(*calm, 999.0)) == ([], "")
-    assert "the loss is 2000, 2000 times the largest of the first 20" in hear(losses(*calm, 2000.0))[1]
+    assert "The loss is 2000 at step 20, 2000 times the largest of the first 20" in hear(losses(*calm, 2000.0))[1]
     assert hear(losses(*[0.0] * 20, 5.0)) == ([], "")
 
 
@@ -280,8 +280,7 @@ def test_the_origin_of_nan_is_said_with_its_line(hear: Hear) -> None:
     fact = NonFinite(name="block.att", born="forward", operation="softmax", line="/a/train.py:48", reason="all -inf")
     kept, said = hear([Event(Moment(7), "nonfinite", fact.name, text=fact.text)])
     assert said == (
-        "retrograd: critical  a number that is not finite is made in block.att by softmax: all -inf, step 7 "
-        "(train.py:48)\n"
+        "retrograd: critical  NaN or infinity is made in block.att by softmax at step 7: all -inf (train.py:48)\n"
     )
     assert len(kept) == 1
 

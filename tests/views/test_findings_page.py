@@ -50,7 +50,7 @@ def test_each_is_told_with_what_it_rests_on(visit: Visit, tmp_path: Path, monkey
     first = page.locator("#findings-list .finding").first
     expect(first).to_contain_text("blocks.1.conv1, step 312")
     expect(first).to_contain_text("at blocks.1.conv1 · steps 312 to 399 · /home/me/train.py:48 · nan-origin")
-    expect(first).to_contain_text("To do: mask with a large negative number")
+    expect(first).to_contain_text("To do: Mask with a large negative number")
     evidence = first.locator("dd")
     expect(evidence.first).not_to_be_visible()
     first.locator("summary").click()

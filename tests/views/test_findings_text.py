@@ -12,11 +12,11 @@ from tests.findings.made import MADE, SYMPTOM
 TEXT = """\
 2 findings in 400 steps at 60 sites; 3 checks, 1 of which could not be made (why: --not-checked)
 
-critical   NaN is made in blocks.1.conv1, step 312: softmax over a row that is all -inf.
+critical   NaN is made in blocks.1.conv1, step 312: softmax over a row that is all -inf
            at blocks.1.conv1 · steps 312 to 399 · /home/me/train.py:48 · nan-origin
-           to do: mask with a large negative number, not with -inf
+           to do: Mask with a large negative number, not with -inf.
 
-warning    92 % of the units of blocks.2.act1 have been dead since step 40.
+warning    92 % of the units of blocks.2.act1 have been dead since step 40
            at blocks.2.act1:output · step 40 · rank 1 · dead-units
 """
 
@@ -25,7 +25,7 @@ GROUNDS = [
     "measured: smallest operand: -inf",
     "checked: the operands of softmax were looked at in the failing step",
     "wrong if: a softmax of these rows that is finite",
-    "explains: The loss has not fallen since step 12. [flat-loss]",
+    "explains: The loss has not fallen since step 12 [flat-loss]",
 ]
 
 

@@ -98,7 +98,7 @@ class Finding:
 
     def __str__(self) -> str:
         where = f" ({shorten_line(self.line)})" if self.line else ""
-        return f"{self.message}{where}"
+        return f"{self.message.removesuffix('.')}{where}"
 
 
 def shorten_line(line: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -139,7 +139,8 @@ class Record:
 
         Of several processes those of the first one.
         """
-        return expand_calls(_of_first_process(self.facts))
+        first = min((each.rank for each in self.facts), default=0)
+        return expand_calls(each for each in self.facts if each.rank == first)
 
     def calls_by_step(self) -> Iterator[tuple[int, list[Call]]]:
         """The calls of each step. What is called behind an update is of the next step."""
@@ -158,10 +159,10 @@ class Record:
         """Whether any parameter was changed while this was recorded; None where nothing tells."""
         if any((self.series(site).abs_max > 0).any() for site in self.of_kind("parameter", "update")):
             return True
-        digests: dict[str, list[str]] = {}
-        for fact in self.of(Parameter):
+        digests: dict[tuple[int, str], list[str]] = {}
+        for fact in self.parameters:
             if fact.digest:
-                digests.setdefault(fact.name, []).append(fact.digest)
+                digests.setdefault((fact.rank, fact.name), []).append(fact.digest)
         if any(len(set(each)) > 1 for each in digests.values()):
             return True
         return False if any(len(each) > 1 for each in digests.values()) else None
@@ -232,17 +233,6 @@ class Record:
     def type_of(self, path: str) -> str:
         """The class of a module, as in ``ReLU``; empty where it is not known."""
         return str(self.modules.get(path, {}).get("type", ""))
-
-
-def _of_first_process(facts: Iterable[Fact]) -> Iterator[Fact]:
-    """Facts up to the first call whose step is before that of the call ahead of it: there the next process begins."""
-    last = 0
-    for fact in facts:
-        if isinstance(fact, Call):
-            if fact.step < last:
-                return
-            last = fact.step
-        yield fact
 
 
 __all__ = [

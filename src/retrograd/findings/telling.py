@@ -17,6 +17,12 @@ def list_place(finding: Finding) -> list[str]:
     return [part for part in (f"at {finding.site}" if finding.site else "", step, rank, finding.line) if part]
 
 
+def tell_repair(finding: Finding) -> str:
+    """What to do, as a sentence; empty where that is not known."""
+    text = finding.repair.rstrip()
+    return text and f"{text[0].upper()}{text[1:]}{'' if text[-1] in '.!?' else '.'}"
+
+
 def list_grounds(finding: Finding) -> Iterator[tuple[str, str]]:
     """What it rests on, each under its heading."""
     yield from (("measured", str(each)) for each in finding.evidence)
@@ -34,7 +40,7 @@ def draw_findings(findings: Sequence[Finding], about: str) -> str:
 
 def _draw(finding: Finding) -> str:
     place = " · ".join((*list_place(finding), finding.detector))
-    grounds = [*([("to do", finding.repair)] if finding.repair else []), *list_grounds(finding)]
+    grounds = [*([("to do", tell_repair(finding))] if finding.repair else []), *list_grounds(finding)]
     lines = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in grounds)
     return (
         f"<b>{html.escape(finding.severity)}</b> {html.escape(finding.message)}<br><small>{html.escape(place)}</small>"

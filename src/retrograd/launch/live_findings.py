@@ -19,7 +19,7 @@ DIVERGED = 1000.0
 
 
 class LiveFindings:
-    """Hears of events, says what is critical, and keeps it as an event of kind ``finding``; each kind of it once.
+    """Hears of events, says what is critical, and keeps it as an event of kind ``finding``; of each detector once.
 
     Args:
         keep: takes that event.
@@ -47,35 +47,35 @@ class LiveFindings:
         for fact in read_facts([event]):
             is_search = self._is_scaled and isinstance(fact, NonFinite) and fact.born == "backward"
             if isinstance(fact, NonFinite) and not fact.masked and not is_search:
-                reason = f": {fact.reason}" if fact.reason else ""
                 by = f" by {fact.operation}" if fact.operation else ""
-                where = fact.name or "the program"
-                self._say(event, "nan-origin", f"a number that is not finite is made in {where}{by}{reason}", fact.line)
+                where = f" in {fact.name}" if fact.name else ""
+                reason = f": {fact.reason}" if fact.reason else "."
+                message = f"NaN or infinity is made{where}{by} at step {fact.step}{reason}"
+                self._say(event, "nonfinite", message, fact.line)
 
     def _hear_loss(self, event: Event) -> None:
-        size = abs(event.value)
+        size, step = abs(event.value), event.moment.step
         if not math.isfinite(size):
             if not self._is_scaled:
-                self._say(event, "loss-not-finite", f"the loss is {event.value:g}")
+                self._say(event, "diverged", f"The loss is {'NaN' if math.isnan(size) else 'infinite'} at step {step}.")
             return
         self._count += 1
         if self._count <= FIRST:
             self._largest = max(self._largest, size)
         elif size > DIVERGED * self._largest > 0:
             times = f"{size / self._largest:.0f} times the largest of the first {FIRST}"
-            self._say(event, "divergence", f"the loss is {event.value:g}, {times}")
+            self._say(event, "diverged", f"The loss is {event.value:g} at step {step}, {times}.")
 
     def _say(self, event: Event, detector: str, message: str, line: str = "") -> None:
         if detector in self._said:
             return
         self._said.add(detector)
-        step = event.moment.step
         finding = Finding(
             detector=detector,
             severity="critical",
-            message=f"{message}, step {step}",
+            message=message,
             site=event.name,
-            step=step,
+            step=event.moment.step,
             line=line,
             evidence=(Evidence("value", event.value),),
         )

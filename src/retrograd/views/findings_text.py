@@ -8,7 +8,7 @@ from functools import partial
 
 from retrograd.findings.finding import Finding, Severity
 from retrograd.findings.findings import Findings
-from retrograd.findings.telling import list_grounds, list_place
+from retrograd.findings.telling import list_grounds, list_place, tell_repair
 from retrograd.foreign.plain_text import show_plainly
 
 _COLOURS: dict[Severity, str] = {"critical": "1;31", "warning": "1;33", "note": "1;36"}
@@ -55,7 +55,7 @@ def list_findings(findings: Findings) -> list[str]:
 
 
 def _head(finding: Finding) -> str:
-    return f"{finding.severity:<9}  {finding.message}"
+    return f"{finding.severity:<9}  {finding.message.removesuffix('.')}"
 
 
 def _mark(head: str, severity: Severity | None) -> str:
@@ -69,7 +69,7 @@ def _tell(finding: Finding, verbose: bool) -> Iterator[str]:
     gap = " " * _INDENT
     yield gap + " · ".join((*list_place(finding), finding.detector))
     if finding.repair:
-        yield f"{gap}to do: {finding.repair}"
+        yield f"{gap}to do: {tell_repair(finding)}"
     if verbose:
         yield from (f"{gap}{name}: {text}" for name, text in list_grounds(finding))
 

@@ -54,8 +54,7 @@ class NeverSteps(Detector):
         yield self.find(
             "critical" if named else "warning",
             f"{named or 'No optimizer'} {'never' if named else 'ever'} makes an update: backward ran {len(passes)} "
-            "times, and "
-            "step was not called once",
+            "times, and step was not called once",
             site=named,
             step=passes[0].step,
             last_step=passes[-1].step,
@@ -113,8 +112,7 @@ class BackwardNeverCalled(Detector):
         yield self.find(
             "critical",
             f"{updates[0].optimizer} makes {len(updates)} updates, and no backward pass ever ran: parameters have no "
-            "gradient to "
-            "be updated by",
+            "gradient to be updated by",
             site=updates[0].optimizer,
             step=updates[0].step,
             last_step=updates[-1].step,
@@ -135,8 +133,7 @@ class StepBeforeBackward(Detector):
         example="SGD#1 steps before backward: 60 of 60 updates come between the forward and the backward pass of "
         "their batch.",
         threshold="no backward pass between the last forward with grad and the update, before 80 % of at least 3 "
-        "updates, though "
-        "backward runs",
+        "updates, though backward runs",
         source="our own choice",
         guard="forwards without grad (teachers, monitors) do not count; optimizers with a closure are left out",
         repair="call loss.backward() first, then optimizer.step().",
@@ -155,8 +152,7 @@ class StepBeforeBackward(Detector):
         return self.find(
             "critical",
             f"{optimizer} steps before backward: {len(early)} of {among} updates come between the forward and the "
-            "backward "
-            "pass of their batch",
+            "backward pass of their batch",
             site=optimizer,
             step=early[0].step,
             last_step=early[-1].step,
@@ -187,8 +183,7 @@ class StepTooSeldom(Detector):
         threshold="at least half of the backward passes from one line, and 2 an update, are cleared before the update",
         source="our own choice",
         guard="passes from other lines than the one that is used (adversarial examples, probes) do not count, nor do "
-        "programs "
-        "with several optimizers",
+        "programs with several optimizers",
         repair="call optimizer.step() after each backward pass, inside the loop over batches.",
     )
     explains = ("loss-flat", "learning-rate-too-low", "not-updated")
@@ -205,8 +200,7 @@ class StepTooSeldom(Detector):
                 yield self.find(
                     "critical",
                     f"Most gradients are thrown away: of {passes} backward passes, {len(lost)} are followed by "
-                    "zero_grad "
-                    f"before {optimizer} steps",
+                    f"zero_grad before {optimizer} steps",
                     site=optimizer,
                     step=updates[0].step,
                     last_step=updates[-1].step,

@@ -42,8 +42,7 @@ class MisplacedClipping(Detector):
         says="Gradients are clipped when the update has used them already, or before backward has found them.",
         example="Clipping has no effect: clip_grad_norm_ is called after the update, when it is too late.",
         threshold="a call of clip_grad_norm_ or clip_grad_value_, and none between the last backward pass and the "
-        "update, before "
-        "80 % of the updates",
+        "update, before 80 % of the updates",
         source="our own choice",
         guard="several optimizers, and those with a closure, are left out",
         repair="clip between loss.backward() and optimizer.step().",
@@ -96,8 +95,7 @@ class ClipBeforeUnscale(Detector):
         says="Gradients are clipped while they are still multiplied by the loss scale, so the bound is that many "
         "times lower.",
         example="Gradients are clipped while still scaled: clip_grad_norm_ to 1 is called without scaler.unscale_ "
-        "before it, at a "
-        "scale of 65536.",
+        "before it, at a scale of 65536.",
         threshold="a scale above 1, and no scaler.unscale_ between backward and clipping, before 80 % of the updates",
         source="torch's examples of automatic mixed precision: unscale before clipping",
         guard="a scale of 1, or a scaler that is off, is left alone",
@@ -117,8 +115,7 @@ class ClipBeforeUnscale(Detector):
                 yield self.find(
                     "warning",
                     f"Gradients are clipped while still scaled: {wrong[0].name} to {bound:g} is called without "
-                    "scaler.unscale_ "
-                    f"before it, at a scale of {scales[0]:g}",
+                    f"scaler.unscale_ before it, at a scale of {scales[0]:g}",
                     site=optimizer,
                     step=wrong[0].step,
                     last_step=wrong[-1].step,

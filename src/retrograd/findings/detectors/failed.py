@@ -119,8 +119,7 @@ class Failed(Detector):
     words = Words(
         says="The run was ended by an exception, and what it means.",
         example="The run died at step 12 in fc2: a layer that takes 256 features is given 144 (RuntimeError: mat1 and "
-        "mat2 shapes "
-        "cannot be multiplied (64x144 and 256x6)).",
+        "mat2 shapes cannot be multiplied (64x144 and 256x6)).",
         threshold="an exception that was not caught",
         source="the record of the exception",
         guard="leaving by sys.exit(0) or Ctrl-C is none",

@@ -71,8 +71,7 @@ class GraphGrows(Detector):
         yield self.find(
             "critical",
             f"The graph grows by {slope:.0f} nodes a step: backward ran through {nodes[0]:.0f} nodes at step "
-            f"{steps[0]:.0f} and "
-            f"{nodes[-1]:.0f} at step {steps[-1]:.0f}, so something is carried over without detach",
+            f"{steps[0]:.0f} and {nodes[-1]:.0f} at step {steps[-1]:.0f}, so something is carried over without detach",
             step=looks[1].step,
             last_step=looks[-1].step,
             line=call.line if call else "",
@@ -111,8 +110,7 @@ class GraphLeaks(Detector):
         yield self.find(
             "warning",
             f"Graphs are kept: {alive[-1]} graphs of earlier steps are still held at step {looks[-1].step}, so memory "
-            "grows with "
-            "every step",
+            "grows with every step",
             step=first.step,
             last_step=looks[-1].step,
             line=call.line if call else "",

@@ -44,11 +44,9 @@ class UnscaledInput(Detector):
     words = Words(
         says="Inputs are far from unit scale and go into the first layer as they are, and the model does not learn.",
         example="Inputs are not scaled: self:input.input has mean 78 and standard deviation 96 and goes into a linear "
-        "layer as it is, "
-        "and the loss is no better than guessing.",
+        "layer as it is, and the loss is no better than guessing.",
         threshold="standard deviation or |mean| above 10 in every look, an affine layer that takes it with nothing in "
-        "between, and a "
-        "loss that ends no lower than 0.9 of its begin, or 0.8 of that of guessing, or is not finite",
+        "between, and a loss that ends no lower than 0.9 of its begin, or 0.8 of that of guessing, or is not finite",
         source="SageMaker's and UMLAUT's rules on inputs; the numbers are our own choice",
         guard="indices, inputs that are normalised in the model, and models that learn nevertheless, are left alone",
         repair="divide inputs by their scale (255 for bytes), or subtract their mean and divide by their standard "

@@ -20,6 +20,9 @@ WINDOW = 128
 ROSE = 3.0
 """A loss that ends at so many times what it was has diverged."""
 
+FAR = 10.0
+"""The same, from which on it is more than harder data may make."""
+
 FLAT = 50
 """Losses that it takes to call a curve flat."""
 
@@ -31,8 +34,9 @@ class Diverged(Detector):
     words = Words(
         says="The loss ends far above what it was, or is not finite any more.",
         example="The loss has diverged: from 0.652 it went to 6.33, and has been above 1.96 since step 2.",
-        threshold="The median of the last fifth is at least 3 times the lowest running median, or one of them is not "
-        "finite.",
+        threshold="The median of the last fifth is at least 3 times (a warning from 10 times on) the first loss, or "
+        "the median "
+        "of the first tenth if that is lower; or one of them is not finite.",
         source="Megatron-LM holds 10 times the largest of the first 100; 3 times is measured by us.",
         guard="Losses below zero, models that train against each other, and fewer than 10 losses are not judged.",
         repair="Look at what else was found; with nothing, go back to the step before and train at a tenth of the "
@@ -56,7 +60,7 @@ class Diverged(Detector):
         since = int(steps[last_below[-1] + 1]) if len(last_below) else int(steps[0])
         end = f"it went to {late:.3g}" if np.isfinite(late) else "it went to what is not finite"
         yield self.find(
-            "warning",
+            "note" if late < FAR * lowest else "warning",
             f"The loss has diverged: from {lowest:.3g} {end}, and it has been above {ROSE * lowest:.3g} since step "
             f"{since}.",
             step=since,

@@ -40,7 +40,7 @@ def place_of(record: Record, chain: Chain, number: int) -> tuple[str, str]:
     tells nothing of it in an ``nn.Sequential``.
     """
     operation = chain.listed[number]
-    made = str(record.modules.get(operation.module, {}).get("line", "")) if operation.module else ""
+    made = record.line_of(operation.module) if operation.module else ""
     is_alone = sum(each.line == operation.line for each in chain.listed) == 1
     return operation.module, operation.line if is_alone or not made else made
 
@@ -89,14 +89,12 @@ class SoftmaxBeforeCrossEntropy(BeforeLoss):
     words = Words(
         says="cross_entropy is given probabilities, and takes the softmax of them again.",
         example="cross_entropy is given the result of softmax and applies softmax again, so its gradient is squashed "
-        "and the loss "
-        "cannot fall below 0.313.",
+        "and the loss cannot fall below 0.313.",
         threshold="softmax or sigmoid made the first argument of cross_entropy, with nothing but views or dropout in "
         "between",
         source="torch's documentation of CrossEntropyLoss: it expects unnormalised logits",
         guard="softmax inside of the model (attention, gates) is not directly before the loss; log_softmax twice "
-        "changes "
-        "nothing and is a note",
+        "changes nothing and is a note",
         repair="give cross_entropy the logits; apply softmax only where probabilities are shown.",
     )
     explains = SQUASHED
@@ -110,7 +108,7 @@ class SoftmaxBeforeCrossEntropy(BeforeLoss):
             least = _least_loss(chain, loss)
             floor = f" and the loss cannot fall below {least:.3g}" if least else ""
             return "critical", (
-                f"cross_entropy is given the result of softmax and applies softmax again, so its gradient is "
+                "cross_entropy is given the result of softmax and applies softmax again, so its gradient is "
                 f"squashed{floor}"
             )
         if name == "sigmoid":
@@ -149,8 +147,7 @@ class SigmoidBeforeLogitsLoss(BeforeLoss):
     words = Words(
         says="binary_cross_entropy_with_logits is given probabilities, and takes the sigmoid of them again.",
         example="binary_cross_entropy_with_logits is given the result of sigmoid and applies sigmoid again, so no "
-        "probability "
-        "leaves 0.5 … 0.73.",
+        "probability leaves 0.5 … 0.73.",
         threshold="sigmoid, softmax or relu made its first argument, with nothing but views or dropout in between",
         source="torch's documentation of BCEWithLogitsLoss: it combines a sigmoid and the loss",
         guard="gates inside of the model are not directly before the loss",
@@ -168,8 +165,7 @@ class SigmoidBeforeLogitsLoss(BeforeLoss):
         if name in ("sigmoid", "softmax"):
             return "critical", (
                 f"binary_cross_entropy_with_logits is given the result of {name} and applies sigmoid again, so no "
-                "probability "
-                "leaves 0.5 … 0.73"
+                "probability leaves 0.5 … 0.73"
             )
         if name in ("relu", "relu6"):
             return "warning", (
@@ -289,8 +285,7 @@ class DropoutMisplaced(Detector):
         if loss is not None:
             message = (
                 f"Dropout (p = {p:g}) is the last thing before {chain.name(loss)}, so {p:.0%} of the model's outputs "
-                "are set "
-                "to zero at each step"
+                "are set to zero at each step"
             )
         else:
             message = f"Dropout drops {p:.0%} of what it is given, and leaves next to nothing to learn from"
@@ -306,13 +301,13 @@ class DropoutMisplaced(Detector):
         )
 
 
-def drop_rate(chain: Chain, number: int, *, any_mode: bool = False) -> float:
-    """The share that an operation drops; 0 where it is no dropout, or off unless in ``any_mode``."""
+def drop_rate(chain: Chain, number: int) -> float:
+    """The share that an operation drops; 0 where it is no dropout, or off."""
     name = chain.name(number)
     if not name.endswith("dropout") and name not in ("dropout1d", "dropout2d", "dropout3d"):
         return 0.0
     operation = chain.listed[number]
-    if not any_mode and argument_of(operation, "training") == "False":
+    if argument_of(operation, "training") == "False":
         return 0.0
     text = argument_of(operation, "p") or operation.arguments.split(",")[0]
     try:

@@ -146,9 +146,8 @@ class WrongSign(Detector):
         example="Backward begins from the negative of mse_loss, so training makes mse_loss larger: it has gone from "
         "5.9 to 21.",
         threshold="a negation directly between a loss of torch, a mean of squares, or a mean of log-probabilities "
-        "that lacks one, and "
-        "what backward begins from, which falls below 0 and by more than a tenth of its first value; or an optimizer "
-        "that maximises",
+        "that lacks one, and what backward begins from, which falls below 0 and by more than a tenth of its first "
+        "value; or an optimizer that maximises",
         source="our own choice",
         guard="programs with several optimizers (GANs, adversaries) are left alone, and so are negative "
         "log-likelihoods",
@@ -264,8 +263,7 @@ class SummedLoss(Detector):
         yield self.find(
             "warning",
             f"{chain.name(loss)} sums over {shape}, so gradients are {shape[0] if shape else 1} times those of the "
-            "mean, and "
-            "training is unstable",
+            "mean, and training is unstable",
             site=chain.listed[loss].module,
             step=chain.step,
             line=chain.listed[loss].line,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.loss_chain import drop_rate
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
 from retrograd.findings.updates import Update, is_within
@@ -56,13 +56,9 @@ def count_modal(record: Record, model: str) -> ModalLayers:
 
 
 def _never_dropping(record: Record) -> set[str]:
-    """Modules of which every dropout that was seen has p = 0."""
-    rates: dict[str, float] = {}
-    for chain in record.chains:
-        for number, operation in enumerate(chain.listed):
-            if "dropout" in operation.name:
-                rates[operation.module] = max(rates.get(operation.module, 0.0), drop_rate(chain, number, any_mode=True))
-    return {path for path, rate in rates.items() if rate == 0.0}
+    """Dropouts with p = 0, by what they show of themselves."""
+    settings = {path: str(record.modules[path].get("settings", "")) for path in record.modules}
+    return {path for path, text in settings.items() if re.search(r"\bp=0(\.0*)?(,|$)", text)}
 
 
 def list_trained(record: Record) -> dict[str, list[Update]]:
@@ -91,13 +87,11 @@ class EvalModeInTraining(Detector):
     words = Words(
         says="The model is trained in eval mode: batch norm uses and keeps its old statistics, dropout does nothing.",
         example="The model is trained in eval mode from step 10 on, behind an evaluation: 50 of 60 updates, with 1 "
-        "batch "
-        "norm and 1 dropout that do not train.",
+        "batch norm and 1 dropout that do not train.",
         threshold="eval mode of the whole model at the forward of at least 3 updates and a tenth of them",
         source="our own choice",
         guard="a model without batch norm and dropout, and parts that are put into eval mode alone (frozen "
-        "backbones), are "
-        "left alone",
+        "backbones), are left alone",
         repair="call model.train() before each epoch of training.",
     )
     explains = (
@@ -163,15 +157,12 @@ class TrainModeInEvaluation(Detector):
         says="The model is evaluated in training mode: dropout drops, and batch norm uses the batch and learns from "
         "it.",
         example="The model is evaluated in training mode, with 1 batch norm and 1 dropout that behave as in training: "
-        "6 "
-        "evaluations, none of them in eval mode.",
+        "6 evaluations, none of them in eval mode.",
         threshold="forwards without a backward pass, in training mode, before at most a third of the updates or "
-        "behind the "
-        "last one, or of one input that is never trained with; and none in eval mode",
+        "behind the last one, or of one input that is never trained with; and none in eval mode",
         source="our own choice",
         guard="teachers, generators and policies that run without grad at every update; the same input three times in "
-        "a row "
-        "(Monte-Carlo dropout); programs that use eval mode elsewhere; models without batch norm and dropout",
+        "a row (Monte-Carlo dropout); programs that use eval mode elsewhere; models without batch norm and dropout",
         repair="call model.eval() before the evaluation, and model.train() behind it.",
     )
     explains = ("batch-norm",)

@@ -28,8 +28,7 @@ class MissingNonlinearity(Detector):
         "in the whole model",
         source="UMLAUT (CHI 2021) names the fault",
         guard="bottlenecks (linear autoencoders, factorised or low-rank layers) and models with any function that is "
-        "not affine "
-        "are left alone",
+        "not affine are left alone",
         repair="put an activation, such as ReLU, between the layers.",
     )
     explains = ("loss-flat", "learning-rate-too-low", "loss-noisy")
@@ -45,8 +44,7 @@ class MissingNonlinearity(Detector):
             yield self.find(
                 "warning",
                 f"There is no activation between the {len(layers)} affine layers of the model, so together they are a "
-                "single affine "
-                "map",
+                "single affine map",
                 site=site,
                 step=chain.step,
                 line=line,

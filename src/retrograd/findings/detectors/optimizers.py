@@ -25,8 +25,7 @@ class MadeAnew(Detector):
         threshold="at least 3 optimizers from one line that hold the same recorded parameters",
         source="our own choice",
         guard="optimizers of models that are trained one after the other hold other parameters; one without a state "
-        "(SGD without "
-        "momentum) is a note",
+        "(SGD without momentum) is a note",
         repair="construct the optimizer once, before the loop.",
     )
     explains = ("loss-noisy", "loss-flat", "loss-spike", "learning-rate-too-high", "learning-rate-too-low")
@@ -88,8 +87,7 @@ class BeforeChange(Detector):
         says="The optimizer was made before the model's parameters were replaced, so it updates what the model does "
         "not use.",
         example="Adam#1 updates 2 tensors that belong to no recorded model, while 2:weight and 2:bias have gradients "
-        "and are "
-        "in no optimizer.",
+        "and are in no optimizer.",
         threshold="an optimizer with tensors of no recorded model, while parameters with gradients are in no optimizer",
         source="our own choice",
         guard="parameters without a gradient, or frozen, are no evidence; loose tensors alone are none either",

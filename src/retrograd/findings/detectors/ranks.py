@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.history.facts import Input
+from retrograd.history.facts import Input, Parameter
 
 ALIKE = 3
 """Steps at which ranks must have been given the same."""
+
+ALL = 0.9
+"""Share of the parameters that differ where models do; experts of one's own are fewer."""
 
 
 class RanksDisagree(Detector):
@@ -20,7 +24,8 @@ class RanksDisagree(Detector):
     words = Words(
         says="Ranks that train copies of one model differ in it, or are given the same batches.",
         example="Ranks 0 and 1 have been given the same batches at all of 40 steps: the work of one is wasted.",
-        threshold="Copies that differ in what was recorded of them; or equal digests of all inputs at all of at least "
+        threshold="Copies that differ in what was recorded of them; 0.9 of all parameters that differ at the last "
+        "look; or equal digests of all inputs at all of at least "
         "3 steps.",
         source="The BLOOM run and TrainCheck (OSDI 2025) on replicas; both are exact.",
         guard="Copies are only what the recorder knows to be one; sharded parameters are none. Inputs that are the "
@@ -50,7 +55,51 @@ class RanksDisagree(Detector):
                 "loaded.",
             )
             return
-        yield from self._compare_inputs(record)
+        apart = list(self._compare_weights(record))
+        yield from apart or self._compare_inputs(record)
+
+    def _compare_weights(self, record: Record) -> Iterator[Finding]:
+        """Weights of one name that are of one shape, whole on each rank, and differ nearly all of them at the end."""
+        looks: dict[str, dict[int, dict[int, Parameter]]] = {}
+        for look in record.parameters:
+            if look.requires_grad and look.grad in ("some", ""):
+                looks.setdefault(look.name, {}).setdefault(look.step, {})[look.rank] = look
+        shared = {
+            name: [(step, by_rank) for step, by_rank in sorted(by_step.items()) if len(by_rank) > 1]
+            for name, by_step in looks.items()
+        }
+        shared = {name: listed for name, listed in shared.items() if len(listed) > 1 and self._is_whole(record, name)}
+        apart = {name: listed for name, listed in shared.items() if _differ(listed[-1][1])}
+        if not shared or len(apart) < ALL * len(shared):
+            return
+        begin = min(step for listed in apart.values() for step, by_rank in listed if _differ(by_rank))
+        name, listed = next(iter(apart.items()))
+        ranks = sorted(listed[-1][1])[:2]
+        drift = begin > min(listed[0][0] for listed in apart.values())
+        yield self.find(
+            "critical" if drift else "warning",
+            f"Ranks {ranks[0]} and {ranks[1]} train models that differ: of {len(apart)} of {len(shared)} parameters, "
+            "from "
+            f"step {begin} on{', though they began alike: gradients are not averaged' if drift else ''}.",
+            site=name,
+            step=begin,
+            last_step=listed[-1][0],
+            rank=ranks[1],
+            line=record.line_of(name.rpartition(":")[0]),
+            evidence=[
+                Evidence("parameters that differ", len(apart) / len(shared), f"≥ {ALL:g} of those on both ranks")
+            ],
+            precondition=["names and shapes are the same, and each rank holds the whole of them"],
+            refute="the ranks are meant to train models of their own",
+            repair="Wrap the model in DistributedDataParallel and call it, not its module.",
+        )
+
+    @staticmethod
+    def _is_whole(record: Record, name: str) -> bool:
+        """Whether what was recorded of its gradient has as many elements as it."""
+        shape = next(look.shape for look in record.parameters if look.name == name)
+        site = f"{name}.grad"
+        return site in record.history and bool((record.series(site).rows["count"] == math.prod(shape)).all())
 
     def _compare_inputs(self, record: Record) -> Iterator[Finding]:
         ranks = sorted({each.rank for each in record.of(Input)})
@@ -76,3 +125,10 @@ class RanksDisagree(Detector):
                 precondition=["the inputs differ from step to step"],
                 refute="the targets of the ranks differ, or the model is split over them",
             )
+
+
+def _differ(by_rank: Mapping[int, Parameter]) -> bool:
+    return (
+        len({(look.digest, look.shape) for look in by_rank.values()}) > 1
+        and len({look.shape for look in by_rank.values()}) == 1
+    )

@@ -30,8 +30,7 @@ class DoubleBackward(Detector):
     words = Words(
         says="Backward runs twice from the same loss before an update, so gradients are twice as large as meant.",
         example="Backward runs 2 times from the same loss (0.693) before each of 60 updates, so gradients are 2 times "
-        "as large "
-        "as meant.",
+        "as large as meant.",
         threshold="two passes of one micro-batch that begin from the same value, bit for bit, before 80 % of the "
         "updates",
         source="TrainCheck (OSDI 2025) names the fault; the share is our own choice",
@@ -54,8 +53,7 @@ class DoubleBackward(Detector):
         return self.find(
             "warning",
             f"Backward runs {times} times from the same loss ({value:.4g}) before {len(doubled)} of {among} updates, "
-            "so "
-            f"gradients are {times} times as large as meant",
+            f"so gradients are {times} times as large as meant",
             site=optimizer,
             step=doubled[0].step,
             last_step=doubled[-1].step,
@@ -92,15 +90,12 @@ class AccumulationNotDivided(Detector):
     words = Words(
         says="Gradients of several micro-batches are added up, and no loss is divided by their number.",
         example="Gradients of 8 micro-batches are added up before each update and no loss is divided by 8: the "
-        "learning rate is "
-        "8 times that of the mean.",
+        "learning rate is 8 times that of the mean.",
         threshold="the same number (> 1) of forwards and backward passes from the same lines before 80 % of the "
-        "updates, where "
-        "each pass begins from a mean itself",
+        "updates, where each pass begins from a mean itself",
         source="our own choice",
         guard="a loss that is divided, multiplied or summed is left alone, and so are passes from different lines "
-        "(several "
-        "losses, GANs); with optimizers whose updates do not grow with the gradient it is a note",
+        "(several losses, GANs); with optimizers whose updates do not grow with the gradient it is a note",
         repair="divide the loss by the number of micro-batches before backward, or the learning rate by it.",
     )
     explains = ("exploding", "learning-rate-too-high", "diverged", "loss-noisy", "loss-spike", "clip-always-on")

@@ -80,9 +80,8 @@ class RateIsZero(Detector):
         says="The learning rate is 0, or next to nothing, for most of the run.",
         example="The learning rate of Adam#1 is 0 at all 100 updates (LambdaLR), so nothing is learned.",
         threshold="0 at all updates, of all groups or of one; or, for 10 updates or more, below 0.01 of its highest "
-        "value in the whole second "
-        "half or "
-        "below 0.001 in the whole last third, while the loss is above 0.3 of its first value",
+        "value in the whole second half or below 0.001 in the whole last third, while the loss is above 0.3 of its "
+        "first value",
         source="the shares are our own choice: cosine schedules pass below 0.001 in their last 2 %",
         guard="schedules that end at 0, and runs that had learned before, are left alone",
         repair="look at the schedule's length and factor, in the unit (updates or epochs) in which it is stepped.",
@@ -112,8 +111,7 @@ class RateIsZero(Detector):
                 yield self.find(
                     "warning",
                     f"The learning rate of {names[0]}{others} is 0 at all {len(updates)} updates of {optimizer}, "
-                    "while that of its "
-                    "other groups is not",
+                    "while that of its other groups is not",
                     site=names[0],
                     step=updates[0].step,
                     last_step=updates[-1].step,
@@ -162,8 +160,7 @@ def describe_collapse(
     return detector.find(
         "warning",
         f"The learning rate of {optimizer} has fallen from {rates.max():.3g} to {rates[since]:.3g} after {since} of "
-        f"{len(rates)} "
-        f"updates{by}{how}: hardly anything is learned behind it",
+        f"{len(rates)} updates{by}{how}: hardly anything is learned behind it",
         site=optimizer,
         step=updates[since].step,
         last_step=updates[-1].step,
@@ -186,13 +183,10 @@ class SchedulerPerStep(Detector):
         says="A scheduler that counts epochs is stepped once per update, so the learning rate collapses, or goes up "
         "and down.",
         example="The learning rate of SGD#1 has fallen from 0.1 to 0.001 after 20 of 256 updates by StepLR, which is "
-        "stepped once "
-        "per update: hardly anything is learned behind it.",
+        "stepped once per update: hardly anything is learned behind it.",
         threshold="as many steps of a StepLR, MultiStepLR, ExponentialLR, CosineAnnealingLR or ReduceLROnPlateau as "
-        "updates, and "
-        "the learning rate below 0.01 of its highest in the whole second half (0.001 in the last third); or two full "
-        "waves "
-        "of CosineAnnealingLR",
+        "updates, and the learning rate below 0.01 of its highest in the whole second half (0.001 in the last third); "
+        "or two full waves of CosineAnnealingLR",
         source="our own choice",
         guard="runs that had learned before; schedulers that are made for waves or for updates",
         repair="step the scheduler once per epoch, or give it its lengths in updates.",
@@ -219,8 +213,8 @@ class SchedulerPerStep(Detector):
         return self.find(
             "warning",
             f"The learning rate of {optimizer} goes up and down {waves} times between {rates.min():.3g} and "
-            f"{rates.max():.3g}: "
-            f"{call.about} is stepped once per update, about {len(rates) // (2 * waves)} updates are its T_max",
+            f"{rates.max():.3g}: {call.about} is stepped once per update, about {len(rates) // (2 * waves)} updates "
+            "are its T_max",
             site=optimizer,
             step=updates[0].step,
             last_step=updates[-1].step,
@@ -246,8 +240,8 @@ class SchedulerBeforeStep(Detector):
         says="The scheduler is stepped before the optimizer, so the first value of the schedule is skipped.",
         example="ExponentialLR is stepped before Adam#1 has made its first update, so the first learning rate is "
         "skipped.",
-        threshold="a step of a scheduler ahead of the first update, or ahead of each of more than 3 equal stretches of "
-        "updates, the last one too",
+        threshold="a step of a scheduler ahead of the first update, or ahead of each of more than 3 equal stretches "
+        "of updates, the last one too",
         source="torch warns of the same",
         guard="the step that a scheduler makes when it is constructed does not count",
         repair="call scheduler.step() after optimizer.step().",
@@ -295,8 +289,7 @@ class RateJump(Detector):
         says="The learning rate jumps, and the loss rises behind it.",
         example="The learning rate of SGD#1 jumps from 0.01 to 1 at step 80, and the loss rises from 0.31 to 2.9.",
         threshold="10 times its highest value before, not within the first 5 updates, and the loss of 10 steps behind "
-        "it above "
-        "1.5 times that of the 10 before",
+        "it above 1.5 times that of the 10 before",
         source="our own choice",
         guard="warm-up rises in smaller steps or from 0, and restarts come back to what was there before",
         repair="look at who sets the learning rate there: a schedule in another unit, or a factor.",
@@ -327,8 +320,7 @@ class RateJump(Detector):
                     yield self.find(
                         "warning",
                         f"The learning rate of {optimizer} jumps from {rates[place - 1]:.3g} to {rates[place]:.3g} at "
-                        f"step {step}, "
-                        f"and the loss goes from {before:.3g} to {behind:.3g}",
+                        f"step {step}, and the loss goes from {before:.3g} to {behind:.3g}",
                         site=optimizer,
                         step=step,
                         line=line,

@@ -27,15 +27,12 @@ class BroadcastLoss(Detector):
     words = Words(
         says="Output and target have shapes that broadcast, so each output is held against the targets of all samples.",
         example="Output float32[64, 1] and target float32[64] broadcast to [64, 64] in sub: each output is held "
-        "against the "
-        "targets of all samples.",
+        "against the targets of all samples.",
         threshold="operands of shapes (n, 1) and (n) of which one depends on the model's output, and a result of (n, "
-        "n), n > 1, "
-        "that the loss is made of",
+        "n), n > 1, that the loss is made of",
         source="torch warns of the same in mse_loss",
         guard="distances between all pairs are made of two views of one kind, or of an added dimension: both operands "
-        "have as "
-        "many dimensions there, or both depend on the model",
+        "have as many dimensions there, or both depend on the model",
         repair="give both the same shape: output.squeeze(1), or target.unsqueeze(1).",
     )
     explains = MISTRAINED
@@ -55,8 +52,7 @@ class BroadcastLoss(Detector):
         return self.find(
             "critical",
             f"{first} and {second} broadcast to {shape} in {chain.name(number)}, so each output is held against the "
-            "targets of "
-            "all samples",
+            "targets of all samples",
             site=operation.module,
             step=chain.step,
             line=operation.line,
@@ -90,17 +86,13 @@ class WrongDimension(Detector):
     words = Words(
         says="A softmax, a loss or a recurrent layer works along the wrong dimension.",
         example="log_softmax runs over dimension 0 of float32[64, 2], which is the batch: probabilities of one sample "
-        "do not add up "
-        "to 1.",
+        "do not add up to 1.",
         threshold="softmax before the loss over the batch, or over a dimension of size 1; attention whose weights are "
-        "normalised "
-        "over the queries; classes in another dimension than dim 1 for cross_entropy; the last step taken along the "
-        "batch "
-        "of a recurrent layer that is not batch_first",
+        "normalised over the queries; classes in another dimension than dim 1 for cross_entropy; the last step taken "
+        "along the batch of a recurrent layer that is not batch_first",
         source="our own choice; each is read from shapes and from the operations that made and use the tensor",
         guard="softmax over dim 0 inside the model, weights that are normalised again (slot attention), convolutions "
-        "and "
-        "permuted logits are left alone",
+        "and permuted logits are left alone",
         repair="name the dimension that is meant: dim=-1 for classes and keys, batch_first=True, or a permute.",
     )
     explains = (*MISTRAINED, "loss-chance")
@@ -147,8 +139,7 @@ def _judge_softmax(chain: Chain, number: int) -> str:
         always = "1" if name == "softmax" else "0"
         return (
             f"{name} runs over dimension {dim} of {list(shape)}, which has one element: its result is always "
-            f"{always}, and its "
-            "gradient 0"
+            f"{always}, and its gradient 0"
         )
     maker = chain.maker(number, 0, frozenset({"dropout", "contiguous", "to", "float"}))
     is_features = chain.name(maker) == "linear" and chain.made(maker) == shape and dim != len(shape) - 1
@@ -156,8 +147,7 @@ def _judge_softmax(chain: Chain, number: int) -> str:
         what = "the batch" if dim == 0 else "positions and not classes"
         return (
             f"{name} runs over dimension {dim} of {list(shape)}, which is {what}: the probabilities of one sample do "
-            "not add up "
-            "to 1"
+            "not add up to 1"
         )
     return ""
 
@@ -190,8 +180,7 @@ def _judge_attention(chain: Chain, number: int) -> str:
         return ""
     return (
         f"Attention weights of shape {list(shape)} are normalised by softmax over dimension {dim}, and summed over "
-        "dimension "
-        f"{summed}: the weights of one sum do not add up to 1"
+        f"dimension {summed}: the weights of one sum do not add up to 1"
     )
 
 
@@ -236,8 +225,7 @@ def _judge_classes(chain: Chain, number: int) -> str:
         return ""
     return (
         f"cross_entropy takes dimension 1 of {list(shape)} for classes, and the linear layer has put them into the "
-        "last one: "
-        "probabilities are taken over positions"
+        "last one: probabilities are taken over positions"
     )
 
 
@@ -254,8 +242,7 @@ def _judge_recurrent(chain: Chain, number: int) -> str:
     order = "batch first" if is_batch_first else "time first (batch_first is False)"
     return (
         f"The output of {chain.name(maker)} has shape {list(shape)}, {order}, and {_WHAT[chain.name(number)]} is "
-        "taken along "
-        f"dimension {batch}: over its {shape[batch]} sequences, and not over steps"
+        f"taken along dimension {batch}: over its {shape[batch]} sequences, and not over steps"
     )
 
 
@@ -288,15 +275,12 @@ class ReshapeMixes(Detector):
         says="A view or reshape swaps sizes without moving elements, so samples, steps or heads are mixed with each "
         "other.",
         example="view makes [12, 32, 6] of [32, 12, 6]: elements stay where they are, so samples and steps are mixed "
-        "with each "
-        "other.",
+        "with each other.",
         threshold="a result whose sizes are those of the operand in another order; or heads split off, or joined, "
-        "across a "
-        "dimension in between",
+        "across a dimension in between",
         source="our own choice",
         guard="sizes of 1, and equal sizes, prove nothing and do not count; merged and split dimensions in their "
-        "order are left "
-        "alone",
+        "order are left alone",
         repair="use permute or transpose to swap dimensions, and reshape only to split or merge neighbours.",
     )
     explains = MISTRAINED
@@ -312,8 +296,7 @@ class ReshapeMixes(Detector):
                     yield self.find(
                         "critical",
                         f"{chain.name(number)} makes {behind} of {before}: elements stay where they are, so {what} "
-                        "are mixed "
-                        "with each other",
+                        "are mixed with each other",
                         site=site,
                         step=chain.step,
                         line=line or chain.listed[number].line,

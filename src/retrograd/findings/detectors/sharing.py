@@ -25,8 +25,7 @@ class WeightsUntied(Detector):
         example="emb:weight and head:weight are equal at step 0 and differ at step 1: they are two copies and not "
         "tied.",
         threshold="a weight of an Embedding and one of another module, of one shape, equal bit for bit at the first "
-        "look and "
-        "different at a later one",
+        "look and different at a later one",
         source="our own choice",
         guard="layers that are copies of each other (cloned blocks) are of one type, and are left alone",
         repair="assign the parameter itself: head.weight = emb.weight.",
@@ -46,11 +45,10 @@ class WeightsUntied(Detector):
                 yield self.find(
                     "warning",
                     f"{first} and {second} are equal at step {looks[first][0].step} and differ at step {apart}: they "
-                    "are two copies "
-                    "and not tied",
+                    "are two copies and not tied",
                     site=second,
                     step=apart,
-                    line=str(record.modules.get(second.rpartition(":")[0], {}).get("line", "")),
+                    line=record.line_of(second.rpartition(":")[0]),
                     evidence=[
                         Evidence("shape", str(list(looks[first][0].shape))),
                         Evidence("equal bit for bit", "at first"),
@@ -86,12 +84,10 @@ class SharedByAccident(Detector):
         example="The module 0 stands at 4 places of a Sequential and is called 4 times a forward: its 4 places share "
         "one weight.",
         threshold="numbers that are missing among the children of a Sequential or ModuleList, and a child with "
-        "parameters "
-        "that is called once more for each of them",
+        "parameters that is called once more for each of them",
         source="our own choice: torch lists a module once, by its first place",
         guard="activations without parameters, cells that are called in a loop, and children that were taken out on "
-        "purpose "
-        "are left alone",
+        "purpose are left alone",
         repair="make the layers one by one: [make_layer() for _ in range(n)] in place of [layer] * n, or "
         "copy.deepcopy.",
     )
@@ -112,10 +108,9 @@ class SharedByAccident(Detector):
         return self.find(
             "warning",
             f"The module {child} stands at {count} places of a {kind} and is called {count} times a forward: its "
-            f"{count} places "
-            "share one set of weights",
+            f"{count} places share one set of weights",
             site=child,
-            line=str(record.modules.get(container or ROOT, {}).get("line", "")),
+            line=record.line_of(container or ROOT),
             evidence=[Evidence("places", count, "> 1"), Evidence("calls a forward", count, "> 1")],
             precondition=[
                 "it has parameters, and the numbers of its other places are missing among the container's children"

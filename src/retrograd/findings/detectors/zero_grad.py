@@ -13,6 +13,9 @@ from retrograd.history.facts import Call
 SHARE = 0.5
 """Of the updates that must be concerned. A habit, not one step; our own choice."""
 
+HELD = {"some", "unknown"}
+"""What ``.grad`` held before a backward pass that adds to it."""
+
 FEWEST = 3
 """Updates after which gradients that were never cleared are told from a warm-up."""
 
@@ -38,12 +41,11 @@ class MissingZeroGrad(Detector):
         example="Gradients are never cleared: 39 of 39 updates of SGD#1 add to what the batches before had left in "
         ".grad.",
         threshold="no zero_grad between updates, and .grad is neither None nor zero when backward begins, in more "
-        "than half "
-        "of at least 3 updates",
+        "than half of at least 3 updates",
         source="TrainCheck (OSDI 2025) names the fault; the share and the number are our own choice",
         guard="accumulation, which clears every k-th step, has several backward passes an update, not none that is "
-        "preceded "
-        "by clearing; gradients set to None or zero by hand, and those of torch.autograd.grad, are seen as such",
+        "preceded by clearing; gradients set to None or zero by hand, and those of torch.autograd.grad, are seen as "
+        "such",
         repair="call optimizer.zero_grad() before loss.backward().",
     )
     explains = (
@@ -53,9 +55,14 @@ class MissingZeroGrad(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        for optimizer, updates in list_updates(record).items():
+        by_optimizer = list_updates(record)
+        cleared = {name for name, updates in by_optimizer.items() if any(_is_cleared(each, record) for each in updates)}
+        for optimizer, updates in by_optimizer.items():
             later = [update for update in updates if not update.is_first and update.named("backward")]
             stale = [update for update in later if _adds(update, record)]
+            others = cleared - {optimizer}
+            if others and optimizer not in cleared:  # what .grad held was asked of parameters of all of them
+                stale = [update for update in later if update.named("backward")[-1].details.get("held") in HELD]
             if len(stale) >= FEWEST and len(stale) > SHARE * len(later):
                 yield self._describe(optimizer, stale, later)
 
@@ -65,12 +72,11 @@ class MissingZeroGrad(Detector):
         return self.find(
             "critical",
             f"Gradients are {how} cleared: {len(stale)} of {len(later)} {whose} add to what the batches before had "
-            "left in "
-            ".grad, so each is made of their sum",
+            "left in .grad, so each is made of their sum",
             site=optimizer,
             step=stale[0].step,
             last_step=stale[-1].step,
-            line=stale[0].named("backward")[0].line,
+            line=stale[0].named("backward")[-1].line,
             evidence=[
                 Evidence("updates without zero_grad before them", len(stale), f"> {SHARE:g} of {len(later)}"),
                 Evidence(".grad when backward began", str(stale[-1].named("backward")[0].details.get("held", ""))),
@@ -82,9 +88,11 @@ class MissingZeroGrad(Detector):
 
 def _adds(update: Update, record: Record) -> bool:
     held = {call.details.get("held") for call in update.named("backward")}
-    return held <= {"some", "unknown"} and not any(
-        clears(call, update.optimizer, record.optimizers) for call in update.before
-    )
+    return held <= HELD and not _is_cleared(update, record)
+
+
+def _is_cleared(update: Update, record: Record) -> bool:
+    return any(clears(call, update.optimizer, record.optimizers) for call in update.before)
 
 
 class MisplacedZeroGrad(Detector):
@@ -96,8 +104,7 @@ class MisplacedZeroGrad(Detector):
         example="SGD#1 is given cleared gradients: zero_grad is called between backward and step before 50 of 50 "
         "updates.",
         threshold="zero_grad of the same optimizer, or of a module that holds all its parameters, behind the last "
-        "backward "
-        "pass before the update, in more than half of the updates",
+        "backward pass before the update, in more than half of the updates",
         source="our own choice",
         guard="clearing another optimizer's parameters there (as GANs do) is not meant; one with a closure is left out",
         repair="call zero_grad before loss.backward(), or after optimizer.step().",
@@ -116,9 +123,8 @@ class MisplacedZeroGrad(Detector):
                 assert call is not None
                 yield self.find(
                     "critical",
-                    f"{optimizer} is given cleared gradients: zero_grad is called between backward "
-                    "and step "
-                    f"before {len(cleared)} of {len(updates)} updates, so nothing is learned",
+                    f"{optimizer} is given cleared gradients: zero_grad is called between backward and step before "
+                    f"{len(cleared)} of {len(updates)} updates, so nothing is learned",
                     site=optimizer,
                     step=cleared[0].step,
                     last_step=cleared[-1].step,

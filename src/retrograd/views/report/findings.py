@@ -7,7 +7,7 @@ from typing import Any
 
 from retrograd.findings.finding import Finding
 from retrograd.findings.findings import SHOWN, Findings
-from retrograd.findings.telling import list_grounds, list_place
+from retrograd.findings.telling import list_grounds, list_place, tell_repair
 from retrograd.sites.site import ROOT
 from retrograd.views.report.scope import Scope
 
@@ -28,7 +28,7 @@ def _describe(finding: Finding, scope: Scope) -> dict[str, Any]:
         "message": finding.message,
         "place": " · ".join(list_place(finding)),
         "detector": finding.detector,
-        "repair": finding.repair,
+        "repair": tell_repair(finding),
         "grounds": list(list_grounds(finding)),
         "visit": _find_evidence(finding, scope),
     }

@@ -1,7 +1,4 @@
-"""A sick script: the learning rate is so high that an early step kills most units of the hidden layers.
-
-retrograd run examples/sick_dead_units.py
-"""
+"""A sick script: the learning rate is so high that the first step kills what is hidden, and nothing is learned."""
 
 from __future__ import annotations
 
