@@ -58,6 +58,11 @@ def test_rates_that_are_not_too_high(losses: Callable[[int], float], ratio: Call
     assert not ask(LearningRateTooHigh, make_run(losses, ratio))
 
 
+def test_a_nan_that_is_born_in_a_gradient_is_no_rate() -> None:
+    record = make_run(lambda step: 0.7 if step < 10 else np.nan, lambda step: 0.01 if step < 9 else np.nan)
+    assert not ask(LearningRateTooHigh, record)
+
+
 def test_models_that_train_against_each_other_are_not_judged() -> None:
     record = make_record(
         range(30),

@@ -183,7 +183,10 @@ class Momentum(Detector):
         guard="With momentum alone nothing is said where the loss ends at its lowest fifth.",
         repair="Use 0.9; of Adam betas=(0.9, 0.999).",
     )
-    explains = ("loss-noisy", "loss-flat", "loss-spike", "diverged", "learning-rate-too-high", "exploding")
+    explains = (
+        "loss-noisy", "loss-flat", "loss-spike", "diverged", "learning-rate-too-high", "exploding", "nan-forward",
+        "nan-backward", "nan-update",
+    )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at the hyper-parameters, and whether the loss swings."""

@@ -34,6 +34,9 @@ HUGE_AGAIN = 2.5
 BOUNDED = ("Tanh", "Sigmoid", "Softmax", "Softsign", "LogSigmoid", "Hardtanh", "Hardsigmoid")
 """Functions that are flat for large arguments."""
 
+BOUNDED_CALLS = ("tanh", "sigmoid", "softmax", "softsign", "hardtanh", "hardsigmoid")
+"""The same as torch functions."""
+
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy_loss")
 
 
@@ -125,7 +128,9 @@ class BadInit(Detector):
         return len(large) >= 2 and bool(rms[large[-1]] >= 100 * rms[large[0]] / GAIN)
 
     def _matters(self, record: Record, layers: list[Layer], rms: FloatArray, large: list[int]) -> bool:
-        followed = [layers[k + 1].type in BOUNDED for k in large if k + 1 < len(layers) and rms[k] >= WIDE]
+        called = _list_bounded(record)
+        wide = [k for k in large if rms[k] >= WIDE]
+        followed = [layers[k].path in called or layers[min(k + 1, len(layers) - 1)].type in BOUNDED for k in wide]
         is_head = large[-1] == max(k for k, layer in enumerate(layers) if layer.weighs)
         return any(followed) or (is_head and bool(rms[large[-1]] >= WIDE) and self._loses_much(record))
 
@@ -184,6 +189,17 @@ def weight_gains(record: Record, *, of_rows: bool = False) -> dict[str, float]:
         if look.step == 0 and is_matrix and look.requires_grad and np.isfinite(look.value):
             fan_in = 1 if of_rows else np.prod(look.shape[1:])
             found.setdefault(look.name, float(look.value * np.sqrt(fan_in)))
+    return found
+
+
+def _list_bounded(record: Record) -> set[str]:
+    """Modules whose output goes into a bounded function that is called as a function."""
+    found = set()
+    for noted in record.operations[:1]:
+        operations = noted.operations()
+        for operation in operations:
+            if operation.name.rstrip("_") in BOUNDED_CALLS:
+                found |= {operations[number].module for number in operation.operands if number >= 0}
     return found
 
 

@@ -84,19 +84,19 @@ class LearningRateTooHigh(Detector):
         bound = min(ROSE * before, max(1.5 * before, before + 6 * np.nan_to_num(training.noise, nan=np.inf)))
         is_up = loss >= bound if record.once(Births).is_sudden else ~(loss < bound)
         risen = np.flatnonzero(is_up) if before > 0 else np.zeros(0, np.int64)
-        lasted = max(len(risen), int((training.updates.ratio > LARGE).sum())) * training.stride
+        lasted = max(len(risen), int((training.updates.finite_ratio > LARGE).sum())) * training.stride
         return int(steps[risen[0]]) if len(risen) and lasted >= LASTED else None
 
     @staticmethod
     def _find_huge(record: Record, before: float) -> tuple[int, float] | None:
         """An update of half of the weights or more, and a loss that is none the better, or was far up for long."""
         training, updates = record.once(Training), record.once(Training).updates
-        place = np.flatnonzero(np.nan_to_num(updates.ratio, nan=0.0) >= HUGE)
+        place = np.flatnonzero(updates.finite_ratio >= HUGE)
         up = int((training.loss.values > 10 * before).sum()) * training.stride
         no_better = training.late >= before or (up >= 5 and training.late >= 0.5 * before)
         if len(place) * training.stride < 2 or not no_better or len(training.loss.values) < 10 or before <= 0:
             return None
-        return int(updates.steps[place[0]]), float(updates.ratio[place].max())
+        return int(updates.steps[place[0]]), float(updates.finite_ratio[place].max())
 
     @staticmethod
     def _find_death(record: Record) -> int | None:
@@ -135,7 +135,7 @@ class LearningRateTooHigh(Detector):
 
 def first_large(updates: Updates) -> int | None:
     """The step of the first large update."""
-    large = updates.steps[np.nan_to_num(updates.ratio, nan=0.0) > LARGE]
+    large = updates.steps[updates.finite_ratio > LARGE]
     return int(large[0]) if len(large) else None
 
 
@@ -151,7 +151,7 @@ def baseline(record: Record, updates: Updates) -> float:
 def largest_before(updates: Updates, step: int) -> tuple[int, float] | None:
     """The first large update of the stretch of them that ends before a step: its step, and ‖Δw‖/‖w‖ of the largest."""
     before = np.flatnonzero((updates.steps < step) & (updates.steps >= step - 20))
-    ratio = np.nan_to_num(updates.ratio[before], nan=0.0, posinf=np.inf)
+    ratio = updates.finite_ratio[before]
     large = before[ratio > LARGE]
     if not len(large):
         return None
