@@ -276,3 +276,60 @@ def test_a_comparison_is_the_same_both_ways(first: History) -> None:
     there, back = rg.compare(first, other), rg.compare(other, first)
     assert there.largest == back.largest
     assert place(there) == place(back)
+
+
+def test_a_mode(first: History) -> None:
+    comparison = rg.compare(first, Script(at_step={4: lambda net, optimizer: net.eval()}).run())
+    assert slugs(comparison) == ["modes"]
+    assert place(comparison) == ("2:output", 4)
+
+
+def test_parameters_that_are_written_to_before_an_update(first: History) -> None:
+    """As where one rank does what the others do not: between the backward pass and the update."""
+
+    class Poking(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].mul_(1.1)
+            return super().step(closure)
+
+    comparison = rg.compare(first, Script(optimizer=Poking).run())
+    assert comparison.verdict == "different"
+    assert place(comparison)[1] <= 1
+
+
+def test_single_ranks_are_compared_as_what_they_are(first: History) -> None:
+    """Two histories of one rank each, of different numbers."""
+    other = History(rank=3)
+    again = Script().run()
+    rows = again.rows
+    other.load(
+        again._names,
+        [{**{name: rows[name] for name in rows}, "rank": rows["rank"] + 3}],
+        again.event_table,
+        lambda site: [],
+    )
+    assert rg.compare(first, other).verdict == "identical"
+
+
+def test_what_a_second_model_is_given_follows_from_the_first() -> None:
+    """A net that judges what another one makes: other inputs of the second are no cause."""
+
+    def train(scale: float) -> History:
+        torch.manual_seed(0)
+        maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+        optimizer = torch.optim.SGD([*maker.parameters(), *judge.parameters()], lr=0.1)
+        x = torch.randn(8, 4)
+        with rg.record({"maker": maker, "judge": judge}) as recording:
+            for step in range(4):
+                with torch.no_grad():
+                    maker.bias.add_(scale * (step == 2))
+                optimizer.zero_grad()
+                judge(maker(x)).square().mean().backward()
+                optimizer.step()
+        return recording.history
+
+    comparison = rg.compare(train(0.0), train(0.1))
+    assert place(comparison) == ("maker:output", 2)
+    assert slugs(comparison) == ["parameters"]
+    assert "inputs" in [each.detector for each in comparison.findings]

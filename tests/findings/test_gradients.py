@@ -326,4 +326,4 @@ def test_layers_in_a_list(tmp_path: Path) -> None:
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
     finding = explain(tmp_path / "run")[0]
     assert (finding.detector, finding.severity) == ("layers-in-a-list", "critical")
-    assert "linear (Linear) and linear_2 (Linear)" in finding.message
+    assert "layer (Linear) and layer_2 (Linear)" in finding.message

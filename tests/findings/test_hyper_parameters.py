@@ -66,7 +66,8 @@ def test_an_epsilon_that_does_not() -> None:
     assert not ask(AdamEpsilon, make_epsilon(1e-8, 1e-3, 1e-3))
     assert not ask(AdamEpsilon, make_epsilon(1e-4, 1e-3, 1e-3))
     assert not ask(AdamEpsilon, make_epsilon(10.0, 1e-3, 1e-3))  # the updates are large all the same
-    assert not ask(AdamEpsilon, make_epsilon(10.0, 1e-3, 1e-7, FALLING))
+    assert not ask(AdamEpsilon, make_epsilon(0.05, 1e-3, 1e-7, FALLING))
+    assert len(ask(AdamEpsilon, make_epsilon(10.0, 1e-3, 1e-7, FALLING))) == 1  # no recipe has such a one
     assert not ask(AdamEpsilon, make_epsilon(1e-8, 1e-12, 1e-7))
 
 

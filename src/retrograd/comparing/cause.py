@@ -30,7 +30,7 @@ class Before:
     other_weights: tuple[str, ...]
 
 
-def tell_parting(parting: Divergence, a: Record, b: Record, before: Before) -> Finding:
+def tell_parting(parting: Divergence, a: Record, b: Record, before: Before, *, is_explained: bool) -> Finding:
     """A finding about the place alone.
 
     Args:
@@ -38,9 +38,13 @@ def tell_parting(parting: Divergence, a: Record, b: Record, before: Before) -> F
         a: the first record.
         b: the second.
         before: what stands before it.
+        is_explained: a difference is known that explains it: then it is said what follows, and not why.
     """
     site = parse_leniently(parting.site)
-    slug, message = _explain(site, parting.step, a, before, knows_inputs=knows_inputs(a, b))
+    if is_explained and before.no_forward and site.quantity == "value":
+        slug, message = "forward", f"The first output, {site}, differs at step {parting.step}."
+    else:
+        slug, message = _explain(site, parting.step, a, before, knows_inputs=knows_inputs(a, b))
     return Finding(
         detector=slug,
         severity="warning",
@@ -58,6 +62,8 @@ def tell_parting(parting: Divergence, a: Record, b: Record, before: Before) -> F
 
 
 def _explain(site: Site, step: int, a: Record, before: Before, *, knows_inputs: bool) -> tuple[str, str]:
+    if site.quantity == "update" and str(site.value) in before.other_weights:
+        return "parameters", f"Something has changed {site.value} before it was updated at step {step}."
     if site.quantity == "update":
         return "update", f"The update of {site.value} differs at step {step}, though its gradient agrees."
     if site.quantity == "grad":
@@ -74,6 +80,11 @@ def _explain(site: Site, step: int, a: Record, before: Before, *, knows_inputs: 
         return "inputs-or-parameters", f"The first output, {site}, differs at step {step}: its inputs, or parameters."
     if _draws(site, a):
         return "random-state", f"{site.path} draws other random numbers at step {step}; what it is given agrees."
+    if before.no_forward:
+        agrees = (
+            "its inputs and parameters agree" if before.knows_weights and not before.other_weights else "inputs agree"
+        )
+        return "forward", f"The first output, {site}, differs at step {step}, though {agrees}."
     kind = a.type_of(site.path)
     named = f"{site.path} ({kind})" if kind else site.path
     return "forward", f"The forward of {named} differs at step {step}, though all that ran before it agrees."

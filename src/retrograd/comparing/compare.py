@@ -10,7 +10,7 @@ import numpy as np
 
 from retrograd.comparing.cause import Before, tell_parting
 from retrograd.comparing.comparison import Comparison, Verdict
-from retrograd.comparing.differences import find_context, find_differences, list_names
+from retrograd.comparing.differences import find_context, find_differences, find_dtypes, list_names
 from retrograd.comparing.distance import FORMATS, Distances, measure
 from retrograd.comparing.divergence import Divergence, describe_pair, find_first, find_parting
 from retrograd.comparing.floor import Floor
@@ -22,6 +22,7 @@ from retrograd.findings.record import Record
 from retrograd.history.history import History
 from retrograd.history.matrix import number_steps
 from retrograd.runs.reader import Run
+from retrograd.sites.site import ROOT
 
 Recorded = Run | History | str | os.PathLike[str]
 
@@ -62,7 +63,7 @@ class _Comparing:
     def __init__(self, a: Record, b: Record, pairs: Pairs, repeats: Sequence[History]) -> None:
         self._a, self._b, self._pairs = a, b, pairs
         self._distances: Distances = measure(pairs)
-        self._floor = Floor(pairs, a.history, repeats)
+        self._floor = Floor(pairs, a.history, repeats, (find_dtypes(a), find_dtypes(b)))
 
     def conclude(self) -> Comparison:
         """The verdict, and what it rests on."""
@@ -89,20 +90,34 @@ class _Comparing:
         """Differences that are there when the runs part, the first with what follows of it; others as notes."""
         if parting is None or place is None:
             return [replace(each, severity="note") for each in found]
-        before = [each for each in found if (each.step or 0) <= parting.step and each.detector != "precision"]
+        before = [each for each in found if self._is_before(each, place, parting.step)]
         after = [replace(each, severity="note") for each in found if each not in before]
-        told = tell_parting(parting, self._a, self._b, self._look_before(place, parting.step))
         is_told = any(each.detector == "initial-parameters" for each in before)
-        initial = [] if is_told else self._tell_initial()
-        causes = [*initial, *before]
+        causes = before if is_told else [*self._tell_initial(), *before]
+        looked = self._look_before(place, parting.step)
+        told = tell_parting(parting, self._a, self._b, looked, is_explained=bool(causes))
         if causes:
             return [replace(causes[0], causes=(told,)), *causes[1:], *after]
         return [told, *after]
 
+    def _is_before(self, finding: Finding, place: int, step: int) -> bool:
+        """Whether a difference was there when the runs parted: of what a model is called with, before its outputs."""
+        if finding.detector == "precision" or (finding.step or 0) > step:
+            return False
+        if finding.detector != "inputs" or finding.step != step:
+            return True
+        model = finding.site.partition(":")[0]
+        inside = (f"{model}.", f"{model}:")
+        is_inside = np.array([model == ROOT or name.startswith(inside) for name in self._pairs.names], np.bool_)
+        first = np.flatnonzero(is_inside[self._pairs.site] & (self._pairs.of_a("step") == step))
+        return not len(first) or bool(first[0] <= place)
+
     def _look_before(self, place: int, step: int) -> Before:
-        """What stands before it in its step and micro-batch."""
-        steps, micros = self._pairs.of_a("step"), self._pairs.of_a("micro")
-        before = np.flatnonzero((steps[:place] == steps[place]) & (micros[:place] == micros[place]))
+        """What stands before it in its step and micro-batch, in its process."""
+        before = np.arange(place)
+        for name in ("step", "micro", "rank"):
+            column = self._pairs.of_a(name)
+            before = before[column[before] == column[place]]
         gradients = self._pairs.of_a("backward")[before] >= 0
         knows_weights, names = self._compare_weights(step)
         return Before(not len(before), not gradients.any(), knows_weights, tuple(names))
@@ -127,7 +142,7 @@ class _Comparing:
     def _compare_formats(self) -> list[Finding]:
         """The first site whose numbers have another format."""
         one, other = self._floor.formats
-        differs = (one != other) & (np.maximum(one, other) < len(FORMATS) - 1)
+        differs = self._floor.is_other
         places = np.flatnonzero(differs[self._pairs.site])
         if not len(places):
             return []

@@ -14,6 +14,8 @@ from retrograd.history.facts import Buffer, Call, Fact, Input, Modes, Operation,
 
 _NO_HYPER_PARAMETERS = {"parameters", "unknown"}
 _SHOWN = 3
+_COMPILED = "CompiledFunction"
+"""What stands for all that compiled code does."""
 
 F = TypeVar("F", Input, Parameter, Buffer)
 
@@ -197,6 +199,8 @@ def _compare_operations(a: Record, b: Record) -> Iterator[Finding]:
         found = next(
             ((place, *pair) for place, pair in pairs if _tell_operation(pair[0]) != _tell_operation(pair[1])), None
         )
+        if found is not None and any(each is not None and each.name == _COMPILED for each in found[1:]):
+            return
         if found is None and one.step == other.step:
             continue
         if found is None:
@@ -232,6 +236,12 @@ def _name_operation(step: int, one: Operation | None, other: Operation | None) -
     else:
         message = f"{one.name} is called{where} in A, {other.name} in B."
     return _make("operations", message, step, known.module, known.line)
+
+
+def find_dtypes(record: Record) -> frozenset[str]:
+    """The types of tensors that operations took and made; none where no operation was noted."""
+    told = (text for fact in record.operations for each in fact.operations() for text in (*each.takes, *each.makes))
+    return frozenset(text.partition("[")[0] for text in told)
 
 
 def find_context(a: Record, b: Record) -> list[str]:

@@ -36,6 +36,10 @@ FORMATS = (
 )
 """The coarsest first."""
 
+UNKNOWN = -1
+SINGLE = 2
+"""Numbers of formats: of none, and of float32."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distances:
@@ -129,15 +133,23 @@ def split_by_site(pairs: Pairs) -> list[IntArray]:
     return [each for each in np.split(order, ends[:-1]) if len(each)] if len(order) else []
 
 
-def find_formats(pairs: Pairs) -> tuple[IntArray, IntArray]:
+def find_formats(
+    pairs: Pairs, known: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+) -> tuple[IntArray, IntArray]:
     """For each site the coarsest of :data:`FORMATS` that holds all extremes recorded of it, in both records.
 
     Tensors in bfloat16 have extremes that bfloat16 holds exactly; those of others do so by chance, once in 65,536.
+    Updates tell nothing: they are differences of numbers that are close to each other.
+
+    Args:
+        pairs: the rows.
+        known: names of the formats that occur in each of the records; empty where that is not known.
 
     Returns:
-        Numbers of formats; the finest where all extremes are plain numbers such as 0 or 6, which tell nothing.
+        Numbers of formats; :data:`UNKNOWN` where all extremes are plain numbers such as 0 or 6, which tell nothing.
     """
     found = []
+    is_update = np.array([name.endswith(".update") for name in pairs.names], np.bool_)
     for which in (0, 1):
         fits = np.ones((len(FORMATS), len(pairs.names)), np.bool_)
         telling = np.zeros(len(pairs.names), np.int64)
@@ -148,7 +160,10 @@ def find_formats(pairs: Pairs) -> tuple[IntArray, IntArray]:
             for number, holds in enumerate((_fits_bfloat16, _fits_float16, _fits_float32)):
                 breaks = np.bincount(pairs.site[finite & ~holds(values)], minlength=len(pairs.names))
                 fits[number] &= breaks == 0
-        found.append(np.where(telling >= _TELLING, np.argmax(fits, axis=0), len(FORMATS) - 1))
+        for number, each in enumerate(FORMATS[:-1]):
+            fits[number] &= not known[which] or each.name in known[which]
+        telling[is_update] = 0
+        found.append(np.where(telling >= _TELLING, np.argmax(fits, axis=0), UNKNOWN))
     return found[0], found[1]
 
 

@@ -43,7 +43,8 @@ class Divergence:
         moment = self.moment
         micro = f", micro-batch {moment.micro}" if moment.micro else ""
         phase = f", {moment.phase}" if moment.phase != "train" else ""
-        return f"{self.site} at step {moment.step}{micro}{phase}"
+        rank = f" on rank {self.rank}" if self.rank else ""
+        return f"{self.site} at step {moment.step}{micro}{phase}{rank}"
 
 
 def find_first(pairs: Pairs, distances: Distances) -> int | None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from retrograd.comparing.distance import FORMATS, FloatArray, find_formats, measure, split_by_site
-from retrograd.comparing.pairs import Pairs, pair_rows
+from retrograd.comparing.distance import FORMATS, SINGLE, UNKNOWN, FloatArray, find_formats, measure, split_by_site
+from retrograd.comparing.pairs import IntArray, Pairs, pair_rows
 from retrograd.history.history import History
 
 ROUNDINGS = 8
@@ -29,6 +29,7 @@ class Floor:
         pairs: of the two runs.
         first: the record of the first.
         repeats: records of runs of the same program; none: it is estimated.
+        known: names of the formats of numbers that occur in each; empty where that is not known.
 
     Attributes:
         words: where it comes from.
@@ -36,14 +37,23 @@ class Floor:
         limits: for each pair. Where the two have different formats anywhere, the coarsest counts for all: modules round
             inside, too.
         formats: for each site the format in both runs, as numbers of :data:`FORMATS`.
+        is_other: for each site whether both are known, and are not the same.
     """
 
-    def __init__(self, pairs: Pairs, first: History, repeats: Sequence[History] = ()) -> None:
-        self.formats = find_formats(pairs)
-        coarsest = np.minimum(*self.formats)
-        known = coarsest[coarsest < len(FORMATS) - 1]
-        self._coarsest = int(known.min()) if len(known) else len(FORMATS) - 1
-        is_other = bool((self.formats[0] != self.formats[1]).any())
+    def __init__(
+        self,
+        pairs: Pairs,
+        first: History,
+        repeats: Sequence[History] = (),
+        known: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset()),
+    ) -> None:
+        self.formats = find_formats(pairs, known)
+        one, other = self.formats
+        self.is_other = (one != other) & (np.minimum(one, other) != UNKNOWN)
+        known_ones = np.concatenate([each[each != UNKNOWN] for each in self.formats])
+        self._coarsest = int(known_ones.min()) if len(known_ones) else SINGLE
+        coarsest = np.where(np.minimum(one, other) == UNKNOWN, _finest(known_ones), np.minimum(one, other))
+        is_other = bool(self.is_other.any())
         met = np.minimum.accumulate(coarsest[pairs.site]) if not is_other else np.full(len(pairs), self._coarsest)
         self.limits: FloatArray = ROUNDINGS * np.array([each.epsilon for each in FORMATS])[met]
         self.is_measured = bool(repeats)
@@ -58,6 +68,11 @@ class Floor:
         if self.is_measured:
             return "noise measured by repeated runs"
         return f"rounding of {FORMATS[self._coarsest].name}, estimated"
+
+
+def _finest(formats: IntArray) -> int:
+    """The finest of those that are known; float32 where none is."""
+    return int(formats.max()) if len(formats) else SINGLE
 
 
 def _measure_repeats(pairs: Pairs, first: History, repeats: Sequence[History]) -> FloatArray:

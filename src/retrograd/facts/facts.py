@@ -21,6 +21,7 @@ from retrograd.facts.looks import is_look
 from retrograd.facts.modes import ModeSource
 from retrograd.facts.nonfinite_watch import NonFiniteWatch
 from retrograd.facts.operations import ForwardOperations
+from retrograd.facts.overwrite_watch import OverwriteWatch
 from retrograd.facts.source import MakeSource
 from retrograd.facts.states import StateSource
 from retrograd.facts.units import UnitLooks
@@ -36,7 +37,7 @@ SOURCES: tuple[MakeSource, ...] = (
 )  # fmt: skip
 """What every recording notes."""
 
-WATCHES: tuple[MakeSource, ...] = (KinkWatch, NonFiniteWatch)
+WATCHES: tuple[MakeSource, ...] = (KinkWatch, NonFiniteWatch, OverwriteWatch)
 """What is too dear for every recording, and noted where a program is run to be explained."""
 
 

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from retrograd.graph.node import TensorInfo
-from retrograd.graph.origins import Origin, Origins
+from retrograd.graph.origins import Origin
 from retrograd.graph.walker import describe
 from retrograd.hooks.nodes import edges_of, find_overwritten, is_leaf, name_of, number_of, variable_of
 from retrograd.hooks.saved import is_plain
-from retrograd.hooks.writes import Write
+from retrograd.hooks.writes import Write, WriteNotes
 
 NameLeaf = Callable[[Tensor], str | None]
+
+
+class Places(Protocol):
+    """Knows where nodes were made, and what was written: :class:`~retrograd.graph.origins.Origins`, for one."""
+
+    @property
+    def writes(self) -> WriteNotes | None:
+        """The last writes."""
+
+    def find(self, number: int) -> Origin | None:
+        """Where the node with this sequence number was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +87,7 @@ class Overwritten:
 
 def explain_overwritten(
     nodes: Iterable[Any],
-    origins: Origins | None = None,
+    origins: Places | None = None,
     name_leaf: NameLeaf = lambda _: None,
 ) -> Overwritten | None:
     """Find the saved tensor that autograd refuses, in the order in which a pass asks for them.
@@ -94,7 +105,7 @@ def explain_overwritten(
 
 
 def _describe(
-    node: Any, saved: str, tensor: Tensor, then: int, now: int, origins: Origins | None, name_leaf: NameLeaf
+    node: Any, saved: str, tensor: Tensor, then: int, now: int, origins: Places | None, name_leaf: NameLeaf
 ) -> Overwritten:
     origin = (origins.find(number_of(node)) if origins is not None else None) or Origin()
     writes = origins.writes.between(storage_of(tensor), then, now) if origins is not None and origins.writes else []

@@ -139,7 +139,7 @@ def find_overwritten(node: Any) -> tuple[str, Tensor, int, int] | None:
         Its name, a tensor that shares its memory, and its versions: when it was saved, and now. None where there is
         none; tensors that hooks have packed are not asked for, and autograd does not check them.
     """
-    for name, raw in _saved_tensors(node):
+    for name, raw in saved_tensors_of(node):
         if raw.unpack_hook is None:
             tensor, versions = peek(raw), _refused_versions(node, name, raw)
             if tensor is not None and versions is not None:
@@ -147,7 +147,8 @@ def find_overwritten(node: Any) -> tuple[str, Tensor, int, int] | None:
     return None
 
 
-def _saved_tensors(node: Any) -> Iterator[tuple[str, Any]]:
+def saved_tensors_of(node: Any) -> Iterator[tuple[str, Any]]:
+    """The ``SavedTensor`` that a node has, by name; of several under one name, ``"tensors[0]"``."""
     for name, value in saved_of(node).items():
         several = isinstance(value, list | tuple)
         for place, raw in enumerate(value if several else (value,)):

@@ -20,6 +20,8 @@ _OURS = str(Path(__file__).parents[1])
 _TORCHS = str(Path(torch.__file__).parent)
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
 _LIMIT = 4096
+_TO_ARRAYS = (Tensor.numpy, Tensor.__array__)
+"""Functions whose result shares memory with what they are given, out of torch's sight."""
 
 
 class Write(NamedTuple):
@@ -30,12 +32,14 @@ class Write(NamedTuple):
         version: of the tensor that was written to, afterwards.
         writer: the torch function; of an optimizer its update, as in ``SGD.step``.
         line: who called it.
+        order: how many writes came before.
     """
 
     storage: int
     version: int
     writer: str
     line: str
+    order: int = 0
 
     def __str__(self) -> str:
         return f"{self.writer} at {self.line}"
@@ -45,11 +49,18 @@ class WriteNotes:
     """The last writes in place that torch functions made. It compares version counters around each call.
 
     Writes that do not count (through NumPy, by hand-written kernels) are not seen, nor are those of scripted code and
-    of autograd's own nodes. A write through ``.data`` is seen, with the version of what ``.data`` gave.
+    of autograd's own nodes. A write through ``.data`` is seen, with the version of what ``.data`` gave; and where NumPy
+    was given the memory.
+
+    Attributes:
+        writes: the writes.
+        count: how many there were.
     """
 
     def __init__(self) -> None:
         self.writes: deque[Write] = deque(maxlen=_LIMIT)
+        self.count = 0
+        self._arrays: deque[Write] = deque(maxlen=_LIMIT)
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Tensor, int]]:
         """What a function is about to be given, and the versions of that."""
@@ -70,8 +81,27 @@ class WriteNotes:
         """It has returned."""
         for tensor, version in seen:
             if tensor._version != version and is_plain(tensor):
-                storage, writer = id(tensor.untyped_storage()), _name_writer(function, frame)
-                self.writes.append(Write(storage, tensor._version, writer, program_line(frame)))
+                self._note(self.writes, tensor, _name_writer(function, frame), frame)
+        if function in _TO_ARRAYS and seen and is_plain(seen[0][0]):
+            self._note(self._arrays, seen[0][0], "NumPy, which was given its memory", frame)
+
+    def _note(self, notes: deque[Write], tensor: Tensor, writer: str, frame: FrameType) -> None:
+        storage = id(tensor.untyped_storage())
+        notes.append(Write(storage, tensor._version, writer, program_line(frame), self.count))
+        self.count += 1
+
+    def note_update(self, tensors: Iterable[Tensor], writer: str, line: str) -> None:
+        """Note that an optimizer has written to these."""
+        for tensor in tensors:
+            if is_plain(tensor):
+                self.writes.append(Write(id(tensor.untyped_storage()), tensor._version, writer, line, self.count))
+                self.count += 1
+
+    def since(self, storage: int, order: int) -> Write | None:
+        """The last that wrote to a storage since there were so many; else who gave its memory to NumPy."""
+        wrote = [each for each in self.writes if each.storage == storage and each.order >= order]
+        given = [each for each in self._arrays if each.storage == storage]
+        return next(iter((*reversed(wrote), *reversed(given))), None)
 
     def between(self, storage: int, then: int, now: int) -> list[Write]:
         """Those that brought a storage from one version to another, each writer and line once."""

@@ -4,7 +4,12 @@ from retrograd.findings.detector import Detector
 from retrograd.findings.detectors.batch_norm import BatchNorm
 from retrograd.findings.detectors.broken_graphs import FreedGraph, NoGraph, Overwritten
 from retrograd.findings.detectors.call_order import BackwardNeverCalled, NeverSteps, StepBeforeBackward, StepTooSeldom
-from retrograd.findings.detectors.clipping import ClipBeforeUnscale, ClipOtherParameters, MisplacedClipping
+from retrograd.findings.detectors.clipping import (
+    ClipAfterStep,
+    ClipBeforeBackward,
+    ClipBeforeUnscale,
+    ClipOtherParameters,
+)
 from retrograd.findings.detectors.depth import Exploding, Vanishing
 from retrograd.findings.detectors.failed import Failed
 from retrograd.findings.detectors.gradients import LayersInAList, MissingGradient, NotOptimized
@@ -39,7 +44,8 @@ from retrograd.findings.detectors.zero_grad import MisplacedZeroGrad, MissingZer
 DETECTORS: tuple[type[Detector], ...] = (
     Failed, NoGraph, FreedGraph, Overwritten, LayersInAList, MissingGradient, NotOptimized,
     MissingZeroGrad, MisplacedZeroGrad, NeverSteps, BackwardNeverCalled, StepBeforeBackward, StepTooSeldom,
-    DoubleBackward, AccumulationNotDivided, MisplacedClipping, ClipBeforeUnscale, ClipOtherParameters, RateIsZero,
+    DoubleBackward, AccumulationNotDivided, ClipAfterStep, ClipBeforeBackward, ClipBeforeUnscale, ClipOtherParameters,
+    RateIsZero,
     SchedulerPerStep, SchedulerBeforeStep, RateJump, MadeAnew, BeforeChange, SoftmaxBeforeCrossEntropy,
     SigmoidBeforeLogitsLoss, NllOnProbabilities, BceOnLogits, DropoutMisplaced, BroadcastLoss, WrongDimension,
     ReshapeMixes, BoundedOutput, WrongSign, SummedLoss, UnscaledInput, ConstantInput, GraphGrows, GraphLeaks,

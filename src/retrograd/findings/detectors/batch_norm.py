@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -12,6 +13,12 @@ from retrograd.findings.layers import Layer, Layers
 from retrograd.findings.record import Record
 from retrograd.history.facts import Buffer, Modes
 from retrograd.sites.site import ROOT
+
+HARDLY = 0.1
+"""Momentum times steps, below which running statistics are still as they began."""
+
+LAST = 0.95
+"""Momentum from which on they are those of the last batch."""
 
 FEW = 4
 """Values of a channel from which statistics are too noisy."""
@@ -24,7 +31,8 @@ class BatchNorm(Detector):
     words = Words(
         says="A batch norm's running statistics are never updated, are those of the last batch, or come from a few "
         "values.",
-        example="The running statistics of 1 (BatchNorm2d) are the same at step 0 and at step 32: they are never "
+        example="The running statistics of 1 (BatchNorm2d) are as good as the same at step 0 and at step 32: they are "
+        "hardly "
         "updated.",
         threshold="Equal digests of running_mean at no fewer than 3 looks while it trains; a mean of running_mean "
         "equal to that "
@@ -55,54 +63,38 @@ class BatchNorm(Detector):
             return self._tell_few(record, layer, few)
         if len({each.step for each in looks}) < 3:
             return None
-        if len({each.digest for each in looks}) == 1:
+        momentum = estimate_momentum(record, looks, place)
+        if len({each.digest for each in looks}) == 1 or momentum * len(record.steps) < HARDLY:
             return self._tell_same(record, layer, looks)
-        return self._tell_last(record, layer, looks) if self._is_last_batch(record, looks, place) else None
+        return self._tell_last(record, layer, momentum) if momentum > LAST else None
 
     @staticmethod
     def _count_values(record: Record, layer: Layer) -> float:
         """Values of each channel in a batch; 0 where that is not known."""
         scale = f"{layer.path}:weight.grad"
-        if scale not in record.history:
+        if scale not in record.history or not len(record.series(layer.site)):
             return 0.0
-        channels, values = record.series(scale).count, record.series(layer.site)
-        calls = np.maximum(values.rows["calls"][:1], 1) if len(values) else np.ones(1)
-        return float(values.count[0] / channels[0] / calls[0]) if len(values) and len(channels) else 0.0
-
-    @staticmethod
-    def _is_last_batch(record: Record, looks: list[Buffer], place: int) -> bool:
-        """Whether the mean over channels is that of what went in at that very step, or at the one before."""
-        if place == 0:
-            return False
-        into = record.series(record.once(Layers).listed[place - 1].site)
-        means = dict(zip(into.steps.tolist(), into.mean.tolist(), strict=True))
-        spread = float(np.std(list(means.values()))) if len(means) > 1 else 0.0
-        same = [
-            any(
-                abs(means.get(look.step - back, np.inf) - look.value) < 1e-4 * max(abs(look.value), spread)
-                for back in (0, 1)
-            )
-            for look in looks
-            if look.step > 0
-        ]
-        return len(same) >= 3 and all(same) and spread > 0
+        rows, channels = record.series(layer.site).rows, record.series(scale).count
+        calls = np.maximum(rows["calls"], 1)
+        return float(np.median(rows["count"] / calls) / channels[0]) if len(channels) else 0.0
 
     def _tell_same(self, record: Record, layer: Layer, looks: list[Buffer]) -> Finding:
         return self._tell(
             record,
             layer,
-            f"The running statistics of {layer.path} ({layer.type}) are the same at step {looks[0].step} and at step "
-            f"{looks[-1].step}: they are never updated, and eval mode will use them.",
-            Evidence("looks with the same digest", len(looks), "≥ 3, all of them"),
+            f"The running statistics of {layer.path} ({layer.type}) are as good as the same at step {looks[0].step} "
+            "and at step "
+            f"{looks[-1].step}: they are hardly updated, and eval mode will use them.",
+            Evidence("looks", len(looks), f"≥ 3, all with one digest, or momentum × steps < {HARDLY:g}"),
         )
 
-    def _tell_last(self, record: Record, layer: Layer, looks: list[Buffer]) -> Finding:
+    def _tell_last(self, record: Record, layer: Layer, momentum: float) -> Finding:
         return self._tell(
             record,
             layer,
-            f"The running statistics of {layer.path} ({layer.type}) are those of the last batch alone: a momentum of 1 "
-            "forgets all others.",
-            Evidence("looks at which they are", len(looks), "≥ 3, all of them"),
+            f"The running statistics of {layer.path} ({layer.type}) are those of the last batch alone: a momentum of "
+            f"{momentum:.2g} forgets all others.",
+            Evidence("momentum, by two looks and the batch between", momentum, f"> {LAST:g}"),
         )
 
     def _tell_few(self, record: Record, layer: Layer, few: float) -> Finding:
@@ -125,6 +117,24 @@ class BatchNorm(Detector):
             precondition=["it is in training mode"],
             refute="its buffers differ between two steps of training",
         )
+
+
+def estimate_momentum(record: Record, looks: list[Buffer], place: int) -> float:
+    """What part of a batch's mean goes into the running one, by looks at two steps; NaN where it is not known."""
+    if place == 0:
+        return float("nan")
+    layers = record.once(Layers).listed
+    into, out = record.series(layers[place - 1].site), record.series(layers[place].site).rows
+    if len(np.unique(out["step"])) < len(out["step"]) or (out["calls"] > 1).any():
+        return float("nan")  # several batches a step, of which one alone is known
+    means = dict(zip(into.steps.tolist(), into.mean.tolist(), strict=True))
+    found = []
+    for before, after in pairwise(looks):
+        moved = means.get(before.step, np.nan) - before.value
+        if after.step == before.step + 1 and abs(moved) > 0:
+            found.append((after.value - before.value) / moved)
+    is_steady = len(found) > 1 and min(found) >= 0 and max(found) <= 1.2 * min(found) + 1e-4
+    return float(np.median(found)) if is_steady else float("nan")
 
 
 def _trains(modes: Modes, path: str) -> bool:

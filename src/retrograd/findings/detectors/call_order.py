@@ -138,7 +138,14 @@ class StepBeforeBackward(Detector):
         guard="forwards without grad (teachers, monitors) do not count; optimizers with a closure are left out",
         repair="call loss.backward() first, then optimizer.step().",
     )
-    explains = (*NOTHING_LEARNED, "zero-grad-misplaced", "clip-misplaced", "diverged", "loss-noisy")
+    explains = (
+        *NOTHING_LEARNED,
+        "zero-grad-misplaced",
+        "clip-after-step",
+        "clip-before-backward",
+        "diverged",
+        "loss-noisy",
+    )
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""

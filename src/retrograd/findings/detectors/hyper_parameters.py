@@ -120,7 +120,8 @@ class AdamEpsilon(Detector):
         example="ε of Adam#1 is 10, and its gradients are 0.003: updates are 0.0004 of the learning rate.",
         threshold="ε above 10 times the median gradient, of updates below 0.05 of the learning rate.",
         source="Wortsman et al. 2023 (arXiv 2309.14322): √v below 10 ε; the share is ours.",
-        guard="Held against the updates themselves; ε of 1e-6 or less is left alone; so is a loss that falls.",
+        guard="Held against the updates themselves; ε of 1e-6 or less is left alone; so is a loss that falls, up to "
+        "an ε of 0.1.",
         repair="Leave eps at 1e-8.",
     )
     explains = ("loss-flat", "learning-rate-too-low", "not-updated", "bf16-update-lost")
@@ -136,7 +137,8 @@ class AdamEpsilon(Detector):
             rate, epsilon = number(group.get("lr")) or 0.0, number(group["eps"]) or 0.0
             size, moved = self._measure(record, set(group.get("parameters", ())))
             small = np.isfinite(size) and rate > 0 and epsilon > 10 * size and moved < SHARE * rate
-            if small and not record.once(Training).fell:
+            is_odd = epsilon >= 0.1 and moved < 0.02 * rate  # said where the loss falls, too
+            if small and (is_odd or not record.once(Training).fell):
                 yield self._tell(record, name, epsilon, size, moved / rate)
                 return
 
@@ -164,7 +166,7 @@ class AdamEpsilon(Detector):
                 Evidence("ε over the median gradient", epsilon / size if size else float("inf"), "> 10"),
                 Evidence("median update over the learning rate", share, f"< {SHARE:g}"),
             ],
-            precondition=["the updates are small themselves", "the loss has not fallen by a tenth"],
+            precondition=["the updates are small themselves", "the loss has not fallen, or ε is 0.1 or more"],
             refute="with eps=1e-8 the updates are as small",
         )
 
@@ -219,9 +221,8 @@ class Momentum(Detector):
         return record.once(Training).fell and parts[-1] <= 1.1 * min(parts)
 
     def _tell(self, record: Record, name: str, what: str, value: float, bound: str) -> Finding:
-        lasts = (
-            f"it adds up the gradients of {1 / max(1 - value, 1e-9):.0f} steps, and {len(record.steps)} were recorded"
-        )
+        memory = "all gradients, ever more" if value >= 1 else f"the gradients of {1 / (1 - value):.0f} steps"
+        lasts = f"it adds up {memory}, and {len(record.steps)} were recorded"
         settles = "are the betas swapped?" if bound.startswith("> √") else "the loss does not settle"
         return self.find(
             "warning",

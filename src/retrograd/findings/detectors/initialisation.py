@@ -19,6 +19,15 @@ GAIN = 4.0
 WIDE = 8.0
 """Root mean square of what comes out of such a layer, from which on it matters."""
 
+TINY = 0.03
+"""Root mean square of a weight times √fan_in, up to which it is small; torch's own initialisation has 0.58."""
+
+TINY_ROWS = 1e-4
+"""Root mean square of an embedding, up to which it is small; 0.02 to 1 are usual."""
+
+HUGE = 10.0
+"""The same, from which on it is large."""
+
 BOUNDED = ("Tanh", "Sigmoid", "Softmax", "Softsign", "LogSigmoid", "Hardtanh", "Hardsigmoid")
 """Functions that are flat for large arguments."""
 
@@ -26,15 +35,17 @@ LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_ent
 
 
 class BadInit(Detector):
-    """Weights that are so large at the start that activations grow out of bounds."""
+    """Weights that are so large at the start that activations grow out of bounds, or so small that nothing is left."""
 
     slug = "bad-init"
     words = Words(
-        says="Before the first update one layer, or each of several, gives out many times what came in.",
+        says="Before the first update one layer, or each of several, gives out many times what came in, or next to "
+        "nothing.",
         example="The weights of 6 layers are too large at the start: outputs grow by 5.6 a layer, from 4.4 at 0:output "
         "to 1.9e+05 at 12:output.",
         threshold="Root mean square of output over input at least 4, at an output of at least 8; over several layers "
-        "in all at least 100.",
+        "in all at least 100. Or half of all weights with a root mean square times √fan_in of at most 0.03, or one "
+        "of at least 10 whose output is not seen, and the loss has not fallen by a tenth.",
         source="SageMaker Debugger holds a ratio of variances of 10 to be poor; the bounds are measured by us (a layer "
         "of torch's own initialisation has 0.6, one of He's 1.4).",
         guard="Large inputs do not count, for a gain is a ratio; norms and embeddings have none; a loss that falls "
@@ -59,6 +70,46 @@ class BadInit(Detector):
         large = [k for k in range(len(layers)) if gains[k] >= GAIN and layers[k].weighs]
         if self._grows(layers, rms, large) or (large and self._matters(record, layers, rms, large)):
             yield self._tell(record, layers, rms, gains, large)
+        else:
+            yield from self._judge_weights(record)
+
+    def _judge_weights(self, record: Record) -> Iterator[Finding]:
+        """Look at the weights themselves: all too small, or one too large whose output is not seen."""
+        gains = weight_gains(record)
+        if record.once(Training).fell:
+            return
+        seen = {layer.path for layer in record.once(Layers).listed if layer.weighs}
+        rows = weight_gains(record, of_rows=True)
+        small = {name: gain for name, gain in gains.items() if 0 < gain <= TINY}
+        small |= {name: size for name, size in rows.items() if 0 < size <= TINY_ROWS}
+        large = {name: gain for name, gain in gains.items() if gain >= HUGE and name.rpartition(":")[0] not in seen}
+        if len(small) >= 2 and len(small) >= (len(gains) + len(rows)) / 2:
+            yield self._tell_weights(record, small, "small", f"≤ {TINY:g}")
+        elif large:
+            yield self._tell_weights(record, large, "large", f"≥ {HUGE:g}")
+
+    def _tell_weights(self, record: Record, gains: dict[str, float], how: str, bound: str) -> Finding:
+        name, gain = next(iter(gains.items()))
+        more = f", and so are {len(gains) - 1} more" if len(gains) > 1 else ""
+        return self.find(
+            "critical",
+            f"{name} is too {how} at the start: its root mean square times √fan_in is {gain:.2g}{more}; 0.6 to 1.4 is "
+            "usual.",
+            site=name,
+            step=0,
+            last_step=0,
+            line=record.line_of(name.rpartition(":")[0]),
+            evidence=[
+                Evidence("root mean square times √fan_in", gain, bound),
+                Evidence("weights of this kind", len(gains)),
+            ],
+            precondition=[
+                "it is so before the first update",
+                "the loss has not fallen by a tenth",
+                "it is no embedding",
+            ],
+            refute="with torch's own initialisation it trains no better",
+        )
 
     def _grows(self, layers: list[Layer], rms: FloatArray, large: list[int]) -> bool:
         return len(large) >= 2 and bool(rms[large[-1]] >= 100 * rms[large[0]] / GAIN)
@@ -109,6 +160,21 @@ def measure_gains(record: Record, layers: list[Layer], rms: FloatArray) -> Float
     """Root mean square of each layer's output over that of what ran before it; NaN where that is not known."""
     before = np.concatenate(([_input_rms(record)], rms[:-1]))
     return divide(rms, np.maximum(before, 1.0))
+
+
+def weight_gains(record: Record, *, of_rows: bool = False) -> dict[str, float]:
+    """Of each matrix that inputs are multiplied by its root mean square times √fan_in, before the first update.
+
+    With ``of_rows`` those of which rows are looked up, with their root mean square itself.
+    """
+    found: dict[str, float] = {}
+    for look in record.parameters:
+        path, _, name = look.name.rpartition(":")
+        is_matrix = len(look.shape) >= 2 and "weight" in name and ("Embedding" in record.type_of(path)) == of_rows
+        if look.step == 0 and is_matrix and look.requires_grad and np.isfinite(look.value):
+            fan_in = 1 if of_rows else np.prod(look.shape[1:])
+            found.setdefault(look.name, float(look.value * np.sqrt(fan_in)))
+    return found
 
 
 def _input_rms(record: Record) -> float:

@@ -60,8 +60,8 @@ class LearningRateTooHigh(Detector):
     )
     explains = (
         "diverged", "loss-spike", "loss-flat", "loss-noisy", "dead-units", "saturated", "vanishing",
-        "attention-collapse", "not-updated", "learning-rate-too-low", "underflow", "overflow-headroom", "scaler-churn",
-        "bf16-update-lost", "nonfinite", "momentum",
+        "attention-collapse", "not-updated", "learning-rate-too-low", "underflow", "overflow-headroom",
+        "scaler-churn", "bf16-update-lost", "nonfinite", "momentum",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:

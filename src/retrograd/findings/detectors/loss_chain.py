@@ -16,7 +16,7 @@ THROUGH = VIEWS | {"dropout"}
 """What an activation may be followed by before the loss."""
 
 SQUASHED = (
-    "loss-flat", "learning-rate-too-low", "vanishing", "saturated", "loss-noisy", "dead-units", "bounded-output",
+    "loss-flat", "learning-rate-too-low", "vanishing", "saturated", "loss-noisy", "dead-units", "relu-on-output",
     "diverged", "exploding", "learning-rate-too-high", "loss-wrong-sign", "bad-init", "not-updated", "nan-origin",
 )  # fmt: skip
 """What a loss that is applied to the wrong thing leads to."""
@@ -148,7 +148,7 @@ class SigmoidBeforeLogitsLoss(BeforeLoss):
         says="binary_cross_entropy_with_logits is given probabilities, and takes the sigmoid of them again.",
         example="binary_cross_entropy_with_logits is given the result of sigmoid and applies sigmoid again, so no "
         "probability leaves 0.5 … 0.73.",
-        threshold="sigmoid, softmax or relu made its first argument, with nothing but views or dropout in between",
+        threshold="sigmoid or softmax made its first argument, with nothing but views or dropout in between",
         source="torch's documentation of BCEWithLogitsLoss: it combines a sigmoid and the loss",
         guard="gates inside of the model are not directly before the loss",
         repair="give it the logits, or use binary_cross_entropy.",
@@ -166,10 +166,6 @@ class SigmoidBeforeLogitsLoss(BeforeLoss):
             return "critical", (
                 f"binary_cross_entropy_with_logits is given the result of {name} and applies sigmoid again, so no "
                 "probability leaves 0.5 … 0.73"
-            )
-        if name in ("relu", "relu6"):
-            return "warning", (
-                "binary_cross_entropy_with_logits is given the result of relu, so no probability is below 0.5"
             )
         return None
 

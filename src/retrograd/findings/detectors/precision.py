@@ -20,6 +20,9 @@ SUBNORMAL = EXPONENT_BIAS - 14
 LOST = 0.5
 """Share of a parameter's elements that updates leave as they are, from which on they are lost."""
 
+NEARLY_ALL = 0.8
+"""The same, from which on it is a warning where the loss falls, too."""
+
 NARROW = ("bfloat16", "float16", "bf16", "half")
 """Types whose weights updates may round away."""
 
@@ -126,7 +129,7 @@ class UpdateLost(Detector):
         site, still, zeros, kind = max(lost, key=lambda each: updates.count[updates.sites.index(each[0]), 0])
         fell = record.once(Training).fell
         yield self.find(
-            "note" if fell else "warning",
+            "note" if fell and still < NEARLY_ALL else "warning",
             f"{still:.0%} of the elements of {site.value} ({kind}) stay as they are at an update, though "
             f"{1 - zeros:.0%} "
             f"have a gradient: updates round away, at {len(lost)} of {len(found)} parameters.",

@@ -111,7 +111,7 @@ class MisplacedZeroGrad(Detector):
     )
     explains = (
         "not-updated", "loss-flat", "missing-gradient", "learning-rate-too-low", "vanishing", "bad-init",
-        "symmetric-init", "clip-misplaced",
+        "symmetric-init", "clip-after-step", "clip-before-backward",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:

@@ -1,0 +1,145 @@
+"""What autograd had saved and something wrote to before it was used, whether torch sees it or not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from retrograd.facts.source import FactHost, FactSource
+from retrograd.graph.node import Line
+from retrograd.graph.origins import Origin
+from retrograd.graph.overwritten import Overwritten, explain_overwritten, name_behind, storage_of
+from retrograd.history.facts import Overwrite
+from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.nodes import LEAF_NUMBER, name_of, number_of
+from retrograd.hooks.reach import find_nodes_of, guard_nodes
+from retrograd.hooks.saved import version_of
+from retrograd.hooks.saved_watch import Changed, SavedWatch
+from retrograd.hooks.writes import WriteNotes, program_line
+
+_TOLD = 20
+"""Writes that torch does not see, of which a run tells at most."""
+
+
+class OverwriteWatch(FactSource):
+    """Notes lines and writes of every step, and at looks digests of all that is saved."""
+
+    def __init__(self, host: FactHost) -> None:
+        super().__init__(host)
+        self._watch = SavedWatch(host.name_module, lambda error: host.fault("overwrites", error))
+        self._nodes: dict[EngineRun, Sequence[Any]] = {}
+        self._told: set[tuple[str, str, str]] = set()
+        self._thread = 0
+
+    # ---- what is told where nodes are explained ----
+
+    @property
+    def writes(self) -> WriteNotes:
+        """The last writes."""
+        return self._watch.writes
+
+    def find(self, number: int) -> Origin | None:
+        """Where the node with this sequence number was made."""
+        found = self._watch.made_at(number) if number != LEAF_NUMBER else None
+        if found is None:
+            return None
+        file, line, function, module = found
+        return Origin(module or None, 1, Line(file, line, function))
+
+    # ---- what happens ----
+
+    def begin(self) -> None:
+        """Watch the thread in which the recording begins."""
+        self._thread = threading.get_ident()
+        self._watch.begin()
+        follow_backward(self)
+
+    def forward_begins(self, model: nn.Module, arguments: Any) -> None:
+        """Take digests at looks."""
+        if threading.get_ident() == self._thread:
+            self._watch.takes_digests = self.host.is_look and len(self._told) < _TOLD
+            self._watch.forward_begins()
+
+    def run_begins(self, run: EngineRun) -> None:
+        """Is what the nodes of this pass have saved still what it was?"""
+        if run.is_batched or threading.get_ident() != self._thread:
+            return
+        try:
+            if any(isinstance(root, Tensor) and not root.requires_grad for root in run.roots):
+                return
+            nodes, reach = find_nodes_of(run)
+            for changed in self._watch.find_changed(nodes, is_kept=run.keeps_graph):
+                self._tell_silent(changed)
+            guard_nodes(reach.nodes, reach.links)
+            self._nodes[run] = nodes
+        except Exception as error:
+            self.host.fault("overwrites", error)
+
+    def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
+        """Was it refused?"""
+        nodes = self._nodes.pop(run, ())
+        if isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error):
+            found = explain_overwritten(nodes, self, self.host.name_parameter)
+            if found is not None:
+                self.host.note_fact(_make_fact(found))
+
+    def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """What is saved from here on is of the next forward."""
+        if threading.get_ident() == self._thread:
+            self._watch.takes_digests = False
+            self._watch.pause()
+
+    def update_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has written to its parameters."""
+        if threading.get_ident() == self._thread:
+            held = [each for group in optimizer.param_groups for each in group["params"]]
+            self.writes.note_update(held, f"{type(optimizer).__name__}.step", program_line())
+            self._watch.resume()
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        unfollow_backward(self)
+        self._watch.end()
+        self._nodes.clear()
+
+    def _tell_silent(self, changed: Changed) -> None:
+        origin = self.find(number_of(changed.node)) or Origin()
+        line = f"{origin.line.file}:{origin.line.line}" if origin.line is not None else ""
+        writer = self.writes.since(storage_of(changed.tensor), changed.order)
+        kind = name_of(changed.node)
+        key = kind, line, changed.name
+        if key in self._told or len(self._told) >= _TOLD:
+            return
+        self._told.add(key)
+        name = name_behind(changed.node, changed.tensor, self.host.name_parameter)
+        self.host.note_fact(
+            Overwrite(
+                name=origin.module or "",
+                tensor=name or changed.name,
+                node=kind,
+                saved_line=line,
+                written_line=writer.line if writer is not None else "",
+                writer=writer.writer if writer is not None else "",
+                saved_version=changed.then,
+                found_version=version_of(changed.tensor),
+                silent=True,
+            )
+        )
+
+
+def _make_fact(found: Overwritten) -> Overwrite:
+    last = found.writes[-1] if found.writes else None
+    return Overwrite(
+        name=found.module or "",
+        tensor=found.parameter or found.saved,
+        node=found.node,
+        saved_line=found.line,
+        written_line=last.line if last is not None else "",
+        writer=last.writer if last is not None else "",
+        saved_version=found.then,
+        found_version=found.now,
+    )
