@@ -72,7 +72,7 @@ class NoGraph(Detector):
         return self.find(
             "critical",
             f"The loss has no graph, so backward cannot run: {reason}",
-            step=record.last_step,
+            step=record.last_step or 0,
             line=lost.line if lost is not None else _find_blind_line(record) or line_of(record.error),
             evidence=[Evidence("exception", _message(record)[:160])],
             precondition=["torch has refused to run backward"],
