@@ -31,6 +31,7 @@ from retrograd.findings.detectors.loss_chain import (
 )
 from retrograd.findings.detectors.loss_sense import BoundedOutput, SummedLoss, WrongSign
 from retrograd.findings.detectors.modes import EvalModeInTraining, TrainModeInEvaluation
+from retrograd.findings.detectors.nonfinite import NanBackward, NanForward, NanInput, NanUpdate
 from retrograd.findings.detectors.nonlinearity import MissingNonlinearity
 from retrograd.findings.detectors.optimizers import BeforeChange, MadeAnew
 from retrograd.findings.detectors.precision import OverflowHeadroom, ScalerChurn, Underflow, UpdateLost
@@ -43,6 +44,7 @@ from retrograd.findings.detectors.units import AttentionCollapse, DeadUnits, Emb
 from retrograd.findings.detectors.zero_grad import MisplacedZeroGrad, MissingZeroGrad
 
 DETECTORS: tuple[type[Detector], ...] = (
+    NanInput, NanForward, NanBackward, NanUpdate,
     Failed, NoGraph, FreedGraph, Overwritten, LayersInAList, MissingGradient, NotOptimized,
     MissingZeroGrad, MisplacedZeroGrad, NeverSteps, BackwardNeverCalled, StepBeforeBackward, StepTooSeldom,
     DoubleBackward, AccumulationNotDivided, ClipAfterStep, ClipBeforeBackward, ClipBeforeUnscale, ClipOtherParameters,

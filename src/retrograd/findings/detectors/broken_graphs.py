@@ -207,11 +207,11 @@ class Overwritten(Detector):
         facts = record.of(Overwrite)
         found = _OVERWRITTEN.search(_message(record))
         for fact in _first_of_each(facts):
-            yield self._describe_seen(fact)
+            yield self._describe_seen(fact, fact.step if fact.silent else record.last_step)
         if found is not None and not any(not fact.silent for fact in facts):
             yield self._describe_error(record, found)
 
-    def _describe_seen(self, fact: Overwrite) -> Finding:
+    def _describe_seen(self, fact: Overwrite, step: int | None) -> Finding:
         place = f" in {fact.name}" if fact.name else ""
         saved = f" ({shorten_line(fact.saved_line)})" if fact.saved_line else ""
         wrote = f" ({shorten_line(fact.written_line)})" if fact.written_line else ""
@@ -222,7 +222,7 @@ class Overwritten(Detector):
             f"{fact.tensor or 'A tensor'} that {fact.node} saved for backward{place}{saved} is written to {writer} "
             f"before it is used{silent}",
             site=fact.name,
-            step=fact.step if fact.step >= 0 else None,
+            step=step,
             line=fact.written_line or fact.saved_line,
             evidence=[
                 Evidence("version when saved", fact.saved_version),

@@ -17,7 +17,7 @@ THROUGH = VIEWS | {"dropout"}
 
 SQUASHED = (
     "loss-flat", "learning-rate-too-low", "vanishing", "saturated", "loss-noisy", "dead-units", "relu-on-output",
-    "diverged", "exploding", "learning-rate-too-high", "loss-wrong-sign", "bad-init", "not-updated", "nan-origin",
+    "diverged", "exploding", "learning-rate-too-high", "loss-wrong-sign", "bad-init", "not-updated", "nan-forward",
 )  # fmt: skip
 """What a loss that is applied to the wrong thing leads to."""
 
