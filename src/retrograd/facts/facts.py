@@ -20,6 +20,7 @@ from retrograd.facts.inputs import InputSource
 from retrograd.facts.kink_watch import KinkWatch
 from retrograd.facts.looks import is_look
 from retrograd.facts.modes import ModeSource
+from retrograd.facts.nonfinite_look import NonFiniteLook
 from retrograd.facts.nonfinite_watch import NonFiniteWatch
 from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.overwrite_watch import OverwriteWatch
@@ -29,12 +30,13 @@ from retrograd.facts.units import UnitLooks
 from retrograd.history.facts import NOW, Fact, JsonObject, tell_many
 from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.module_paths import walk_parameters, walk_paths
-from retrograd.hooks.operation_notes import NotedOperation
+from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.sites.site import ROOT
 
 SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
+    NonFiniteLook,
 )  # fmt: skip
 """What every recording notes."""
 
@@ -135,9 +137,9 @@ class Facts:
         """How many steps were recorded before this one."""
         return self._recorded
 
-    def tell_operations(self, noted: Sequence[NotedOperation]) -> None:
+    def tell_operations(self, notes: OperationNotes) -> None:
         """Tell all sources which operations stand between a forward and its pass."""
-        self._tell("operations_noted", noted)
+        self._tell("operations_noted", notes)
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The name of a parameter of a recorded model."""

@@ -186,8 +186,8 @@ class Exploding(_Depth):
         repair="Use weights of variance 2/fan_in, a norm behind each layer, or clip the norm of the gradient.",
     )
     explains = (
-        "learning-rate-too-high", "diverged", "loss-spike", "loss-flat", "loss-noisy", "nonfinite",
-        "overflow-headroom",
+        "learning-rate-too-high", "diverged", "loss-spike", "loss-flat", "loss-noisy", "nan-forward",
+        "nan-backward", "nan-update", "overflow-headroom",
     )  # fmt: skip
 
     def is_meant(self, chain: Chain) -> bool:

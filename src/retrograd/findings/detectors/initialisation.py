@@ -54,7 +54,8 @@ class BadInit(Detector):
     )
     explains = (
         "exploding", "vanishing", "saturated", "dead-units", "diverged", "loss-flat", "loss-noisy", "loss-spike",
-        "learning-rate-too-high", "learning-rate-too-low", "attention-collapse", "nonfinite", "overflow-headroom",
+        "learning-rate-too-high", "learning-rate-too-low", "attention-collapse", "nan-forward", "nan-backward",
+        "nan-update", "overflow-headroom",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:

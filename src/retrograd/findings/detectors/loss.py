@@ -91,7 +91,7 @@ class LossSpike(Detector):
     )
     explains = (
         "diverged", "exploding", "loss-flat", "loss-noisy", "dead-units", "saturated", "learning-rate-too-high",
-        "nonfinite", "overflow-headroom",
+        "nan-forward", "nan-backward", "nan-update", "overflow-headroom",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:
