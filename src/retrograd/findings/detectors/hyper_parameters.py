@@ -45,7 +45,7 @@ class WeightDecayDominates(Detector):
     )
     explains = (
         "loss-flat", "vanishing", "dead-units", "learning-rate-too-low", "not-updated", "loss-noisy", "underflow",
-        "bf16-update-lost",
+        "bf16-update-lost", "learning-rate-too-high",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:
