@@ -8,16 +8,19 @@ import runpy
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
-def load_first() -> None:
-    """Load here what most scripts load."""
-    import sklearn.datasets  # noqa: F401
+def load_first(texts: Iterable[str]) -> None:
+    """Load here what these scripts load, as far as that is worth it."""
+    import torch  # noqa: F401
 
     import retrograd.launch.session
     import retrograd.runs.writer  # noqa: F401
+
+    if any("sklearn" in text for text in texts):
+        import sklearn.datasets  # noqa: F401
 
 
 def run_in_child(script: Path, log: Path, begin: Callable[[], None], limit: float) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ def read_corpus(folder: Path = HERE) -> list[Case]:
     answers = tomllib.loads((folder / "answers.toml").read_text())
     healthy = {name: _healthy(folder, name, good) for name, good in answers["healthy"].items()}
     return [*_faulty(answers, healthy), *healthy.values()]
+
+
+def choose_cases(cases: Iterable[Case], patterns: Iterable[str]) -> list[Case]:
+    """Those whose name is like one of the patterns."""
+    return [case for case in cases if any(fnmatch(case.name, pattern) for pattern in patterns)]
 
 
 def _healthy(folder: Path, name: str, good: str) -> Case:

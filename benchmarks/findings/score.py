@@ -25,7 +25,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from children import load_first
-from corpus import HERE, Case, read_corpus
+from corpus import HERE, Case, choose_cases, read_corpus
 from recorded import Way, findings_of
 
 
@@ -199,15 +199,11 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
+    cases = choose_cases(read_corpus(arguments.corpus), arguments.only)
     if arguments.forked:
-        load_first()
+        load_first(case.text for case in cases)
     way = Way(arguments.cache.absolute(), arguments.mode, arguments.every, forked=arguments.forked)
-    outcomes = [
-        Outcome(case, findings_of(case, replace(way, seed=seed)))
-        for seed in arguments.seeds
-        for case in read_corpus(arguments.corpus)
-        if any(fnmatch(case.name, pattern) for pattern in arguments.only)
-    ]
+    outcomes = [Outcome(case, findings_of(case, replace(way, seed=seed))) for seed in arguments.seeds for case in cases]
     if arguments.json:
         for one in outcomes:
             print(json.dumps({"name": one.case.name, "problems": find_problems(one), "found": one.found}))

@@ -12,13 +12,12 @@ import os
 import shutil
 import sys
 import tempfile
-from fnmatch import fnmatch
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from children import load_first, run_in_child
-from corpus import HERE, Case, read_corpus
+from corpus import HERE, Case, choose_cases, read_corpus
 
 LIMIT_SECONDS = 120
 
@@ -54,16 +53,16 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "verified")
     arguments = parser.parse_args()
     arguments.cache.mkdir(parents=True, exist_ok=True)
-    load_first()
+    cases = choose_cases(read_corpus(arguments.corpus), arguments.only)
+    load_first(case.text for case in cases)
     wrong = 0
-    for case in read_corpus(arguments.corpus):
-        if any(fnmatch(case.name, pattern) for pattern in arguments.only):
-            found = run_plainly(case, arguments.cache)
-            said = judge(case, found)
-            last = (str(found["printed"]).strip().splitlines() or [""])[-1]
-            died = f"exit code {found['code']}" if found["code"] else ""
-            print(f"{'WRONG' if said else 'ok   '} {case.name:50s} {last[-100:]} {died} {said}", flush=True)
-            wrong += bool(said)
+    for case in cases:
+        found = run_plainly(case, arguments.cache)
+        said = judge(case, found)
+        last = (str(found["printed"]).strip().splitlines() or [""])[-1]
+        died = f"exit code {found['code']}" if found["code"] else ""
+        print(f"{'WRONG' if said else 'ok   '} {case.name:50s} {last[-100:]} {died} {said}", flush=True)
+        wrong += bool(said)
     sys.exit(wrong > 0)
 
 

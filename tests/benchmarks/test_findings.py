@@ -14,10 +14,9 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "findings"
 SAMPLE = {
-    "learning-rate-too-high/digits_mlp": "learning-rate-too-high",
     "learning-rate-too-high/spirals_tanh": "learning-rate-too-high",
-    "digits_mlp": "",
-    "housing_regression": "",
+    "zero-grad-misplaced/housing_regression": "zero-grad-misplaced",
+    "softmax-before-cross-entropy/char_lstm": "softmax-before-cross-entropy",
     "multitask_turns": "",
 }
 """Case → who must speak first; nobody may where it is empty."""

@@ -1,4 +1,9 @@
-from retrograd.findings.detectors.clipping import ClipBeforeUnscale, ClipOtherParameters, MisplacedClipping
+from retrograd.findings.detectors.clipping import (
+    ClipAfterStep,
+    ClipBeforeBackward,
+    ClipBeforeUnscale,
+    ClipOtherParameters,
+)
 from retrograd.history.facts import Fact
 from tests.findings.by_hand import ask, make_record, spread
 from tests.findings.programs import make_calls, make_program
@@ -10,24 +15,27 @@ def test_clipping_behind_the_update() -> None:
     steps = [("zero_grad", "forward", "backward", "step")] + [
         ("clip_grad_norm_", "zero_grad", "forward", "backward", "step")
     ] * 4
-    [found] = ask(MisplacedClipping, make_program(make_calls(steps)))
+    [found] = ask(ClipAfterStep, make_program(make_calls(steps)))
     assert (found.severity, found.line) == ("warning", "train.py:13")
     assert "after the update" in found.message
+    assert not ask(ClipBeforeBackward, make_program(make_calls(steps)))
 
 
 def test_clipping_before_backward() -> None:
     steps = [("zero_grad", "forward", "clip_grad_norm_", "backward", "step")] * 5
-    [found] = ask(MisplacedClipping, make_program(make_calls(steps)))
+    [found] = ask(ClipBeforeBackward, make_program(make_calls(steps)))
     assert "before backward" in found.message
+    assert not ask(ClipAfterStep, make_program(make_calls(steps)))
     assert found.step == 0
 
 
 def test_clipping_where_it_belongs() -> None:
     micro = [("zero_grad", *("forward", "backward", "clip_grad_norm_") * 2, "step")] * 5
     for steps in (CLIPPED, micro):
-        assert not ask(MisplacedClipping, make_program(make_calls(steps)))
+        assert not ask(ClipAfterStep, make_program(make_calls(steps)))
+        assert not ask(ClipBeforeBackward, make_program(make_calls(steps)))
     two = [*make_calls(CLIPPED), *make_calls([("forward", "backward", "step")], step={"about": "Adam#2"})]
-    assert not ask(MisplacedClipping, make_program(two))
+    assert not ask(ClipAfterStep, make_program(two))
 
 
 def test_clipping_of_scaled_gradients() -> None:
@@ -44,8 +52,9 @@ def test_clipping_of_gradients_that_are_not_scaled() -> None:
     assert not ask(ClipBeforeUnscale, make_program(make_calls(CLIPPED)))
 
 
-def _updated(facts: list[Fact]):  # type: ignore[no-untyped-def]
-    return make_record(range(5), lambda step: {"0:weight.update": spread(0.1)}, facts=facts)
+def _updated(facts: list[Fact], gradient: float = 1.0):  # type: ignore[no-untyped-def]
+    sites = {"0:weight.grad": spread(gradient), "0:weight.update": spread(0.1)}
+    return make_record(range(5), lambda step: sites, facts=facts)
 
 
 def test_clipping_of_nothing() -> None:
@@ -58,4 +67,5 @@ def test_clipping_of_nothing() -> None:
 def test_clipping_of_something() -> None:
     assert not ask(ClipOtherParameters, _updated(list(make_calls(CLIPPED, clip_grad_norm_={"value": 3.0}))))
     nothing_learned = make_calls(CLIPPED, clip_grad_norm_={"value": 0.0})
+    assert not ask(ClipOtherParameters, _updated(list(nothing_learned), gradient=0.0))  # weight decay changes them
     assert not ask(ClipOtherParameters, make_program(nothing_learned))

@@ -78,6 +78,12 @@ def test_one_module_at_several_places() -> None:
     assert "The module 0 stands at 3 places of a Sequential" in found.message
 
 
+def test_one_module_alone_in_a_list() -> None:
+    [found] = ask(SharedByAccident, _places("0", calls=3, kind="ModuleList"))
+    assert "stands at 3 places of a ModuleList" in found.message
+    assert not ask(SharedByAccident, _places("0", calls=1, kind="ModuleList"))
+
+
 def test_modules_that_are_called_several_times_on_purpose() -> None:
     assert not ask(SharedByAccident, _places("0", "1", "2", calls=3))
     assert not ask(SharedByAccident, _places("0", "3", calls=1))  # others were taken out

@@ -4,12 +4,14 @@ import pytest
 
 from retrograd.findings.detector import Detector
 from retrograd.findings.detectors.loss_chain import (
+    ActivationOnLogits,
     BceOnLogits,
     DropoutMisplaced,
     NllOnProbabilities,
     SigmoidBeforeLogitsLoss,
     SoftmaxBeforeCrossEntropy,
 )
+from retrograd.findings.detectors.loss_sense import BoundedOutput
 from retrograd.findings.record import Record
 from retrograd.history.facts import Operations
 from tests.findings.by_hand import ask
@@ -41,13 +43,15 @@ def test_softmax_twice() -> None:
     [
         (SoftmaxBeforeCrossEntropy, ("softmax", "view"), "cross_entropy", "critical"),
         (SoftmaxBeforeCrossEntropy, ("sigmoid",), "cross_entropy", "warning"),
-        (SoftmaxBeforeCrossEntropy, ("relu",), "cross_entropy", "warning"),
+        (ActivationOnLogits, ("relu",), "cross_entropy", "warning"),
+        (ActivationOnLogits, ("tanh", "view"), "cross_entropy", "warning"),
+        (BoundedOutput, ("relu",), "cross_entropy", "warning"),
         (SoftmaxBeforeCrossEntropy, ("log_softmax",), "cross_entropy", "note"),
-        (SoftmaxBeforeCrossEntropy, ("tanh",), "cross_entropy", "warning"),
+        (BoundedOutput, ("tanh",), "cross_entropy", "warning"),
         (SigmoidBeforeLogitsLoss, ("sigmoid", "sigmoid"), "binary_cross_entropy", "critical"),
         (NllOnProbabilities, ("softmax",), "kl_div", "critical"),
         (SigmoidBeforeLogitsLoss, ("sigmoid", "squeeze"), "binary_cross_entropy_with_logits", "critical"),
-        (SigmoidBeforeLogitsLoss, ("relu",), "binary_cross_entropy_with_logits", "warning"),
+        (BoundedOutput, ("relu",), "binary_cross_entropy_with_logits", "warning"),
         (NllOnProbabilities, ("softmax",), "nll_loss", "critical"),
         (NllOnProbabilities, (), "nll_loss", "critical"),
         (BceOnLogits, (), "binary_cross_entropy", "critical"),
@@ -61,7 +65,7 @@ def test_what_a_loss_must_not_be_given(
 
 
 @pytest.mark.parametrize(
-    "detector", [SoftmaxBeforeCrossEntropy, SigmoidBeforeLogitsLoss, NllOnProbabilities, BceOnLogits]
+    "detector", [SoftmaxBeforeCrossEntropy, SigmoidBeforeLogitsLoss, NllOnProbabilities, BceOnLogits, BoundedOutput]
 )
 @pytest.mark.parametrize(
     ("between", "loss"),

@@ -105,7 +105,7 @@ class ForwardOperations(FactSource):
         signature = hash((self._name, outputs, loss, *map(_outline, noted)))
         if noted and signature not in self._written:
             self._written.append(signature)
-            self.host.tell_operations(noted)
+            self.host.tell_operations(self._notes)
             value = float("nan") if nodes is None else float(nodes)
             self.host.note_fact(
                 Operations.pack(

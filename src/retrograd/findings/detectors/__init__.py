@@ -4,7 +4,12 @@ from retrograd.findings.detector import Detector
 from retrograd.findings.detectors.batch_norm import BatchNorm
 from retrograd.findings.detectors.broken_graphs import FreedGraph, NoGraph, Overwritten
 from retrograd.findings.detectors.call_order import BackwardNeverCalled, NeverSteps, StepBeforeBackward, StepTooSeldom
-from retrograd.findings.detectors.clipping import ClipBeforeUnscale, ClipOtherParameters, MisplacedClipping
+from retrograd.findings.detectors.clipping import (
+    ClipAfterStep,
+    ClipBeforeBackward,
+    ClipBeforeUnscale,
+    ClipOtherParameters,
+)
 from retrograd.findings.detectors.depth import Exploding, Vanishing
 from retrograd.findings.detectors.failed import Failed
 from retrograd.findings.detectors.gradients import LayersInAList, MissingGradient, NotOptimized
@@ -17,6 +22,7 @@ from retrograd.findings.detectors.kinks import Kinks
 from retrograd.findings.detectors.learning_rate import LearningRateTooHigh, LearningRateTooLow, NotUpdated
 from retrograd.findings.detectors.loss import Diverged, LossFlat, LossNoisy, LossSpike
 from retrograd.findings.detectors.loss_chain import (
+    ActivationOnLogits,
     BceOnLogits,
     DropoutMisplaced,
     NllOnProbabilities,
@@ -25,6 +31,7 @@ from retrograd.findings.detectors.loss_chain import (
 )
 from retrograd.findings.detectors.loss_sense import BoundedOutput, SummedLoss, WrongSign
 from retrograd.findings.detectors.modes import EvalModeInTraining, TrainModeInEvaluation
+from retrograd.findings.detectors.nonfinite import NanBackward, NanForward, NanInput, NanUpdate
 from retrograd.findings.detectors.nonlinearity import MissingNonlinearity
 from retrograd.findings.detectors.optimizers import BeforeChange, MadeAnew
 from retrograd.findings.detectors.precision import OverflowHeadroom, ScalerChurn, Underflow, UpdateLost
@@ -37,10 +44,13 @@ from retrograd.findings.detectors.units import AttentionCollapse, DeadUnits, Emb
 from retrograd.findings.detectors.zero_grad import MisplacedZeroGrad, MissingZeroGrad
 
 DETECTORS: tuple[type[Detector], ...] = (
+    NanInput, NanForward, NanBackward, NanUpdate,
     Failed, NoGraph, FreedGraph, Overwritten, LayersInAList, MissingGradient, NotOptimized,
     MissingZeroGrad, MisplacedZeroGrad, NeverSteps, BackwardNeverCalled, StepBeforeBackward, StepTooSeldom,
-    DoubleBackward, AccumulationNotDivided, MisplacedClipping, ClipBeforeUnscale, ClipOtherParameters, RateIsZero,
+    DoubleBackward, AccumulationNotDivided, ClipAfterStep, ClipBeforeBackward, ClipBeforeUnscale, ClipOtherParameters,
+    RateIsZero,
     SchedulerPerStep, SchedulerBeforeStep, RateJump, MadeAnew, BeforeChange, SoftmaxBeforeCrossEntropy,
+    ActivationOnLogits,
     SigmoidBeforeLogitsLoss, NllOnProbabilities, BceOnLogits, DropoutMisplaced, BroadcastLoss, WrongDimension,
     ReshapeMixes, BoundedOutput, WrongSign, SummedLoss, UnscaledInput, ConstantInput, GraphGrows, GraphLeaks,
     WeightsUntied, SharedByAccident, MissingNonlinearity, EvalModeInTraining, TrainModeInEvaluation,

@@ -47,7 +47,7 @@ class NeverSteps(Detector):
         if not calls:
             raise CannotTell("no calls were recorded")
         passes = [call for call in calls if call.name == "backward"]
-        is_updated = any(call.name == "step" for call in calls) or _may_change(record)
+        is_updated = any(call.name in ("step", "scaler.step") for call in calls) or _may_change(record)
         named = _name_optimizer(calls)
         if is_updated or len(passes) < (PASSES if named else WITHOUT_OPTIMIZER) or not _trains(calls):
             return
@@ -138,7 +138,14 @@ class StepBeforeBackward(Detector):
         guard="forwards without grad (teachers, monitors) do not count; optimizers with a closure are left out",
         repair="call loss.backward() first, then optimizer.step().",
     )
-    explains = (*NOTHING_LEARNED, "zero-grad-misplaced", "clip-misplaced", "diverged", "loss-noisy")
+    explains = (
+        *NOTHING_LEARNED,
+        "zero-grad-misplaced",
+        "clip-after-step",
+        "clip-before-backward",
+        "diverged",
+        "loss-noisy",
+    )
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""

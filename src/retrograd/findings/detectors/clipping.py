@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import ClassVar
 
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.zero_grad import list_updates
@@ -35,18 +36,15 @@ def list_clipped(record: Record) -> dict[str, list[Update]]:
 
 
 class MisplacedClipping(Detector):
-    """Clipping that comes before backward, or after the update."""
+    """Clipping where there is nothing to clip yet, or any more.
 
-    slug = "clip-misplaced"
-    words = Words(
-        says="Gradients are clipped when the update has used them already, or before backward has found them.",
-        example="Clipping has no effect: clip_grad_norm_ is called after the update, when it is too late.",
-        threshold="a call of clip_grad_norm_ or clip_grad_value_, and none between the last backward pass and the "
-        "update, before 80 % of the updates",
-        source="our own choice",
-        guard="several optimizers, and those with a closure, are left out",
-        repair="clip between loss.backward() and optimizer.step().",
-    )
+    Attributes:
+        when: said of it.
+        is_early: the first update is concerned, too.
+    """
+
+    when: ClassVar[str]
+    is_early: ClassVar[bool]
     explains = UNCLIPPED
 
     def check(self, record: Record) -> Iterator[Finding]:
@@ -54,31 +52,58 @@ class MisplacedClipping(Detector):
         for optimizer, updates in list_clipped(record).items():
             meant = [update for update in updates if update.named("backward")]
             wrong = [update for update in meant if _is_misplaced(update)]
-            if wrong and len(wrong) >= SHARE * len(meant) - 1:
+            if wrong and len(wrong) >= SHARE * len(meant) - 1 and wrong[0].is_first == self.is_early:
                 yield self._describe(optimizer, wrong, len(meant))
 
     def _describe(self, optimizer: str, wrong: list[Update], among: int) -> Finding:
         call = wrong[0].named(*CLIPS)[0]
-        when = (
-            "before backward, when there is no gradient yet"
-            if wrong[0].is_first
-            else "after the update, too late for it"
-        )
         return self.find(
             "warning",
-            f"Clipping has no effect: {call.name} is called {when}",
+            f"Clipping has no effect: {call.name} is called {self.when}",
             site=optimizer,
             step=call.step,
             last_step=wrong[-1].step,
             line=call.line,
-            evidence=[
-                Evidence(
-                    "updates whose gradients are clipped at the wrong time", len(wrong), f"≥ {SHARE:.0%} of {among}"
-                )
-            ],
+            evidence=[Evidence("updates that are clipped at the wrong time", len(wrong), f"≥ {SHARE:.0%} of {among}")],
             precondition=["no clipping between the last backward pass and the update"],
             refute="gradients are clipped by other means between backward and the update",
         )
+
+
+class ClipAfterStep(MisplacedClipping):
+    """Clipping behind the update."""
+
+    slug = "clip-after-step"
+    when = "after the update, too late for it"
+    is_early = False
+    words = Words(
+        says="Gradients are clipped when the update has used them already.",
+        example="Clipping has no effect: clip_grad_norm_ is called after the update, too late for it.",
+        threshold="a call of clip_grad_norm_ or clip_grad_value_ behind the update, and none between the last "
+        "backward pass and the "
+        "update, before 80 % of the updates",
+        source="our own choice",
+        guard="several optimizers, and those with a closure, are left out; so is clipping of each micro-batch",
+        repair="clip between loss.backward() and optimizer.step().",
+    )
+
+
+class ClipBeforeBackward(MisplacedClipping):
+    """Clipping ahead of backward."""
+
+    slug = "clip-before-backward"
+    when = "before backward, when there is no gradient yet"
+    is_early = True
+    words = Words(
+        says="Gradients are clipped before backward has found them.",
+        example="Clipping has no effect: clip_grad_norm_ is called before backward, when there is no gradient yet.",
+        threshold="a call of clip_grad_norm_ or clip_grad_value_ before backward, and none between the last backward "
+        "pass and the "
+        "update, before 80 % of the updates, the first one among them",
+        source="our own choice",
+        guard="several optimizers, and those with a closure, are left out; so is clipping of each micro-batch",
+        repair="clip between loss.backward() and optimizer.step().",
+    )
 
 
 def _is_misplaced(update: Update) -> bool:
@@ -159,6 +184,8 @@ class ClipOtherParameters(Detector):
         for optimizer, updates in list_clipped(record).items():
             calls = [call for update in updates for call in update.after_last("backward") if call.name in CLIPS]
             empty = [call for call in calls if call.details.get("parameters") == 0 or call.value == 0.0]
+            if empty and empty[0].details.get("parameters") and not _has_gradients(record):
+                raise CannotTell("all gradients are zero")
             if empty and len(empty) >= SHARE * len(calls) and record.is_changed:
                 given = Counter(call.details.get("parameters") for call in empty).most_common(1)[0][0]
                 some = "no parameters" if given == 0 else f"{given} parameters that have no gradient"
@@ -173,3 +200,9 @@ class ClipOtherParameters(Detector):
                     precondition=["updates change parameters, so there are gradients"],
                     refute="gradients are clipped by other means",
                 )
+
+
+def _has_gradients(record: Record) -> bool:
+    """Whether gradients of parameters are other than zero at most steps."""
+    sites = record.of_kind("parameter", "grad")
+    return any((record.series(site).abs_max > 0).mean() > SHARE for site in sites)

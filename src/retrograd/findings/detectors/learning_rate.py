@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from retrograd.findings.births import Births
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.units import DEAD, list_dead
 from retrograd.findings.finding import Evidence, Finding
@@ -61,7 +62,7 @@ class LearningRateTooHigh(Detector):
     explains = (
         "diverged", "loss-spike", "loss-flat", "loss-noisy", "dead-units", "saturated", "vanishing",
         "attention-collapse", "not-updated", "learning-rate-too-low", "underflow", "overflow-headroom", "scaler-churn",
-        "bf16-update-lost", "nonfinite", "momentum",
+        "bf16-update-lost", "nan-forward", "nan-backward", "nan-update", "momentum",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:
@@ -82,7 +83,8 @@ class LearningRateTooHigh(Detector):
         training = record.once(Training)
         steps, loss = training.loss
         bound = min(ROSE * before, max(1.5 * before, before + 6 * np.nan_to_num(training.noise, nan=np.inf)))
-        risen = np.flatnonzero(~(loss < bound)) if before > 0 else np.zeros(0, np.int64)
+        is_up = loss >= bound if record.once(Births).is_sudden else ~(loss < bound)
+        risen = np.flatnonzero(is_up) if before > 0 else np.zeros(0, np.int64)
         lasted = max(len(risen), int((training.updates.ratio > LARGE).sum())) * training.stride
         return int(steps[risen[0]]) if len(risen) and lasted >= LASTED else None
 

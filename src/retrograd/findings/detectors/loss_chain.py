@@ -16,8 +16,8 @@ THROUGH = VIEWS | {"dropout"}
 """What an activation may be followed by before the loss."""
 
 SQUASHED = (
-    "loss-flat", "learning-rate-too-low", "vanishing", "saturated", "loss-noisy", "dead-units", "bounded-output",
-    "diverged", "exploding", "learning-rate-too-high", "loss-wrong-sign", "bad-init", "not-updated", "nan-origin",
+    "loss-flat", "learning-rate-too-low", "vanishing", "saturated", "loss-noisy", "dead-units", "relu-on-output",
+    "diverged", "exploding", "learning-rate-too-high", "loss-wrong-sign", "bad-init", "not-updated", "nan-forward",
 )  # fmt: skip
 """What a loss that is applied to the wrong thing leads to."""
 
@@ -118,19 +118,35 @@ class SoftmaxBeforeCrossEntropy(BeforeLoss):
                 "note",
                 "cross_entropy is given the result of log_softmax and applies it again, which changes nothing",
             )
-        return _judge_bounded(name)
+        return None
 
 
-def _judge_bounded(name: str) -> tuple[Severity, str] | None:
-    """Of logits that an activation keeps within bounds."""
-    if name in ("relu", "relu6"):
-        return (
-            "warning",
-            "cross_entropy is given the result of relu, so no logit is below 0 and those at 0 learn nothing",
-        )
-    if name == "tanh":
-        return "warning", "cross_entropy is given the result of tanh, so all logits lie within −1 … 1"
-    return None
+class ActivationOnLogits(BeforeLoss):
+    """Logits that an activation keeps within bounds."""
+
+    slug = "activation-on-logits"
+    words = Words(
+        says="cross_entropy is given logits that went through an activation, which keeps them within bounds.",
+        example="cross_entropy is given the result of relu, so no logit is below 0 and those at 0 learn nothing.",
+        threshold="relu, relu6 or tanh made the first argument of cross_entropy, with nothing but views or dropout in "
+        "between",
+        source="torch's documentation of CrossEntropyLoss: it expects unnormalised logits",
+        guard="an activation that a scale or a layer follows is not directly before the loss",
+        repair="leave out the activation behind the last layer: cross_entropy takes any number as a logit.",
+    )
+    explains = SQUASHED
+
+    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+        """See :class:`BeforeLoss`."""
+        name = chain.name(maker)
+        if chain.name(loss) != "cross_entropy":
+            return None
+        if name in ("relu", "relu6"):
+            message = "cross_entropy is given the result of relu, so no logit is below 0 and those at 0 learn nothing"
+            return "warning", message
+        if name == "tanh":
+            return "warning", "cross_entropy is given the result of tanh, so all logits lie within −1 … 1"
+        return None
 
 
 def _least_loss(chain: Chain, loss: int) -> float:
@@ -148,7 +164,7 @@ class SigmoidBeforeLogitsLoss(BeforeLoss):
         says="binary_cross_entropy_with_logits is given probabilities, and takes the sigmoid of them again.",
         example="binary_cross_entropy_with_logits is given the result of sigmoid and applies sigmoid again, so no "
         "probability leaves 0.5 … 0.73.",
-        threshold="sigmoid, softmax or relu made its first argument, with nothing but views or dropout in between",
+        threshold="sigmoid or softmax made its first argument, with nothing but views or dropout in between",
         source="torch's documentation of BCEWithLogitsLoss: it combines a sigmoid and the loss",
         guard="gates inside of the model are not directly before the loss",
         repair="give it the logits, or use binary_cross_entropy.",
@@ -166,10 +182,6 @@ class SigmoidBeforeLogitsLoss(BeforeLoss):
             return "critical", (
                 f"binary_cross_entropy_with_logits is given the result of {name} and applies sigmoid again, so no "
                 "probability leaves 0.5 … 0.73"
-            )
-        if name in ("relu", "relu6"):
-            return "warning", (
-                "binary_cross_entropy_with_logits is given the result of relu, so no probability is below 0.5"
             )
         return None
 

@@ -11,8 +11,8 @@ import numpy as np
 from retrograd.errors import RetrogradError
 from retrograd.findings.chain import LOSSES, Chain, argument_of
 from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.loss_chain import list_chains, place_of
-from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.detectors.loss_chain import SQUASHED, BeforeLoss, list_chains, place_of
+from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.record import Record
 from retrograd.findings.training import Training
 from retrograd.sites.site import ROOT
@@ -42,26 +42,44 @@ class Reach(NamedTuple):
     spread: float
 
 
-class BoundedOutput(Detector):
-    """Targets lie where the output cannot go."""
+class BoundedOutput(BeforeLoss):
+    """The last activation keeps the output from where it should go."""
 
-    slug = "bounded-output"
+    slug = "relu-on-output"
     words = Words(
-        says="The last activation keeps the output within bounds, and targets lie beyond them.",
+        says="The last activation (relu, tanh, sigmoid …) keeps the output within bounds, and it should go beyond "
+        "them.",
         example="The output ends in relu and cannot be below 0, and targets are: some lie below −4.1.",
-        threshold="a target beyond the bound by more than a tenth of the spread of output − target, over up to 20 "
-        "steps",
+        threshold="relu or tanh made the logits of a cross entropy; or a target of a mean squared error beyond the "
+        "bound by more "
+        "than a tenth of the spread of output − target, over up to 20 steps",
         source="exact: for a mean squared error the gradient of the output is 2 (output − target) / n; the tenth is "
         "our own choice",
-        guard="only where the loss is a mean squared error of that very output, whose targets follow from its gradient",
+        guard="targets are held against bounds only where they follow from the gradient of that very output; "
+        "activations that "
+        "another layer or operation follows are left alone",
         repair="leave the last activation out, or bring the targets into its range.",
     )
-    explains = (
-        "loss-flat", "dead-units", "saturated", "vanishing", "learning-rate-too-low", "loss-noisy", "not-updated",
-    )  # fmt: skip
+    explains = SQUASHED
+
+    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+        """See :class:`BeforeLoss`."""
+        name, function = chain.name(maker), chain.name(loss)
+        if function not in ("cross_entropy", "binary_cross_entropy_with_logits"):
+            return None
+        if name in ("relu", "relu6"):
+            bound = "logit is below 0" if function == "cross_entropy" else "probability is below 0.5"
+            return "warning", f"{function} is given the result of {name}, so no {bound} and what is at 0 learns nothing"
+        if name == "tanh":
+            return "warning", f"{function} is given the result of tanh, so all logits lie within −1 … 1"
+        return None
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
+        found = list(super().check(record))
+        yield from found or self._hold_against_targets(record)
+
+    def _hold_against_targets(self, record: Record) -> Iterator[Finding]:
         for chain in list_chains(record):
             made = _find_output(chain)
             if made is None or chain.name(made) not in BOUNDS:
@@ -71,10 +89,10 @@ class BoundedOutput(Detector):
                 raise CannotTell("the model's output and its gradient were not recorded")
             low, high = BOUNDS[chain.name(made)]
             if reach.low < low - BEYOND * reach.spread or reach.high > high + BEYOND * reach.spread:
-                yield self._describe(record, chain, made, reach)
+                yield self._describe_targets(record, chain, made, reach)
             return
 
-    def _describe(self, record: Record, chain: Chain, made: int, reach: Reach) -> Finding:
+    def _describe_targets(self, record: Record, chain: Chain, made: int, reach: Reach) -> Finding:
         name = chain.name(made)
         low, high = BOUNDS[name]
         is_below = reach.low < low
@@ -155,7 +173,7 @@ class WrongSign(Detector):
     )
     explains = (
         "exploding", "diverged", "loss-flat", "learning-rate-too-high", "loss-noisy", "loss-spike", "saturated",
-        "nan-origin",
+        "nan-forward",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:
@@ -175,7 +193,7 @@ class WrongSign(Detector):
                     f"{how}: it has gone from {values[0]:.3g} to {values[-1]:.3g}",
                     site=chain.listed[wrong].module,
                     step=chain.step,
-                    line=chain.listed[wrong].line,
+                    line=_optimizer_line(record) if maximises else chain.listed[wrong].line,
                     evidence=[
                         Evidence("first loss", float(values[0])),
                         Evidence("last loss", float(values[-1]), "further away"),
@@ -183,6 +201,10 @@ class WrongSign(Detector):
                     precondition=["one optimizer alone, and the loss moves as it says"],
                     refute="the loss is to be maximised",
                 )
+
+
+def _optimizer_line(record: Record) -> str:
+    return next((made.line for made in record.optimizers.values()), "")
 
 
 def _gets_worse(values: np.ndarray[tuple[int], np.dtype[np.float64]], maximises: bool) -> bool:

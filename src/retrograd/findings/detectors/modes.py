@@ -9,6 +9,7 @@ from typing import NamedTuple
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
+from retrograd.findings.training import Training
 from retrograd.findings.updates import Update, is_within
 from retrograd.history.facts import Call
 
@@ -161,7 +162,8 @@ class TrainModeInEvaluation(Detector):
         threshold="forwards without a backward pass, in training mode, before at most a third of the updates or "
         "behind the last one, or of one input that is never trained with; and none in eval mode",
         source="our own choice",
-        guard="teachers, generators and policies that run without grad at every update; the same input three times in "
+        guard="models that are trained against each other (GANs); teachers, generators and policies that run without "
+        "grad at every update; the same input three times in "
         "a row (Monte-Carlo dropout); programs that use eval mode elsewhere; models without batch norm and dropout",
         repair="call model.eval() before the evaluation, and model.train() behind it.",
     )
@@ -169,6 +171,8 @@ class TrainModeInEvaluation(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
+        if record.once(Training).is_contest:
+            raise CannotTell("several models are trained against each other, and one may sample as it trains")
         for model, updates in list_trained(record).items():
             layers = count_modal(record, model)
             calls = [call for call in record.calls if call.name == "forward" and call.about == model]

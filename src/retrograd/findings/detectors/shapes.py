@@ -13,7 +13,7 @@ from retrograd.findings.record import Record
 
 MISTRAINED = (
     "loss-flat", "learning-rate-too-low", "vanishing", "loss-noisy", "saturated", "dead-units", "attention-collapse",
-    "bounded-output", "not-updated", "symmetric-init", "missing-gradient",
+    "relu-on-output", "not-updated", "symmetric-init", "missing-gradient",
 )  # fmt: skip
 """What a model looks like whose loss or layers mix what does not belong together."""
 

@@ -97,10 +97,10 @@ class SharedByAccident(Detector):
         """See :class:`Detector`."""
         calls = _count_calls(record)
         for container, missing in _find_gaps(record).items():
-            children = [path for path in record.modules if path.rpartition(".")[0] == container]
-            shared = {child: _calls_within(record, child, calls) for child in children}
+            children = [path for path in record.modules if path != ROOT and path.rpartition(".")[0] == container]
+            shared = {child: _calls_within(child, calls) for child in children}
             shared = {child: count for child, count in shared.items() if count > 1}
-            if len(shared) == 1 and next(iter(shared.values())) == missing + 1:
+            if len(shared) == 1 and (missing == 0 or next(iter(shared.values())) == missing + 1):
                 yield self._describe(record, container, *next(iter(shared.items())))
 
     def _describe(self, record: Record, container: str, child: str, count: int) -> Finding:
@@ -120,18 +120,17 @@ class SharedByAccident(Detector):
 
 
 def _find_gaps(record: Record) -> dict[str, int]:
-    """How many numbers are missing among the children of each container; that of the root is empty."""
+    """How many numbers are missing among the children of each container; 0 where it has one child alone."""
     found = {}
     for path in record.modules:
         container = "" if path == ROOT else path
         if not record.type_of(path).endswith(CONTAINERS):
             continue
-        tails = [
-            each.rpartition(".")[2] for each in record.modules if each != ROOT and each.rpartition(".")[0] == container
-        ]
-        numbers = [int(tail) for tail in tails if tail.isdigit()]
-        if numbers and len(numbers) == len(tails) and max(numbers) + 1 > len(numbers):
-            found[container] = max(numbers) + 1 - len(numbers)
+        names = [each for each in record.modules if each != ROOT and each.rpartition(".")[0] == container]
+        numbers = [int(tail) for each in names if (tail := each.rpartition(".")[2]).isdigit()]
+        missing = max(numbers, default=0) + 1 - len(numbers)
+        if len(numbers) == len(names) > 0 and (missing > 0 or numbers == [0]):
+            found[container] = missing
     return found
 
 
@@ -145,7 +144,7 @@ def _count_calls(record: Record) -> dict[str, int]:
     return found
 
 
-def _calls_within(record: Record, path: str, calls: dict[str, int]) -> int:
+def _calls_within(path: str, calls: dict[str, int]) -> int:
     """How often a module with parameters is called, by the operations of what is in it."""
     counts = [count for module, count in calls.items() if module == path or module.startswith(f"{path}.")]
     return min(counts, default=0)
