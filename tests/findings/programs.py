@@ -13,6 +13,7 @@ from retrograd.history.sink import Event, Moment
 LINES = {
     "zero_grad": 10, "forward": 11, "backward": 12, "clip_grad_norm_": 13, "step": 14, "scheduler.step": 15,
     "evaluate": 20, "scaler.unscale_": 16, "scaler.update": 17, "model.zero_grad": 18, "second backward": 19,
+    "scaler.step": 21,
 }  # fmt: skip
 
 

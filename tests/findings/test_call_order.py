@@ -20,6 +20,17 @@ def test_gradients_may_be_all_that_is_wanted() -> None:
         assert not ask(NeverSteps, make_program(calls))
 
 
+def test_updates_that_loss_scaling_has_skipped() -> None:
+    skipped = ("zero_grad", "forward", "backward", "scaler.step", "scaler.update")
+    calls = make_calls([skipped] * 30, scaler__step={"about": "SGD#1"}, scaler__update={"value": 2.0})
+    record = make_program([make_optimizer(), *calls])
+    assert [update.optimizer for update in record.updates] == ["SGD#1"] * 30
+    assert not ask(NeverSteps, record)
+    made = (*skipped[:4], "step", "scaler.update")
+    both = make_calls([skipped, made, made], scaler__step={"about": "SGD#1"}, scaler__update={"value": 2.0})
+    assert [update.call.name for update in make_program(both).updates] == ["scaler.step", "step", "step"]
+
+
 def test_updates_without_a_backward_pass() -> None:
     [found] = ask(BackwardNeverCalled, make_program(make_calls([("zero_grad", "forward", "step")] * 4)))
     assert (found.severity, found.line) == ("critical", "train.py:14")

@@ -52,8 +52,9 @@ def test_clipping_of_gradients_that_are_not_scaled() -> None:
     assert not ask(ClipBeforeUnscale, make_program(make_calls(CLIPPED)))
 
 
-def _updated(facts: list[Fact]):  # type: ignore[no-untyped-def]
-    return make_record(range(5), lambda step: {"0:weight.update": spread(0.1)}, facts=facts)
+def _updated(facts: list[Fact], gradient: float = 1.0):  # type: ignore[no-untyped-def]
+    sites = {"0:weight.grad": spread(gradient), "0:weight.update": spread(0.1)}
+    return make_record(range(5), lambda step: sites, facts=facts)
 
 
 def test_clipping_of_nothing() -> None:
@@ -66,4 +67,5 @@ def test_clipping_of_nothing() -> None:
 def test_clipping_of_something() -> None:
     assert not ask(ClipOtherParameters, _updated(list(make_calls(CLIPPED, clip_grad_norm_={"value": 3.0}))))
     nothing_learned = make_calls(CLIPPED, clip_grad_norm_={"value": 0.0})
+    assert not ask(ClipOtherParameters, _updated(list(nothing_learned), gradient=0.0))  # weight decay changes them
     assert not ask(ClipOtherParameters, make_program(nothing_learned))

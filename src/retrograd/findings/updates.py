@@ -17,7 +17,8 @@ class Update:
 
     Attributes:
         optimizer: as in ``SGD#1``; empty where the program updates by hand.
-        call: the call of ``step``; where it updates by hand, the last one of that step.
+        call: the call of ``step``, of ``scaler.step`` where loss scaling has skipped it; where the program updates by
+            hand, the last one of that step.
         before: calls since the update before of the same optimizer, in order.
         is_first: there was none before.
     """
@@ -50,15 +51,29 @@ class Update:
 def find_updates(calls: Iterable[Call], *, by_hand: bool = True) -> list[Update]:
     """The updates of a program, in their order; ``by_hand`` where it may update without an optimizer of torch."""
     listed = list(calls)
-    if not any(call.name == "step" for call in listed):
+    ends = _list_ends(listed)
+    if not ends:
         return _find_by_hand(listed) if by_hand else []
     since: dict[str, int] = {}
     found = []
     for place, call in enumerate(listed):
-        if call.name == "step":
+        if place in ends:
             begin = since.get(call.about)
             found.append(Update(call.about, call, tuple(listed[begin or 0 : place]), begin is None))
             since[call.about] = place + 1
+    return found
+
+
+def _list_ends(calls: Sequence[Call]) -> set[int]:
+    """The places of calls that make an update, or would have if loss scaling had not skipped it."""
+    found = set()
+    for place, call in enumerate(calls):
+        if call.name == "step":
+            found.add(place)
+        elif call.name == "scaler.step":
+            behind = next((each for each in calls[place + 1 : place + 3] if each.name != "scaler.unscale_"), None)
+            if behind is None or behind.name != "step":
+                found.add(place)
     return found
 
 

@@ -47,7 +47,7 @@ class NeverSteps(Detector):
         if not calls:
             raise CannotTell("no calls were recorded")
         passes = [call for call in calls if call.name == "backward"]
-        is_updated = any(call.name == "step" for call in calls) or _may_change(record)
+        is_updated = any(call.name in ("step", "scaler.step") for call in calls) or _may_change(record)
         named = _name_optimizer(calls)
         if is_updated or len(passes) < (PASSES if named else WITHOUT_OPTIMIZER) or not _trains(calls):
             return

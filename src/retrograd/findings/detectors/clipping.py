@@ -184,6 +184,8 @@ class ClipOtherParameters(Detector):
         for optimizer, updates in list_clipped(record).items():
             calls = [call for update in updates for call in update.after_last("backward") if call.name in CLIPS]
             empty = [call for call in calls if call.details.get("parameters") == 0 or call.value == 0.0]
+            if empty and empty[0].details.get("parameters") and not _has_gradients(record):
+                raise CannotTell("all gradients are zero")
             if empty and len(empty) >= SHARE * len(calls) and record.is_changed:
                 given = Counter(call.details.get("parameters") for call in empty).most_common(1)[0][0]
                 some = "no parameters" if given == 0 else f"{given} parameters that have no gradient"
@@ -198,3 +200,9 @@ class ClipOtherParameters(Detector):
                     precondition=["updates change parameters, so there are gradients"],
                     refute="gradients are clipped by other means",
                 )
+
+
+def _has_gradients(record: Record) -> bool:
+    """Whether gradients of parameters are other than zero at most steps."""
+    sites = record.of_kind("parameter", "grad")
+    return any((record.series(site).abs_max > 0).mean() > SHARE for site in sites)
