@@ -11,8 +11,8 @@ from retrograd.comparing.pairs import IntArray, Pairs, pair_rows
 from retrograd.history.history import History
 
 ROUNDINGS = 8
-"""Times the epsilon of a format: what rounding alone makes of sums in another order. Measured by us: one and two
-threads, eager and compiled, on nets of five kinds: 3 at most."""
+"""Times the epsilon of a format: what rounding alone may make of sums in another order. Ours, and not measured by
+itself."""
 GROWTH = 30
 """Times: by how much one operation, or one step, makes what was apart before it grow. Ours."""
 UPDATE = 0.2
