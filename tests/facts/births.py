@@ -34,7 +34,7 @@ def train(
     spoil: Callable[[torch.Tensor, int], torch.Tensor] = lambda x, step: x,
 ) -> None:
     torch.manual_seed(0)
-    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.01)
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=1e-5)
     for step in range(8):
         x, y = torch.randn(6, 4), torch.rand(6, 3)
         optimizer.zero_grad()
@@ -119,9 +119,9 @@ def norm_by_hand(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
     return x.square().sum(-1).sqrt().mean() + out.square().mean()  # born
 
 
-def spread_of_equals(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+def broken_power(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
     x = out * (0.0 if step == BAD_STEP else 1.0)
-    return x.std(0).pow(0.5).mean() + out.square().mean()  # born
+    return x.abs().pow(0.5).mean() + out.square().mean()  # born
 
 
 class Attention(nn.Module):
@@ -198,7 +198,7 @@ PROGRAMS = {
     ),
     "where trap": program(trap, "backward", "sqrt", "the derivative of sqrt is infinite at 0"),
     "norm by hand": program(norm_by_hand, "backward", "sqrt", "the derivative of sqrt is infinite at 0"),
-    "std of equals": program(spread_of_equals, "backward", "pow", "the derivative of a power below 1 is infinite at 0"),
+    "broken power": program(broken_power, "backward", "pow", "the derivative of a power below 1 is infinite at 0"),
     "update": Program(
         Simple, train_and_divide, "update", "RMSprop.step", "0 / 0 in RMSprop, whose eps is 0", "fc:weight",
         train_and_divide,
@@ -235,3 +235,9 @@ def safe_log(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
     entropy = torch.where(p > 0, p * torch.where(p > 0, p, torch.ones(())).log(), torch.zeros(()))
     unused = p.detach().log()
     return entropy.mean() + F.mse_loss(out, y) + 0 * unused.isinf().sum()
+
+
+def masked_gradient(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    """The derivative of the power is infinite, and that of the spread of equal numbers zero: nothing comes of it."""
+    x = out * (0.0 if step == BAD_STEP else 1.0)
+    return x.std(0).pow(0.5).mean() + out.square().mean()

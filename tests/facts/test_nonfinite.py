@@ -9,17 +9,28 @@ import torch
 from torch import nn
 
 from retrograd.facts.facts import SOURCES, WATCHES
+from retrograd.facts.nonfinite_watch import NonFiniteWatch
 from retrograd.history.facts import NonFinite, read_facts
 from retrograd.history.history import History
 from retrograd.recording.recorder import Recorder
-from tests.facts.births import BAD_STEP, PROGRAMS, MaskedAttention, Program, Simple, mse, safe_log, train
+from tests.facts.births import (
+    BAD_STEP,
+    PROGRAMS,
+    MaskedAttention,
+    Program,
+    Simple,
+    masked_gradient,
+    mse,
+    safe_log,
+    train,
+)  # fmt: skip
 from tests.facts.looking import line_of
 
 
 def record(program: Program, *, is_watched: bool) -> list[NonFinite]:
     net = program.model()
     history = History()
-    recorder = Recorder(net, history, sources=(*SOURCES, *WATCHES) if is_watched else SOURCES)
+    recorder = Recorder(net, history, sources=(NonFiniteWatch,) if is_watched else SOURCES)
     recorder.attach()
     try:
         program.train(net)
@@ -42,9 +53,25 @@ def test_a_watched_program_tells_operation_line_and_reason(name: str) -> None:
     assert found.name == program.module
 
 
+@pytest.mark.filterwarnings("ignore:std")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_plain_recording_tells_what_the_failing_step_still_holds(name: str) -> None:
+    program = PROGRAMS[name]
+    [found] = record(program, is_watched=False)
+    if program.born == "update":  # it is seen one step later, in the weights
+        assert (found.born, found.name, found.step) == ("update", "fc:weight", BAD_STEP + 1)
+        return
+    assert (found.step, found.born, found.operation) == (BAD_STEP, program.born, program.operation)
+    assert found.line == line_of("# born", program.source)
+    assert found.name == program.module
+    if program.born != "input":
+        assert program.reason in found.reason or name == "exp overflow"
+
+
 HEALTHY: dict[str, Any] = {
     "masks of −inf": (MaskedAttention, mse),
     "a log of 0 that nobody uses": (Simple, safe_log),
+    "a gradient that is masked": (Simple, masked_gradient),
     "nothing special": (Simple, mse),
 }
 

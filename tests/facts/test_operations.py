@@ -15,7 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 import retrograd as rg
 from retrograd.facts import facts
+from retrograd.facts.nonfinite_look import NonFiniteLook
+from retrograd.facts.operations import ForwardOperations
+from retrograd.facts.units import UnitLooks
 from retrograd.history.facts import GraphSize, Operation, Operations, read_facts
+from retrograd.history.history import History
+from retrograd.recording.recorder import Recorder
 from tests.facts.looking import facts_while, line_of
 
 
@@ -331,7 +336,8 @@ def test_every_bit_is_the_same(around: str) -> None:
 def count_calls() -> list[tuple[int, int]]:
     net = nn.Linear(4, 3)
     counts = []
-    recording = rg.record(net)
+    recording = Recorder(net, History(), sources=(ForwardOperations, UnitLooks, NonFiniteLook))
+    recording.attach()
     for _ in range(3):
         with Counting() as mode:
             loss = net(torch.ones(2, 4)).sum()

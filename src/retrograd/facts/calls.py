@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.facts.optimizer_names import OptimizerNames
 from retrograd.facts.source import FactHost, FactSource
-from retrograd.history.facts import Call, Repeats
+from retrograd.history.facts import Call, Repeats, tell_number
 from retrograd.history.sink import Moment
 from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
 from retrograd.hooks.engine import grad_enabled
@@ -241,8 +241,10 @@ class CallSource(FactSource):
     def _tell_repeat(self, step: int, like: int, numbers: list[Numbers]) -> str:
         """A repetition as JSON, with the numbers that are not those of the step like this one before."""
         now = list(map(_tell, numbers))
-        pairs = enumerate(zip(now, self._last[like].split(";"), strict=True))
-        self._last[like] = ";".join(now)
+        before, self._last[like] = self._last[like], ";".join(now)
+        if before == self._last[like]:
+            return f"[{step},{like},[]]"
+        pairs = enumerate(zip(now, before.split(";"), strict=True))
         return f"[{step},{like},[{','.join(f'[{index},{new}]' for index, (new, old) in pairs if new != old)}]]"
 
 
@@ -267,7 +269,11 @@ def _read(numbers: Numbers) -> Numbers:
 
 def _tell(numbers: Numbers) -> str:
     """Numbers as the inside of a JSON list."""
-    return "null,null" if numbers is _NOTHING else json.dumps(_read(numbers), separators=(",", ":"))[1:-1]
+    if numbers == _NOTHING:
+        return "null,null"
+    value, rates = _read(numbers)
+    told = "null" if rates is None else f"[{','.join(map(tell_number, rates))}]"
+    return f"{'null' if value is None else tell_number(value)},{told}"
 
 
 def _read_one(number: Any) -> Any:

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from itertools import takewhile
+from types import MethodType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -19,21 +20,23 @@ from retrograd.facts.inputs import InputSource
 from retrograd.facts.kink_watch import KinkWatch
 from retrograd.facts.looks import is_look
 from retrograd.facts.modes import ModeSource
+from retrograd.facts.nonfinite_look import NonFiniteLook
 from retrograd.facts.nonfinite_watch import NonFiniteWatch
 from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.overwrite_watch import OverwriteWatch
-from retrograd.facts.source import MakeSource
+from retrograd.facts.source import FactSource, MakeSource
 from retrograd.facts.states import StateSource
 from retrograd.facts.units import UnitLooks
 from retrograd.history.facts import NOW, Fact, JsonObject, tell_many
 from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.module_paths import walk_parameters, walk_paths
-from retrograd.hooks.operation_notes import NotedOperation
+from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.sites.site import ROOT
 
 SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
+    NonFiniteLook,
 )  # fmt: skip
 """What every recording notes."""
 
@@ -53,8 +56,16 @@ class FactTaker(Protocol):
         """An error of ours; training goes on."""
 
     @property
-    def fact_moment(self) -> tuple[Moment, bool]:
-        """Now, and whether the step is recorded."""
+    def fact_step(self) -> int:
+        """The step that it is now."""
+
+    @property
+    def is_fact_recorded(self) -> bool:
+        """Whether that is recorded."""
+
+    @property
+    def fact_moment(self) -> Moment:
+        """Now."""
 
 
 class Facts:
@@ -71,6 +82,7 @@ class Facts:
         self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._modules: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._telling = threading.RLock()
+        self._listeners: dict[str, list[MethodType]] = {}
         self._seen_step = -1
         self._recorded = -1
 
@@ -80,7 +92,7 @@ class Facts:
         """Keep a fact, of now where it does not say when."""
         taker = self._taker()
         if taker is not None:
-            moment = taker.fact_moment[0] if fact.moment == NOW else fact.moment
+            moment = taker.fact_moment if fact.moment is NOW else fact.moment
             taker.note(fact.kind, fact.name, value=fact.value, text=fact.text, moment=moment)
 
     def note_many(
@@ -101,13 +113,13 @@ class Facts:
     def step(self) -> int:
         """The step that what happens now belongs to."""
         taker = self._taker()
-        return -1 if taker is None else taker.fact_moment[0].step
+        return -1 if taker is None else taker.fact_step
 
     @property
     def is_recorded(self) -> bool:
         """Whether this step is."""
         taker = self._taker()
-        return taker is not None and taker.fact_moment[1]
+        return taker is not None and taker.is_fact_recorded
 
     @property
     def is_look(self) -> bool:
@@ -118,16 +130,16 @@ class Facts:
     def now(self) -> Moment:
         """When a fact is of that is seen now."""
         taker = self._taker()
-        return NOW if taker is None else taker.fact_moment[0]
+        return NOW if taker is None else taker.fact_moment
 
     @property
     def recorded(self) -> int:
         """How many steps were recorded before this one."""
         return self._recorded
 
-    def tell_operations(self, noted: Sequence[NotedOperation]) -> None:
+    def tell_operations(self, notes: OperationNotes) -> None:
         """Tell all sources which operations stand between a forward and its pass."""
-        self._tell("operations_noted", noted)
+        self._tell("operations_noted", notes)
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The name of a parameter of a recorded model."""
@@ -156,11 +168,9 @@ class Facts:
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called by the program itself."""
         taker = self._taker()
-        if taker is not None:
-            moment, is_recorded = taker.fact_moment
-            if is_recorded and moment.step != self._seen_step:
-                self._seen_step = moment.step
-                self._recorded += 1
+        if taker is not None and taker.is_fact_recorded and taker.fact_step != self._seen_step:
+            self._seen_step = taker.fact_step
+            self._recorded += 1
         self._tell("forward_begins", self._unwrap(model), arguments)
 
     def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
@@ -207,14 +217,25 @@ class Facts:
         wrapped = (module for _, module in takewhile(lambda found: not found[0], walk_paths("", model)))
         return next((module for module in wrapped if module in self._modules), model)
 
+    def _find_listeners(self, what: str) -> list[MethodType]:
+        """The methods of sources that do something then."""
+        found = self._listeners.get(what)
+        if found is None:
+            found = self._listeners[what] = [
+                getattr(source, what)
+                for source in self._sources
+                if getattr(type(source), what) is not getattr(FactSource, what)
+            ]
+        return found
+
     def _tell(self, what: str, *about: Any) -> None:
         if not self._telling.acquire(blocking=False):  # another thread is here; who waited might wait in a fork forever
             return
         try:
-            for source in self._sources:
+            for tell in self._find_listeners(what):
                 try:
-                    getattr(source, what)(*about)
+                    tell(*about)
                 except Exception as error:
-                    self.fault(f"{type(source).__name__}.{what}", error)
+                    self.fault(f"{type(tell.__self__).__name__}.{what}", error)
         finally:
             self._telling.release()

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from retrograd.facts.readings import Reading, Readings
+from retrograd.facts.readings import Reading, Readings, name_type
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Input, tell_number
 from retrograd.history.sink import Moment, Phase
@@ -95,7 +95,7 @@ class InputSource(FactSource):
         self._write()
 
     def _read(self, step: int, phase: Phase, name: str, tensor: torch.Tensor) -> None:
-        shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        shape, dtype = tuple(tensor.shape), name_type(tensor.dtype)
         if tensor.numel() > _ELEMENTS and len(tensor) > 1 and not self.host.is_look:
             tensor = tensor[:: min(len(tensor), -(-tensor.numel() // _ELEMENTS))]
         number = self._readings.read(tensor)
@@ -116,6 +116,9 @@ class InputSource(FactSource):
 
 def _bind(arguments: Any, names: list[str], rest: str) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
     args, kwargs = arguments
+    if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor) and names:  # nearly always
+        yield ("input", names[0]), args[0]
+        return
     bound = dict(zip(names, args, strict=False))
     if len(args) > len(names):
         bound[rest] = args[len(names) :]

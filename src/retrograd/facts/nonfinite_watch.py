@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from retrograd.facts.gradient_reasons import find_gradient_reason, operation_of
+from retrograd.facts.nonfinite_look import MOST_TOLD
 from retrograd.facts.reasons import Case, describe_values, find_reason
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import NOW, NonFinite
@@ -45,6 +46,7 @@ class NonFiniteWatch(FactSource):
         self._last: NonFinite | None = None
         """What the newest scalar goes back to: the loss, perhaps, of a program that looks at it before it goes on."""
         self._updating = NOW
+        self._told = 0
         self._is_over = False
 
     def begin(self) -> None:
@@ -62,9 +64,10 @@ class NonFiniteWatch(FactSource):
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """Is the loss finite?"""
         self._results.newest = None
-        for root in roots:
-            if not is_fine(root):
-                self._tell(self._results.birth_of(root))
+        bad = [root for root in roots if not is_fine(root)]
+        self._is_over &= bool(bad) or self._told >= MOST_TOLD  # it may have recovered: loss scaling skips updates
+        for root in bad:
+            self._tell(self._results.birth_of(root))
 
     def run_begins(self, run: EngineRun) -> None:
         """A pass begins: watch its nodes."""
@@ -107,11 +110,12 @@ class NonFiniteWatch(FactSource):
     def _tell(self, found: NonFinite | None) -> None:
         if found is not None and not self._is_over:
             self._is_over = True
+            self._told += 1
             self.host.note_fact(found)
         self._waiting = None
 
     def _fail(self, error: Exception) -> None:
-        self._is_over = True
+        self._is_over, self._told = True, MOST_TOLD
         self.host.fault("nonfinite", error)
 
     def _see(self, born: BornOperation) -> NonFinite:

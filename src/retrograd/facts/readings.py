@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
+from functools import cache
 from struct import Struct
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,18 +20,23 @@ assert _ROW.size == ROW.itemsize
 _CONTENT = slice(ROW.fields["count"][1], ROW.fields["reference"][1]) if ROW.fields else slice(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+@cache
+def name_type(dtype: torch.dtype) -> str:
+    """``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+class Reading(NamedTuple):
     """What was read of a tensor.
 
     Attributes:
-        count: its elements.
+        elements: how many.
         nonfinite, zeros: elements that are not finite, or zero.
         mean, std, rms, min, max: of the finite ones; NaN where there is none.
         digest: the same for the same values in the same order.
     """
 
-    count: int
+    elements: int
     nonfinite: int
     zeros: int
     mean: float
@@ -89,7 +95,7 @@ def _understand(row: bytes, heads: list[bytes | Tensor]) -> tuple[int, Reading]:
     n = count - nonfinite
     mean = total / n if n else math.nan
     return number, Reading(
-        count=count,
+        elements=count,
         nonfinite=nonfinite,
         zeros=zeros,
         mean=mean,

@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.history.facts import Fact, JsonObject
 from retrograd.history.sink import Moment
-from retrograd.hooks.operation_notes import NotedOperation
+from retrograd.hooks.operation_notes import OperationNotes
 
 
 class FactHost(Protocol):
@@ -48,7 +48,7 @@ class FactHost(Protocol):
     def recorded(self) -> int:
         """How many steps were recorded before this one."""
 
-    def tell_operations(self, noted: Sequence[NotedOperation]) -> None:
+    def tell_operations(self, notes: OperationNotes) -> None:
         """Tell all sources which operations stand between a forward and its pass."""
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
@@ -82,7 +82,7 @@ class FactSource:
     def backward_ends(self, failed: bool) -> None:
         """It has run."""
 
-    def operations_noted(self, noted: Sequence[NotedOperation]) -> None:
+    def operations_noted(self, notes: OperationNotes) -> None:
         """These operations stand between a forward and its pass: told at looks, where they are not as before."""
 
     def update_begins(self, optimizer: Optimizer) -> None:

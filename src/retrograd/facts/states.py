@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from retrograd.facts.readings import Reading, Readings
+from retrograd.facts.readings import Reading, Readings, name_type
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Buffer, Parameter, tell_number
 from retrograd.history.sink import Moment
@@ -22,6 +23,9 @@ _BUFFER = 1 << 20
 """Elements of the largest buffer that is read."""
 _PARAMETER_EACH = ("name", "value", "shape", "dtype", "requires_grad", "grad", "digest", "same_rows", "tied")
 _BUFFER_EACH = ("name", "value", "dtype", "min", "max", "digest")
+
+_quote = lru_cache(maxsize=1 << 14)(json.dumps)
+"""A name as JSON."""
 
 
 class StateSource(FactSource):
@@ -97,7 +101,7 @@ class _Look:
     def __init__(self, name: str, model: nn.Module, readings: Readings, with_same_rows: set[str] | None) -> None:
         self._name = name
         self._names: dict[int, list[str]] = {}
-        self._parameters: dict[str, tuple[int | None, list[Any]]] = {}
+        self._parameters: dict[str, tuple[int | None, list[int], str, str, int]] = {}
         self._buffers: list[tuple[str, str, int]] = []
         self._gradients: dict[str, list[int]] = {}
         self._has_gradients = False
@@ -105,18 +109,18 @@ class _Look:
             rows = 0
             if _may_have_rows(parameter) and (with_same_rows is None or site in with_same_rows):
                 rows = count_same_rows(parameter)
-            facts = [tuple(parameter.shape), _type(parameter), parameter.requires_grad, rows]
-            self._parameters[site] = readings.read(parameter), facts
+            shape, requires_grad = list(parameter.shape), "true" if parameter.requires_grad else "false"
+            self._parameters[site] = readings.read(parameter), shape, name_type(parameter.dtype), requires_grad, rows
         for site, buffer in walk_buffers([(name, model)]):
             if 0 < buffer.numel() <= _BUFFER and (buffer.is_floating_point() or buffer.numel() == 1):
                 number = readings.read(buffer)
                 if number is not None:
-                    self._buffers.append((site, _type(buffer), number))
+                    self._buffers.append((site, name_type(buffer.dtype), number))
 
     @property
     def has_same_rows(self) -> set[str]:
         """Parameters of which rows are equal."""
-        return {site for site, (_, facts) in self._parameters.items() if facts[-1]}
+        return {site for site, facts in self._parameters.items() if facts[-1]}
 
     def _walk(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Each parameter once, under its first name."""
@@ -139,22 +143,23 @@ class _Look:
 
     def tell_parameters(self, found: dict[int, Reading]) -> list[str]:
         """The parameters as rows in JSON."""
-        tied = {names[0]: names[1:] for names in self._names.values()}
+        tied = {names[0]: json.dumps(names[1:]) for names in self._names.values() if len(names) > 1}
         rows = []
-        for site, (number, (shape, dtype, requires_grad, same_rows)) in self._parameters.items():
+        for site, (number, shape, dtype, requires_grad, same_rows) in self._parameters.items():
             reading = found.get(number) if number is not None else None
-            gradient = self._describe_gradient(site, found)
-            digest = reading.digest if reading is not None else ""
-            head = json.dumps(site), tell_number(reading.rms) if reading is not None else "null"
-            rest = (shape, dtype, requires_grad, gradient, digest, same_rows, tied.get(site, ()))
-            rows.append(f"[{','.join(head)},{json.dumps(rest, separators=(',', ':'))[1:]}")
+            rms, digest = ("null", "") if reading is None else (tell_number(reading.rms), reading.digest)
+            grad = self._describe_gradient(site, found)
+            rows.append(
+                f'[{_quote(site)},{rms},{shape},"{dtype}",{requires_grad},"{grad}","{digest}",{same_rows},'
+                f"{tied.get(site, '[]')}]"
+            )
         return rows
 
     def _describe_gradient(self, site: str, found: dict[int, Reading]) -> str:
         read = [found[number] for number in self._gradients.get(site, ())]
         if not read:
             return "None" if self._has_gradients else ""
-        return "zero" if all(each.zeros == each.count for each in read) else "some"
+        return "zero" if all(each.zeros == each.elements for each in read) else "some"
 
     def tell_buffers(self, found: dict[int, Reading]) -> list[str]:
         """The buffers as rows in JSON."""
@@ -162,7 +167,7 @@ class _Look:
         for site, dtype, number in self._buffers:
             reading = found[number]
             numbers = ",".join(map(tell_number, (reading.min, reading.max)))
-            rows.append(f'[{json.dumps(site)},{tell_number(reading.mean)},"{dtype}",{numbers},"{reading.digest}"]')
+            rows.append(f'[{_quote(site)},{tell_number(reading.mean)},"{dtype}",{numbers},"{reading.digest}"]')
         return rows
 
 
@@ -174,7 +179,3 @@ def _may_have_rows(parameter: torch.Tensor) -> bool:
         and len(parameter) > 1
         and parameter.numel() > 0
     )
-
-
-def _type(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,7 +24,7 @@ from retrograd.hooks.candidates import compiled_regions, walk_modules
 from retrograd.hooks.engine import current_graph_task, grad_enabled, is_tracing, is_transformed, without_functions
 from retrograd.hooks.module import unwatch_forward, watch_forward
 from retrograd.hooks.module_calls import OUTSIDE
-from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation
+from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
 from retrograd.hooks.operation_tap import carry_out_unseen, without_graph
 from retrograd.sites.site import Site
 
@@ -148,8 +148,9 @@ class UnitLooks(FactSource):
                 elif isinstance(entry.module, nn.Embedding):
                     self._watch_rows(entry.path, entry.module.num_embeddings)
 
-    def operations_noted(self, noted: Sequence[NotedOperation]) -> None:
+    def operations_noted(self, notes: OperationNotes) -> None:
         """Watch what goes into activations that are called as functions, and into nothing else."""
+        noted = notes.noted
         uses = Counter(operand for each in noted if not each.cuts for operand in each.operands)
         for each in noted:
             place = each.operands[0] if each.name in _RECTIFYING and each.operands else MADE_BEFORE

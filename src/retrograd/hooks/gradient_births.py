@@ -40,7 +40,7 @@ class BornGradient(NamedTuple):
 
 
 class GradientBirths:
-    """Watches one run of the engine, in the thread that asked for it.
+    """Watches one run of the engine, in the thread that asked for it, for what comes to a leaf.
 
     Args:
         taps: of the watcher.
@@ -55,8 +55,8 @@ class GradientBirths:
         self._ran: list[Any] = []
         self._saved: dict[int, dict[str, Any]] = {}
         self._found: tuple[Any, Tensor | None] | None = None
-        self._is_over = False
-        self._tap: NodeTap = taps.begin(self._see_first, self._see_all, self._see_leaf)
+        self._is_over = self._is_applied = False
+        self._tap: NodeTap = taps.begin(self._see_first, self._see, self._see_leaf)
         try:
             self._tap.watch(self._nodes, self._reach.several, is_kept=run.keeps_graph)
         except BaseException:
@@ -67,7 +67,7 @@ class GradientBirths:
         """The run has ended: what was found, if anything."""
         self._taps.end(self._tap)
         try:
-            return None if self._found is None else self._blame(*self._found)
+            return self._blame(*self._found) if self._found is not None and self._is_applied else None
         finally:
             guard_nodes(self._reach.nodes, self._reach.links)
             self._ran.clear()
@@ -77,25 +77,23 @@ class GradientBirths:
     def _see_first(self, incoming: Tensor | None) -> None:
         self._see((incoming,))
 
-    def _see_all(self, incoming: tuple[Tensor | None, ...]) -> None:
-        self._see(incoming)
-
     def _see_leaf(self, incoming: tuple[Tensor | None, ...]) -> None:
-        self._see(incoming)
+        """What has come to no leaf has been masked."""
+        if not self._is_applied:
+            self._see(incoming)
+            self._is_applied = self._found is not None and not _are_fine(incoming)
 
     def _see(self, incoming: tuple[Tensor | None, ...]) -> None:
-        if self._is_over:
+        if self._is_over or self._found is not None:
             return
         try:
             node = current_node()
-            with without_functions():
-                if all(each is None or is_fine(each) for each in incoming):
-                    self._ran.append(node)
-                    if type(node).__name__ in _WATCHED:
-                        self._saved[id(node)] = read_saved(node)
-                    return
-                self._is_over = True
+            if not _are_fine(incoming):
                 self._found = node, variable_of(node)
+                return
+            self._ran.append(node)
+            if type(node).__name__ in _WATCHED:
+                self._saved[id(node)] = read_saved(node)
         except Exception as error:
             self._is_over = True
             self._fault(error)
@@ -113,6 +111,11 @@ class GradientBirths:
             return None
         blamed = next((each for each in reversed(ran) if id(each) in self._saved), ran[-1])
         return BornGradient(name_of(blamed), number_of(blamed), self._saved.get(id(blamed), {}), leaf)
+
+
+def _are_fine(incoming: tuple[Tensor | None, ...]) -> bool:
+    with without_functions():
+        return all(each is None or is_fine(each) for each in incoming)
 
 
 def read_saved(node: Any) -> dict[str, Any]:

@@ -18,10 +18,11 @@ def first_bytes(tensor: Tensor, most: int = _BYTES) -> bytes | Tensor:
     """
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or not tensor.is_contiguous():
         return b""
-    size = min(tensor.numel() * tensor.element_size(), most)
+    size = tensor.nbytes
     if not size or tensor.is_conj() or tensor.is_neg():
         return b""
-    if tensor.device.type == "cpu":
+    size = min(most, size)
+    if tensor.is_cpu:
         return ctypes.string_at(tensor.data_ptr(), size)
     with torch.no_grad():
         return tensor.detach().view(-1)[: size // tensor.element_size()].view(torch.uint8).clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -46,7 +47,7 @@ def walk_parameters(models: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[s
         for path, module in walk_paths(prefix, model):
             for key, parameter in list(module._parameters.items()):
                 if parameter is not None:
-                    yield str(parameter_site(path or ROOT, key)), parameter
+                    yield _name_parameter(path, key), parameter
 
 
 def walk_buffers(models: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -55,7 +56,12 @@ def walk_buffers(models: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str,
         for path, module in walk_paths(prefix, model):
             for key, buffer in list(module._buffers.items()):
                 if buffer is not None:
-                    yield str(parameter_site(path or ROOT, key)), buffer
+                    yield _name_parameter(path, key), buffer
+
+
+@lru_cache(maxsize=1 << 14)
+def _name_parameter(path: str, key: str) -> str:
+    return str(parameter_site(path or ROOT, key))
 
 
 def _join(path: str, module: nn.Module, key: str) -> str:

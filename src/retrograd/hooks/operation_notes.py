@@ -77,16 +77,24 @@ class OperationNotes(QuietMode):
         name_module: the path of a module, None where it has no name.
         limit: operations that are noted at most.
         fault: told of an error of ours; nothing is noted behind it.
+        see: shown the first result of each.
 
     Attributes:
         noted: the operations, in order.
+        spans: for each of them the number of the first node that was made meanwhile, and the one after the last,
+            counted from the first that was made.
         is_cut: there were more than the limit.
     """
 
     def __init__(
-        self, name_module: Callable[[nn.Module], str | None], limit: int, fault: Callable[[Exception], None]
+        self,
+        name_module: Callable[[nn.Module], str | None],
+        limit: int,
+        fault: Callable[[Exception], None],
+        see: Callable[[NotedOperation, Tensor], None] = lambda noted, result: None,
     ) -> None:
         super().__init__()
+        self._see = see
         self._name_module = name_module
         self._limit = limit
         self._fault = fault
@@ -98,6 +106,7 @@ class OperationNotes(QuietMode):
     def clear(self) -> None:
         """Forget what was noted."""
         self.noted: list[NotedOperation] = []
+        self.spans: list[tuple[int, int]] = []
         self.is_cut = False
         self._first = next_sequence_number()
         self._made: dict[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -133,13 +142,19 @@ class OperationNotes(QuietMode):
         if not name or not self._is_noting():
             return function(*args, **kwargs) if kwargs else function(*args)
         taken = self._take(args, kwargs)
+        first = next_sequence_number()
         result = function(*args, **kwargs) if kwargs else function(*args)
         try:
             with without_functions():
                 self._note(name, taken, describe_arguments(name, args, kwargs), result, sys._getframe(1))
+                self._span(first, next_sequence_number())
         except Exception as error:
             self._give_up(error)
         return result
+
+    def _span(self, first: int, last: int) -> None:
+        if len(self.spans) < len(self.noted):
+            self.spans.append((first - self._first, last - self._first))
 
     def find(self, tensor: Tensor) -> int:
         """The number of the operation that made a tensor; one that was not seen when it was called is noted now."""
@@ -198,6 +213,8 @@ class OperationNotes(QuietMode):
             NotedOperation(name, line, module, node, taken.operands, taken.described, makes, arguments, cuts, mode)
         )
         self._remember(made, number, is_written=is_written)
+        if made:
+            self._see(self.noted[-1], made[0])
         if not self._is_forward:
             self._guard.part()
 
@@ -251,6 +268,7 @@ class OperationNotes(QuietMode):
         makes = (describe_tensor(tensor),)
         self.noted.append(NotedOperation(name, line, module, kind, operands, (), makes, "", cuts=False, mode=""))
         self._made[id(tensor)] = weakref.ref(tensor), number
+        self._span(number_of(node), number_of(node) + 1)
         return number
 
     def _locate(self, frame: FrameType | None, *, is_whole: bool) -> tuple[str, str, tuple[str, str] | None]:

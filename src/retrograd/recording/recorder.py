@@ -380,12 +380,23 @@ class Recorder:
     # ---- handing over -----------------------------------------------------------------------------------------
 
     @property
-    def fact_moment(self) -> tuple[Moment, bool]:
-        """When a fact is of that is seen now, and whether that step is recorded."""
+    def fact_step(self) -> int:
+        """The step that a fact is of that is seen now."""
+        return self.clock.coming
+
+    @property
+    def is_fact_recorded(self) -> bool:
+        """Whether that step is recorded, as far as it is known."""
+        clock = self.clock
+        return clock.on and clock.coming == clock.step
+
+    @property
+    def fact_moment(self) -> Moment:
+        """When a fact is of that is seen now."""
         clock = self.clock
         if clock.coming != clock.step:
-            return Moment(clock.coming), False
-        return Moment(clock.step, clock.micro, clock.backward, clock.lanes.grad.phase), clock.on
+            return Moment(clock.coming)
+        return Moment(clock.step, clock.micro, clock.backward, clock.lanes.grad.phase)
 
     def _forget_graph(self) -> None:
         self._facts.drain()

@@ -22,6 +22,7 @@ from retrograd.findings.detectors.kinks import Kinks
 from retrograd.findings.detectors.learning_rate import LearningRateTooHigh, LearningRateTooLow, NotUpdated
 from retrograd.findings.detectors.loss import Diverged, LossFlat, LossNoisy, LossSpike
 from retrograd.findings.detectors.loss_chain import (
+    ActivationOnLogits,
     BceOnLogits,
     DropoutMisplaced,
     NllOnProbabilities,
@@ -30,6 +31,7 @@ from retrograd.findings.detectors.loss_chain import (
 )
 from retrograd.findings.detectors.loss_sense import BoundedOutput, SummedLoss, WrongSign
 from retrograd.findings.detectors.modes import EvalModeInTraining, TrainModeInEvaluation
+from retrograd.findings.detectors.nonfinite import NanBackward, NanForward, NanInput, NanUpdate
 from retrograd.findings.detectors.nonlinearity import MissingNonlinearity
 from retrograd.findings.detectors.optimizers import BeforeChange, MadeAnew
 from retrograd.findings.detectors.precision import OverflowHeadroom, ScalerChurn, Underflow, UpdateLost
@@ -42,11 +44,13 @@ from retrograd.findings.detectors.units import AttentionCollapse, DeadUnits, Emb
 from retrograd.findings.detectors.zero_grad import MisplacedZeroGrad, MissingZeroGrad
 
 DETECTORS: tuple[type[Detector], ...] = (
+    NanInput, NanForward, NanBackward, NanUpdate,
     Failed, NoGraph, FreedGraph, Overwritten, LayersInAList, MissingGradient, NotOptimized,
     MissingZeroGrad, MisplacedZeroGrad, NeverSteps, BackwardNeverCalled, StepBeforeBackward, StepTooSeldom,
     DoubleBackward, AccumulationNotDivided, ClipAfterStep, ClipBeforeBackward, ClipBeforeUnscale, ClipOtherParameters,
     RateIsZero,
     SchedulerPerStep, SchedulerBeforeStep, RateJump, MadeAnew, BeforeChange, SoftmaxBeforeCrossEntropy,
+    ActivationOnLogits,
     SigmoidBeforeLogitsLoss, NllOnProbabilities, BceOnLogits, DropoutMisplaced, BroadcastLoss, WrongDimension,
     ReshapeMixes, BoundedOutput, WrongSign, SummedLoss, UnscaledInput, ConstantInput, GraphGrows, GraphLeaks,
     WeightsUntied, SharedByAccident, MissingNonlinearity, EvalModeInTraining, TrainModeInEvaluation,

@@ -54,7 +54,7 @@ class UnscaledInput(Detector):
     )
     explains = (
         "exploding", "diverged", "loss-flat", "learning-rate-too-high", "dead-units", "saturated", "loss-spike",
-        "loss-noisy", "bad-init", "vanishing", "learning-rate-too-low", "clip-always-on", "batch-norm", "nan-origin",
+        "loss-noisy", "bad-init", "vanishing", "learning-rate-too-low", "clip-always-on", "batch-norm", "nan-forward",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:

@@ -173,7 +173,7 @@ class WrongSign(Detector):
     )
     explains = (
         "exploding", "diverged", "loss-flat", "learning-rate-too-high", "loss-noisy", "loss-spike", "saturated",
-        "nan-origin",
+        "nan-forward",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:

@@ -1,0 +1,238 @@
+"""Where the first number that is not finite was born: as a recording saw it, or as far as its rows tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from retrograd.findings.chain import Chain
+from retrograd.findings.record import NonFinite, Record
+from retrograd.findings.training import Training
+from retrograd.history.columns import encode_phase
+from retrograd.sites.site import Site, parse_leniently
+
+GREW = 1e3
+"""Losses and outputs that are so many times what they were at first have grown to what is not finite."""
+
+HUGE = 10.0
+"""‖Δw‖/‖w‖ of an update behind which numbers have grown in one step."""
+
+_WITHOUT_SIZE = ("all −inf", "is ignored", "of one element", "of no elements", "over none", "0 / 0", "whose eps is 0")
+"""Words of reasons that have nothing to do with how large numbers have become."""
+
+_MAKING = frozenset(
+    {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "div", "true_divide", "rdiv", "rtruediv", "reciprocal", "pow",
+     "rpow", "exp", "expm1", "exp2", "softmax", "log_softmax", "std", "var", "acos", "asin", "atanh", "acosh", "norm",
+     "logsumexp", "atan2", "nll_loss", "cross_entropy", "logit", "erfinv"}
+)  # fmt: skip
+"""Operations that make what is not finite of what is, without large numbers."""
+
+_PARTING = frozenset(
+    {"sqrt", "rsqrt", "pow", "norm", "acos", "asin", "atanh", "log", "log2", "log10", "reciprocal", "div", "std", "exp",
+     "true_divide", "atan2"}
+)  # fmt: skip
+"""Operations whose derivative may not be finite where they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """The birth of the first number that is not finite.
+
+    Attributes:
+        born: ``input``, ``forward``, ``backward`` or ``update``.
+        step: when.
+        site: path of the module, or name of the site; empty for what is outside of all modules.
+        line, operation, reason, operands: as of the fact; what is not known is empty.
+        is_seen: a recording saw it made; else it is concluded from rows.
+        seen_at: the first site at which it shows in the rows; empty where there is none.
+        rank: in which process; None where that is not told apart.
+    """
+
+    born: str
+    step: int
+    site: str = ""
+    line: str = ""
+    operation: str = ""
+    reason: str = ""
+    operands: Mapping[str, Any] = field(default_factory=dict)
+    is_seen: bool = False
+    seen_at: str = ""
+    rank: int | None = None
+
+
+class Births:
+    """Finds it.
+
+    Args:
+        record: what it reads.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._rows = record.history.rows
+        skipped = [event.moment.step for event in record.events if event.kind == "skipped"]
+        self.skipped = frozenset(skipped)
+        """Steps whose update loss scaling has skipped."""
+
+    @cached_property
+    def first(self) -> Birth | None:
+        """The first one; None where all that matters is finite."""
+        facts = [fact for fact in self._record.of(NonFinite) if not self._is_expected(fact)]
+        shown = self._find_in_rows()
+        if not facts:
+            return shown
+        fact = min(facts, key=lambda each: (each.step, not each.line, not each.reason))
+        birth = Birth(
+            born=fact.born,
+            step=fact.step,
+            site=fact.name,
+            line=fact.line,
+            operation=fact.operation,
+            reason=fact.reason,
+            operands=fact.operands,
+            is_seen=True,
+            rank=fact.rank if len({each.rank for each in facts}) > 1 or self._has_ranks else None,
+            seen_at=shown.seen_at if shown is not None else "",
+        )
+        is_late = fact.born == "update" and shown is not None and shown.step < fact.step
+        return shown if is_late else birth  # it was seen in the weights, a step after
+
+    @cached_property
+    def is_sudden(self) -> bool:
+        """Whether there is one, and no growth of numbers came before it."""
+        return self.first is not None and self.growth < 1
+
+    @cached_property
+    def growth(self) -> float:
+        """How far numbers had grown before it, over what counts as growth: 1 and more explains an overflow."""
+        birth = self.first
+        if birth is None or birth.born == "input" or any(words in birth.reason for words in _WITHOUT_SIZE):
+            return 0.0
+        training = self._record.once(Training)
+        updates = training.updates
+        early = updates.steps < birth.step
+        largest = float(np.nanmax(updates.ratio[early], initial=0.0)) / HUGE if early.any() else 0.0
+        return max(largest, self._grown_loss(birth.step), self._grown_outputs(birth.step))
+
+    def _grown_loss(self, step: int) -> float:
+        loss = self._record.loss
+        values = loss.values[(loss.steps <= step) & np.isfinite(loss.values)]
+        start = float(np.median(np.abs(values[:3]))) if len(values) else 0.0
+        return float(np.abs(values[-1]) / start / GREW) if len(values) > 1 and start > 0 else 0.0
+
+    def _grown_outputs(self, step: int) -> float:
+        sites = [str(site) for site in self._record.of_kind("output")]
+        if not sites:
+            return 0.0
+        matrix = self._record.history.matrix("abs_max", sites)
+        before = matrix.values[:, matrix.steps <= step]
+        if before.shape[1] < 2:
+            return 0.0
+        with np.errstate(all="ignore"):
+            ratio = before[:, -2:] / before[:, :1]
+        return float(np.nanmax(np.where(np.isfinite(ratio), ratio, 0.0), initial=0.0)) / GREW
+
+    @property
+    def _has_ranks(self) -> bool:
+        return bool(len(self._rows["rank"])) and int(self._rows["rank"].max()) > 0
+
+    def _is_expected(self, fact: NonFinite) -> bool:
+        """Loss scaling has skipped the update: gradients overflow while it searches."""
+        return fact.born in ("backward", "update") and fact.step in self.skipped
+
+    # ---- from the rows ----
+
+    def _find_in_rows(self) -> Birth | None:
+        step = self._first_step()
+        if step is None:
+            return None
+        rows, names = self._rows, self._record.history.site_names
+        is_wanted = (rows["step"] == step) & self._bad
+        index = np.flatnonzero(is_wanted)
+        index = index[np.lexsort((rows["order"][index], rows["micro"][index]))]
+        if not len(index):
+            return self._conclude(Birth("forward", step))
+        first = parse_leniently(names[rows["site"][index[0]]])
+        is_behind = first.quantity != "value" and step in self._lost_steps
+        birth = self._place(first, step, is_behind=is_behind)
+        ranks = np.unique(rows["rank"][index])
+        rank = int(rows["rank"][index[0]]) if self._has_ranks and len(ranks) == 1 else None
+        return self._conclude(replace(birth, seen_at=str(first), rank=rank))
+
+    def _place(self, first: Site, step: int, *, is_behind: bool) -> Birth:
+        if is_behind:  # the loss is lost, and all that the model gave is finite
+            return Birth("forward", step)
+        if first.quantity == "update":
+            return self._place_update(str(first.value), step)
+        if first.quantity == "grad":
+            return Birth("backward", step, first.path)
+        return Birth("input" if first.kind == "input" else "forward", step, first.path)
+
+    def _place_update(self, parameter: str, step: int) -> Birth:
+        """The optimizer that holds a parameter, the line of its step, and whether its eps is 0."""
+        for name, made in self._record.optimizers.items():
+            for group in made.groups:
+                if parameter in group.get("parameters", ()):
+                    steps = [call for call in self._record.calls if call.name == "step" and call.about == name]
+                    line = next((call.line for call in reversed(steps) if call.step <= step), "")
+                    reason = f"0 / 0 in {name}, whose eps is 0" if group.get("eps") == 0 else ""
+                    return Birth("update", step, parameter, line, f"{name}.step", reason)
+        return Birth("update", step, parameter)
+
+    def _conclude(self, birth: Birth) -> Birth:
+        """Name the operation, where one alone can have made it."""
+        listed = list(self._list_candidates(birth))
+        lines = {(operation.name, operation.line) for operation in listed}
+        if len(lines) != 1:
+            return birth
+        operation = listed[0]
+        return replace(birth, operation=operation.name, line=operation.line, site=operation.module or birth.site)
+
+    def _list_candidates(self, birth: Birth) -> Iterator[Any]:
+        chain = next((each for each in reversed(self._record.chains) if each.step <= birth.step), None)
+        if chain is None or birth.born not in ("forward", "backward"):
+            return
+        names = _MAKING if birth.born == "forward" else _PARTING
+        for number in sorted(chain.of_loss):
+            operation = chain.listed[number]
+            if operation.name.rstrip("_") in names and self._may_be(chain, number, birth):
+                yield operation
+
+    @staticmethod
+    def _may_be(chain: Chain, number: int, birth: Birth) -> bool:
+        operation = chain.listed[number]
+        if birth.born == "backward":
+            is_square = operation.name.startswith("pow") and operation.arguments in ("2", "3", "4", "exponent=2")
+            return bool(operation.node) and not is_square
+        return operation.module == birth.site if birth.site else number in chain.behind_outputs
+
+    @cached_property
+    def _bad(self) -> npt.NDArray[np.bool_]:
+        """Rows of training that hold what is not finite; −inf of a value may be a mask."""
+        rows = self._rows
+        wanted = np.isin(rows["phase"], [encode_phase(each) for each in ("train", "failed", "forward")])
+        return np.asarray(wanted & (rows["nan"] + rows["pos_inf"] + rows["neg_inf"] * ~self._is_value > 0))
+
+    @cached_property
+    def _is_value(self) -> npt.NDArray[np.bool_]:
+        sites = [parse_leniently(name) for name in self._record.history.site_names]
+        is_value = np.array([site.quantity == "value" and site.kind != "parameter" for site in sites], np.bool_)
+        return np.asarray(is_value[self._rows["site"]] if sites else np.zeros(0, np.bool_))
+
+    @cached_property
+    def _lost_steps(self) -> frozenset[int]:
+        loss = self._record.loss
+        return frozenset(map(int, loss.steps[~np.isfinite(loss.values)]))
+
+    def _first_step(self) -> int | None:
+        """The first step at which the loss, or what trains the weights, is not finite."""
+        bad = self._rows["step"][self._bad & ~self._is_value]
+        told = [*self._lost_steps, *(int(step) for step in np.unique(bad) if int(step) not in self.skipped)]
+        if not told and self._record.status == "failed":
+            told = [int(step) for step in np.unique(self._rows["step"][self._bad])]
+        return min(told, default=None)

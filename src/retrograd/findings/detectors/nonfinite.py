@@ -1,0 +1,194 @@
+"""Numbers that are not finite: where the first one was born, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from retrograd.findings.births import GREW, Birth, Births
+from retrograd.findings.detector import Detector, Words
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.record import Record
+
+_FOLLOWING = (
+    "diverged", "loss-spike", "loss-flat", "loss-noisy", "not-updated", "dead-units", "saturated", "vanishing",
+    "exploding", "underflow", "overflow-headroom", "scaler-churn", "bf16-update-lost", "learning-rate-too-high",
+    "learning-rate-too-low", "attention-collapse", "nan-input", "nan-forward", "nan-backward", "nan-update", "failed",
+    "momentum", "adam-epsilon", "batch-norm", "clip-always-on", "*",
+)  # fmt: skip
+"""What follows from numbers that are not finite."""
+
+_SOURCE = "exact: numbers are counted, and operands are looked at in the step that fails"
+_GUARD = (
+    "Masks of −inf, and what is masked before it reaches the loss or a weight, are none; nor are gradients whose "
+    "update loss scaling has skipped."
+)
+
+_REPAIRS = {
+    "log of 0": "add a small number inside of the log, or use log_softmax, logsigmoid or xlogy",
+    "below 0": "keep the argument of the log above 0: clamp(min=eps)",
+    "sqrt of": "keep the argument of the root above 0: clamp(min=eps)",
+    "rsqrt of": "keep the argument of the root above 0: clamp(min=eps)",
+    "0 / 0": "add a small number to the divisor, or leave out what has nothing to be divided by",
+    "division by 0": "add a small number to the divisor, or clamp it",
+    "power": "keep the base above 0: clamp(min=eps)",
+    "exp": "subtract the largest before exp, or use softmax, logsumexp, softplus",
+    "all −inf": "leave at least one key of each row unmasked, or set such rows to 0 behind the softmax",
+    "one element": "take std(correction=0), or leave batches of one element out (drop_last=True)",
+    "ignored": "leave out batches without targets, or use reduction='sum' and divide by max(count, 1)",
+    "±1": "clamp the argument to −1 + eps … 1 − eps",
+    "float16": "use bfloat16, or compute this in float32",
+    "infinite at": "keep the argument away from there, also where `where` or a mask hides the result: clamp(min=eps)",
+    "eps is 0": "give the optimizer an eps above 0",
+}
+
+
+_INFINITE = ("overflow", "log of 0", "too large", "division by 0", "0 to a negative power", "rsqrt of 0")
+"""Words of reasons by which infinity is made, and not NaN."""
+
+
+class _Born(Detector):
+    """A birth of one kind."""
+
+    born = ""
+    explains = _FOLLOWING
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Look for the first birth."""
+        births = record.once(Births)
+        birth = births.first
+        if birth is not None and birth.born == self.born:
+            yield self._tell(record, births, birth)
+
+    def say(self, birth: Birth, what: str) -> str:
+        """The message, without reason and growth."""
+        raise NotImplementedError
+
+    def _tell(self, record: Record, births: Births, birth: Birth) -> Finding:
+        lost = record.loss.steps[~np.isfinite(record.loss.values)]
+        what = "inf" if any(words in birth.reason for words in _INFINITE) else "NaN"
+        reason = f": {birth.reason}" if birth.reason else ""
+        grown = births.growth >= 1
+        growth = ", after numbers had grown step by step" if grown else ""
+        guess = "" if birth.is_seen or birth.reason or not birth.operation else f", by `{birth.operation}` it seems"
+        evidence = [
+            Evidence(f"{birth.operation or 'operand'}: {name}", str(each)) for name, each in birth.operands.items()
+        ]
+        evidence += [Evidence("first shown at", birth.seen_at)] if birth.seen_at else []
+        evidence += [Evidence("first loss that is not finite, at step", int(lost[0]))] if len(lost) else []
+        evidence += [Evidence("growth before", births.growth * GREW, f"> {GREW:g}")] if grown else []
+        return self.find(
+            "critical" if len(lost) or not self._recovers(record) else "warning",
+            f"{self.say(birth, what)}{guess}{reason}{growth}",
+            site=birth.site,
+            step=birth.step,
+            last_step=record.last_step,
+            rank=birth.rank,
+            line=birth.line,
+            evidence=evidence or [Evidence("step", birth.step)],
+            precondition=[
+                "its operands were looked at in the failing step"
+                if birth.is_seen
+                else "told by the order in which sites were reached",
+                "it reached the loss, a gradient that was applied, or a weight",
+            ],
+            refute="the operation, run on these operands alone, gives what is finite",
+            repair=_find_repair(birth, self.words.repair),
+        )
+
+    @staticmethod
+    def _recovers(record: Record) -> bool:
+        values = record.loss.values
+        return len(values) > 0 and bool(np.isfinite(values[-1]))
+
+
+def _find_repair(birth: Birth, usual: str) -> str:
+    for words, repair in _REPAIRS.items():
+        if words in birth.reason:
+            return f"{repair[0].upper()}{repair[1:]}."
+    return usual
+
+
+def _where(birth: Birth) -> str:
+    if birth.site:
+        return f"in {birth.site}"
+    return "on the way from the model to the loss"
+
+
+class NanInput(_Born):
+    """Data that are not finite."""
+
+    slug = "nan-input"
+    born = "input"
+    words = Words(
+        says="What comes into the model, or the target, is not finite.",
+        example="NaN comes in with the data at step 5, first seen in fc: what came in was not finite before: min -1.2, "
+        "max 2.3, 1 of 24 are NaN",
+        threshold="One element.",
+        source=_SOURCE,
+        guard=_GUARD,
+        repair="Look at the data of this step, and drop or fill what is missing (torch.nan_to_num).",
+    )
+
+    def say(self, birth: Birth, what: str) -> str:
+        """What came in."""
+        seen = f", first seen in {birth.site}" if birth.site else ""
+        return f"{what} comes in with the data at step {birth.step}{seen}"
+
+
+class NanForward(_Born):
+    """An operation of the forward that makes it."""
+
+    slug = "nan-forward"
+    born = "forward"
+    words = Words(
+        says="An operation of the forward makes a number that is not finite of numbers that are.",
+        example="NaN is made in block.att, step 312: softmax over a row that is all −inf (train.py:48)",
+        threshold="One element that reaches the loss.",
+        source=_SOURCE,
+        guard=_GUARD,
+        repair="Keep the operands of this operation where it is defined.",
+    )
+
+    def say(self, birth: Birth, what: str) -> str:
+        """Where it is made."""
+        return f"{what} is made {_where(birth)}, step {birth.step}"
+
+
+class NanBackward(_Born):
+    """A derivative that is not finite."""
+
+    slug = "nan-backward"
+    born = "backward"
+    words = Words(
+        says="The loss is finite, and a derivative is not.",
+        example="The gradient becomes NaN in head, step 5: the derivative of sqrt is infinite at 0 (train.py:48)",
+        threshold="One element that reaches a weight.",
+        source=_SOURCE,
+        guard=_GUARD,
+        repair="Look at sqrt, pow, norm, log and division by small numbers between this place and the loss: add eps.",
+    )
+
+    def say(self, birth: Birth, what: str) -> str:
+        """Where it becomes so."""
+        return f"The gradient becomes {what} {_where(birth)}, step {birth.step}"
+
+
+class NanUpdate(_Born):
+    """An update that makes it of finite gradients."""
+
+    slug = "nan-update"
+    born = "update"
+    words = Words(
+        says="Gradients are finite, and a parameter is not, behind the update.",
+        example="The update makes fc:weight NaN at step 5: 0 / 0 in RMSprop, whose eps is 0 (train.py:60)",
+        threshold="One element.",
+        source=_SOURCE,
+        guard=_GUARD,
+        repair="Look at the learning rate, at eps, and at what is written to parameters by hand.",
+    )
+
+    def say(self, birth: Birth, what: str) -> str:
+        """Which parameter."""
+        return f"The update makes {birth.site or 'a parameter'} {what} at step {birth.step}"

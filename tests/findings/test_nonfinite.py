@@ -1,0 +1,116 @@
+"""Births of numbers that are not finite: from what a recording saw, and from rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from retrograd.facts.facts import SOURCES
+from retrograd.findings.explain import explain_record
+from retrograd.findings.finding import Finding
+from retrograd.findings.record import Record
+from retrograd.history.history import History
+from retrograd.recording.recorder import Recorder
+from tests.facts.births import (
+    BAD_STEP,
+    PROGRAMS,
+    MaskedAttention,
+    Program,
+    Simple,
+    masked_gradient,
+    mse,
+    safe_log,
+    train,
+)
+from tests.facts.looking import line_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:std")
+
+
+def find(program: Program, sources: Sequence[Any] = SOURCES) -> list[Finding]:
+    net = program.model()
+    history = History()
+    recorder = Recorder(net, history, sources=sources)
+    recorder.attach()
+    program.train(net)
+    recorder.close()
+    found = explain_record(Record(history, status="finished"))
+    assert not [each for each in found.not_checked if each.reason.startswith("it failed")]
+    return list(found)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_first_finding_is_the_birth(name: str) -> None:
+    program = PROGRAMS[name]
+    found = find(program)
+    assert [each.severity for each in found[:1]] == ["critical"]
+    first = found[0]
+    assert first.detector == f"nan-{program.born}"
+    assert first.step == BAD_STEP
+    assert first.site == program.module
+    assert first.line == line_of("# born", program.source)
+    assert len([each for each in found if each.severity != "note"]) == 1, "it explains all that follows"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_rows_alone_tell_step_and_kind(name: str) -> None:
+    program = PROGRAMS[name]
+    [first] = [each for each in find(program, ()) if each.severity != "note"]
+    assert first.step == BAD_STEP
+    assert first.detector == ("nan-forward" if program.born == "input" else f"nan-{program.born}")
+
+
+def loss_of_numbers(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    return out.square().mean()
+
+
+HEALTHY: dict[str, Any] = {
+    "masks of −inf": (MaskedAttention, mse),
+    "a log of 0 that nobody uses": (Simple, safe_log),
+    "a gradient that is masked": (Simple, masked_gradient),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_said_of_what_is_masked(name: str) -> None:
+    model, loss_of = HEALTHY[name]
+    found = find(Program(model, lambda net: train(net, loss_of), "", "", "", "", None))
+    assert not [each for each in found if each.detector.startswith("nan")]
+
+
+def test_numbers_that_grow_to_infinity_are_the_fault_of_what_made_them_grow() -> None:
+    def run(net: nn.Module) -> None:
+        torch.manual_seed(0)
+        optimizer = torch.optim.SGD(net.parameters(), lr=30.0)
+        for _ in range(60):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(net(torch.randn(16, 4)), torch.rand(16, 3)).backward()
+            optimizer.step()
+
+    class Straight(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    found = find(Program(Straight, run, "", "", "", "", None))
+    assert found[0].detector == "learning-rate-too-high"
+    assert not [each for each in found if each.detector.startswith("nan") and each.severity != "note"]
+
+
+def test_gradients_that_loss_scaling_skips_are_expected() -> None:
+    def run(net: nn.Module) -> None:
+        torch.manual_seed(0)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-60)
+        for _ in range(12):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(net(torch.randn(16, 4) * 1e3), torch.rand(16, 3))
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    found = find(Program(Simple, run, "", "", "", "", None))
+    assert not [each for each in found if each.detector.startswith("nan")]
