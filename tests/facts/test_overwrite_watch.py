@@ -170,6 +170,23 @@ def test_what_torch_refuses(case: Case) -> None:
     assert (finding.severity, finding.line) == ("critical", fact.written_line)
 
 
+def test_an_update_between_two_passes() -> None:
+    net = Net(plain)
+    optimizer = torch.optim.Adam(net.parameters())
+    history = History()
+    recorder = Recorder(net, history, sources=(*SOURCES, OverwriteWatch))
+    recorder.attach()
+    loss = net(torch.randn(3, 4, requires_grad=True))
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    recorder.close()
+    (fact,) = [fact for fact in read_facts(history.events) if isinstance(fact, Overwrite)]
+    assert (fact.tensor, fact.writer, fact.written_line) == ("first:weight", "Adam.step", f"{__file__}:{line}")
+
+
 @pytest.mark.parametrize("case", [through_data, through_numpy, under_hooks])
 def test_what_torch_does_not_see(case: Case) -> None:
     x = torch.randn(3, 4)

@@ -132,7 +132,8 @@ class Call(Fact):
     ``clip_grad_value_``, ``scheduler.step``, ``scaler.unscale_``, ``scaler.step``, ``scaler.update``. ``value`` is the
     norm before clipping, and the scale after ``scaler.update``. What is called behind the update of a step belongs to
     the next one; ``step`` stands behind the calls of its closure. Of a step that calls the same as an earlier one,
-    :class:`Repeats` tells.
+    :class:`Repeats` tells. What is called before a model is recorded is not known: under ``retrograd run`` what comes
+    before its first forward.
 
     Attributes:
         line: where it was called.
@@ -380,6 +381,22 @@ class Operations(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Softmax(Fact):
+    """The softmax functions of one line of a module's forward, when they were looked at. ``name`` is the module.
+
+    ``value`` is Σp² / Σp, 1 where each picks one; of n alike it is 1 / n.
+
+    Attributes:
+        line: where it is called.
+        entries: numbers along its last dimension.
+    """
+
+    kind = "softmax"
+    line: str = ""
+    entries: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSize(Fact):
     """The graph that a backward pass began from, when it was looked at. ``value``: its nodes.
 
@@ -470,8 +487,8 @@ class Kink(Fact):
 
 
 FACTS: tuple[type[Fact], ...] = (
-    Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, GraphSize, NonFinite,
-    Overwrite, Kink,
+    Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
+    NonFinite, Overwrite, Kink,
 )  # fmt: skip
 """Every kind of fact."""
 

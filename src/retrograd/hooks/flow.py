@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.hooks.engine import grad_enabled, inference_enabled
+from retrograd.hooks.function_names import VALUES, is_bare, tensors_of
 from retrograd.hooks.module_calls import ModuleCall
 from retrograd.hooks.nodes import root_edges, variable_of
 from retrograd.hooks.reach import find_nodes
@@ -25,15 +26,11 @@ _FUNCTIONS = str(_TORCH / "autograd" / "function.py")
 _OPTIMIZERS = str(_TORCH / "optim")
 
 _DETACHING = frozenset({"detach", "detach_", "data", "__deepcopy__", "detach_copy"})
-_LEAVING = frozenset(
-    {"item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__", "__index__", "__complex__"}
-)
 _COPYING = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "scalar_tensor"})
 _UNRELATED = frozenset(
     {
-        "grad", "_grad", "grad_fn", "backward", "requires_grad_", "register_hook", "retain_grad", "new_zeros",
-        "new_ones",
-        "new_empty", "new_full", "new_empty_strided", "__repr__", "__format__", "__len__", "dim", "size", "stride",
+        "grad", "_grad", "grad_fn", "backward", "requires_grad_", "register_hook", "retain_grad", "__repr__",
+        "__format__", "__len__", "dim", "size", "stride",
         "numel", "is_floating_point", "_make_subclass",
     }
 )  # fmt: skip
@@ -122,8 +119,8 @@ class FlowNotes:
             self._note_clearing(name, seen, frame)
         elif name in ("requires_grad_", "__set__ requires_grad") and any(each is False for each in seen):
             self._note_freezing(seen[0], frame)
-        elif name not in _UNRELATED and not name.endswith("_like") and not name.startswith("__set__"):
-            operands = list(tensors_in(seen))
+        elif name not in _UNRELATED and not _takes_shape_alone(name) and not name.startswith("__set__"):
+            operands = tensors_of(seen, None)
             if operands and (grad_enabled() or not _is_in(_OPTIMIZERS, "step", frame)):
                 self._follow(name, operands, result, frame, call)
 
@@ -152,9 +149,9 @@ class FlowNotes:
                 self.uses[place].append(
                     Use(name, line_of(frame), call.path if call is not None else None, grad_enabled())
                 )
-        results = [operands[0]] if name == "__setitem__" else list(tensors_in((result,)))
-        is_cut = sources and (name in _LEAVING or any(not each.requires_grad for each in results))
-        if name in _LEAVING:
+        results = [operands[0]] if name == "__setitem__" else tensors_of((result,), None)
+        is_cut = sources and (name in VALUES or any(not each.requires_grad for each in results))
+        if name in VALUES:
             self.left |= cuts
         bit = 0
         if is_cut and not _is_in(_FUNCTIONS, "apply", frame):
@@ -192,7 +189,7 @@ class FlowNotes:
     def _note_clearing(self, name: str, seen: tuple[Any, ...], frame: FrameType) -> None:
         if name == "__set__ grad" and seen[1] is not None:
             return
-        for each in tensors_in(seen):
+        for each in tensors_of(seen, None):
             self.cleared[id(each)] = line_of(frame)
 
     def _note_freezing(self, tensor: Any, frame: FrameType) -> None:
@@ -204,7 +201,7 @@ class FlowNotes:
 def _explain_cut(name: str, results: list[Tensor]) -> How:
     if name in _DETACHING:
         return "detached"
-    if name in _LEAVING:
+    if name in VALUES:
         return "left torch"
     if name in _COPYING:
         return "copied"
@@ -230,13 +227,8 @@ def line_of(frame: FrameType) -> str:
     return f"{user.f_code.co_filename}:{user.f_lineno}"
 
 
-def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among some values, and in tuples and lists of them."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from tensors_in(value)
+def _takes_shape_alone(name: str) -> bool:
+    return is_bare(name) and name != "new_tensor"
 
 
 def _is_in(file: str, function: str, frame: FrameType | None) -> bool:
