@@ -193,7 +193,7 @@ class UnitLooks(FactSource):
             self._moment = self.host.now
 
     def _is_time(self, recorded: int) -> bool:
-        groups = 1 + (len(self._watches) - 1) // OFTEN
+        groups = 1 + max(len(self._watches) - 1, 0) // OFTEN
         return recorded < _FIRST or recorded % ((OFTEN if recorded < SETTLED else SELDOM) * groups) == 0
 
     def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
