@@ -31,7 +31,7 @@ class MissingGradient(Detector):
         "a list, or of the same name but for its end (experts, heads), are a note",
         repair="let the gradient through at that line, or freeze these parameters.",
     )
-    explains = ("loss-flat", "not-updated", "learning-rate-too-low", "vanishing", "no-weight-decay", "embedding-unused")
+    explains = ("loss-flat", "not-updated", "learning-rate-too-low", "vanishing", "embedding-unused")
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at all parameters that optimizers hold, together by module and reason."""
