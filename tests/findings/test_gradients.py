@@ -354,3 +354,21 @@ def test_layers_in_a_list(tmp_path: Path) -> None:
     finding = explain(tmp_path / "run")[0]
     assert (finding.detector, finding.severity) == ("layers-in-a-list", "critical")
     assert "layer (Linear) and layer_2 (Linear)" in finding.message
+
+
+def test_a_loss_that_is_a_leaf_of_its_own() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model) as recording:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = torch.tensor(model(torch.randn(8, 4)).square().mean().item(), requires_grad=True)
+            loss.backward()
+            optimizer.step()
+    [found] = explain(recording.history).of("no-graph")
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert found.severity == "critical"
+    assert "item" in found.message
+    lines, first = inspect.getsourcelines(test_a_loss_that_is_a_leaf_of_its_own)
+    made = next(number for number, line in enumerate(lines, first) if ".item()" in line)
+    assert found.line == f"{__file__}:{made}"

@@ -4,6 +4,7 @@ import pytest
 
 from retrograd.findings.detector import Detector
 from retrograd.findings.detectors.loss_chain import (
+    ActivationOnLogits,
     BceOnLogits,
     DropoutMisplaced,
     NllOnProbabilities,
@@ -42,6 +43,8 @@ def test_softmax_twice() -> None:
     [
         (SoftmaxBeforeCrossEntropy, ("softmax", "view"), "cross_entropy", "critical"),
         (SoftmaxBeforeCrossEntropy, ("sigmoid",), "cross_entropy", "warning"),
+        (ActivationOnLogits, ("relu",), "cross_entropy", "warning"),
+        (ActivationOnLogits, ("tanh", "view"), "cross_entropy", "warning"),
         (BoundedOutput, ("relu",), "cross_entropy", "warning"),
         (SoftmaxBeforeCrossEntropy, ("log_softmax",), "cross_entropy", "note"),
         (BoundedOutput, ("tanh",), "cross_entropy", "warning"),

@@ -60,6 +60,20 @@ def test_a_backward_pass_that_raises(tmp_path: Path) -> None:
     assert (told["kind"], told["node"], told["module"]) == ("ArithmeticError", "DampBackward", "net.head")
 
 
+def test_a_first_backward_pass_that_torch_refuses(tmp_path: Path) -> None:
+    code, said, told = record(tmp_path, "blind.py")
+    assert code == 1
+    assert told["kind"] == "RuntimeError"
+    assert said[-1].endswith("1 finding:")
+    [found] = [
+        json.loads(line) for line in (tmp_path / "run/findings.jsonl").read_text().splitlines() if "detector" in line
+    ]
+    assert "gradients were switched off" in found["message"]
+    text = (SCRIPTS / "blind.py").read_text().splitlines()
+    line = next(number for number, each in enumerate(text, 1) if "output = model" in each)
+    assert found["line"] == f"{SCRIPTS / 'blind.py'}:{line}"
+
+
 @pytest.mark.parametrize(("script", "in_backward"), [("fails_in_backward.py", True), ("ends.py", False)])
 def test_an_interrupt(script: str, in_backward: bool, tmp_path: Path) -> None:
     code, said, told = record(tmp_path, script, "interrupt")

@@ -132,7 +132,8 @@ class Call(Fact):
     ``clip_grad_value_``, ``scheduler.step``, ``scaler.unscale_``, ``scaler.step``, ``scaler.update``. ``value`` is the
     norm before clipping, and the scale after ``scaler.update``. What is called behind the update of a step belongs to
     the next one; ``step`` stands behind the calls of its closure. Of a step that calls the same as an earlier one,
-    :class:`Repeats` tells.
+    :class:`Repeats` tells. What is called before a model is recorded is not known: under ``retrograd run`` what comes
+    before its first forward.
 
     Attributes:
         line: where it was called.

@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.compiled_calls import keep_compiled_modules_quiet
 from retrograd.hooks.engine import grad_enabled, is_compiling
+from retrograd.hooks.lines import describe_frame, program_frame
 from retrograd.hooks.module import set_before_all
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.hooks.tables import Entry
@@ -42,11 +43,16 @@ class DiscoveryListener(Protocol):
 
 
 class Lookout:
-    """The process-wide hooks on behalf of one listener."""
+    """The process-wide hooks on behalf of one listener.
+
+    Attributes:
+        blind_call: ``file:line`` of the first call of a module with gradients switched off; empty where none was seen.
+    """
 
     def __init__(self, listener: DiscoveryListener) -> None:
         self._listener = listener
         self._is_stopped = False
+        self.blind_call = ""
         self._armed: list[Callable[[], None]] = []
         self._standing = [
             Entry(self._join, modules._global_module_registration_hooks),
@@ -95,7 +101,10 @@ class Lookout:
         pass
 
     def _call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if is_compiling() or not grad_enabled():
+        if is_compiling():
+            return
+        if not grad_enabled():
+            self.blind_call = self.blind_call or describe_frame(program_frame(sys._getframe(1)))
             return
         before = set(module._forward_pre_hooks)
         self._tell(self._listener.module_called, module)

@@ -79,6 +79,11 @@ class Search:
                     self._lookout.disarm()  # before torch.compile takes our hook for a part of the model
             self._known.update(nn.Module.modules(module))
 
+    @property
+    def blind_call(self) -> str:
+        """Where a module was first called with gradients switched off; empty where none was."""
+        return self._lookout.blind_call
+
     def pass_begins(self) -> None:
         """A backward pass begins, and no model has been found: are there any that optimizers update?"""
         with self._lock:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
 from retrograd.facts.facts import SOURCES, WATCHES
 from retrograd.facts.source import MakeSource
+from retrograd.history.facts import Call
 from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
 from retrograd.hooks.construction import leave_construction, watch_construction
 from retrograd.launch.closing import say, say_end, say_failure
@@ -120,17 +121,25 @@ class Session:
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """A backward pass begins. Where no model has been found by now, there is one without."""
+        self._sink.pass_begins()
         if self._recorder is None and not self._has_given_up:
             try:
                 self._search.pass_begins()
                 if self._recorder is None:
                     self._record([], None)
+                self._tell_blind_call()
             except Exception as error:  # a fault of ours must not end the pass
                 self._give_up(error)
         unlisten_to_backward(self)
 
     def backward_ends(self, failed: bool) -> None:
         """That pass has ended."""
+
+    def _tell_blind_call(self) -> None:
+        """No model was called with gradients switched on; was one called without?"""
+        if self._search.blind_call and self._recorder is not None:
+            fact = Call(name="forward", line=self._search.blind_call, details={"grad": False})
+            self._recorder.note(fact.kind, fact.name, text=fact.text)
 
     def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
         unnamed = [model for model in models if model not in self._names]

@@ -86,6 +86,11 @@ rows.filter(polars.col("nan") > 0).select("step", "site", "nan")
 What a recording notes beside statistics, for [findings](findings.md), are events too. Their `text` is a JSON object
 with the fields below, but for numbers that are not known; `name` and `value` are columns. Lines are `file:line`.
 
+One event may hold several facts: then `rows` are lists of what `each` names (of `name`, `value`, `step` and `phase`
+those that are not the event's), all other fields are the same for all of them, and the event's `value` is how many they
+are. Of a step whose calls are those of an earlier one, from the same lines, `calls` tells instead of `call`. Calls are
+known of every step, also of those that are not recorded; `rg.explain` has them all one by one.
+
 {facts}
 
 What was critical while the run went on is an event of the kind `finding`, its `text` as a line of `findings.jsonl`:
@@ -109,7 +114,9 @@ A tensor that training changed in place before it was written is not stored; an 
 ## manifest.json
 
 `format`, `versions`, `command`, `seed`, `git` (`commit`, `dirty`), `host`, `platform`, `pid`, `started`, `sites`,
-and what the recorder tells, such as `model` and `selection`. `resumed` lists the facts of each later session.
+and what the recorder tells, such as `model` and `selection`. `resumed` lists the facts of each later session. `model`
+has a row for each module: its `path`, `type`, number of own `parameters` and of `trainable` ones, their `dtype`,
+`settings` as it shows them itself, and under `retrograd run` the `line` that constructed it.
 
 ## placements.json
 
@@ -159,9 +166,18 @@ def _describe_columns(columns: Sequence[Column]) -> str:
 def _describe_fact(fact: type[Fact]) -> tuple[str, str, str]:
     """Kind, meaning and fields of a fact, from its docstring."""
     about, _, listed = inspect.cleandoc(fact.__doc__ or "").partition("Attributes:\n")
-    about = " ".join(about.split()).replace("``", "`").replace(":class:", "")
-    names = [each.strip().partition(":")[0] for each in listed.splitlines() if re.match(r" {4}\w[\w, ]*:", each)]
-    return f"`{fact.kind}`", about, ", ".join(f"`{each}`" for name in names for each in name.split(", "))
+    fields = re.sub(r"(?:^|\n) {4}(\w[\w, ]*): ", lambda name: f" {_quote_names(name[1])}: ", listed.rstrip())
+    return f"`{fact.kind}`", _make_markdown(about), _make_markdown(fields)
+
+
+def _quote_names(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names.split(", "))
+
+
+def _make_markdown(text: str) -> str:
+    """A docstring's text on one line; of roles (``:class:`Operation```) what they name."""
+    plain = re.sub(r":\w+:`([^`]*)`", r"`\1`", " ".join(text.split()).replace("``", "`"))
+    return re.sub(r"`retrograd\.[\w.]*\.(\w+)`", r"`\1`", plain)
 
 
 def _name_type(kind: pa.DataType) -> str:

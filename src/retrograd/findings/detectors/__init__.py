@@ -22,6 +22,7 @@ from retrograd.findings.detectors.kinks import Kinks
 from retrograd.findings.detectors.learning_rate import LearningRateTooHigh, LearningRateTooLow, NotUpdated
 from retrograd.findings.detectors.loss import Diverged, LossFlat, LossNoisy, LossSpike
 from retrograd.findings.detectors.loss_chain import (
+    ActivationOnLogits,
     BceOnLogits,
     DropoutMisplaced,
     NllOnProbabilities,
@@ -49,6 +50,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     DoubleBackward, AccumulationNotDivided, ClipAfterStep, ClipBeforeBackward, ClipBeforeUnscale, ClipOtherParameters,
     RateIsZero,
     SchedulerPerStep, SchedulerBeforeStep, RateJump, MadeAnew, BeforeChange, SoftmaxBeforeCrossEntropy,
+    ActivationOnLogits,
     SigmoidBeforeLogitsLoss, NllOnProbabilities, BceOnLogits, DropoutMisplaced, BroadcastLoss, WrongDimension,
     ReshapeMixes, BoundedOutput, WrongSign, SummedLoss, UnscaledInput, ConstantInput, GraphGrows, GraphLeaks,
     WeightsUntied, SharedByAccident, MissingNonlinearity, EvalModeInTraining, TrainModeInEvaluation,

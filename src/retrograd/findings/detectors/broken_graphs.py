@@ -35,27 +35,61 @@ class NoGraph(Detector):
         says="Backward is asked of a loss that has no graph, and where it lost it.",
         example="The loss has no graph, so backward cannot run: `argmax` has no derivative, so what comes behind it "
         "has no graph (train.py:16).",
+<<<<<<< HEAD
         threshold="torch's own error; or at least 3 passes of which none gave any parameter a gradient",
         source="torch: element 0 of tensors does not require grad and does not have a grad_fn",
         guard="speaks only where torch has raised, or where a cut was seen and an optimizer holds what gets nothing",
+=======
+        threshold="torch's own error; or a loss that is a leaf, while no parameter ever had a gradient",
+        source="torch: element 0 of tensors does not require grad and does not have a grad_fn",
+        guard="speaks only where torch has raised, or where backward began at a tensor without a node, a cut lies "
+        "before it, and no gradient of any recorded parameter was seen",
+>>>>>>> main
         repair="compute the loss from what the model returns, without leaving the graph.",
     )
     explains = ("failed", "never-steps", "backward-never-called", "missing-gradient", "loss-flat")
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
+<<<<<<< HEAD
         if not record.error:
             yield from self._check_leaf(record)
         if "does not require grad and does not have a grad_fn" not in _message(record):
             return
+=======
+        if "does not require grad and does not have a grad_fn" in _message(record):
+            yield self._say_refused(record)
+        elif (leaf := _find_leaf_loss(record)) is not None:
+            yield self._say_leaf(record, leaf)
+
+    def _say_leaf(self, record: Record, lost: Lost) -> Finding:
+        call = next(each for each in record.calls if each.name == "backward")
+        return self.find(
+            "critical",
+            "Backward begins at a tensor that has no graph, so no parameter gets a gradient and nothing is trained: "
+            f"{lost.sentence}",
+            step=call.step,
+            last_step=record.last_step,
+            line=lost.line,
+            evidence=[Evidence("backward", call.line), Evidence("parameters with a gradient", 0, "0 of all")],
+            precondition=[
+                "what backward began from has no node",
+                "the gradient of each recorded parameter was looked at behind backward, and each was None",
+            ],
+            refute="the .grad of some parameter is not None behind backward()",
+            repair=lost.repair,
+        )
+
+    def _say_refused(self, record: Record) -> Finding:
+>>>>>>> main
         assert record.error is not None
         lost = next((found for chain in reversed(record.chains) if (found := find_last_cut(chain))), None)
         reason, repair = _explain(record, lost)
-        yield self.find(
+        return self.find(
             "critical",
             f"The loss has no graph, so backward cannot run: {reason}",
-            step=record.last_step,
-            line=lost.line if lost is not None else line_of(record.error),
+            step=record.last_step or 0,
+            line=lost.line if lost is not None else _find_blind_line(record) or line_of(record.error),
             evidence=[Evidence("exception", _message(record)[:160])],
             precondition=["torch has refused to run backward"],
             refute="torch has raised for another tensor than the loss",
@@ -91,14 +125,38 @@ class NoGraph(Detector):
             )
 
 
+def _find_leaf_loss(record: Record) -> Lost | None:
+    """The cut before a loss that is a leaf, where no parameter ever had a gradient."""
+    looked = [each.grad for each in record.parameters if each.requires_grad and each.grad]
+    chains = [chain for chain in record.chains if chain.loss >= 0]
+    if not looked or any(grad != "None" for grad in looked) or record.of_kind("parameter", "grad") or not chains:
+        return None
+    if any(chain.listed[chain.loss].node for chain in chains):
+        return None
+    if not any(each.name == "backward" for each in record.calls):
+        return None
+    return find_last_cut(chains[0])
+
+
 def _explain(record: Record, lost: Lost | None) -> tuple[str, str]:
     if lost is not None:
         return lost.sentence, lost.repair
+    if _find_blind_line(record):
+        called = (
+            "gradients were switched off (torch.no_grad, inference_mode or set_grad_enabled) where the model was called"
+        )
+        return called, "call the model outside of torch.no_grad() for the loss that is trained."
     frozen = record.once(Gradients).frozen
     weighted = [path for path, each in record.modules.items() if each.get("parameters")]
     if weighted and all(path in frozen for path in weighted):
         return "no parameter of the model requires a gradient", "set requires_grad of what is to be trained."
     return "where it was lost was not seen", ""
+
+
+def _find_blind_line(record: Record) -> str:
+    """Where a model was called with gradients switched off, if it never was with them."""
+    calls = [call for call in record.calls if call.name == "forward"]
+    return calls[0].line if calls and not any(call.details.get("grad") for call in calls) else ""
 
 
 class FreedGraph(Detector):

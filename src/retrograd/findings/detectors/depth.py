@@ -177,7 +177,7 @@ class Exploding(_Depth):
     slug = "exploding"
     words = Words(
         says="The gradient grows by a like factor at each layer, or each call, on its way to the input.",
-        example="The gradient grows by 5.9 at each of 7 layers, from 0.15 at 12:output to 6.4e+03 at 0:output.",
+        example="The gradient grows 5.9 times at each of 7 layers, from 0.15 at 12:output to 6,400 at 0:output.",
         threshold="Over at least 4 layers that have weights the norm of the outputs' gradients grows by 1000 in all, "
         "at "
         "three of four neighbours, and the loss has not fallen by a tenth.",
@@ -198,7 +198,7 @@ class Exploding(_Depth):
         """The finding."""
         return self.find(
             "critical",
-            f"The gradient grows by {chain.factor:.2g} at each of {len(chain.norms)} {chain.what}, from "
+            f"The gradient grows {chain.factor:.2g} times at each of {len(chain.norms)} {chain.what}, from "
             f"{chain.norms[-1]:.2g} at {chain.names[-1]} to {chain.norms[0]:.2g} at {chain.names[0]}.",
             refute="the norms at these sites do not rise towards the input at other steps",
             **self.describe(record, chain),

@@ -32,9 +32,8 @@ class WeightDecayDominates(Detector):
     slug = "weight-decay-dominates"
     words = Words(
         says="Weight decay shrinks the weights faster than the gradient can build them up.",
-        example="Weight decay outweighs the gradient: 0.5 of SGD#1 makes 98 % of an update, and the norm of the "
-        "weights "
-        "fell from 6.67 to 0.0418.",
+        example="Weight decay outweighs the gradient: that of SGD#1, 0.5, makes 98% of an update, and the norm of "
+        "the weights fell from 6.67 to 0.0418.",
         threshold="Decay makes more than half of an update, at the median of the first half of the steps (λ‖w‖ beside "
         "‖g‖, "
         "or lr·λ‖w‖ beside ‖Δw‖ where it is decoupled); and the norm of the weights falls below 0.7 of what it was.",
@@ -46,7 +45,7 @@ class WeightDecayDominates(Detector):
     )
     explains = (
         "loss-flat", "vanishing", "dead-units", "learning-rate-too-low", "not-updated", "loss-noisy", "underflow",
-        "bf16-update-lost",
+        "bf16-update-lost", "learning-rate-too-high",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:
@@ -95,7 +94,7 @@ class WeightDecayDominates(Detector):
         low = int(np.argmin(weights))
         return self.find(
             "warning",
-            f"Weight decay outweighs the gradient: {group['weight_decay']:g} of {name} makes {share:.0%} of an "
+            f"Weight decay outweighs the gradient: that of {name}, {group['weight_decay']:g}, makes {share:.0%} of an "
             "update, and "
             f"the norm of the weights fell from {weights[0]:.3g} to {weights[low]:.3g} at step {updates.steps[low]}.",
             site=name,

@@ -10,6 +10,7 @@ import numpy as np
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers
+from retrograd.findings.numbers import count_more
 from retrograd.findings.record import Record
 from retrograd.findings.training import FloatArray, Training, divide
 
@@ -41,8 +42,8 @@ class BadInit(Detector):
     words = Words(
         says="Before the first update one layer, or each of several, gives out many times what came in, or next to "
         "nothing.",
-        example="The weights of 6 layers are too large at the start: outputs grow by 5.6 a layer, from 4.4 at 0:output "
-        "to 1.9e+05 at 12:output.",
+        example="The weights of 6 layers are too large at the start: outputs grow 5.6 times a layer, from 4.4 at "
+        "0:output to 1.9e+05 at 12:output.",
         threshold="Root mean square of output over input at least 4, at an output of at least 8; over several layers "
         "in all at least 100. Or half of all weights with a root mean square times √fan_in of at most 0.03, or one "
         "of at least 10 whose output is not seen, and the loss has not fallen by a tenth.",
@@ -91,7 +92,7 @@ class BadInit(Detector):
 
     def _tell_weights(self, record: Record, gains: dict[str, float], how: str, bound: str) -> Finding:
         name, gain = next(iter(gains.items()))
-        more = f", and so are {len(gains) - 1} more" if len(gains) > 1 else ""
+        more = f", and so are {count_more(len(gains) - 1, 'weight')}" if len(gains) > 1 else ""
         return self.find(
             "critical",
             f"{name} is too {how} at the start: its root mean square times √fan_in is {gain:.2g}{more}; 0.6 to 1.4 is "
@@ -131,8 +132,8 @@ class BadInit(Detector):
         mean = float(np.exp(np.log(gains[large]).mean()))
         if len(large) > 1:
             text = (
-                f"The weights of {len(large)} layers are too large at the start: outputs grow by {mean:.2g} a layer, "
-                f"from {rms[large[0]]:.2g} at {first.site} to {rms[large[-1]]:.2g} at {last.site}."
+                f"The weights of {len(large)} layers are too large at the start: outputs grow {mean:.2g} times a "
+                f"layer, from {rms[large[0]]:.2g} at {first.site} to {rms[large[-1]]:.2g} at {last.site}."
             )
         else:
             text = (
@@ -259,7 +260,7 @@ class SymmetricInit(Detector):
         return [f"{path}:weight" for path in weighs if path in zero] if pairs else []
 
     def _tell(self, record: Record, names: list[str], how: str, rows: int) -> Finding:
-        more = f" and of {len(names) - 1} more" if len(names) > 1 else ""
+        more = f" and of {count_more(len(names) - 1, 'weight')}" if len(names) > 1 else ""
         what = f"All {rows} rows of {names[0]}{more}" if rows else f"All weights of {names[0]}{more}"
         return self.find(
             "critical",

@@ -58,7 +58,7 @@ class Diverged(Detector):
         above = ~(loss < ROSE * lowest)
         last_below = np.flatnonzero(~above[: int(np.flatnonzero(above)[-1])])
         since = int(steps[last_below[-1] + 1]) if len(last_below) else int(steps[0])
-        end = f"it went to {late:.3g}" if np.isfinite(late) else "it went to what is not finite"
+        end = f"it went to {late:.3g}" if np.isfinite(late) else "it went to NaN or infinity"
         yield self.find(
             "note" if late < FAR * lowest else "warning",
             f"The loss has diverged: from {lowest:.3g} {end}, and it has been above {ROSE * lowest:.3g} since step "

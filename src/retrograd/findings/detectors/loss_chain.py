@@ -118,19 +118,35 @@ class SoftmaxBeforeCrossEntropy(BeforeLoss):
                 "note",
                 "cross_entropy is given the result of log_softmax and applies it again, which changes nothing",
             )
-        return _judge_bounded(name)
+        return None
 
 
-def _judge_bounded(name: str) -> tuple[Severity, str] | None:
-    """Of logits that an activation keeps within bounds."""
-    if name in ("relu", "relu6"):
-        return (
-            "warning",
-            "cross_entropy is given the result of relu, so no logit is below 0 and those at 0 learn nothing",
-        )
-    if name == "tanh":
-        return "warning", "cross_entropy is given the result of tanh, so all logits lie within −1 … 1"
-    return None
+class ActivationOnLogits(BeforeLoss):
+    """Logits that an activation keeps within bounds."""
+
+    slug = "activation-on-logits"
+    words = Words(
+        says="cross_entropy is given logits that went through an activation, which keeps them within bounds.",
+        example="cross_entropy is given the result of relu, so no logit is below 0 and those at 0 learn nothing.",
+        threshold="relu, relu6 or tanh made the first argument of cross_entropy, with nothing but views or dropout in "
+        "between",
+        source="torch's documentation of CrossEntropyLoss: it expects unnormalised logits",
+        guard="an activation that a scale or a layer follows is not directly before the loss",
+        repair="leave out the activation behind the last layer: cross_entropy takes any number as a logit.",
+    )
+    explains = SQUASHED
+
+    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+        """See :class:`BeforeLoss`."""
+        name = chain.name(maker)
+        if chain.name(loss) != "cross_entropy":
+            return None
+        if name in ("relu", "relu6"):
+            message = "cross_entropy is given the result of relu, so no logit is below 0 and those at 0 learn nothing"
+            return "warning", message
+        if name == "tanh":
+            return "warning", "cross_entropy is given the result of tanh, so all logits lie within −1 … 1"
+        return None
 
 
 def _least_loss(chain: Chain, loss: int) -> float:

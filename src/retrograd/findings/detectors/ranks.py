@@ -78,7 +78,7 @@ class RanksDisagree(Detector):
         drift = begin > min(listed[0][0] for listed in apart.values())
         yield self.find(
             "critical" if drift else "warning",
-            f"Ranks {ranks[0]} and {ranks[1]} train models that differ: of {len(apart)} of {len(shared)} parameters, "
+            f"Ranks {ranks[0]} and {ranks[1]} train models that differ: in {len(apart)} of {len(shared)} parameters, "
             "from "
             f"step {begin} on{', though they began alike: gradients are not averaged' if drift else ''}.",
             site=name,

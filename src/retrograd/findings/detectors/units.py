@@ -10,6 +10,7 @@ import numpy as np
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers
+from retrograd.findings.numbers import count_more
 from retrograd.findings.record import Record
 from retrograd.findings.training import FloatArray, Training
 
@@ -88,7 +89,7 @@ class DeadUnits(Detector):
 
     def _tell(self, record: Record, found: list[Dead]) -> Finding:
         worst = max(found, key=lambda dead: dead.share)
-        more = f", and so are those of {len(found) - 1} more" if len(found) > 1 else ""
+        more = f", and so are those of {count_more(len(found) - 1, 'layer')}" if len(found) > 1 else ""
         whole = "All units" if worst.share == 1 else f"{worst.share:.0%} of the units"
         start = "since the first step: they began so" if worst.since <= record.steps[0] else f"since step {worst.since}"
         return self.find(
@@ -198,7 +199,7 @@ class Saturated(Detector):
         steep = np.flatnonzero(~(slope < FLAT))
         begin = int(steep[-1]) + 1 if len(steep) else 0
         since = int(record.series(layer.site).steps[begin])
-        more = f", and so do those of {count - 1} more" if count > 1 else ""
+        more = f", and so do those of {count_more(count - 1, 'layer')}" if count > 1 else ""
         return self.find(
             "warning",
             f"The outputs of {layer.path} ({layer.type}) stand at their bounds since step {since}{more}: its mean "
