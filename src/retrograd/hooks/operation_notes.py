@@ -77,6 +77,7 @@ class OperationNotes(QuietMode):
         name_module: the path of a module, None where it has no name.
         limit: operations that are noted at most.
         fault: told of an error of ours; nothing is noted behind it.
+        see: shown the first result of each.
 
     Attributes:
         noted: the operations, in order.
@@ -86,9 +87,14 @@ class OperationNotes(QuietMode):
     """
 
     def __init__(
-        self, name_module: Callable[[nn.Module], str | None], limit: int, fault: Callable[[Exception], None]
+        self,
+        name_module: Callable[[nn.Module], str | None],
+        limit: int,
+        fault: Callable[[Exception], None],
+        see: Callable[[NotedOperation, Tensor], None] = lambda noted, result: None,
     ) -> None:
         super().__init__()
+        self._see = see
         self._name_module = name_module
         self._limit = limit
         self._fault = fault
@@ -207,6 +213,8 @@ class OperationNotes(QuietMode):
             NotedOperation(name, line, module, node, taken.operands, taken.described, makes, arguments, cuts, mode)
         )
         self._remember(made, number, is_written=is_written)
+        if made:
+            self._see(self.noted[-1], made[0])
         if not self._is_forward:
             self._guard.part()
 
