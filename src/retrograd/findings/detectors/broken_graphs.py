@@ -20,9 +20,6 @@ _OVERWRITTEN = re.compile(
     r" expected version (?P<then>\d+)"
 )
 
-FEWEST = 3
-"""Passes that reach no parameter; our own choice."""
-
 _VIEWS = ("AsStrided", "T", "Transpose", "Permute", "View", "UnsafeView", "Expand")
 """Nodes of views: what they view is written to."""
 
@@ -35,28 +32,16 @@ class NoGraph(Detector):
         says="Backward is asked of a loss that has no graph, and where it lost it.",
         example="The loss has no graph, so backward cannot run: `argmax` has no derivative, so what comes behind it "
         "has no graph (train.py:16).",
-<<<<<<< HEAD
-        threshold="torch's own error; or at least 3 passes of which none gave any parameter a gradient",
-        source="torch: element 0 of tensors does not require grad and does not have a grad_fn",
-        guard="speaks only where torch has raised, or where a cut was seen and an optimizer holds what gets nothing",
-=======
         threshold="torch's own error; or a loss that is a leaf, while no parameter ever had a gradient",
         source="torch: element 0 of tensors does not require grad and does not have a grad_fn",
         guard="speaks only where torch has raised, or where backward began at a tensor without a node, a cut lies "
         "before it, and no gradient of any recorded parameter was seen",
->>>>>>> main
         repair="compute the loss from what the model returns, without leaving the graph.",
     )
     explains = ("failed", "never-steps", "backward-never-called", "missing-gradient", "loss-flat")
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-<<<<<<< HEAD
-        if not record.error:
-            yield from self._check_leaf(record)
-        if "does not require grad and does not have a grad_fn" not in _message(record):
-            return
-=======
         if "does not require grad and does not have a grad_fn" in _message(record):
             yield self._say_refused(record)
         elif (leaf := _find_leaf_loss(record)) is not None:
@@ -81,7 +66,6 @@ class NoGraph(Detector):
         )
 
     def _say_refused(self, record: Record) -> Finding:
->>>>>>> main
         assert record.error is not None
         lost = next((found for chain in reversed(record.chains) if (found := find_last_cut(chain))), None)
         reason, repair = _explain(record, lost)
@@ -95,34 +79,6 @@ class NoGraph(Detector):
             refute="torch has raised for another tensor than the loss",
             repair=repair,
         )
-
-    def _check_leaf(self, record: Record) -> Iterator[Finding]:
-        """Look for a loss that was made a leaf, so that torch has nothing to say."""
-        passes = [call for call in record.calls if call.name == "backward"]
-        gradients = record.once(Gradients)
-        if (
-            len(passes) < FEWEST
-            or gradients.steps
-            or not any(not gradients.may_be_frozen(each) for each in gradients.held)
-        ):
-            return
-        lost = next((found for chain in record.chains if (found := find_last_cut(chain))), None)
-        if lost is not None:
-            yield self.find(
-                "critical",
-                f"Backward ran {len(passes)} times and reached no parameter, for the loss has no graph of theirs: "
-                f"{lost.sentence}",
-                step=int(record.steps[0]) if len(record.steps) else None,
-                last_step=record.last_step,
-                line=lost.line,
-                evidence=[
-                    Evidence("backward passes", len(passes), f"≥ {FEWEST}"),
-                    Evidence("parameters with a gradient", 0, "= 0"),
-                ],
-                precondition=["an optimizer holds parameters of a recorded model that are not frozen"],
-                refute="the passes were meant for tensors that no model has",
-                repair=lost.repair,
-            )
 
 
 def _find_leaf_loss(record: Record) -> Lost | None:
