@@ -38,7 +38,7 @@ class DoubleBackward(Detector):
         guard="several losses over one graph, micro-batches and GANs begin from different values",
         repair="call loss.backward() once for each loss.",
     )
-    explains = ("exploding", "learning-rate-too-high", "diverged", "loss-noisy", "loss-spike", "retain-graph-needless")
+    explains = ("exploding", "learning-rate-too-high", "diverged", "loss-noisy", "loss-spike")
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""

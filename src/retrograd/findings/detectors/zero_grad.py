@@ -52,7 +52,7 @@ class MissingZeroGrad(Detector):
     explains = (
         "exploding", "diverged", "loss-flat", "loss-noisy", "loss-spike", "learning-rate-too-high", "dead-units",
         "saturated", "vanishing", "clip-always-on", "nan-forward", "nan-backward", "nan-update",
-        "update-ratio", "loss-wrong-sign",
+        "loss-wrong-sign",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:
