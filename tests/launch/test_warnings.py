@@ -21,6 +21,12 @@ def test_a_recording_has_nothing_printed_twice(stage: Stage, options: str) -> No
     assert outcome.code == 0
 
 
+def test_what_torch_warns_of_is_told_of_the_programs_lines(stage: Stage) -> None:
+    """What stands on stderr is compared with a bare run, which names both lines once."""
+    outcome = stage.outcome(Command("torch_warns.py"))
+    assert outcome.code == 0
+
+
 @pytest.mark.parametrize("command", ["trace", "inventory"])
 def test_nor_has_a_trace_or_an_inventory(command: str, tmp_path: Path) -> None:
     ours = [sys.executable, "-m", "retrograd.cli", command, "-o", "out", SCRIPT]

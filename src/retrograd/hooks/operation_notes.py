@@ -37,6 +37,7 @@ from retrograd.hooks.function_names import (
 from retrograd.hooks.module_calls import OUTSIDE
 from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
 from retrograd.hooks.quiet_mode import QuietMode, lowest_place
+from retrograd.hooks.same_frame import SameFrames
 from retrograd.hooks.thread_logs import is_inner, is_ours
 
 MADE_BEFORE = -1
@@ -101,6 +102,7 @@ class OperationNotes(QuietMode):
         self._guard = DeepGraphGuard()
         self._is_forward = False
         self._lines: dict[tuple[CodeType, int], str] = {}
+        self._frames = SameFrames()
         self.clear()
 
     def clear(self) -> None:
@@ -135,6 +137,7 @@ class OperationNotes(QuietMode):
         self.forward_ends()
         self.clear()
         self._lines.clear()
+        self._frames.clear()
 
     @uncompiled_itself
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -143,7 +146,7 @@ class OperationNotes(QuietMode):
             return function(*args, **kwargs) if kwargs else function(*args)
         taken = self._take(args, kwargs)
         first = next_sequence_number()
-        result = function(*args, **kwargs) if kwargs else function(*args)
+        result = self._frames.call(sys._getframe(1), function, args, kwargs)
         try:
             with without_functions():
                 self._note(name, taken, describe_arguments(name, args, kwargs), result, sys._getframe(1))
