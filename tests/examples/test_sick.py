@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 import retrograd as rg
-from retrograd.findings.finding import shorten_line
 from tests.examples.scripts import EXAMPLES
 
 ROW = re.compile(r"^\| \[(sick_\w+\.py)\]\(\S+\) \| (.+) \|$", re.MULTILINE)
 TOLD = dict(ROW.findall((EXAMPLES / "README.md").read_text()))
+
+
+def mask(text: str) -> str:
+    """A sentence without its measured numbers, which are others with other versions of torch."""
+    return re.sub(r"(?<![\w:])\d+(\.\d+)?(e[+-]?\d+)?", "N", text)
 
 
 def test_the_readme_lists_all_of_them() -> None:
@@ -28,14 +32,13 @@ def test_a_sick_script_is_told_its_fault(name: str, tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
     findings = rg.explain(tmp_path / "run")
     first = findings[0]
-    assert f"{first.severity}: {first}" == TOLD[name]
+    assert mask(f"{first.severity}: {first}") == mask(TOLD[name])
     assert f"  {first.severity:<8}  {first}\n" in done.stderr
     assert [each for each in findings[1:] if each.severity != "note"] == [], "one fault, one alarm"
 
 
 @pytest.mark.parametrize("name", sorted(TOLD))
 def test_the_line_is_that_of_the_fault(name: str) -> None:
-    line = shorten_line(TOLD[name].rstrip(")").rpartition("(")[2])
-    script, _, number = line.partition(":")
+    script, _, number = TOLD[name].rstrip(")").rpartition("(")[2].partition(":")
     assert script == name
     assert 0 < int(number) <= len((EXAMPLES / name).read_text().splitlines())

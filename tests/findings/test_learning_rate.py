@@ -6,7 +6,7 @@ import pytest
 from retrograd.findings.detector import CannotTell
 from retrograd.findings.detectors.learning_rate import LearningRateTooHigh, LearningRateTooLow, NotUpdated
 from retrograd.findings.record import Record
-from retrograd.history.facts import Call, OptimizerMade
+from retrograd.history.facts import Call, OptimizerMade, Parameter
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import ask, make_record, spread
 
@@ -56,6 +56,11 @@ def test_a_loss_that_is_no_longer_finite() -> None:
 )
 def test_rates_that_are_not_too_high(losses: Callable[[int], float], ratio: Callable[[int], float]) -> None:
     assert not ask(LearningRateTooHigh, make_run(losses, ratio))
+
+
+def test_a_nan_that_is_born_in_a_gradient_is_no_rate() -> None:
+    record = make_run(lambda step: 0.7 if step < 10 else np.nan, lambda step: 0.01 if step < 9 else np.nan)
+    assert not ask(LearningRateTooHigh, record)
 
 
 def test_models_that_train_against_each_other_are_not_judged() -> None:
@@ -148,3 +153,22 @@ def test_a_group_without_a_rate_is_meant() -> None:
         facts=[OptimizerMade(name="SGD#1", groups=({"lr": 0.0, "parameters": ("0:weight",)}, {"lr": 0.1}))],
     )  # fmt: skip
     assert not ask(NotUpdated, record)
+
+
+def test_weights_that_are_put_back() -> None:
+    def make(digests: list[str]) -> Record:
+        looks = [
+            Parameter(name="0:weight", value=1.0, shape=(16,), digest=digest, moment=Moment(step))
+            for step, digest in enumerate(digests)
+        ]
+        return make_record(
+            range(10),
+            lambda step: {"0:weight.grad": spread(1.0), "0:weight.update": spread(0.1)},
+            weights=lambda step: {"0:weight": 1.0},
+            facts=looks,
+        )
+
+    [found] = ask(NotUpdated, make(["a", "a", "a", "a"]))
+    assert found.severity == "critical"
+    assert "writes old values back" in found.message
+    assert not ask(NotUpdated, make(["a", "b", "c", "d"]))

@@ -4,7 +4,7 @@ import pytest
 from retrograd.findings.detector import CannotTell
 from retrograd.findings.detectors.units import AttentionCollapse, DeadUnits, EmbeddingUnused, Saturated
 from retrograd.findings.record import Record
-from retrograd.history.facts import Units
+from retrograd.history.facts import Softmax, Units
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import Elements, ask, make_record, spread
 
@@ -90,7 +90,8 @@ def test_a_softmax_that_picks_one() -> None:
     one_hot = np.tile([1.0, 0.0, 0.0, 0.0], 8)
     [found] = ask(AttentionCollapse, make_bounded("Softmax", one_hot))
     assert found.site == "1"
-    assert not ask(AttentionCollapse, make_bounded("Softmax", one_hot, FALLING))
+    assert len(ask(AttentionCollapse, make_bounded("Softmax", one_hot, FALLING))) == 1  # it was so at all looks
+    assert not ask(AttentionCollapse, make_bounded("Softmax", np.tile([0.9, 0.1, 0.0, 0.0], 8), FALLING))
     assert not ask(AttentionCollapse, make_bounded("Softmax", np.tile([0.7, 0.1, 0.1, 0.1], 8)))
 
 
@@ -102,3 +103,18 @@ def test_an_embedding_of_which_one_row_is_used() -> None:
     [found] = ask(EmbeddingUnused, make(1))
     assert "Of the 50 rows of 0 one alone" in found.message
     assert not ask(EmbeddingUnused, make(9))
+
+
+def make_called(sure: float, entries: int = 12, losses: list[float] = FLAT) -> Record:
+    looks = [
+        Softmax(name="block.att", line="net.py:9", value=sure, entries=entries, moment=Moment(step)) for step in LOOKS
+    ]
+    return make_record(range(20), lambda step: {"0:output": spread(1.0)}, losses, facts=looks)
+
+
+def test_a_softmax_that_is_called_as_a_function() -> None:
+    [found] = ask(AttentionCollapse, make_called(0.9))
+    assert (found.site, found.line, found.step) == ("block.att", "net.py:9", 0)
+    assert not ask(AttentionCollapse, make_called(0.2))
+    assert not ask(AttentionCollapse, make_called(0.9, entries=2))
+    assert not ask(AttentionCollapse, make_called(0.8, losses=FALLING))

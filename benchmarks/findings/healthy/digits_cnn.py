@@ -47,8 +47,8 @@ def test(model, loader):
     correct = 0
     with torch.no_grad():
         for data, target in loader:
-            output = model(data)
-            correct += output.argmax(dim=1).eq(target).sum().item()
+            guessed = model(data).argmax(dim=1)
+            correct += guessed.eq(target).sum().item()
     return correct / len(loader.dataset)
 
 

@@ -93,6 +93,12 @@ class KinkWatch(FactSource):
             self._look = None
 
     def _see(self, sighting: Sighting) -> None:
+        try:
+            self._note(sighting)
+        except Exception as error:  # an operation of the program's is under way
+            self.host.fault("KinkWatch", error)
+
+    def _note(self, sighting: Sighting) -> None:
         module = running_module()
         path = self.host.name_module(module) if module is not None else None
         frame = user_frame(sys._getframe(1))

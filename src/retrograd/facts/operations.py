@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from retrograd.facts.graph_sizes import GraphSizes
+from retrograd.facts.softmax_looks import SoftmaxLooks
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Operations
 from retrograd.hooks.engine import grad_enabled
@@ -36,7 +37,9 @@ class ForwardOperations(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._notes = OperationNotes(host.name_module, MOST, lambda error: host.fault("operations", error))
+        self._softmaxes = SoftmaxLooks(host)
+        see = self._softmaxes.see
+        self._notes = OperationNotes(host.name_module, MOST, lambda error: host.fault("operations", error), see)
         self._sizes = GraphSizes(host)
         self._written: deque[int] = deque(maxlen=_REMEMBERED)
         self._name = ""
@@ -86,6 +89,10 @@ class ForwardOperations(FactSource):
         if threading.get_ident() == self._thread:
             self._passes = 0
             self._stop()
+
+    def drain(self) -> None:
+        """Note what was seen of softmax functions."""
+        self._softmaxes.drain()
 
     def end(self) -> None:
         """Leave nothing on the stack."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from retrograd.findings.finding import Evidence, Finding, Severity
+from retrograd.findings.numbers import write_plainly
 from retrograd.findings.record import Record
 
 
@@ -74,7 +75,7 @@ class Detector(ABC):
         return Finding(
             detector=self.slug,
             severity=severity,
-            message=message,
+            message=write_plainly(message),
             evidence=tuple(evidence),
             precondition=tuple(precondition),
             repair=repair or self.words.repair,

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from retrograd.findings.numbers import write_plainly
+
 Severity = Literal["critical", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
 """The worst first."""
@@ -31,7 +33,7 @@ class Evidence:
     threshold: str = ""
 
     def __str__(self) -> str:
-        value = self.value if isinstance(self.value, str) else f"{self.value:.4g}"
+        value = self.value if isinstance(self.value, str) else write_plainly(f"{self.value:.4g}")
         return f"{self.name}: {value}{f' ({self.threshold})' if self.threshold else ''}"
 
 

@@ -52,6 +52,11 @@ class Updates:
             weights = np.sqrt(np.nansum(self.weight**2, axis=0))
         return divide(changed, weights)
 
+    @cached_property
+    def finite_ratio(self) -> FloatArray:
+        """The same, 0 where it is not finite: what is NaN has not come of too large a step."""
+        return np.where(np.isfinite(self.ratio), self.ratio, 0.0)
+
 
 class Training:
     """Losses, rates and updates of a record.

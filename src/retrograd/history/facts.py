@@ -381,6 +381,22 @@ class Operations(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Softmax(Fact):
+    """The softmax functions of one line of a module's forward, when they were looked at. ``name`` is the module.
+
+    ``value`` is Σp² / Σp, 1 where each picks one; of n alike it is 1 / n.
+
+    Attributes:
+        line: where it is called.
+        entries: numbers along its last dimension.
+    """
+
+    kind = "softmax"
+    line: str = ""
+    entries: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSize(Fact):
     """The graph that a backward pass began from, when it was looked at. ``value``: its nodes.
 
@@ -471,8 +487,8 @@ class Kink(Fact):
 
 
 FACTS: tuple[type[Fact], ...] = (
-    Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, GraphSize, NonFinite,
-    Overwrite, Kink,
+    Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
+    NonFinite, Overwrite, Kink,
 )  # fmt: skip
 """Every kind of fact."""
 

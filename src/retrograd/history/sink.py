@@ -24,8 +24,8 @@ PHASES: tuple[Phase, ...] = ("train", "forward", "eval", "no_grad", "inference",
 
 EventKind = Literal[
     "loss", "update", "skipped", "scale", "fault", "dropped", "overwritten", "rewrite", "trigger", "note", "error",
-    "call", "calls", "optimizer", "modes", "input", "buffer", "parameter", "units", "operations", "graph", "nonfinite",
-    "overwrite", "kink", "finding",
+    "call", "calls", "optimizer", "modes", "input", "buffer", "parameter", "units", "operations", "softmax", "graph",
+    "nonfinite", "overwrite", "kink", "finding",
 ]  # fmt: skip
 """The second half are facts, see :mod:`retrograd.history.facts`, and what was found while the run went on."""
 

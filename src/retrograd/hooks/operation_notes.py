@@ -37,7 +37,7 @@ from retrograd.hooks.function_names import (
 from retrograd.hooks.module_calls import OUTSIDE
 from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
 from retrograd.hooks.quiet_mode import QuietMode, lowest_place
-from retrograd.hooks.thread_logs import is_inner
+from retrograd.hooks.thread_logs import is_inner, is_ours
 
 MADE_BEFORE = -1
 """The number of the operation that made a tensor, where that is none of those noted."""
@@ -77,6 +77,7 @@ class OperationNotes(QuietMode):
         name_module: the path of a module, None where it has no name.
         limit: operations that are noted at most.
         fault: told of an error of ours; nothing is noted behind it.
+        see: shown the first result of each.
 
     Attributes:
         noted: the operations, in order.
@@ -86,9 +87,14 @@ class OperationNotes(QuietMode):
     """
 
     def __init__(
-        self, name_module: Callable[[nn.Module], str | None], limit: int, fault: Callable[[Exception], None]
+        self,
+        name_module: Callable[[nn.Module], str | None],
+        limit: int,
+        fault: Callable[[Exception], None],
+        see: Callable[[NotedOperation, Tensor], None] = lambda noted, result: None,
     ) -> None:
         super().__init__()
+        self._see = see
         self._name_module = name_module
         self._limit = limit
         self._fault = fault
@@ -133,7 +139,7 @@ class OperationNotes(QuietMode):
     @uncompiled_itself
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = name_function(function)
-        if not name or not self._is_noting():
+        if not name or is_ours[sys._getframe(1).f_code.co_filename] or not self._is_noting():
             return function(*args, **kwargs) if kwargs else function(*args)
         taken = self._take(args, kwargs)
         first = next_sequence_number()
@@ -207,6 +213,8 @@ class OperationNotes(QuietMode):
             NotedOperation(name, line, module, node, taken.operands, taken.described, makes, arguments, cuts, mode)
         )
         self._remember(made, number, is_written=is_written)
+        if made:
+            self._see(self.noted[-1], made[0])
         if not self._is_forward:
             self._guard.part()
 

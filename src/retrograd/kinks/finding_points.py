@@ -45,8 +45,8 @@ def below(bound: float, of: str = "self") -> Finder:
 
 
 def beyond(bound: float, of: str = "self") -> Finder:
-    """Where the size of an argument is larger."""
-    return lambda given: given[of].abs() > bound
+    """Where a real argument is of larger size."""
+    return lambda given: (given[of] > bound) | (given[of] < -bound)
 
 
 def only_if(condition: Callable[[Arguments], Any], find: Finder) -> Finder:

@@ -31,13 +31,12 @@ class BatchNorm(Detector):
     words = Words(
         says="A batch norm's running statistics are never updated, are those of the last batch, or come from a few "
         "values.",
-        example="The running statistics of 1 (BatchNorm2d) are as good as the same at step 0 and at step 32: they are "
-        "hardly "
-        "updated.",
-        threshold="Equal digests of running_mean at no fewer than 3 looks while it trains; a mean of running_mean "
-        "equal to that "
-        "of the last batch to 1e-4 at no fewer than 3; fewer than 4 values a channel.",
-        source="Ioffe and Szegedy 2015; the first two are exact, 4 is ours.",
+        example="The running statistics of 1 (BatchNorm2d) are as good as the same at step 0 and at step 32: they "
+        "are hardly updated.",
+        threshold="Equal digests of running_mean at no fewer than 3 looks while it trains; a momentum above 0.95, or "
+        "one that is below 0.1 when multiplied by the steps (from the means at two looks and of the batch between); "
+        "fewer than 4 values a channel.",
+        source="Ioffe and Szegedy 2015; what follows from digests and means is exact, the bounds are ours.",
         guard="A norm in eval mode is another fault, or meant; so is one that gets no batch.",
         repair="Leave momentum at 0.1, train with batches of 16 or more, or use LayerNorm or GroupNorm.",
     )

@@ -147,8 +147,7 @@ class Vanishing(_Depth):
         example="The gradient falls to 0.13 of itself at each of 10 layers, from 0.12 at 18:output to 1.7e-09 at "
         "0:output: the first layers learn next to nothing.",
         threshold="Over at least 4 layers that have weights the norm of the outputs' gradients falls by 1000 in all, "
-        "at "
-        "three of four neighbours, and the loss has not fallen by a tenth.",
+        "at three of four neighbours, and the loss has not fallen by a tenth.",
         source="AutoTrainer: a ratio of first to last below 1e-3; the rest is measured by us.",
         guard="A loss that falls, residual paths and zero-initialised branches (no steady fall), and frozen layers.",
         repair="Use ReLU or a kin in place of sigmoid, weights of variance 2/fan_in, a norm or a residual path.",
@@ -177,10 +176,9 @@ class Exploding(_Depth):
     slug = "exploding"
     words = Words(
         says="The gradient grows by a like factor at each layer, or each call, on its way to the input.",
-        example="The gradient grows by 5.9 at each of 7 layers, from 0.15 at 12:output to 6.4e+03 at 0:output.",
+        example="The gradient grows 5.9 times at each of 7 layers, from 0.15 at 12:output to 6,400 at 0:output.",
         threshold="Over at least 4 layers that have weights the norm of the outputs' gradients grows by 1000 in all, "
-        "at "
-        "three of four neighbours, and the loss has not fallen by a tenth.",
+        "at three of four neighbours, and the loss has not fallen by a tenth.",
         source="AutoTrainer: a ratio above 70; raised to 1000 by us.",
         guard="A loss that falls; a single layer that makes the growth; sums that are no chain.",
         repair="Use weights of variance 2/fan_in, a norm behind each layer, or clip the norm of the gradient.",
@@ -198,7 +196,7 @@ class Exploding(_Depth):
         """The finding."""
         return self.find(
             "critical",
-            f"The gradient grows by {chain.factor:.2g} at each of {len(chain.norms)} {chain.what}, from "
+            f"The gradient grows {chain.factor:.2g} times at each of {len(chain.norms)} {chain.what}, from "
             f"{chain.norms[-1]:.2g} at {chain.names[-1]} to {chain.norms[0]:.2g} at {chain.names[0]}.",
             refute="the norms at these sites do not rise towards the input at other steps",
             **self.describe(record, chain),

@@ -35,16 +35,15 @@ class HooksScale(Detector):
     words = Words(
         says="A layer's parameters get a constant times the gradient that its output's gradient says.",
         example="Something multiplies the gradient behind b:output by 50: the gradient of b:bias is 50 times the sum "
-        "of the "
-        "output's gradient at each of 58 steps.",
+        "of the output's gradient at each of 58 steps.",
         threshold="The sum of a bias's gradient over the sum of its output's gradient is the same to 2 % at no fewer "
-        "than 5 "
-        "steps, and off 1 by 10 %; or a weight's gradient is below 0.001 of ‖∂L/∂b‖·rms(x)·√fan_in at all of 10 steps.",
+        "than 5 steps, and off 1 by 10 %; or a weight's gradient is below 0.001 of ‖∂L/∂b‖·rms(x)·√fan_in at all of "
+        "10 steps.",
         source="The derivative of a layer by its bias is 1; over 34 healthy runs the factor is 1.000, in bfloat16 "
         "within 3 %.",
         guard="Sums that cancel are left out, and so are several ranks, whose gradients are averaged.",
-        repair="Look at register_hook and at the backward of your own Functions behind this layer; leave the gradient "
-        "as it is.",
+        repair="Look at register_hook and at the backward of your own Functions behind this layer; leave the "
+        "gradient as it is.",
     )
     explains = (
         "vanishing",
@@ -92,8 +91,7 @@ class HooksScale(Detector):
         return self.find(
             "warning",
             f"Something makes the gradient of {layer.path}:weight small: it is {np.median(shares):.2g} of what the "
-            "gradient "
-            "of the bias and the layer's input say, at all steps.",
+            "gradient of the bias and the layer's input say, at all steps.",
             site=f"{layer.path}:weight",
             step=int(record.steps[0]),
             last_step=record.last_step,

@@ -32,16 +32,14 @@ class WeightDecayDominates(Detector):
     slug = "weight-decay-dominates"
     words = Words(
         says="Weight decay shrinks the weights faster than the gradient can build them up.",
-        example="Weight decay outweighs the gradient: 0.5 of SGD#1 makes 98 % of an update, and the norm of the "
-        "weights "
-        "fell from 6.67 to 0.0418.",
-        threshold="Decay makes more than half of an update, at the median of the first half of the steps (λ‖w‖ beside "
-        "‖g‖, "
-        "or lr·λ‖w‖ beside ‖Δw‖ where it is decoupled); and the norm of the weights falls below 0.7 of what it was.",
+        example="Weight decay outweighs the gradient: that of SGD#1, 0.5, makes 98% of an update, and the norm of "
+        "the weights fell from 6.67 to 0.0418.",
+        threshold="Decay makes more than half of an update, at the median of the first half of the steps (λ‖w‖ "
+        "beside ‖g‖, or lr·λ‖w‖ beside ‖Δw‖ where it is decoupled); and the norm of the weights falls below 0.7 of "
+        "what it was.",
         source="Loshchilov and Hutter 2019 on decoupled decay; the bounds are measured by us.",
         guard="A loss that has fallen to a fifth is none, for then small gradients are meant; so are weights that do "
-        "not "
-        "shrink.",
+        "not shrink.",
         repair="Use a weight decay of 1e-2 or less with AdamW, 5e-4 with SGD, 0 with Adam.",
     )
     explains = (
@@ -95,7 +93,7 @@ class WeightDecayDominates(Detector):
         low = int(np.argmin(weights))
         return self.find(
             "warning",
-            f"Weight decay outweighs the gradient: {group['weight_decay']:g} of {name} makes {share:.0%} of an "
+            f"Weight decay outweighs the gradient: that of {name}, {group['weight_decay']:g}, makes {share:.0%} of an "
             "update, and "
             f"the norm of the weights fell from {weights[0]:.3g} to {weights[low]:.3g} at step {updates.steps[low]}.",
             site=name,
@@ -179,14 +177,16 @@ class Momentum(Detector):
         says="The momentum is so near to 1 that old gradients go on for longer than the run, or than the second "
         "moment.",
         example="The momentum of SGD#1 is 0.9999: it adds up the gradients of 10000 steps, and the run had 100; the "
-        "loss "
-        "swings.",
+        "loss swings.",
         threshold="Momentum or β₁ at least 0.995; or β₁ above √β₂, where Adam need not converge.",
         source="Kingma and Ba 2015 for β₁ < √β₂; 0.995 is ours (0.9 is usual, 0.99 the highest in use).",
         guard="With momentum alone nothing is said where the loss ends at its lowest fifth.",
         repair="Use 0.9; of Adam betas=(0.9, 0.999).",
     )
-    explains = ("loss-noisy", "loss-flat", "loss-spike", "diverged", "learning-rate-too-high", "exploding")
+    explains = (
+        "loss-noisy", "loss-flat", "loss-spike", "diverged", "learning-rate-too-high", "exploding", "nan-forward",
+        "nan-backward", "nan-update",
+    )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at the hyper-parameters, and whether the loss swings."""
@@ -244,12 +244,11 @@ class ClipAlwaysOn(Detector):
     words = Words(
         says="The gradient is clipped to a small part of itself at nearly every step, which divides the learning rate.",
         example="clip_grad_norm_(max_norm=0.0001) leaves 0.0003 of the gradient at 100 of 100 steps: the learning "
-        "rate is "
-        "in truth that much smaller.",
+        "rate is in truth that much smaller.",
         threshold="max_norm below 0.05 of the median norm, at 80 % of at least 20 steps.",
         source="OPT clips at 0.3 to 1 of the usual norm; 80 % and 0.05 are ours.",
-        guard="A note where the loss falls, or where the optimizer divides by the gradient (Adam), for there it costs "
-        "little.",
+        guard="A note where the loss falls, or where the optimizer divides by the gradient (Adam), for there it "
+        "costs little.",
         repair="Set max_norm near the usual norm of the gradient, and the learning rate with it.",
     )
     explains = ("loss-flat", "learning-rate-too-low", "not-updated", "bf16-update-lost")

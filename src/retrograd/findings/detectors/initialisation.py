@@ -10,6 +10,7 @@ import numpy as np
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers
+from retrograd.findings.numbers import count_more
 from retrograd.findings.record import Record
 from retrograd.findings.training import FloatArray, Training, divide
 
@@ -28,8 +29,14 @@ TINY_ROWS = 1e-4
 HUGE = 10.0
 """The same, from which on it is large."""
 
+HUGE_AGAIN = 2.5
+"""The same of a recurrent weight: its powers grow."""
+
 BOUNDED = ("Tanh", "Sigmoid", "Softmax", "Softsign", "LogSigmoid", "Hardtanh", "Hardsigmoid")
 """Functions that are flat for large arguments."""
+
+BOUNDED_CALLS = ("tanh", "sigmoid", "softmax", "softsign", "hardtanh", "hardsigmoid")
+"""The same as torch functions."""
 
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy_loss")
 
@@ -41,13 +48,13 @@ class BadInit(Detector):
     words = Words(
         says="Before the first update one layer, or each of several, gives out many times what came in, or next to "
         "nothing.",
-        example="The weights of 6 layers are too large at the start: outputs grow by 5.6 a layer, from 4.4 at 0:output "
-        "to 1.9e+05 at 12:output.",
+        example="The weights of 6 layers are too large at the start: outputs grow 5.6 times a layer, from 4.4 at "
+        "0:output to 1.9e+05 at 12:output.",
         threshold="Root mean square of output over input at least 4, at an output of at least 8; over several layers "
         "in all at least 100. Or half of all weights with a root mean square times √fan_in of at most 0.03, or one "
         "of at least 10 whose output is not seen, and the loss has not fallen by a tenth.",
-        source="SageMaker Debugger holds a ratio of variances of 10 to be poor; the bounds are measured by us (a layer "
-        "of torch's own initialisation has 0.6, one of He's 1.4).",
+        source="SageMaker Debugger holds a ratio of variances of 10 to be poor; the bounds are measured by us (a "
+        "layer of torch's own initialisation has 0.6, one of He's 1.4).",
         guard="Large inputs do not count, for a gain is a ratio; norms and embeddings have none; a loss that falls "
         "quickly to a fraction is not spoken of.",
         repair="Initialise with variance 2/fan_in (nn.init.kaiming_normal_), or leave torch's own initialisation.",
@@ -83,15 +90,21 @@ class BadInit(Detector):
         rows = weight_gains(record, of_rows=True)
         small = {name: gain for name, gain in gains.items() if 0 < gain <= TINY}
         small |= {name: size for name, size in rows.items() if 0 < size <= TINY_ROWS}
-        large = {name: gain for name, gain in gains.items() if gain >= HUGE and name.rpartition(":")[0] not in seen}
+        large = {
+            name: gain
+            for name, gain in gains.items()
+            if gain >= (HUGE_AGAIN if "weight_hh" in name else HUGE) and name.rpartition(":")[0] not in seen
+        }
         if len(small) >= 2 and len(small) >= (len(gains) + len(rows)) / 2:
             yield self._tell_weights(record, small, "small", f"≤ {TINY:g}")
         elif large:
-            yield self._tell_weights(record, large, "large", f"≥ {HUGE:g}")
+            yield self._tell_weights(
+                record, large, "large", f"≥ {HUGE:g}, {HUGE_AGAIN:g} of what is multiplied again and again"
+            )
 
     def _tell_weights(self, record: Record, gains: dict[str, float], how: str, bound: str) -> Finding:
         name, gain = next(iter(gains.items()))
-        more = f", and so are {len(gains) - 1} more" if len(gains) > 1 else ""
+        more = f", and so are {count_more(len(gains) - 1, 'weight')}" if len(gains) > 1 else ""
         return self.find(
             "critical",
             f"{name} is too {how} at the start: its root mean square times √fan_in is {gain:.2g}{more}; 0.6 to 1.4 is "
@@ -116,7 +129,9 @@ class BadInit(Detector):
         return len(large) >= 2 and bool(rms[large[-1]] >= 100 * rms[large[0]] / GAIN)
 
     def _matters(self, record: Record, layers: list[Layer], rms: FloatArray, large: list[int]) -> bool:
-        followed = [layers[k + 1].type in BOUNDED for k in large if k + 1 < len(layers) and rms[k] >= WIDE]
+        called = _list_bounded(record)
+        wide = [k for k in large if rms[k] >= WIDE]
+        followed = [layers[k].path in called or layers[min(k + 1, len(layers) - 1)].type in BOUNDED for k in wide]
         is_head = large[-1] == max(k for k, layer in enumerate(layers) if layer.weighs)
         return any(followed) or (is_head and bool(rms[large[-1]] >= WIDE) and self._loses_much(record))
 
@@ -131,8 +146,8 @@ class BadInit(Detector):
         mean = float(np.exp(np.log(gains[large]).mean()))
         if len(large) > 1:
             text = (
-                f"The weights of {len(large)} layers are too large at the start: outputs grow by {mean:.2g} a layer, "
-                f"from {rms[large[0]]:.2g} at {first.site} to {rms[large[-1]]:.2g} at {last.site}."
+                f"The weights of {len(large)} layers are too large at the start: outputs grow {mean:.2g} times a "
+                f"layer, from {rms[large[0]]:.2g} at {first.site} to {rms[large[-1]]:.2g} at {last.site}."
             )
         else:
             text = (
@@ -178,6 +193,17 @@ def weight_gains(record: Record, *, of_rows: bool = False) -> dict[str, float]:
     return found
 
 
+def _list_bounded(record: Record) -> set[str]:
+    """Modules whose output goes into a bounded function that is called as a function."""
+    found = set()
+    for noted in record.operations[:1]:
+        operations = noted.operations()
+        for operation in operations:
+            if operation.name.rstrip("_") in BOUNDED_CALLS:
+                found |= {operations[number].module for number in operation.operands if number >= 0}
+    return found
+
+
 def _input_rms(record: Record) -> float:
     """Of what the model was called with first; NaN where that is not known."""
     found = [each for listed in record.inputs.values() for each in listed if each.step == 0 and "float" in each.dtype]
@@ -209,8 +235,7 @@ class SymmetricInit(Detector):
         says="The units of a layer begin with the same weights and get the same gradient, so they stay one unit.",
         example="All 64 rows of 0:weight are the same, and still are at step 32: its units learn as one.",
         threshold="All rows of a weight are bit for bit the same at the first and at a later look; or the weights of "
-        "two "
-        "layers, one behind the other, are zero and stay so.",
+        "two layers, one behind the other, are zero and stay so.",
         source="Glorot and Bengio 2010 on breaking symmetry; the bounds are exact.",
         guard="A single layer of zeros (a zero-initialised head, LoRA, residual branches) leaves zero at once.",
         repair="Initialise the weights at random: leave torch's own initialisation, or nn.init.kaiming_normal_.",
@@ -259,7 +284,7 @@ class SymmetricInit(Detector):
         return [f"{path}:weight" for path in weighs if path in zero] if pairs else []
 
     def _tell(self, record: Record, names: list[str], how: str, rows: int) -> Finding:
-        more = f" and of {len(names) - 1} more" if len(names) > 1 else ""
+        more = f" and of {count_more(len(names) - 1, 'weight')}" if len(names) > 1 else ""
         what = f"All {rows} rows of {names[0]}{more}" if rows else f"All weights of {names[0]}{more}"
         return self.find(
             "critical",

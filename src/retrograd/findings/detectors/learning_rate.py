@@ -48,12 +48,11 @@ class LearningRateTooHigh(Detector):
     slug = "learning-rate-too-high"
     words = Words(
         says="The updates are so large that the loss goes up by them and does not come back.",
-        example="The learning rate of 30 is too high: at step 1 an update changed the weights by 53 times their norm, "
-        "the loss rose from 0.652 to 3.6e+08 and ended at 6.33.",
+        example="The learning rate of 30 is too high: at step 1 an update changed the weights by 53 times their "
+        "norm, the loss rose from 0.652 to 3.6e+08 and ended at 6.33.",
         threshold="‖Δw‖/‖w‖ > 0.1 just before the loss is 3 times what it was (1.5 times where that is 6 times its "
-        "noise), "
-        "or not finite, or before most units of a layer die; and it ends above 0.9 of what it was. Or ‖Δw‖/‖w‖ > 0.5, "
-        "and it ends no lower, or above half of it where it was 10 times as high for 5 steps.",
+        "noise), or not finite, or before most units of a layer die; and it ends above 0.9 of what it was. Or "
+        "‖Δw‖/‖w‖ > 0.5, and it ends no lower, or above half of it where it was 10 times as high for 5 steps.",
         source="SageMaker Debugger and practice hold 1e-3 to be usual; 0.1 and 3 are measured by us: 34 healthy runs "
         "stay below one of the two.",
         guard="A loss that has come back is none; nor is one that rose after a usual update (then it was the data).",
@@ -85,19 +84,19 @@ class LearningRateTooHigh(Detector):
         bound = min(ROSE * before, max(1.5 * before, before + 6 * np.nan_to_num(training.noise, nan=np.inf)))
         is_up = loss >= bound if record.once(Births).is_sudden else ~(loss < bound)
         risen = np.flatnonzero(is_up) if before > 0 else np.zeros(0, np.int64)
-        lasted = max(len(risen), int((training.updates.ratio > LARGE).sum())) * training.stride
+        lasted = max(len(risen), int((training.updates.finite_ratio > LARGE).sum())) * training.stride
         return int(steps[risen[0]]) if len(risen) and lasted >= LASTED else None
 
     @staticmethod
     def _find_huge(record: Record, before: float) -> tuple[int, float] | None:
         """An update of half of the weights or more, and a loss that is none the better, or was far up for long."""
         training, updates = record.once(Training), record.once(Training).updates
-        place = np.flatnonzero(np.nan_to_num(updates.ratio, nan=0.0) >= HUGE)
+        place = np.flatnonzero(updates.finite_ratio >= HUGE)
         up = int((training.loss.values > 10 * before).sum()) * training.stride
         no_better = training.late >= before or (up >= 5 and training.late >= 0.5 * before)
         if len(place) * training.stride < 2 or not no_better or len(training.loss.values) < 10 or before <= 0:
             return None
-        return int(updates.steps[place[0]]), float(updates.ratio[place].max())
+        return int(updates.steps[place[0]]), float(updates.finite_ratio[place].max())
 
     @staticmethod
     def _find_death(record: Record) -> int | None:
@@ -136,7 +135,7 @@ class LearningRateTooHigh(Detector):
 
 def first_large(updates: Updates) -> int | None:
     """The step of the first large update."""
-    large = updates.steps[np.nan_to_num(updates.ratio, nan=0.0) > LARGE]
+    large = updates.steps[updates.finite_ratio > LARGE]
     return int(large[0]) if len(large) else None
 
 
@@ -152,7 +151,7 @@ def baseline(record: Record, updates: Updates) -> float:
 def largest_before(updates: Updates, step: int) -> tuple[int, float] | None:
     """The first large update of the stretch of them that ends before a step: its step, and ‖Δw‖/‖w‖ of the largest."""
     before = np.flatnonzero((updates.steps < step) & (updates.steps >= step - 20))
-    ratio = np.nan_to_num(updates.ratio[before], nan=0.0, posinf=np.inf)
+    ratio = updates.finite_ratio[before]
     large = before[ratio > LARGE]
     if not len(large):
         return None
@@ -217,7 +216,9 @@ class NotUpdated(Detector):
     words = Words(
         says="An optimizer steps and a parameter has a gradient, but the parameter stays as it is.",
         example="blocks.2:weight has a gradient and an update at each of 80 steps, and has not changed.",
-        threshold="Δw = 0 at all of at least 5 updates at which the gradient is not zero.",
+        threshold="Δw = 0 at all of at least 5 updates at which the gradient is not zero; or Δw is not, and the "
+        "values are bit "
+        "for bit the same at 4 looks.",
         source="SageMaker Debugger's UnchangedTensor; TrainCheck (MPS addcmul_, Accelerate #2665).",
         guard="Rates of zero, updates that were skipped, and runs in which nothing is updated are left to others.",
         repair="See whether its group has a learning rate of zero, and whether something writes the old value back.",
@@ -243,7 +244,10 @@ class NotUpdated(Detector):
         stuck = [
             site for site, is_still in zip(sites, still, strict=True) if is_still and not self._is_meant(record, site)
         ]
-        if stuck:
+        put_back = self._find_put_back(record)
+        if put_back:
+            yield self._tell_put_back(record, put_back)
+        elif stuck:
             yield self._tell(record, [str(site.value) for site in stuck], int(with_gradient[still].sum(axis=1).min()))
 
     @staticmethod
@@ -273,4 +277,34 @@ class NotUpdated(Detector):
             evidence=[Evidence("updates of zero with a gradient that is not", steps, "≥ 5, all of them")],
             precondition=["other parameters were changed", "the learning rate of its group is not zero"],
             refute="its values differ between two steps",
+        )
+
+    @staticmethod
+    def _find_put_back(record: Record) -> list[str]:
+        """Parameters that updates change, and that are bit for bit the same at all looks."""
+        looks: dict[str, dict[int, str]] = {}
+        for look in record.parameters:
+            if look.digest and look.rank == 0:
+                looks.setdefault(look.name, {})[look.step] = look.digest
+        updates = record.once(Training).updates
+        moved = np.nan_to_num(updates.delta, nan=0.0) > TOLD * np.nan_to_num(updates.weight, nan=0.0)
+        changed = {str(site.value) for site, often in zip(updates.sites, moved.sum(axis=1), strict=True) if often >= 5}
+        return [
+            name for name, seen in looks.items() if len(seen) >= 4 and len(set(seen.values())) == 1 and name in changed
+        ]
+
+    def _tell_put_back(self, record: Record, names: list[str]) -> Finding:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return self.find(
+            "critical",
+            f"{names[0]}{more} are changed by each update and are the same again at the next step: something writes "
+            "old "
+            "values back.",
+            site=names[0],
+            step=int(record.once(Training).updates.steps[0]),
+            last_step=record.last_step,
+            line=record.line_of(names[0].rpartition(":")[0]),
+            evidence=[Evidence("parameters that are the same at all looks", len(names), "bit for bit, at ≥ 4 looks")],
+            precondition=["their updates are not zero"],
+            refute="their values differ between two steps",
         )

@@ -10,6 +10,7 @@ from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
 from retrograd.findings.training import FloatArray, IntArray, Training, median
+from retrograd.history.matrix import Curve
 
 SPIKE = 6.0
 """Robust standard deviations of the logarithm of the loss above its running median."""
@@ -23,6 +24,9 @@ ROSE = 3.0
 FAR = 10.0
 """The same, from which on it is more than harder data may make."""
 
+MOST = 5000
+"""Losses that are looked at one by one."""
+
 FLAT = 50
 """Losses that it takes to call a curve flat."""
 
@@ -35,8 +39,7 @@ class Diverged(Detector):
         says="The loss ends far above what it was, or is not finite any more.",
         example="The loss has diverged: from 0.652 it went to 6.33, and has been above 1.96 since step 2.",
         threshold="The median of the last fifth is at least 3 times (a warning from 10 times on) the first loss, or "
-        "the median "
-        "of the first tenth if that is lower; or one of them is not finite.",
+        "the median of the first tenth if that is lower; or one of them is not finite.",
         source="Megatron-LM holds 10 times the largest of the first 100; 3 times is measured by us.",
         guard="Losses below zero, models that train against each other, and fewer than 10 losses are not judged.",
         repair="Look at what else was found; with nothing, go back to the step before and train at a tenth of the "
@@ -58,7 +61,7 @@ class Diverged(Detector):
         above = ~(loss < ROSE * lowest)
         last_below = np.flatnonzero(~above[: int(np.flatnonzero(above)[-1])])
         since = int(steps[last_below[-1] + 1]) if len(last_below) else int(steps[0])
-        end = f"it went to {late:.3g}" if np.isfinite(late) else "it went to what is not finite"
+        end = f"it went to {late:.3g}" if np.isfinite(late) else "it went to NaN or infinity"
         yield self.find(
             "note" if late < FAR * lowest else "warning",
             f"The loss has diverged: from {lowest:.3g} {end}, and it has been above {ROSE * lowest:.3g} since step "
@@ -78,15 +81,12 @@ class LossSpike(Detector):
     words = Words(
         says="The loss jumped out of its noise from one step to the next though the update between was a usual one.",
         example="The loss jumped from 0.021 to 1.3e+06 at step 70 though the update before was a usual one, and did "
-        "not "
-        "come back: look at the batch of that step.",
+        "not come back: look at the batch of that step.",
         threshold="Log of the loss more than 6 robust standard deviations above the running median of 128 steps, and "
-        "more "
-        "than twice it, for at least 5 steps in a row; a warning from 10 times on, where it does not come back.",
+        "more than twice it, for at least 5 steps in a row; a warning from 10 times on, where it does not come back.",
         source="OLMo-core's skip_step_optimizer (6 σ over 128 steps); robust and in logarithms by us.",
         guard="A spike of fewer than 5 steps is healthy; so is one of a loss that is small beside its begin; the "
-        "update "
-        "before must be no larger than usual, else it is not the data.",
+        "update before must be no larger than usual, else it is not the data.",
         repair="Look at the batch of that step, and clip the norm of the gradient.",
     )
     explains = (
@@ -98,7 +98,7 @@ class LossSpike(Detector):
         """Look for stretches above the running median."""
         training = record.once(Training)
         training.need_loss(40)
-        steps, loss = training.loss
+        steps, loss = thin(training.loss)
         if not training.lowest > 0:
             return
         high = find_spikes(loss) & ~(loss < 0.1 * training.initial)
@@ -196,6 +196,15 @@ class LossNoisy(Detector):
             precondition=["the loss has not fallen"],
             refute="the mean over an epoch falls",
         )
+
+
+def thin(curve: Curve) -> Curve:
+    """A curve of at most :data:`MOST` numbers: the medians of stretches of equal length, at their first steps."""
+    length = -(-len(curve.values) // MOST)
+    if length <= 1:
+        return curve
+    whole = len(curve.values) // length * length
+    return Curve(curve.steps[:whole:length], np.median(curve.values[:whole].reshape(-1, length), axis=1))
 
 
 def find_spikes(loss: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -17,6 +17,9 @@ from retrograd.statistics.row import EXPONENT_BIAS
 SUBNORMAL = EXPONENT_BIAS - 14
 """First exponent bin of the normal numbers of half precision."""
 
+FEWEST = 5
+"""Steps that it takes."""
+
 LOST = 0.5
 """Share of a parameter's elements that updates leave as they are, from which on they are lost."""
 
@@ -36,8 +39,7 @@ class Underflow(Detector):
     words = Words(
         says="Gradients of half precision lie below its normal numbers, and many are zero.",
         example="78 % of the gradients of 0:weight are zero, and 99 % of the rest lie below 6.1e-05, the smallest "
-        "normal "
-        "number of float16.",
+        "normal number of float16.",
         threshold="More than 20 % of the elements zero, and more than half of the rest below 2⁻¹⁴, at the median of "
         "steps.",
         source="Transformer Engine's underflows % (5 and 20 %); Micikevicius et al. 2018 on scaling of the loss.",
@@ -79,11 +81,13 @@ class Underflow(Detector):
     @staticmethod
     def _measure(record: Record, site: Site) -> tuple[float, float]:
         series = record.series(site)
-        if not len(series):
+        if len(series) < FEWEST:
             return 0.0, 0.0
         _, bins = series.exponents
+        scale = float(np.median(series.rows["scale"]))  # it was divided out: what is small was larger by that
+        lowest = max(SUBNORMAL - round(np.log2(scale)), 0) if scale > 0 else SUBNORMAL
         total = bins.sum(axis=1)
-        below = bins[:, :SUBNORMAL].sum(axis=1)
+        below = bins[:, :lowest].sum(axis=1)
         low = np.where(total > 0, below / np.maximum(total, 1), 1.0)
         return float(np.median(series.zero_share)), float(np.median(low))
 
@@ -95,16 +99,13 @@ class UpdateLost(Detector):
     words = Words(
         says="Updates are smaller than half the distance between neighbouring weights, so most round away.",
         example="92 % of the elements of 0:weight (bfloat16) stay as they are at an update, though 98 % have a "
-        "gradient: "
-        "updates round away.",
+        "gradient: updates round away.",
         threshold="At the median of at least 10 updates more than half of a parameter's elements unchanged, by half "
-        "more than "
-        "have no gradient.",
+        "more than have no gradient.",
         source="Practice of weights in float32 (Micikevicius et al. 2018; Zamirai et al. 2020 for bfloat16); bounds "
         "ours.",
         guard="Weights of bfloat16 or float16 alone; elements whose gradient is zero are not counted; a rate of zero "
-        "is "
-        "none.",
+        "is none.",
         repair="Keep the weights in float32 and compute under autocast, or round stochastically.",
     )
     explains = ("loss-flat", "not-updated", "learning-rate-too-low")

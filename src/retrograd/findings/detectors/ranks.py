@@ -25,12 +25,10 @@ class RanksDisagree(Detector):
         says="Ranks that train copies of one model differ in it, or are given the same batches.",
         example="Ranks 0 and 1 have been given the same batches at all of 40 steps: the work of one is wasted.",
         threshold="Copies that differ in what was recorded of them; 0.9 of all parameters that differ at the last "
-        "look; or equal digests of all inputs at all of at least "
-        "3 steps.",
+        "look; or equal digests of all inputs at all of at least 3 steps.",
         source="The BLOOM run and TrainCheck (OSDI 2025) on replicas; both are exact.",
         guard="Copies are only what the recorder knows to be one; sharded parameters are none. Inputs that are the "
-        "same at "
-        "all steps are no data.",
+        "same at all steps are no data.",
         repair="Wrap the model in DistributedDataParallel, and give each rank its part: DistributedSampler.",
     )
     explains = ("loss-noisy", "diverged")
@@ -78,7 +76,7 @@ class RanksDisagree(Detector):
         drift = begin > min(listed[0][0] for listed in apart.values())
         yield self.find(
             "critical" if drift else "warning",
-            f"Ranks {ranks[0]} and {ranks[1]} train models that differ: of {len(apart)} of {len(shared)} parameters, "
+            f"Ranks {ranks[0]} and {ranks[1]} train models that differ: in {len(apart)} of {len(shared)} parameters, "
             "from "
             f"step {begin} on{', though they began alike: gradients are not averaged' if drift else ''}.",
             site=name,
@@ -116,8 +114,7 @@ class RanksDisagree(Detector):
             yield self.find(
                 "warning",
                 f"Ranks {ranks[0]} and {ranks[1]} have been given the same batches at all of {len(steps)} steps: the "
-                "work "
-                "of one is wasted.",
+                "work of one is wasted.",
                 step=min(steps),
                 last_step=max(steps),
                 rank=ranks[1],

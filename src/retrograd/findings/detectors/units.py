@@ -10,8 +10,10 @@ import numpy as np
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers
+from retrograd.findings.numbers import count_more
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray, Training
+from retrograd.findings.training import FloatArray, IntArray, Training
+from retrograd.history.facts import Softmax
 
 DEAD = 0.5
 """Share of a layer's units from which on it is spoken of, where the loss does not fall."""
@@ -30,6 +32,9 @@ FLAT = 0.08
 
 ONE_HOT = 0.95
 """Σp² / Σp of a softmax from which on it picks one."""
+
+ALWAYS = 0.9
+"""The same, from which on it is spoken of where the loss falls too, if it has been so at all looks."""
 
 SHARP = 0.7
 """The same at the first steps, where it should be near to 1/n."""
@@ -65,12 +70,11 @@ class DeadUnits(Detector):
     words = Words(
         says="Most units of a layer have been zero for all samples since a step, so no gradient passes them.",
         example="92 % of the units of relu3 have been zero for all samples since step 40.",
-        threshold="More than half of a layer's units zero at all looks, at least 4 of them over at least 100 samples; "
-        "more than 90 % where the loss falls.",
+        threshold="More than half of a layer's units zero at all looks, at least 4 of them over at least 100 "
+        "samples; more than 90 % where the loss falls.",
         source="SageMaker Debugger's DeadRelu, AutoTrainer (0.7 of the activations); the looks and samples are ours.",
         guard="Zeros of dropout, padding and sparse inputs are of no unit at all looks; only ReLU and its kin are "
-        "looked "
-        "at, and layers whose gradient is zero; where the loss falls half of the units may rest.",
+        "looked at, and layers whose gradient is zero; where the loss falls half of the units may rest.",
         repair="Lower the learning rate, look at the biases at the start, or use LeakyReLU or GELU.",
     )
     explains = (
@@ -88,7 +92,7 @@ class DeadUnits(Detector):
 
     def _tell(self, record: Record, found: list[Dead]) -> Finding:
         worst = max(found, key=lambda dead: dead.share)
-        more = f", and so are those of {len(found) - 1} more" if len(found) > 1 else ""
+        more = f", and so are those of {count_more(len(found) - 1, 'layer')}" if len(found) > 1 else ""
         whole = "All units" if worst.share == 1 else f"{worst.share:.0%} of the units"
         start = "since the first step: they began so" if worst.since <= record.steps[0] else f"since step {worst.since}"
         return self.find(
@@ -165,15 +169,12 @@ class Saturated(Detector):
     words = Words(
         says="The outputs of a tanh or sigmoid stand at their bounds, and next to no gradient passes it.",
         example="The outputs of 1 (Sigmoid) stand at their bounds: its mean slope is 1 % of the largest, and the "
-        "gradient "
-        "falls to 0.024 behind it.",
-        threshold="Mean slope below 8 % of the largest (1 − y² of tanh, 4y(1 − y) of sigmoid) at the first and at the "
-        "last "
-        "steps; and the loss has not fallen by a tenth, or it has been so from the start.",
+        "gradient falls to 0.024 behind it.",
+        threshold="Mean slope below 8 % of the largest (1 − y² of tanh, 4y(1 − y) of sigmoid) at the first and at "
+        "the last steps; and the loss has not fallen by a tenth, or it has been so from the start.",
         source="SageMaker Debugger (|tanh| > 0.99 for half of the samples), put as the mean slope by us.",
         guard="The last layer may saturate, for that is certainty; gates inside of LSTM and GRU are not looked at; a "
-        "loss "
-        "that falls is none.",
+        "loss that falls is none.",
         repair="Scale the inputs to unit variance, and the weights to 1/fan_in; or use ReLU.",
     )
     explains = ("vanishing", "loss-flat", "not-updated", "learning-rate-too-low")
@@ -198,7 +199,7 @@ class Saturated(Detector):
         steep = np.flatnonzero(~(slope < FLAT))
         begin = int(steep[-1]) + 1 if len(steep) else 0
         since = int(record.series(layer.site).steps[begin])
-        more = f", and so do those of {count - 1} more" if count > 1 else ""
+        more = f", and so do those of {count_more(count - 1, 'layer')}" if count > 1 else ""
         return self.find(
             "warning",
             f"The outputs of {layer.path} ({layer.type}) stand at their bounds since step {since}{more}: its mean "
@@ -229,42 +230,85 @@ class AttentionCollapse(Detector):
     words = Words(
         says="A softmax inside of the model gives all its weight to one, so that no gradient passes it.",
         example="The softmax att.sm gives 98 % of its weight to one of all since step 0.",
-        threshold="Σp²/Σp at least 0.95 at the last steps, or 0.7 from the first step on, and the loss has not fallen "
-        "by a tenth.",
+        threshold="Σp²/Σp at least 0.95 at the last steps, or 0.7 from the first step on, and the loss has not "
+        "fallen by a tenth.",
         source="Zhai et al. 2023 (arXiv 2303.06296) on entropy collapse; the bound is ours.",
-        guard="The last layer may be certain; a loss that falls is none; a softmax that is called as a function is not "
-        "seen.",
+        guard="The last layer may be certain; a loss that falls is none; a softmax of two is none; one inside "
+        "of nn.MultiheadAttention or of fused attention is not seen.",
         repair="Divide the logits by √d, and normalise queries and keys.",
     )
     explains = ("loss-flat", "vanishing")
 
     def check(self, record: Record) -> Iterator[Finding]:
-        """Look at softmax modules but for the last layer."""
-        layers = [layer for layer in record.once(Layers).listed[:-1] if layer.type == "Softmax"]
-        if not layers:
-            raise CannotTell("there is no Softmax among the modules, but for the last")
-        for layer in layers:
-            series = record.series(layer.site)
-            certain = series.rms**2 / np.where(series.mean > 0, series.mean, np.nan)
-            began_so = bool(record.steps[0] == 0 and np.median(certain[:LOOKS]) >= SHARP and np.mean(series.mean) < 0.4)
+        """Look at softmax functions and modules but for the last layer."""
+        found = _list_called(record) or _list_modules(record)
+        if not found:
+            raise CannotTell("no softmax was seen inside of the model")
+        for each in found:
+            began_so = bool(record.steps[0] == 0 and np.median(each.sure[:LOOKS]) >= SHARP)
             bound = SHARP if began_so else ONE_HOT
-            if len(certain) < LOOKS or record.once(Training).fell or not np.median(certain[-LOOKS:]) >= bound:
+            always = bool(record.steps[0] == 0 and (each.sure >= ALWAYS).all())
+            if len(each.sure) < LOOKS or not np.median(each.sure[-LOOKS:]) >= bound:
                 continue
-            below = np.flatnonzero(~(certain >= bound))
-            since = int(series.steps[min(int(below[-1]) + 1 if len(below) else 0, len(series) - 1)])
-            yield self.find(
-                "warning",
-                f"The softmax {layer.path} gives {np.median(certain[-LOOKS:]):.0%} of its weight to one of all since "
-                "step "
-                f"{since}, so that next to no gradient passes it.",
-                site=layer.path,
-                step=since,
-                last_step=record.last_step,
-                line=layer.line,
-                evidence=[Evidence("Σp²/Σp", float(np.median(certain[-LOOKS:])), f"≥ {bound:g}")],
-                precondition=["it is not the last layer", "the loss has not fallen by a tenth"],
-                refute="the entropy of its rows is above 0.1·log n",
-            )
+            if record.once(Training).fell and not always:
+                continue
+            yield self._tell(record, each, bound)
+            return
+
+    def _tell(self, record: Record, each: Sure, bound: float) -> Finding:
+        below = np.flatnonzero(~(each.sure >= bound))
+        since = int(each.steps[min(int(below[-1]) + 1 if len(below) else 0, len(each.steps) - 1)])
+        sure = float(np.median(each.sure[-LOOKS:]))
+        return self.find(
+            "warning",
+            f"The softmax in {each.path} gives {sure:.0%} of its weight to one of all since step {since}, so that "
+            "next to no gradient passes it.",
+            site=each.path,
+            step=since,
+            last_step=record.last_step,
+            line=each.line,
+            evidence=[Evidence("Σp²/Σp", sure, f"≥ {bound:g}")],
+            precondition=["it is not the last layer", "the loss has not fallen by a tenth, or it was so at all looks"],
+            refute="the entropy of its rows is above 0.1·log n",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sure:
+    """How sure a softmax is: Σp²/Σp at each of some steps, of more than two entries."""
+
+    path: str
+    line: str
+    steps: IntArray
+    sure: FloatArray
+
+
+def _list_called(record: Record) -> list[Sure]:
+    """Those that are called as functions, but for what the model returns, and for those that pick among few."""
+    last = {
+        (operation.module, operation.line)
+        for noted in record.operations
+        for number, operation in enumerate(noted.operations())
+        if number in noted.outputs
+    }
+    looks: dict[tuple[str, str], list[Softmax]] = {}
+    for look in record.of(Softmax):
+        if look.entries > 2 and (look.name, look.line) not in last:
+            looks.setdefault((look.name, look.line), []).append(look)
+    return [
+        Sure(path, line, np.array([look.step for look in listed]), np.array([look.value for look in listed]))
+        for (path, line), listed in looks.items()
+    ]
+
+
+def _list_modules(record: Record) -> list[Sure]:
+    found = []
+    for layer in record.once(Layers).listed[:-1]:
+        series = record.series(layer.site) if layer.type == "Softmax" else None
+        if series is not None and np.mean(series.mean) < 0.4:
+            sure = series.rms**2 / np.where(series.mean > 0, series.mean, np.nan)
+            found.append(Sure(layer.path, layer.line, series.steps, sure))
+    return found
 
 
 class EmbeddingUnused(Detector):
