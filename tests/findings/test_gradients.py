@@ -250,7 +250,34 @@ def test_parts_that_no_optimizer_holds() -> None:
     assert "middle:weight" in finding.message
     net = Net(fine)
     (finding,) = train(net, make_step(net, torch.optim.SGD(net.last.parameters(), lr=0.1)))
+    assert (finding.detector, finding.severity) == ("not-optimized", "warning")
+    net = Net(fine)
+    with torch.no_grad():
+        for each in (net.first.weight, net.middle.weight):
+            each.mul_(2.0)  # as if it had been trained before
+    (finding,) = train(net, make_step(net, torch.optim.SGD(net.last.parameters(), lr=0.1)))
     assert (finding.detector, finding.severity) == ("not-optimized", "note")
+
+
+def test_a_parameter_that_no_operation_takes() -> None:
+    net = Net(fine)
+    net.gain = nn.Parameter(torch.ones(5))
+    (finding,) = train(net, make_step(net, torch.optim.SGD(net.parameters(), lr=0.1)))
+    assert (finding.detector, finding.severity) == ("missing-gradient", "warning")
+    assert "no operation takes it" in finding.message
+
+
+def test_a_loss_that_is_a_new_leaf() -> None:
+    net = Net(fine)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step() -> None:
+        loss = net(torch.randn(8, 8)).square().mean()
+        torch.tensor(loss.item(), requires_grad=True).backward()  # here
+        optimizer.step()
+
+    (finding,) = train(net, step)
+    assert (finding.detector, finding.line) == ("no-graph", line_here(step))
 
 
 def test_a_loss_without_a_graph() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrograd.errors import GraphError
+from retrograd.errors import GraphError, RetrogradWarning
 from retrograd.gradients.explain import explain_gradients
 from retrograd.gradients.reason import FINE
 
@@ -391,6 +391,27 @@ def test_nothing_is_kept_alive() -> None:
     assert held() is None
     assert graph() is not None
     assert len(why) == 4
+
+
+def test_transforms_are_left_alone() -> None:
+    net = Net(fine)
+    x = torch.randn(5, 3)
+    with explain_gradients(net) as why:
+        rows = torch.func.vmap(torch.func.grad(lambda row: net(row).sum()))(x)
+        step(net)
+    assert rows.shape == x.shape
+    assert {each.why for each in why.values()} == {"has one"}
+
+
+def test_a_fault_of_ours_does_not_stop_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise ValueError("ours")
+
+    monkeypatch.setattr("retrograd.hooks.flow.FlowNotes.after", fail)
+    net, plain = Net(fine), Net(fine)
+    with pytest.warns(RetrogradWarning, match="ours"), explain_gradients(net):
+        loss = step(net)
+    assert torch.equal(loss, step(plain))
 
 
 def test_what_is_no_model() -> None:

@@ -278,10 +278,8 @@ def test_a_loss_that_grows_a_thousandfold_is_said(hear: Hear) -> None:
 
 def test_the_origin_of_nan_is_said_with_its_line(hear: Hear) -> None:
     fact = NonFinite(name="block.att", born="forward", operation="softmax", line="/a/train.py:48", reason="all -inf")
-    kept, said = hear([Event(Moment(7), "nonfinite", fact.name, text=fact.text)])
-    assert said == (
-        "retrograd: critical  NaN or infinity is made in block.att by softmax at step 7: all -inf (train.py:48)\n"
-    )
+    kept, said = hear([Event(Moment(7), "nonfinite", fact.name, text=fact.text), *losses(float("nan"))])
+    assert said == ("retrograd: critical  NaN or infinity is made in block.att, step 7: all -inf (train.py:48)\n")
     assert len(kept) == 1
 
 

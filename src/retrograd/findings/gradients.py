@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import numpy as np
 
 from retrograd.findings.record import Record
 from retrograd.sites.site import parse_leniently
+
+_ENOUGH, _NEAR = 32, 0.15
+"""Elements of which a root mean square tells something, and how far it may be off: three of its standard errors."""
 
 LOOSE = "optimizer/"
 """How names of tensors begin that an optimizer holds and no model has."""
@@ -69,11 +73,31 @@ class Gradients:
         module = self._record.modules.get(path, {})
         return module.get("parameters") != module.get("trainable")
 
+    def are_fresh(self, names: list[str]) -> bool:
+        """Whether most weights among these are as large as torch makes them: 1 / √(3 · fan-in), uniform."""
+        looks = {each.name: each for each in reversed(self._record.parameters)}
+        weights = [looks[name] for name in names if name in looks and len(looks[name].shape) > 1]
+        made = [each for each in weights if _is_as_made(each.shape, each.value)]
+        return len(made) > len(weights) / 2
+
+    def may_be_used(self, name: str) -> bool:
+        """Whether an operation took a tensor like this parameter, or nobody can tell."""
+        looks = {each.name: f"{each.dtype}{list(each.shape)}" for each in self._record.parameters}
+        taken = {each for chain in self._record.chains for one in chain.listed for each in one.takes}
+        is_seen = any(looks.get(other) in taken for other, (_, some) in self.steps.items() if some)
+        return name not in looks or not is_seen or looks[name] in taken
+
     @cached_property
     def called(self) -> frozenset[str]:
         """Modules that were called, or in whose calls operations ran."""
         seen = {site.path for site in self._record.sites if site.kind in ("output", "input")}
         return frozenset(seen | {each.module for chain in self._record.chains for each in chain.listed})
+
+
+def _is_as_made(shape: tuple[int, ...], rms: float) -> bool:
+    size, fan_in = math.prod(shape), math.prod(shape[1:])
+    expected = 1 / math.sqrt(3 * fan_in) if fan_in else 0.0
+    return size >= _ENOUGH and abs(rms / expected - 1) < _NEAR if expected else False
 
 
 def path_of(name: str) -> str:

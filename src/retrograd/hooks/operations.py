@@ -25,10 +25,11 @@ from retrograd.hooks.engine import (
 from retrograd.hooks.module_calls import ModuleCall
 from retrograd.hooks.stacked_mode import StackedMode
 from retrograd.hooks.thread_logs import Logs, is_inner, user_frame
+from retrograd.notices import warn
 
 
 class OperationSeer(Protocol):
-    """Shown every call of a torch function, also of those that make no node. Must not raise."""
+    """Shown every call of a torch function, also of those that make no node; if it raises, it is shown no more."""
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """It is about to be made; what is returned comes back with its result."""
@@ -62,14 +63,12 @@ class OperationMode(StackedMode):
 
     @uncompiled_itself
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        seer = self._seer
-        seen = None if seer is None else seer.before(args, kwargs or {})
+        seen = None if self._seer is None else self._show_before(args, kwargs or {})
         first = next_sequence_number()
         result = function(*args, **kwargs) if kwargs else function(*args)
         last = next_sequence_number()
-        if seer is not None:
-            log = self._here.log
-            seer.after(seen, function, result, sys._getframe(1), log.top if log is not None else None)
+        if seen is not None:
+            self._show_after(seen, function, result, sys._getframe(1))
         if last != first:
             log = self._here.log or self._logs.begin()
             frame = sys._getframe(1)
@@ -87,6 +86,29 @@ class OperationMode(StackedMode):
             else:
                 operations.append(operation)
         return result
+
+    @uncompiled
+    def _show_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self._seer is not None
+        try:
+            return self._seer.before(args, kwargs)
+        except Exception as error:
+            self._give_up(error)
+            return None
+
+    @uncompiled
+    def _show_after(self, seen: Any, function: Any, result: Any, frame: FrameType) -> None:
+        log, seer = self._here.log, self._seer
+        try:
+            if seer is not None:
+                seer.after(seen, function, result, frame, log.top if log is not None else None)
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Show nothing more: a fault of ours must not stop the program."""
+        self._seer = None
+        warn(f"what operations do is not noted any more: {error!r}")
 
 
 _function_logs: tuple[Logs, ...] = ()

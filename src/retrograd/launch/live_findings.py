@@ -47,11 +47,11 @@ class LiveFindings:
         for fact in read_facts([event]):
             is_search = self._is_scaled and isinstance(fact, NonFinite) and fact.born == "backward"
             if isinstance(fact, NonFinite) and not fact.masked and not is_search:
-                by = f" by {fact.operation}" if fact.operation else ""
                 where = f" in {fact.name}" if fact.name else ""
-                reason = f": {fact.reason}" if fact.reason else "."
-                message = f"NaN or infinity is made{where}{by} at step {fact.step}{reason}"
-                self._say(event, "nonfinite", message, fact.line)
+                reason = fact.reason or fact.operation
+                message = f"NaN or infinity is made{where}, step {fact.step}{f': {reason}' if reason else ''}"
+                self._say(event, f"nan-{fact.born}", message, fact.line)
+                self._said.add("diverged")  # the loss follows
 
     def _hear_loss(self, event: Event) -> None:
         size, step = abs(event.value), event.moment.step

@@ -38,7 +38,7 @@ class NoGraph(Detector):
         "before it, and no gradient of any recorded parameter was seen",
         repair="compute the loss from what the model returns, without leaving the graph.",
     )
-    explains = ("failed", "never-steps", "backward-never-called", "missing-gradient", "loss-flat")
+    explains = ("failed", "optimizer-never-steps", "backward-never-called", "missing-gradient", "loss-flat")
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
@@ -128,7 +128,7 @@ class FreedGraph(Detector):
         guard="speaks only where torch has raised; a tensor that is carried over is named only if it is the only one",
         repair="detach what is carried over from one step to the next (h = h.detach()), or compute it anew.",
     )
-    explains = ("failed", "retain-graph-needless", "double-backward", "graph-grows", "graph-leaks")
+    explains = ("failed", "double-backward", "graph-grows", "graph-leaks")
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
@@ -200,7 +200,7 @@ class Overwritten(Detector):
         "from a record alone a line is named only if there is one candidate",
         repair="compute a new tensor instead (`x = x + 1` for `x += 1`), or write into a clone (`x = x.clone()`).",
     )
-    explains = ("failed", "double-backward", "retain-graph-needless", "loss-flat", "diverged")
+    explains = ("failed", "double-backward", "loss-flat", "diverged")
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""

@@ -31,7 +31,7 @@ class MissingGradient(Detector):
         "a list, or of the same name but for its end (experts, heads), are a note",
         repair="let the gradient through at that line, or freeze these parameters.",
     )
-    explains = ("loss-flat", "not-updated", "learning-rate-too-low", "vanishing", "no-weight-decay", "embedding-unused")
+    explains = ("loss-flat", "not-updated", "learning-rate-too-low", "vanishing", "embedding-unused")
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at all parameters that optimizers hold, together by module and reason."""
@@ -66,6 +66,8 @@ class MissingGradient(Detector):
                 return None, ("", "")  # a bias before a norm, and the like
             flat = find_flat(record.chains, path)
             return flat, ("zero", flat.line if flat is not None else "")
+        if not any(gradients.may_be_used(name) for name in mine):
+            return None, ("never used", path)
         lost = find_lost(record.chains, path)
         return lost, ("lost" if lost is not None else "unknown", f"{lost.line} {lost.operation}" if lost else "")
 
@@ -94,12 +96,14 @@ class MissingGradient(Detector):
             ],
             precondition=["an optimizer holds them", "they are not frozen", "no pass gave them a gradient"],
             refute="they are meant to stay as they are",
-            repair=lost.repair
-            if lost is not None
-            else "call the layer in forward, or leave it out."
-            if kind in ("never called", "spare")
-            else "",
+            repair=_tell_repair(kind, lost),
         )
+
+
+def _tell_repair(kind: str, lost: Lost | None) -> str:
+    if lost is not None:
+        return lost.repair
+    return "use it in forward, or leave it out." if kind in ("never called", "never used", "spare") else ""
 
 
 def _tell_reason(kind: str, lost: Lost | None, path: str) -> str:
@@ -107,6 +111,8 @@ def _tell_reason(kind: str, lost: Lost | None, path: str) -> str:
         return f": {lost.sentence}"
     if kind == "never called":
         return f": {path} is never called"
+    if kind == "never used":
+        return ": no operation takes it"
     if kind == "spare":
         return f": {path} was not called, as others like it were"
     return ""
@@ -154,8 +160,8 @@ class NotOptimized(Detector):
         "model",
         source="TrainCheck (OSDI 2025) names the fault; the number of steps is our own choice",
         guard="a model of which no parameter is in an optimizer (teachers, critics, what an input is optimised "
-        "through) is left alone; layers that come before all that are trained (a backbone that was not frozen) are a "
-        "note",
+        "through) is left alone, unless it comes before what is trained and has weights as torch makes them; layers "
+        "that come before all that are trained are a note where their weights are no such (a pretrained backbone)",
         repair="give them to the optimizer: Optimizer(model.parameters()); or freeze them.",
     )
     explains = ("not-updated", "loss-flat", "weights-untied", "missing-zero-grad")
@@ -171,13 +177,16 @@ class NotOptimized(Detector):
             names = [name for name in gradients.steps if _root_of(record, name) == root]
             alone = [name for name in names if name not in gradients.held and gradients.steps[name][1] >= FEWEST]
             trained = [name for name in names if name in gradients.held and gradients.is_trained(name)]
+            elsewhere = [name for name in gradients.steps if name in gradients.held and gradients.is_trained(name)]
             if alone and trained:
                 yield self._describe(record, alone, trained)
+            elif alone and elsewhere and _come_before(record, alone, elsewhere) and gradients.are_fresh(alone):
+                yield self._describe(record, alone, elsewhere)
 
     def _describe(self, record: Record, alone: list[str], trained: list[str]) -> Finding:
         gradients = record.once(Gradients)
         steps = max(gradients.steps[name][1] for name in alone)
-        is_backbone = _come_before(record, alone, trained)
+        is_backbone = _come_before(record, alone, trained) and not gradients.are_fresh(alone)
         verb = "get gradients" if len(alone) > 1 else "gets gradients"
         tail = (
             "as befits layers that are kept on purpose; freezing them would save their backward pass"
@@ -198,7 +207,7 @@ class NotOptimized(Detector):
                 Evidence("steps in which they had one", steps, f"≥ {FEWEST}"),
                 Evidence("parameters of the model in an optimizer", len(trained), "> 0"),
             ],
-            precondition=["an optimizer holds other parameters of the same model", "they are not frozen"],
+            precondition=["an optimizer holds others that are trained in the same steps", "they are not frozen"],
             refute="they are meant to stay as they are",
         )
 

@@ -49,7 +49,6 @@ class GraphGrows(Detector):
     )
     explains = (
         "graph-leaks",
-        "retain-graph-needless",
         "exploding",
         "vanishing",
         "loss-noisy",

@@ -95,7 +95,7 @@ class WrongDimension(Detector):
         "and permuted logits are left alone",
         repair="name the dimension that is meant: dim=-1 for classes and keys, batch_first=True, or a permute.",
     )
-    explains = (*MISTRAINED, "loss-chance")
+    explains = MISTRAINED
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
