@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from retrograd.findings.detectors.call_order import BackwardNeverCalled, NeverSteps, StepBeforeBackward, StepTooSeldom
 from retrograd.findings.detectors.repeated_backward import AccumulationNotDivided, DoubleBackward
 from retrograd.history.sink import Event, Moment
@@ -11,6 +13,21 @@ def test_an_optimizer_that_never_steps() -> None:
     [found] = ask(NeverSteps, make_program(make_calls([("zero_grad", "forward", "backward") * 6])))
     assert (found.severity, found.site, found.line) == ("critical", "SGD#1", "train.py:12")
     assert "backward ran 6 times" in found.message
+
+
+def test_one_of_two_optimizers_never_steps() -> None:
+    calls = make_calls([PLAIN] * 6) + make_calls([("zero_grad", "backward")] * 6, zero_grad={"about": "Adam#2"})
+    [found] = ask(NeverSteps, make_program(sorted(calls, key=lambda call: call.step)))
+    assert (found.site, found.line) == ("Adam#2", "train.py:12")
+
+
+def test_an_update_at_the_begin_of_a_round() -> None:
+    calls = make_calls([("forward", "backward", "step")] * 5 + [("forward", "backward")])
+    early = [replace(call, line="train.py:9") if call.name == "step" else call for call in calls]
+    record, usual = make_program([make_optimizer(), *early]), make_program([make_optimizer(), *calls])
+    record.status = usual.status = "finished"
+    assert [found.severity for found in ask(StepBeforeBackward, record)] == ["note"]
+    assert not ask(StepBeforeBackward, usual)
 
 
 def test_gradients_may_be_all_that_is_wanted() -> None:
@@ -87,6 +104,17 @@ def test_the_same_loss_twice() -> None:
     assert "2 times from the same loss (0.5) before 5 of 5 updates" in found.message
 
 
+def test_a_loss_that_counts_twice() -> None:
+    first = [("mse_loss", (-1, -1), ((8, 1), (8, 1)), (), "reduction=mean"), ("mean", (-1,), ((8,),), ())]
+    total = [*first, ("add", (0, 1), ((), ()), ())]
+    passes = [make_chain(*first, outputs=[], loss=0), make_chain(*total, outputs=[], loss=2)]
+    calls = make_calls([("zero_grad", "forward", "backward", "second backward", "step")] * 5)
+    [found] = ask(DoubleBackward, make_program([*passes, *calls]))
+    assert "from mse_loss, and then from a sum that holds it, before 5 of 5" in found.message
+    apart = [make_chain(*first, outputs=[], loss=0), make_chain(*total, outputs=[], loss=1)]
+    assert not ask(DoubleBackward, make_program([*apart, *calls]))
+
+
 def test_several_losses_and_micro_batches_are_no_repetition() -> None:
     calls = make_calls([("zero_grad", "forward", "backward", "second backward", "step")] * 5)
     assert not ask(DoubleBackward, _record(calls, _with_losses(5, (0.5, 0.25), (0, 0))))
@@ -111,6 +139,13 @@ def test_means_that_are_added_up() -> None:
     assert "4 micro-batches" in found.message
     adam = make_calls(FOUR, step={"about": "Adam#1"}, zero_grad={"about": "Adam#1"})
     assert [each.severity for each in ask(AccumulationNotDivided, make_program([*adam, MEAN]))] == ["note"]
+
+
+def test_sums_of_means_behind_two_forwards() -> None:
+    term = ("mse_loss", (-1, -1), ((8, 1), (8, 1)), (), "reduction=mean")
+    total = make_chain(term, term, ("add", (0, 1), ((), ()), ()), outputs=[])
+    four = [(*("forward", "forward", "backward") * 4, "step", "zero_grad")] * 5
+    assert "4 micro-batches" in ask(AccumulationNotDivided, make_program([*make_calls(four), total]))[0].message
 
 
 def test_losses_that_are_divided_or_from_several_lines() -> None:

@@ -1,6 +1,7 @@
+from retrograd.findings.detectors.call_order import StepTooSeldom
 from retrograd.findings.detectors.zero_grad import MisplacedZeroGrad, MissingZeroGrad
 from tests.findings.by_hand import ask
-from tests.findings.programs import make_calls, make_optimizer, make_program
+from tests.findings.programs import make_calls, make_chain, make_optimizer, make_program
 
 PLAIN = ("zero_grad", "forward", "backward", "step")
 
@@ -62,6 +63,17 @@ def test_gradients_that_are_cleared_before_they_are_used() -> None:
     [found] = ask(MisplacedZeroGrad, make_program([make_optimizer(), *calls]))
     assert (found.severity, found.step, found.line) == ("critical", 0, "train.py:10")
     assert "before 4 of 4 updates" in found.message
+
+
+def test_gradients_that_are_cleared_between_micro_batches() -> None:
+    calls = make_calls([(*("zero_grad", "forward", "backward") * 4, "step")] * 3)
+    divided = make_chain(("mean", (-1,), ((8,),), ()), ("div", (0,), ((),), (), "4"), outputs=[])
+    [found] = ask(MisplacedZeroGrad, make_program([divided, *calls]))
+    assert found.line == "train.py:10"
+    assert "of 4 backward passes before an update the gradients of 3 are cleared" in found.message
+    assert not ask(StepTooSeldom, make_program([divided, *calls]))
+    plain = make_chain(("mean", (-1,), ((8,),), ()), outputs=[])
+    assert not ask(MisplacedZeroGrad, make_program([plain, *calls]))
 
 
 def test_other_parameters_may_be_cleared_there() -> None:

@@ -20,11 +20,10 @@ from retrograd.facts.reasons import describe_values
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import NonFinite
 from retrograd.history.sink import Moment
-from retrograd.hooks.engine import next_sequence_number
+from retrograd.hooks.engine import next_sequence_number, without_functions
 from retrograd.hooks.gradient_births import read_saved
 from retrograd.hooks.nodes import edges_of, number_of
 from retrograd.hooks.operation_notes import NotedOperation, OperationNotes
-from retrograd.hooks.reach import guard_nodes
 from retrograd.hooks.result_watch import is_fine
 
 _PARTED = frozenset(
@@ -99,8 +98,9 @@ class NonFiniteLook(FactSource):
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """Is the loss finite?"""
         self._is_open = False
-        known = [root for root in roots if root.device.type == "cpu" and root.grad_fn is not None]
-        bad = [root for root in known if not is_fine(root)]
+        with without_functions():
+            known = [root for root in roots if root.device.type == "cpu" and root.grad_fn is not None]
+            bad = [root for root in known if not is_fine(root)]
         if bad and not self._is_over and self._told < MOST_TOLD:
             self._told += 1
             self._tell(find_birth(bad))
@@ -162,7 +162,10 @@ class NonFiniteLook(FactSource):
 
 
 def _find_parted(root: Any) -> Iterator[tuple[Path, str]]:
-    """The nearest nodes whose derivative may be infinite, and how they are reached."""
+    """The nearest nodes whose derivative may be infinite, and how they are reached.
+
+    At a look the whole graph has been counted, and guarded, before.
+    """
     waiting: deque[tuple[Any, Path]] = deque([(root, ())])
     known = {root}
     count = 0
@@ -175,7 +178,6 @@ def _find_parted(root: Any) -> Iterator[tuple[Path, str]]:
             if following is not None and following not in known and len(path) < _DEEPEST:
                 known.add(following)
                 waiting.append((following, (*path, edge)))
-    guard_nodes(list(known))
 
 
 def _is_harmless(node: Any) -> bool:

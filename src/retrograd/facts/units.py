@@ -29,7 +29,7 @@ from retrograd.hooks.operation_tap import carry_out_unseen, without_graph
 from retrograd.sites.site import Site
 
 OFTEN, SELDOM, SETTLED = 16, 128, 512
-"""Every so many recorded steps units are looked at; the second once the third have been recorded."""
+"""Every so many recorded steps units are looked at, for each 16 modules; the second once the third were recorded."""
 
 _FIRST = 4
 """The first steps, all of which are looked at; and looks after which zeros last."""
@@ -135,6 +135,8 @@ class UnitLooks(FactSource):
         self._held: dict[str, list[_Reduced]] = {}
         self._streaks: dict[str, _Streaks] = {}
         self._rows: dict[str, _Rows] = {}
+        self._well: set[str] = set()
+        """Sites whose last fact told that all units are well; there is no other before that has changed."""
 
     def model_added(self, name: str, model: nn.Module) -> None:
         """Watch its activations."""
@@ -185,11 +187,14 @@ class UnitLooks(FactSource):
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """Look, if it is time."""
         trains = grad_enabled() and model.training and self.host.is_recorded
-        count = self.host.recorded
         self._training.awake = trains
-        self._looking.awake = trains and (count < _FIRST or count % (OFTEN if count < SETTLED else SELDOM) == 0)
+        self._looking.awake = trains and self._is_time(self.host.recorded)
         if self._looking.awake:
             self._moment = self.host.now
+
+    def _is_time(self, recorded: int) -> bool:
+        groups = 1 + max(len(self._watches) - 1, 0) // OFTEN
+        return recorded < _FIRST or recorded % ((OFTEN if recorded < SETTLED else SELDOM) * groups) == 0
 
     def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """Look no more."""
@@ -228,6 +233,12 @@ class UnitLooks(FactSource):
         bounded = [each.bounded.cpu().numpy() for each in reduced if each.bounded is not None]
         saturated = int(np.count_nonzero(np.sum(bounded, axis=0) > 0.5 * samples)) if bounded else 0
         zero = 0 if bounded else int(is_zero.sum())
+        if not zero and not saturated:
+            if path in self._well:
+                return
+            self._well.add(path)
+        else:
+            self._well.discard(path)
         self._tell(
             Units(
                 name=_name(path),

@@ -37,7 +37,7 @@ from retrograd.hooks.function_names import (
 from retrograd.hooks.module_calls import OUTSIDE
 from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
 from retrograd.hooks.quiet_mode import QuietMode, lowest_place
-from retrograd.hooks.thread_logs import is_inner
+from retrograd.hooks.thread_logs import is_inner, is_ours
 
 MADE_BEFORE = -1
 """The number of the operation that made a tensor, where that is none of those noted."""
@@ -139,7 +139,7 @@ class OperationNotes(QuietMode):
     @uncompiled_itself
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = name_function(function)
-        if not name or not self._is_noting():
+        if not name or is_ours[sys._getframe(1).f_code.co_filename] or not self._is_noting():
             return function(*args, **kwargs) if kwargs else function(*args)
         taken = self._take(args, kwargs)
         first = next_sequence_number()

@@ -201,6 +201,8 @@ def is_fine(tensor: Tensor) -> bool:
         return True
     if dispatch_modes():
         return bool(carry_out_unseen(lambda: without_graph(tensor).isfinite().all()))
+    if tensor.numel() == 1:
+        return math.isfinite(tensor.item())
     values = tensor.detach()
     return math.isfinite(float(values.sum())) or bool(values.isfinite().all())
 

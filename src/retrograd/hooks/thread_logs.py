@@ -36,6 +36,19 @@ class _InnerFiles(dict[str, bool]):
 is_inner = _InnerFiles()
 
 
+class _OurFiles(dict[str, bool]):
+    """Source file → whether it is ours."""
+
+    _ours = f"{Path(__file__).parents[1]}/"
+
+    def __missing__(self, file: str) -> bool:
+        answer = self[file] = file.startswith(self._ours)
+        return answer
+
+
+is_ours = _OurFiles()
+
+
 def user_frame(frame: FrameType) -> FrameType:
     """The innermost frame of the user's code, from this one outwards."""
     while is_inner[frame.f_code.co_filename]:

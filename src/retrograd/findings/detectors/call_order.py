@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.zero_grad import list_updates
-from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.detectors.zero_grad import find_lost, is_divided, list_updates
+from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.record import Record
-from retrograd.findings.updates import BY_HAND, Update, by_optimizer, clears
+from retrograd.findings.updates import BY_HAND, Update, by_optimizer
 from retrograd.history.facts import Call
 
 SHARE = 0.8
@@ -49,21 +49,39 @@ class NeverSteps(Detector):
         passes = [call for call in calls if call.name == "backward"]
         is_updated = any(call.name in ("step", "scaler.step") for call in calls) or _may_change(record)
         named = _name_optimizer(calls)
-        if is_updated or len(passes) < (PASSES if named else WITHOUT_OPTIMIZER) or not _trains(calls):
-            return
-        yield self.find(
-            "critical" if named else "warning",
+        if is_updated:
+            yield from self._find_others(calls)
+        elif len(passes) >= (PASSES if named else WITHOUT_OPTIMIZER) and _trains(calls):
+            yield self._describe(named, passes, passes[0].line, "critical" if named else "warning")
+
+    def _find_others(self, calls: list[Call]) -> Iterator[Finding]:
+        """Optimizers whose gradients are cleared again and again beside others that step."""
+        stepping = {call.about for call in calls if call.name in ("step", "scaler.step")}
+        waiting, passes = "", dict[str, list[Call]]()
+        for call in calls:
+            if call.name == "zero_grad" and "#" in call.about:
+                waiting = call.about
+            elif call.name == "backward" and waiting and waiting not in stepping:
+                passes.setdefault(waiting, []).append(call)
+        for optimizer, several in passes.items():
+            if stepping and len(several) >= PASSES:
+                yield self._describe(optimizer, several, several[0].line, "critical")
+
+    def _describe(self, named: str, passes: list[Call], line: str, severity: Severity) -> Finding:
+        return self.find(
+            severity,
             f"{named or 'No optimizer'} {'never' if named else 'ever'} makes an update: backward ran {len(passes)} "
-            "times, and step was not called once",
-            site=named,
-            step=passes[0].step,
-            last_step=passes[-1].step,
-            line=passes[0].line,
+            "times, and its "
+            "step was not called once",
+            site=named if "#" in named else "",
+            step=passes[0].step if passes else None,
+            last_step=passes[-1].step if passes else None,
+            line=line,
             evidence=[
                 Evidence("backward passes", len(passes), f"≥ {PASSES if named else WITHOUT_OPTIMIZER}"),
                 Evidence("updates", 0, "none"),
             ],
-            precondition=["no parameter was changed by hand either", "forwards run in training mode"],
+            precondition=["no parameter was changed by hand either, or gradients are cleared for it again and again"],
             refute="gradients are all that the program wants, or it updates tensors that no recorded model has",
         )
 
@@ -154,6 +172,19 @@ class StepBeforeBackward(Detector):
             has_passes = any(update.named("backward") for update in updates)
             if optimizer != BY_HAND and has_passes and len(early) >= max(3, SHARE * len(updates)):
                 yield self._describe(optimizer, early, len(updates))
+            elif record.status == "finished" and len(record.optimizers) == 1 and _is_ahead(record.calls, updates):
+                yield self.find(
+                    "note",
+                    f"{optimizer} steps at the begin of each round, from the gradient of the round before: the first "
+                    "update has "
+                    "none, and the last gradient is never used",
+                    site=optimizer,
+                    step=updates[0].step,
+                    line=updates[0].call.line,
+                    evidence=[Evidence("updates", len(updates), "one fewer than backward passes")],
+                    precondition=["the line of step is before those of forward and backward, and backward ran last"],
+                    refute="the last backward pass serves another purpose",
+                )
 
     def _describe(self, optimizer: str, early: list[Update], among: int) -> Finding:
         return self.find(
@@ -168,6 +199,17 @@ class StepBeforeBackward(Detector):
             precondition=["backward runs in between, and the forwards have grad mode on"],
             refute="the gradients of the batch before are meant, as in a pipeline",
         )
+
+
+def _is_ahead(calls: list[Call], updates: list[Update]) -> bool:
+    """Whether the program ends with a backward pass without an update, and its step stands before its forward."""
+    passes = [call for call in calls if call.name == "backward"]
+    forwards = [call for update in updates for call in update.named("forward") if call.details.get("grad")]
+    lines = {call.line for call in (*passes, *forwards)}
+    file, _, number = updates[0].call.line.rpartition(":")
+    places = [int(line.rpartition(":")[2]) for line in lines if line.rpartition(":")[0] == file]
+    is_left = len(passes) == len(updates) + 1 >= 4 and len({call.line for call in passes}) == 1
+    return is_left and len(places) == len(lines) and number.isdigit() and int(number) < min(places, default=0)
 
 
 def _is_early(update: Update) -> bool:
@@ -201,7 +243,9 @@ class StepTooSeldom(Detector):
         if len(by_optimizer(record.updates)) > 1:
             raise CannotTell("several optimizers take turns")
         for optimizer, updates in found.items():
-            lost = [call for update in updates for call in _find_lost(update, record)]
+            lost = [call for update in updates for call in find_lost(update, record)]
+            if is_divided(record):
+                raise CannotTell("the loss is divided, so gradients are meant to be accumulated")
             passes = sum(len(update.named("backward")) for update in updates)
             if len(lost) >= max(2 * len(updates), passes / 2) > 0:
                 yield self.find(
@@ -216,17 +260,3 @@ class StepTooSeldom(Detector):
                     precondition=["those passes are from the line of the one that is used"],
                     refute="the program reads gradients in between for a purpose of its own",
                 )
-
-
-def _find_lost(update: Update, record: Record) -> list[Call]:
-    """Backward passes that are followed by clearing before the update, from the line of the one that is used."""
-    passes = update.named("backward")
-    kept = {call.line for call in passes[-1:]}
-    found, since = [], []
-    for call in update.before:
-        if call.name == "backward":
-            since.append(call)
-        elif clears(call, update.optimizer, record.optimizers):
-            found.extend(since)
-            since = []
-    return [call for call in found if call.line in kept and call is not passes[-1]]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from retrograd.findings.chain import LOSSES, Chain, argument_of
 from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.zero_grad import list_updates
+from retrograd.findings.detectors.zero_grad import find_root, list_updates
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
 from retrograd.findings.updates import Update
@@ -41,27 +42,61 @@ class DoubleBackward(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        losses = _losses_by_step(record)
+        losses, part = _losses_by_step(record), _find_part(record)
         for optimizer, updates in list_updates(record).items():
             meant = [update for update in updates if update.named("backward")]
             doubled = [update for update in meant if _is_doubled(update, losses.get(update.step, []))]
+            several = [update for update in meant if len(update.named("backward")) > 1]
             if doubled and len(doubled) >= SHARE * len(meant):
-                yield self._describe(optimizer, doubled, losses[doubled[0].step], len(meant))
+                value, times = _most_common(losses[doubled[0].step])
+                yield self._describe(
+                    optimizer,
+                    doubled,
+                    f"Backward runs {times} times from the same loss ({value:.4g}) before {len(doubled)} of "
+                    f"{len(meant)} "
+                    f"updates, so gradients are {times} times as large as meant",
+                )
+            elif part and several and len(several) >= SHARE * len(meant):
+                yield self._describe(
+                    optimizer,
+                    several,
+                    f"Backward runs from {part}, and then from a sum that holds it, before {len(several)} of "
+                    f"{len(meant)} "
+                    "updates, so its gradients count twice",
+                )
 
-    def _describe(self, optimizer: str, doubled: list[Update], losses: list[Event], among: int) -> Finding:
-        value, times = _most_common(losses)
+    def _describe(self, optimizer: str, doubled: list[Update], message: str) -> Finding:
+        passes = doubled[0].named("backward")
         return self.find(
             "warning",
-            f"Backward runs {times} times from the same loss ({value:.4g}) before {len(doubled)} of {among} updates, "
-            f"so gradients are {times} times as large as meant",
+            message,
             site=optimizer,
             step=doubled[0].step,
             last_step=doubled[-1].step,
-            line=doubled[0].named("backward")[-1].line,
-            evidence=[Evidence("passes from one value before an update", times, "> 1")],
-            precondition=["the passes are of one micro-batch and begin from the same value, bit for bit"],
+            line=passes[-1].line,
+            evidence=[
+                Evidence("passes before an update", len(passes), "> 1"),
+                Evidence("line of the first", passes[0].line),
+            ],
+            precondition=["the passes are of one micro-batch, and the second begins from the same value or holds it"],
             refute="the two losses are different tensors that happen to be equal, or doubled gradients are meant",
         )
+
+
+def _find_part(record: Record) -> str:
+    """What a pass begins from that a later pass of the same step begins from as a term of a sum; empty for none."""
+    for before, behind in pairwise(record.chains):
+        is_same = before.step == behind.step and behind.listed[: len(before)] == before.listed
+        if is_same and 0 <= before.loss != behind.loss and before.loss in _terms(behind, behind.loss):
+            return before.name(before.loss)
+    return ""
+
+
+def _terms(chain: Chain, number: int) -> set[int]:
+    """The operations that a sum is made of, itself left out."""
+    if number < 0 or chain.name(number) != "add":
+        return set()
+    return {each for term in chain.operands(number) for each in (term, *_terms(chain, term))}
 
 
 def _losses_by_step(record: Record) -> dict[int, list[Event]]:
@@ -98,7 +133,17 @@ class AccumulationNotDivided(Detector):
         "(several losses, GANs); with optimizers whose updates do not grow with the gradient it is a note",
         repair="divide the loss by the number of micro-batches before backward, or the learning rate by it.",
     )
-    explains = ("exploding", "learning-rate-too-high", "diverged", "loss-noisy", "loss-spike", "clip-always-on")
+    explains = (
+        "exploding",
+        "learning-rate-too-high",
+        "diverged",
+        "loss-noisy",
+        "loss-spike",
+        "clip-always-on",
+        "dead-units",
+        "saturated",
+        "vanishing",
+    )
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
@@ -109,7 +154,7 @@ class AccumulationNotDivided(Detector):
             raise CannotTell("no operations between the model's output and the loss were recorded")
         for optimizer, updates in by_optimizer.items():
             times, among = _count_micro_batches(updates)
-            if times > 1 and all(map(_begins_from_mean, record.chains)):
+            if times > 1 and all(is_plain_mean(each, find_root(record, each)) for each in record.chains):
                 yield self._describe(optimizer, updates, times, among)
 
     def _describe(self, optimizer: str, updates: list[Update], times: int, among: int) -> Finding:
@@ -144,18 +189,25 @@ def _count_micro_batches(updates: list[Update]) -> tuple[int, int]:
 
 
 def _micro_batches(update: Update) -> int:
-    passes = update.named("backward")
-    forwards = [call for call in update.named("forward") if call.details.get("grad", True)]
-    is_loop = len({call.line for call in passes}) == 1 and len({call.line for call in forwards}) == 1
+    """Backward passes from one line, each behind forwards from the same lines; 1 for anything else."""
+    passes, forwards, seen = [], [], []
+    for call in update.before:
+        if call.name == "forward" and call.details.get("grad", True):
+            forwards.append(call.line)
+        elif call.name == "backward":
+            passes.append(call)
+            seen.append(tuple(forwards))
+            forwards = []
+    is_loop = len({call.line for call in passes}) == 1 and len(set(seen)) == 1 and bool(seen[0])
     is_plain = not any(call.details.get("retain_graph") or call.details.get("create_graph") for call in passes)
-    return len(passes) if is_loop and is_plain and len(forwards) == len(passes) else 1
+    return len(passes) if is_loop and is_plain else 1
 
 
-def _begins_from_mean(chain: Chain) -> bool:
-    """Whether backward begins from a loss that is a mean, by torch's own word."""
-    name = chain.name(chain.loss)
-    if chain.loss < 0 or not chain.taken(chain.loss):
-        return False
+def is_plain_mean(chain: Chain, number: int) -> bool:
+    """Whether an operation makes a mean that nothing multiplies or divides, or a sum with such a term."""
+    name = chain.name(number)
     if name in LOSSES:
-        return argument_of(chain.listed[chain.loss], "reduction") in (None, "mean")
+        return argument_of(chain.listed[number], "reduction") in (None, "mean")
+    if name == "add":
+        return any(is_plain_mean(chain, each) for each in chain.operands(number))
     return name == "mean"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from retrograd.findings.chain import Chain
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
@@ -119,23 +120,45 @@ class MisplacedZeroGrad(Detector):
         """See :class:`Detector`."""
         for optimizer, updates in list_updates(record).items():
             cleared = [update for update in updates if _find_clearing(update, record) is not None]
+            lost = [update for update in updates if find_lost(update, record)]
             if optimizer != BY_HAND and cleared and len(cleared) > SHARE * len(updates):
-                call = _find_clearing(cleared[0], record)
-                assert call is not None
-                yield self.find(
-                    "critical",
-                    f"{optimizer} is given cleared gradients: zero_grad is called between backward and step before "
-                    f"{len(cleared)} of {len(updates)} updates, so nothing is learned",
-                    site=optimizer,
-                    step=cleared[0].step,
-                    last_step=cleared[-1].step,
-                    line=call.line,
-                    evidence=[
-                        Evidence("updates from cleared gradients", len(cleared), f"> {SHARE:g} of {len(updates)}")
-                    ],
-                    precondition=[f"what is cleared are the parameters of {optimizer}"],
-                    refute="parameters change from update to update by their gradients",
-                )
+                yield self._describe_cleared(optimizer, cleared, len(updates), record)
+            elif len(lost) > SHARE * len(updates) and is_divided(record):
+                yield self._describe_lost(optimizer, lost, len(updates), record)
+
+    def _describe_cleared(self, optimizer: str, cleared: list[Update], among: int, record: Record) -> Finding:
+        call = _find_clearing(cleared[0], record)
+        return self.find(
+            "critical",
+            f"{optimizer} is given cleared gradients: zero_grad is called between backward and step before "
+            f"{len(cleared)} of {among} updates, so nothing is learned",
+            site=optimizer,
+            step=cleared[0].step,
+            last_step=cleared[-1].step,
+            line=call.line if call else "",
+            evidence=[Evidence("updates from cleared gradients", len(cleared), f"> {SHARE:g} of {among}")],
+            precondition=[f"what is cleared are the parameters of {optimizer}"],
+            refute="parameters change from update to update by their gradients",
+        )
+
+    def _describe_lost(self, optimizer: str, lost: list[Update], among: int, record: Record) -> Finding:
+        passes = lost[-1].named("backward")
+        return self.find(
+            "critical",
+            f"zero_grad is called between the micro-batches of {optimizer}: of {len(passes)} backward passes before "
+            "an update "
+            f"the gradients of {len(find_lost(lost[-1], record))} are cleared, though the loss is divided for their "
+            "sum",
+            site=optimizer,
+            step=lost[0].step,
+            last_step=lost[-1].step,
+            line=next((call.line for call in lost[-1].before if clears(call, optimizer, record.optimizers)), ""),
+            evidence=[
+                Evidence("updates before which gradients are cleared unused", len(lost), f"> {SHARE:g} of {among}")
+            ],
+            precondition=["the loss is divided, and the passes are from one line"],
+            refute="only the last micro-batch is meant to count",
+        )
 
 
 def _find_clearing(update: Update, record: Record) -> Call | None:
@@ -143,3 +166,29 @@ def _find_clearing(update: Update, record: Record) -> Call | None:
         return None
     behind = update.after_last("backward")
     return next((call for call in behind if clears(call, update.optimizer, record.optimizers)), None)
+
+
+def find_lost(update: Update, record: Record) -> list[Call]:
+    """Backward passes that are followed by clearing before the update, from the line of the one that is used."""
+    passes = update.named("backward")
+    kept = {call.line for call in passes[-1:]}
+    found, since = [], []
+    for call in update.before:
+        if call.name == "backward":
+            since.append(call)
+        elif clears(call, update.optimizer, record.optimizers):
+            found.extend(since)
+            since = []
+    return [call for call in found if call.line in kept and call is not passes[-1]]
+
+
+def is_divided(record: Record) -> bool:
+    """Whether what backward begins from was divided or multiplied by a number, as for accumulation."""
+    roots = [(chain, find_root(record, chain)) for chain in record.chains]
+    return any(chain.name(root) in ("div", "mul") and len(chain.operands(root)) == 1 for chain, root in roots)
+
+
+def find_root(record: Record, chain: Chain) -> int:
+    """What backward begins from, before a scaler has multiplied it; −1 where it is not known."""
+    is_scaled = chain.name(chain.loss) == "mul" and any(call.name.startswith("scaler.") for call in record.calls)
+    return chain.operands(chain.loss)[0] if is_scaled and chain.operands(chain.loss) else chain.loss
