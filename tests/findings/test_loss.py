@@ -1,8 +1,17 @@
 import numpy as np
 import pytest
 
-from retrograd.findings.detectors.loss import Diverged, LossFlat, LossNoisy, LossSpike, find_spikes, longest_stretch
+from retrograd.findings.detectors.loss import (
+    Diverged,
+    LossFlat,
+    LossNoisy,
+    LossSpike,
+    find_spikes,
+    longest_stretch,
+    thin,
+)
 from retrograd.findings.record import Record
+from retrograd.history.matrix import Curve
 from tests.findings.by_hand import ask, make_record, spread
 
 NOISE = 1 + 0.1 * np.sin(np.arange(200) * 2.4)
@@ -68,3 +77,12 @@ def test_spikes_and_stretches() -> None:
     assert np.flatnonzero(high).tolist() == [50, 51, 52, 53]
     assert longest_stretch(high) == (50, 4)
     assert longest_stretch(np.zeros(5, np.bool_)) == (0, 0)
+
+
+def test_long_curves_are_thinned() -> None:
+    steps = np.arange(12_000)
+    thinned = thin(Curve(steps, np.where(steps % 3 == 1, 100.0, steps.astype(np.float64))))
+    assert thinned.steps.tolist() == list(range(0, 12_000, 3))
+    assert thinned.values[-1] == np.median([11_997, 100, 11_999])
+    short = Curve(steps[:50], NOISE[:50])
+    assert thin(short) is short

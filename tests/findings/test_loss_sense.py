@@ -31,7 +31,7 @@ def test_targets_below_a_relu() -> None:
     output = np.maximum(RANDOM.normal(size=64), 0)
     target = RANDOM.normal(size=64) * 3
     [found] = ask(BoundedOutput, _regression("relu", output, target))
-    assert (found.severity, found.site, found.line) == ("critical", "1", "train.py:31")
+    assert (found.severity, found.site, found.line) == ("critical", "1", "train.py:2")
     assert "cannot be below 0" in found.message
     assert target.min() <= float(found.evidence[0].value) < 0  # there is such a target
     assert found.evidence[1].value == pytest.approx(target.mean())

@@ -127,3 +127,10 @@ def test_a_group_that_does_not_learn() -> None:
     assert "of 0:weight and 1 others is 0 at all 5 updates" in found.message
     warm = [make_call(step, "step", {"lr": [0.0 if step < 2 else 0.1, 0.1]}) for step in range(5)]
     assert not ask(RateIsZero, make_program([made, *warm]))
+
+
+def test_a_learning_rate_of_zero_for_all_the_rest() -> None:
+    learned = [10.0 * 0.8**step for step in range(100)]
+    [found] = ask(RateIsZero, _scheduled([0.1] * 30 + [0.0] * 70, losses=learned))
+    assert found.step == 30
+    assert not ask(RateIsZero, _scheduled([0.1] * 90 + [0.0] * 10, losses=learned))

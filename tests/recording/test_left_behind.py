@@ -96,8 +96,8 @@ def population() -> tuple[Counter[str], int]:
 Growth = tuple[Counter[str], int]
 
 
-def growth(name: str, choices: dict[str, Any] | None, steps: int = 52) -> Growth:
-    """What there is more after so many steps than after a few."""
+def growth(name: str, choices: dict[str, Any] | None, steps: int = 56) -> Growth:
+    """What there is more after so many steps than after a few; neither ends with one that is looked at."""
     run = build(name)
     with recording(run.models, **choices) if choices is not None else nullcontext():
         train(run, WARM_UP)

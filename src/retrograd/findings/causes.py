@@ -43,4 +43,5 @@ def _explains(cause: Finding, symptom: Finding, explains: Mapping[str, tuple[str
     listed = explains.get(cause.detector, ())
     is_meant = symptom.detector in listed or ("*" in listed and symptom.severity == "note")
     began_before = symptom.step is not None and cause.step is not None and symptom.step < cause.step
-    return is_meant and not began_before and symptom.detector != cause.detector
+    hides_more = cause.severity == "note" and symptom.severity != "note"  # else an alarm would become a note
+    return is_meant and not hides_more and not began_before and symptom.detector != cause.detector

@@ -177,13 +177,13 @@ class LearningRateTooLow(Detector):
     def check(self, record: Record) -> Iterator[Finding]:
         """Add up what the weights moved."""
         training = record.once(Training)
-        training.need_loss(20)
+        training.need_loss(5)
         updates = training.updates
         rate = training.rate
         if rate is None:
             raise CannotTell("no learning rate was recorded")
-        moved = float(np.nansum(updates.ratio))
-        skipped = len(training.loss.steps) < 20 or training.fell or not moved < MINUTE
+        moved = float(np.nansum(updates.ratio)) * training.stride
+        skipped = len(training.loss.steps) * training.stride < 20 or training.fell or not moved < MINUTE
         if skipped or rate == 0 or rate >= SMALL[is_adaptive(training.optimizer)] or _warms_up(training.rates):
             return
         yield self.find(

@@ -10,6 +10,7 @@ from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
 from retrograd.findings.training import FloatArray, IntArray, Training, median
+from retrograd.history.matrix import Curve
 
 SPIKE = 6.0
 """Robust standard deviations of the logarithm of the loss above its running median."""
@@ -22,6 +23,9 @@ ROSE = 3.0
 
 FAR = 10.0
 """The same, from which on it is more than harder data may make."""
+
+MOST = 5000
+"""Losses that are looked at one by one."""
 
 FLAT = 50
 """Losses that it takes to call a curve flat."""
@@ -94,7 +98,7 @@ class LossSpike(Detector):
         """Look for stretches above the running median."""
         training = record.once(Training)
         training.need_loss(40)
-        steps, loss = training.loss
+        steps, loss = thin(training.loss)
         if not training.lowest > 0:
             return
         high = find_spikes(loss) & ~(loss < 0.1 * training.initial)
@@ -192,6 +196,15 @@ class LossNoisy(Detector):
             precondition=["the loss has not fallen"],
             refute="the mean over an epoch falls",
         )
+
+
+def thin(curve: Curve) -> Curve:
+    """A curve of at most :data:`MOST` numbers: the medians of stretches of equal length, at their first steps."""
+    length = -(-len(curve.values) // MOST)
+    if length <= 1:
+        return curve
+    whole = len(curve.values) // length * length
+    return Curve(curve.steps[:whole:length], np.median(curve.values[:whole].reshape(-1, length), axis=1))
 
 
 def find_spikes(loss: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

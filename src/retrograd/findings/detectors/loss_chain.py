@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
-from retrograd.findings.chain import SOFTMAXES, VIEWS, Chain, argument_of
+from retrograd.findings.chain import SOFTMAXES, VIEWS, Chain, argument_of, name_of
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.record import Record
@@ -34,15 +34,17 @@ def list_chains(record: Record) -> list[Chain]:
 
 
 def place_of(record: Record, chain: Chain, number: int) -> tuple[str, str]:
-    """The module of an operation, and its line: that of the module's construction where the call is a library's.
+    """The module of an operation, and its line: that of the module's construction where it is a module for this alone.
 
-    An operation that a module of torch makes has the line of the program that called the outermost such module, which
-    tells nothing of it in an ``nn.Sequential``.
+    The call of an ``nn.Softmax`` is torch's, and its line that of whoever called the outermost such module.
     """
     operation = chain.listed[number]
-    made = record.line_of(operation.module) if operation.module else ""
-    is_alone = sum(each.line == operation.line for each in chain.listed) == 1
-    return operation.module, operation.line if is_alone or not made else made
+    is_its_own = record.type_of(operation.module).lower() in (
+        name_of(operation).replace("_", ""),
+        f"{name_of(operation)}1d",
+    )
+    made = record.line_of(operation.module) if is_its_own else ""
+    return operation.module, made or operation.line
 
 
 class BeforeLoss(Detector):
@@ -221,11 +223,14 @@ class NllOnProbabilities(BeforeLoss):
         name, function = chain.name(maker), chain.name(loss)
         if function == "kl_div" and name == "softmax":
             return "critical", "kl_div is given the result of softmax first, where it expects log-probabilities"
-        if function != "nll_loss" or name not in ("softmax", "sigmoid", "relu", *self._makers):
+        is_product = name == "add" and chain.name(chain.maker(maker, 0, frozenset())) in ("matmul", "mm", "sparse_mm")
+        if function != "nll_loss" or not (is_product or name in ("softmax", "sigmoid", "relu", *self._makers)):
             return None
         end = "its value is no likelihood" if name in ("softmax", "sigmoid") else "it falls without bound as they grow"
         return "critical", (
-            f"nll_loss is given the result of {self._makers.get(name, name)}, where it expects log-probabilities: {end}"
+            f"nll_loss is given the result of "
+            f"{'a linear layer' if is_product else self._makers.get(name, name)}, where it expects log-probabilities: "
+            f"{end}"
         )
 
 
@@ -246,6 +251,8 @@ class BceOnLogits(BeforeLoss):
 
     def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
         """See :class:`BeforeLoss`."""
+        if chain.name(maker) == "clamp":  # which hides that they are none
+            maker = chain.maker(maker, 0, THROUGH)
         name = chain.name(maker)
         if chain.name(loss) != "binary_cross_entropy" or name not in (
             "linear",

@@ -83,7 +83,9 @@ class RateIsZero(Detector):
         "value in the whole second half or below 0.001 in the whole last third, while the loss is above 0.3 of its "
         "first value",
         source="the shares are our own choice: cosine schedules pass below 0.001 in their last 2 %",
-        guard="schedules that end at 0, and runs that had learned before, are left alone",
+        guard="schedules that reach 0 at their end are left alone, and so are runs that had learned before, unless "
+        "the rate is 0 "
+        "exactly for all the rest",
         repair="look at the schedule's length and factor, in the unit (updates or epochs) in which it is stepped.",
     )
     explains = NEVER_LEARNED
@@ -97,7 +99,9 @@ class RateIsZero(Detector):
                 continue
             yield from self._find_groups(optimizer, updates, record)
             since = find_collapse(rates)
-            if since and not _is_per_update(schedule, updates) and is_unlearned(record, updates[since].step):
+            is_nothing = bool(since) and not rates[max(since, len(rates) // 2) :].any()
+            is_of_epochs = _is_per_update(schedule, updates) and is_unlearned(record, updates[since].step)
+            if since and not is_of_epochs and (is_nothing or is_unlearned(record, updates[since].step)):
                 yield describe_collapse(self, optimizer, updates, rates, since, schedule)
 
     def _find_groups(self, optimizer: str, updates: list[Update], record: Record) -> Iterator[Finding]:
@@ -170,7 +174,7 @@ def describe_collapse(
             Evidence("learning rate at the end", float(rates[-1]), "< 0.01 of it for the whole second half"),
             Evidence("first update at which it was next to nothing", since, f"of {len(rates)}"),
         ],
-        precondition=[f"the loss was above {UNLEARNED} of its first value by then"],
+        precondition=[f"the loss was above {UNLEARNED} of its first value by then, or the rate is 0 exactly"],
         refute="the loss had reached the lowest value that this model and these data allow",
     )
 
