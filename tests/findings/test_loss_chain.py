@@ -55,6 +55,8 @@ def test_softmax_twice() -> None:
         (NllOnProbabilities, ("softmax",), "nll_loss", "critical"),
         (NllOnProbabilities, (), "nll_loss", "critical"),
         (BceOnLogits, (), "binary_cross_entropy", "critical"),
+        (BceOnLogits, ("clamp",), "binary_cross_entropy", "critical"),
+        (NllOnProbabilities, ("matmul", "add"), "nll_loss", "critical"),
         (BceOnLogits, ("tanh",), "binary_cross_entropy", "critical"),
     ],
 )
@@ -76,6 +78,7 @@ def test_what_a_loss_must_not_be_given(
         (("log_softmax",), "nll_loss"),
         (("log_softmax",), "kl_div"),
         (("sigmoid",), "binary_cross_entropy"),
+        (("sigmoid", "clamp"), "binary_cross_entropy"),
         (("sigmoid", "mul"), "binary_cross_entropy_with_logits"),
         ((), "binary_cross_entropy_with_logits"),
         (("softmax",), "mse_loss"),

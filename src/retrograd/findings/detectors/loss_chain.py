@@ -223,11 +223,14 @@ class NllOnProbabilities(BeforeLoss):
         name, function = chain.name(maker), chain.name(loss)
         if function == "kl_div" and name == "softmax":
             return "critical", "kl_div is given the result of softmax first, where it expects log-probabilities"
-        if function != "nll_loss" or name not in ("softmax", "sigmoid", "relu", *self._makers):
+        is_product = name == "add" and chain.name(chain.maker(maker, 0, frozenset())) in ("matmul", "mm", "sparse_mm")
+        if function != "nll_loss" or not (is_product or name in ("softmax", "sigmoid", "relu", *self._makers)):
             return None
         end = "its value is no likelihood" if name in ("softmax", "sigmoid") else "it falls without bound as they grow"
         return "critical", (
-            f"nll_loss is given the result of {self._makers.get(name, name)}, where it expects log-probabilities: {end}"
+            f"nll_loss is given the result of "
+            f"{'a linear layer' if is_product else self._makers.get(name, name)}, where it expects log-probabilities: "
+            f"{end}"
         )
 
 
@@ -248,6 +251,8 @@ class BceOnLogits(BeforeLoss):
 
     def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
         """See :class:`BeforeLoss`."""
+        if chain.name(maker) == "clamp":  # which hides that they are none
+            maker = chain.maker(maker, 0, THROUGH)
         name = chain.name(maker)
         if chain.name(loss) != "binary_cross_entropy" or name not in (
             "linear",
