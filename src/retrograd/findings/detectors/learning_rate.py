@@ -228,8 +228,8 @@ class NotUpdated(Detector):
     def check(self, record: Record) -> Iterator[Finding]:
         """Look for updates of zero beside gradients."""
         updates = record.once(Training).updates
-        if record.once(Training).is_contest:
-            raise CannotTell("several models are trained in turn, each with gradients that the others leave")
+        if len(record.optimizers) > 1 or record.once(Training).is_contest:
+            raise CannotTell("several optimizers update in turn, each with gradients that the others leave")
         names = [str(site.value.grad) for site in updates.sites]
         known = np.array([name in record.history for name in names], np.bool_)
         if not known.any() or not (np.nan_to_num(updates.delta, nan=0.0) > 0).any():
