@@ -74,6 +74,21 @@ def test_a_first_backward_pass_that_torch_refuses(tmp_path: Path) -> None:
     assert found["line"] == f"{SCRIPTS / 'blind.py'}:{line}"
 
 
+def test_a_program_that_dies_in_its_first_forward(tmp_path: Path) -> None:
+    code, said, told = record(tmp_path, "dies_first.py")
+    assert code == 1
+    assert said[-1].endswith("1 finding:")
+    [found] = [json.loads(line) for line in (tmp_path / "run/findings.jsonl").read_text().splitlines()]
+    assert found["detector"] == "failed"
+    assert told["message"] in found["message"]
+
+
+def test_one_that_would_not_have_trained_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "retrograd.cli", "run", "-o", "run", str(SCRIPTS / "dies_first.py"), "infer"]
+    assert run(command, tmp_path)[0] == 1
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(("script", "in_backward"), [("fails_in_backward.py", True), ("ends.py", False)])
 def test_an_interrupt(script: str, in_backward: bool, tmp_path: Path) -> None:
     code, said, told = record(tmp_path, script, "interrupt")

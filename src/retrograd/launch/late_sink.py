@@ -39,7 +39,7 @@ class Listener(Protocol):
 class LateSink:
     """Holds back what it is told until a backward pass is among it, then opens the real sink and passes all on.
 
-    A pass that torch refused counts, if the program dies of it.
+    A program that dies before one, but means to train, has a record of that.
 
     Args:
         open_sink: makes the real sink; called once a process.
@@ -67,7 +67,7 @@ class LateSink:
         self._sink: FolderSink | None = None
         self._held: deque[Callable[[Sink], None]] = deque(maxlen=HELD)
         self._files: dict[str, Callable[[BinaryIO], None]] = {}
-        self._is_lost = self._has_asked = False
+        self._is_lost = self._means_to_train = False
         self._lock = threading.RLock()
         self._last_step = -1
         self.steps = 0
@@ -119,17 +119,17 @@ class LateSink:
     def add_event(self, event: Event) -> None:
         trained = event.kind in ("loss", "update", "skipped")
         self._pass_on(lambda sink: sink.add_event(event), event.moment.step if trained else None)
-        if event.kind == "error" and self._has_asked and not self.is_open and not self._is_lost:
-            self._open()  # the first backward pass was refused: that is worth a record, too
+        if event.kind == "error" and self._means_to_train and not self.is_open and not self._is_lost:
+            self._open()
         if self.listener is not None:
             self.listener.hear(event)
 
     def add_tensor(self, kept: KeptTensor) -> None:
         self._pass_on(lambda sink: sink.add_tensor(kept), None)
 
-    def pass_begins(self) -> None:
-        """A backward pass was asked for."""
-        self._has_asked = True
+    def means_to_train(self) -> None:
+        """The program means to train: of its error there is to be a record, too, if it dies before it has."""
+        self._means_to_train = True
 
     def add_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:
         """Write a file of another kind, as soon as there is a folder for it."""

@@ -79,6 +79,12 @@ class Search:
                     self._lookout.disarm()  # before torch.compile takes our hook for a part of the model
             self._known.update(nn.Module.modules(module))
 
+    def has_optimizers(self) -> bool:
+        """Whether the program has made an optimizer."""
+        with self._lock:
+            self._family.look_around()
+            return self._family.has_optimizers
+
     @property
     def blind_call(self) -> str:
         """Where a module was first called with gradients switched off; empty where none was."""

@@ -53,6 +53,10 @@ def start_session() -> None:
     session.take_inventory()
 
 
+_LEFT = ("SystemExit", "KeyboardInterrupt")
+"""How a program is left on purpose."""
+
+
 class Session:
     """Finds the models of a process, records them, and says at its end what has become of it."""
 
@@ -85,6 +89,8 @@ class Session:
         try:
             if self._recorder is not None:
                 error = self._find_error(self._recorder)
+                if error is not None and error["kind"] not in _LEFT and self._search.has_optimizers():
+                    self._sink.means_to_train()
                 self._recorder.close("finished" if error is None else "failed", error)
         except Exception as error:  # the program has ended, and a traceback would be taken for its own
             say(f"the end of the record is lost: {error!r}")
@@ -121,7 +127,7 @@ class Session:
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """A backward pass begins. Where no model has been found by now, there is one without."""
-        self._sink.pass_begins()
+        self._sink.means_to_train()
         if self._recorder is None and not self._has_given_up:
             try:
                 self._search.pass_begins()
