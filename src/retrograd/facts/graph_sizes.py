@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 
@@ -24,8 +24,8 @@ class GraphSizes:
 
     def __init__(self, host: FactHost) -> None:
         self._host = host
-        self._signs: WeakSet[Sign] = WeakSet()
-        self._count = 0
+        self._signs: list[ref[Sign]] = []  # without callbacks, which would run within compiled code
+        self._count = self._living = 0
 
     def measure(self, roots: tuple[torch.Tensor, ...]) -> int | None:
         """A pass begins; returns how many nodes its graph has, where that is measured."""
@@ -34,10 +34,18 @@ class GraphSizes:
             return None
         self._count += 1
         size = self._count_nodes(nodes) if self._host.is_look or self._count <= _FIRST else None
-        self._signs.add(sign_node(nodes[0]))
+        self._signs.append(ref(sign_node(nodes[0])))
+        if len(self._signs) > 2 * self._living + _FIRST:
+            self._count_living()
         return size
+
+    def _count_living(self) -> int:
+        """How many graphs are still held; those that are gone are forgotten."""
+        self._signs = [sign for sign in self._signs if sign() is not None]
+        self._living = len(self._signs)
+        return self._living
 
     def _count_nodes(self, nodes: list[Any]) -> int:
         size = count_nodes(nodes, MOST_NODES)
-        self._host.note_fact(GraphSize(value=float(size), alive=len(self._signs)))
+        self._host.note_fact(GraphSize(value=float(size), alive=self._count_living()))
         return size
