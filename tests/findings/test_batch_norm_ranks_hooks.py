@@ -64,6 +64,7 @@ def make_ranks(first: list[str], second: list[str]) -> Record:
         for step, digest in enumerate(second)
     ]
     record.facts.extend(others)  # of the second process
+    record.manifest["processes"] = 2
     return record
 
 
@@ -122,6 +123,7 @@ def make_replicas(digests: dict[str, tuple[str, str]], later: dict[str, tuple[st
     ]
     record = make_record(range(9), lambda step: {f"{name}.grad": spread(1.0) for name in digests}, FLAT[:9])
     record.facts.extend(looks)
+    record.manifest["processes"] = 2
     return record
 
 
@@ -131,6 +133,13 @@ def test_ranks_that_train_models_of_their_own() -> None:
     assert (found.severity, found.step, found.site) == ("critical", 8, "0:weight")
     [found] = ask(RanksDisagree, make_replicas(apart, apart))
     assert (found.severity, found.step) == ("warning", 0)
+
+
+def test_processes_that_know_nothing_of_each_other() -> None:
+    apart = make_replicas({"0:weight": ("a", "b")}, {"0:weight": ("c", "d")})
+    apart.manifest["processes"] = 1
+    with pytest.raises(CannotTell, match="found each other"):
+        list(RanksDisagree().check(apart))
 
 
 def test_ranks_that_hold_the_same() -> None:

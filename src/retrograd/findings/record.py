@@ -116,6 +116,12 @@ class Record:
         made: T = self._made[make]
         return made
 
+    @property
+    def processes(self) -> int:
+        """In how many processes, that have found each other, the program ran; 0 where that is not known."""
+        found = self.manifest.get("processes", 0)
+        return found if isinstance(found, int) else 0
+
     # ---- facts ----
 
     @cached_property

@@ -7,9 +7,14 @@ import os
 import torch
 
 
+def count_processes() -> int:
+    """In how many processes that have found each other the program runs."""
+    return torch.distributed.get_world_size() if _is_connected() else 1
+
+
 def has_other_processes() -> bool:
     """Whether the program runs in several processes that have found each other."""
-    return _is_connected() and torch.distributed.get_world_size() > 1
+    return count_processes() > 1
 
 
 def own_rank() -> int:

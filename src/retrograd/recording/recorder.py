@@ -41,6 +41,7 @@ from retrograd.hooks.leaves import find_leaves
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
 from retrograd.hooks.pipeline import is_rehearsal, running_stage
+from retrograd.hooks.processes import count_processes
 from retrograd.hooks.tables import Entry
 from retrograd.notices import warn
 from retrograd.recording.clock import Clock
@@ -108,6 +109,7 @@ class Recorder:
         self._scale: torch.Tensor | None = None
         self._in_backward = False
         self._closed = False
+        self._processes = 1
         self._crowded: set[str] = set()
         self._lanes = Lanes(self.settings)
         self._rows = RowTable(self._lanes, sink)
@@ -431,8 +433,10 @@ class Recorder:
             self.note("fault", str(site), text=reason)
 
     def _describe(self) -> None:
+        self._processes = max(self._processes, count_processes())
         self._sink.describe(
             model=[row for structure in self._structures.values() for row in structure],
+            processes=self._processes,
             **self.settings.describe(),
         )
 
@@ -469,7 +473,10 @@ class Recorder:
         self.input_gradients.clear()
         self.keeper.finish(self.clock.moment)
         evidence = self._evidence()
-        self._sink.describe(not_recorded=list_omissions(evidence), faults=dict(self._faults.counts))
+        processes = max(self._processes, count_processes())
+        self._sink.describe(
+            not_recorded=list_omissions(evidence), faults=dict(self._faults.counts), processes=processes
+        )
         if error is not None:
             self._tell_error(error)
         self._sink.close(status)

@@ -27,8 +27,8 @@ class RanksDisagree(Detector):
         threshold="Copies that differ in what was recorded of them; 0.9 of all parameters that differ at the last "
         "look; or equal digests of all inputs at all of at least 3 steps.",
         source="The BLOOM run and TrainCheck (OSDI 2025) on replicas; both are exact.",
-        guard="Copies are only what the recorder knows to be one; sharded parameters are none. Inputs that are the "
-        "same at all steps are no data.",
+        guard="Copies are only what the recorder knows to be one; sharded parameters are none. Processes that have not "
+        "found each other by torch.distributed are not compared. Inputs that are the same at all steps are no data.",
         repair="Wrap the model in DistributedDataParallel, and give each rank its part: DistributedSampler.",
     )
     explains = ("loss-noisy", "diverged")
@@ -53,6 +53,8 @@ class RanksDisagree(Detector):
                 "loaded.",
             )
             return
+        if record.processes < 2:
+            raise CannotTell("the processes, if there are several, had not found each other by torch.distributed")
         apart = list(self._compare_weights(record))
         yield from apart or self._compare_inputs(record)
 
