@@ -18,8 +18,8 @@ _COUNTS = {"nan": "NaN", "pos_inf": "+∞", "neg_inf": "−∞"}
 def find_first_nonfinite(scope: Scope, places: Sequence[Place]) -> dict[str, Any] | None:
     """The first step with such elements, and the first of its sites; ``None`` where all were finite.
 
-    Within a step values come before gradients, gradients before updates; values count in call order and
-    gradients against it, because the backward pass runs against it.
+    Within a step the first is the one that was reached first. In a record that does not tell the order, values come
+    before gradients, gradients before updates; values count in call order and gradients against it.
 
     Returns:
         ``step``, ``site`` and ``text``, which counts the elements.
@@ -32,9 +32,16 @@ def find_first_nonfinite(scope: Scope, places: Sequence[Place]) -> dict[str, Any
     columns = np.flatnonzero(bad.any(axis=0))
     if len(columns) == 0:
         return None
-    site = sites[int(np.argmax(bad[:, columns[0]]))]
     step = int(matrix.steps[columns[0]])
+    site = min((sites[row] for row in np.flatnonzero(bad[:, columns[0]])), key=lambda name: _reached(scope, name, step))
     return {"step": step, "site": site, "text": _count(history, site, phase, step)}
+
+
+def _reached(scope: Scope, site: str, step: int) -> tuple[int, int]:
+    """Of the rows of a site at a step with such elements: micro-batch and order, the first of them."""
+    rows = scope.history[site].select(phase=scope.phase).rows
+    bad = (rows["step"] == step) & (rows["nan"] + rows["pos_inf"] + rows["neg_inf"] > 0)
+    return min(zip(rows["micro"][bad].tolist(), rows["order"][bad].tolist(), strict=True), default=(0, -1))
 
 
 def _rank_sites(places: Sequence[Place]) -> list[tuple[int, int, str]]:
