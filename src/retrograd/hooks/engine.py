@@ -24,6 +24,12 @@ current_node = torch._C._current_autograd_node
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor is seen inside a ``torch.func`` transform, where it has no values of its own."""
 
+
+def is_in_transform() -> bool:
+    """Whether a ``torch.func`` transform runs in this thread."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 is_compiling = torch.compiler.is_dynamo_compiling
 """True while torch.compile traces the code. The first question of every hook, so that nothing of ours is traced."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 VALUES = frozenset(
     {"item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__", "__index__", "__complex__"}
@@ -83,6 +84,8 @@ def describe_tensor(tensor: Tensor) -> str:
     """Its type and shape: ``float32[4, 3]``."""
     if tensor.is_nested:
         return f"nested_{_short(tensor.dtype)}"
+    if is_lazy(tensor):
+        return _short(tensor.dtype)  # it has no shape yet
     key = tensor.dtype, tensor.shape
     known = _described.get(key)
     if known is None:
