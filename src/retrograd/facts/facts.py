@@ -29,7 +29,7 @@ from retrograd.facts.states import StateSource
 from retrograd.facts.units import UnitLooks
 from retrograd.history.facts import NOW, Fact, JsonObject, tell_many
 from retrograd.history.sink import EventKind, Moment
-from retrograd.hooks.engine import is_in_transform
+from retrograd.hooks.engine import is_abstract
 from retrograd.hooks.module_paths import walk_parameters, walk_paths
 from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
@@ -168,7 +168,7 @@ class Facts:
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called by the program itself."""
-        if is_in_transform():  # tensors have no values of their own
+        if is_abstract():  # tensors have no values of their own
             return
         taker = self._taker()
         if taker is not None and taker.is_fact_recorded and taker.fact_step != self._seen_step:
@@ -178,16 +178,18 @@ class Facts:
 
     def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """That call has ended."""
-        if not is_in_transform():
+        if not is_abstract():
             self._tell("forward_ends", self._unwrap(model), output, failed)
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """A backward pass is about to run."""
-        self._tell("backward_begins", roots)
+        if not is_abstract():
+            self._tell("backward_begins", roots)
 
     def backward_ends(self, failed: bool) -> None:
         """It has run."""
-        self._tell("backward_ends", failed)
+        if not is_abstract():
+            self._tell("backward_ends", failed)
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """An optimizer is about to update."""

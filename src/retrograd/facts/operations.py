@@ -13,7 +13,8 @@ from retrograd.facts.graph_sizes import GraphSizes
 from retrograd.facts.softmax_looks import SoftmaxLooks
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Operations
-from retrograd.hooks.engine import grad_enabled
+from retrograd.hooks.engine import current_graph_task, grad_enabled
+from retrograd.hooks.module_calls import OUTSIDE
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
 from retrograd.hooks.operation_tap import is_in_compiled_call
@@ -85,8 +86,8 @@ class ForwardOperations(FactSource):
             self._notes.forward_ends()
 
     def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """What comes now is no forward."""
-        if threading.get_ident() == self._thread:
+        """What comes now is no forward. Within a pass no mode can be taken off: then the next forward does it."""
+        if threading.get_ident() == self._thread and current_graph_task() == OUTSIDE:
             self._passes = 0
             self._stop()
 

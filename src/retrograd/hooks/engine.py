@@ -24,12 +24,6 @@ current_node = torch._C._current_autograd_node
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor is seen inside a ``torch.func`` transform, where it has no values of its own."""
 
-
-def is_in_transform() -> bool:
-    """Whether a ``torch.func`` transform runs in this thread."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
 is_compiling = torch.compiler.is_dynamo_compiling
 """True while torch.compile traces the code. The first question of every hook, so that nothing of ours is traced."""
 
@@ -98,6 +92,12 @@ def is_in_compiled_backward() -> bool:
 def is_tracing() -> bool:
     """Whether what runs now only makes a graph (ahead-of-time autograd, export): its tensors have no values."""
     return not (_mode_of_kind(_FAKE) is _mode_of_kind(_FUNCTIONAL) is _mode_of_kind(_PROXY) is None)
+
+
+def is_abstract() -> bool:
+    """Whether tensors stand for others: while a graph is made, in ``torch.func`` transforms, in ``torch.jit.trace``."""
+    has_levels = torch._C._functorch.peek_interpreter_stack() is not None
+    return has_levels or torch._C._get_tracing_state() is not None or is_tracing()
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
