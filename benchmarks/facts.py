@@ -18,7 +18,7 @@ import torch
 from contenders import Attached, Contender, Group, bare_training, recorded
 from interleaved import measure_group, print_table
 from nets import Net, make_gpt2, make_mlp
-from retrograd.facts.facts import Facts
+from retrograd.recording.recorder import Recorder
 
 NETS = {
     "gpt2-like": partial(make_gpt2),
@@ -32,13 +32,13 @@ def without_facts(contender: Contender) -> Contender:
 
     @contextmanager
     def attach(net: Net) -> Iterator[Attached]:
-        default = Facts.__init__.__defaults__
-        Facts.__init__.__defaults__ = ((),)
+        options = Recorder.__init__.__kwdefaults__
+        default, options["sources"] = options["sources"], ()
         try:
             with contender(net) as attached:
                 yield attached
         finally:
-            Facts.__init__.__defaults__ = default
+            options["sources"] = default
 
     return attach
 

@@ -172,14 +172,30 @@ def run_nodes() -> None:
     rg.run_from(value)
 
 
+def explain() -> None:
+    found = rg.explain(made("history"))
+    repr(found)
+    found._repr_html_()
+
+
+def give_reasons() -> None:
+    made_loss = loss()
+    str(rg.explain_gradients(net, made_loss))
+
+
 USES: dict[str, Callable[[], Any]] = {
     "AdjointCheck": lambda: repr(rg.check_adjoint(net, x)),
     "Auxiliary": use_function,
+    "Comparison": lambda: repr(rg.compare(made("history"), made("history"))),
+    "Finding": explain,
+    "Findings": explain,
     "Function": use_function,
+    "GradientReasons": give_reasons,
     "Graph": lambda: rg.Graph.load(made("graph").save(FOLDER / "graph.parquet")),
     "History": lambda: repr(rg.History()),
     "Inventory": lambda: rg.Inventory.load(made("inventory").save(FOLDER / "inventory.parquet")),
     "Keep": lambda: rg.record(net, tensors=rg.Keep("0:output")).close(),
+    "Kinks": lambda: str(rg.find_kinks(net, x)),
     "LiveLines": live,
     "Recording": lambda: isinstance(None, rg.Recording),
     "RetrogradError": lambda: rg.RetrogradError("words"),
@@ -189,9 +205,14 @@ USES: dict[str, Callable[[], Any]] = {
     "Trace": lambda: rg.Trace.load(made("trace").save(FOLDER / "trace.json.gz")),
     "check_adjoint": lambda: rg.check_adjoint(noisy, x, progress=True),
     "draw_graph": lambda: [rg.draw_graph(made("graph"), FOLDER / name) for name in ("graph.svg", "graph.html")],
+    "compare": lambda: str(rg.compare(made("history"), made("history"))),
     "every": lambda: rg.every(2),
+    "explain": explain,
+    "explain_gradients": give_reasons,
     "extract": lambda: rg.extract(net, x, "0"),
     "extract_dataset": dataset,
+    "find_kinks": lambda: str(rg.find_kinks(net, x)),
+    "findings": explain,
     "keep_saved": use_policies,
     "log_schedule": lambda: rg.log_schedule(),
     "on_jump": lambda: rg.record(net, tensors=rg.Keep("0:output", when=rg.on_jump())).close(),

@@ -216,7 +216,8 @@ class UnitLooks(FactSource):
         if not held and self._moment == NOW:
             return
         for path, reduced in held.items():
-            self._note(path, reduced)
+            if reduced:
+                self._note(path, reduced)
         for path, rows in self._rows.items():
             if rows.mask is not None and rows.lookups:
                 used, samples, rows.lookups = int(rows.mask.sum()), rows.lookups, 0

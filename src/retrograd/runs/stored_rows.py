@@ -83,7 +83,10 @@ class StoredRows(Mapping[str, npt.NDArray[Any]]):
                 lengths.append(np.asarray(lists.value_lengths()))
                 flat = np.asarray(lists.flatten())
                 values.append(flat.astype(np.uint32) if flat.max(initial=0) <= _LARGEST else flat)
-        return np.concatenate(lengths), np.concatenate(values)
+        counts = np.concatenate(lengths)
+        if counts.dtype.kind != "i" or (counts < 0).any():  # lists that are missing have no length
+            raise ValueError("'bins' has rows without a list")
+        return counts, np.concatenate(values)
 
     def _read(self, name: str) -> npt.NDArray[Any]:
         if name == "bin_count":
