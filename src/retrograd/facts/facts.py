@@ -69,6 +69,10 @@ class FactTaker(Protocol):
         """Now."""
 
 
+_PATIENCE = 5.0
+"""Seconds for which the end of a recording waits for another thread, so that nothing is left behind."""
+
+
 class Facts:
     """The sources, each told of what happens.
 
@@ -213,8 +217,10 @@ class Facts:
     def end(self) -> None:
         """Recording ends."""
         unlisten_to_optimizers(self)
-        self._tell("drain")
-        self._tell("end")
+        self._tell("drain", patience=_PATIENCE)
+        self._tell("end", patience=_PATIENCE)
+        self._sources.clear()  # they refer to this object, and it to them
+        self._listeners.clear()
 
     def _unwrap(self, model: nn.Module) -> nn.Module:
         """The module of a recorded model that a wrapper of it runs (DDP, torch.compile)."""
@@ -234,8 +240,8 @@ class Facts:
             ]
         return found
 
-    def _tell(self, what: str, *about: Any) -> None:
-        if not self._telling.acquire(blocking=False):  # another thread is here; who waited might wait in a fork forever
+    def _tell(self, what: str, *about: Any, patience: float = 0.0) -> None:
+        if not self._telling.acquire(timeout=patience):  # another thread is here, and in a fork is so for good
             return
         try:
             for tell in self._find_listeners(what):

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.findings.chain import Chain
-from retrograd.findings.record import NonFinite, Record
+from retrograd.findings.record import Record
 from retrograd.findings.training import Training
 from retrograd.history.columns import encode_phase
+from retrograd.history.facts import NonFinite
 from retrograd.sites.site import Site, parse_leniently
 
 GREW = 1e3

@@ -57,11 +57,6 @@ class Findings(Sequence[Finding]):
         """Those that are said by default: at most :data:`SHOWN`."""
         return self._found[:SHOWN]
 
-    def at_least(self, severity: Severity) -> Findings:
-        """Those that are as severe as this, or worse."""
-        worst = SEVERITIES[: SEVERITIES.index(severity) + 1]
-        return self._only(each for each in self._found if each.severity in worst)
-
     def of(self, detector: str) -> Findings:
         """Those of one detector."""
         return self._only(each for each in self._found if each.detector == detector)

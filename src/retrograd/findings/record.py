@@ -16,14 +16,10 @@ from retrograd.history.facts import (
     Buffer,
     Call,
     Fact,
-    GraphSize,
     Input,
-    Kink,
     Modes,
-    NonFinite,
     Operations,
     OptimizerMade,
-    Overwrite,
     Parameter,
     Units,
     read_facts,
@@ -239,20 +235,3 @@ class Record:
     def type_of(self, path: str) -> str:
         """The class of a module, as in ``ReLU``; empty where it is not known."""
         return str(self.modules.get(path, {}).get("type", ""))
-
-
-__all__ = [
-    "Buffer",
-    "Call",
-    "GraphSize",
-    "Input",
-    "Kink",
-    "Modes",
-    "NonFinite",
-    "Operations",
-    "OptimizerMade",
-    "Overwrite",
-    "Parameter",
-    "Record",
-    "Units",
-]

@@ -42,11 +42,6 @@ class Update:
         places = [place for place, call in enumerate(self.before) if call.name == name]
         return self.before[places[-1] + 1 :] if places else self.before
 
-    def before_first(self, name: str) -> tuple[Call, ...]:
-        """The calls ahead of the first one of a name; all where there is none."""
-        places = [place for place, call in enumerate(self.before) if call.name == name]
-        return self.before[: places[0]] if places else self.before
-
 
 def find_updates(calls: Iterable[Call], *, by_hand: bool = True) -> list[Update]:
     """The updates of a program, in their order; ``by_hand`` where it may update without an optimizer of torch."""

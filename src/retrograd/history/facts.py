@@ -59,16 +59,6 @@ class Fact:
         return json.dumps(known, separators=(",", ":"), default=list)
 
     @classmethod
-    def of_event(cls, event: Event, rank: int = 0) -> Self:
-        """Read it again.
-
-        Raises:
-            ValueError, TypeError: the event's text holds no such fact.
-        """
-        (fact,) = cls.all_of_event(event, rank)
-        return fact
-
-    @classmethod
     def all_of_event(cls, event: Event, rank: int = 0) -> list[Self]:
         """Read all facts of an event again.
 

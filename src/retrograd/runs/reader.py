@@ -152,10 +152,6 @@ class Run:
         self._parts = opened
 
 
-def _read_all_events(folder: Path, placements: Placements) -> pa.Table:
-    return _join([_rename_events(_read_events(path), placements) for _, path in list_parts(folder / EVENTS)])
-
-
 def _join(events: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables([EVENT_SCHEMA.empty_table(), *events]).unify_dictionaries()
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Kink, Record
+from retrograd.findings.record import Record
+from retrograd.history.facts import Kink
 
 UNUSUAL_SHARE = 0.5
 """Of the elements of a kink that is not usual. Max-pooling of images with a plain background has ties in a third of
