@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from retrograd.cli import main
+from retrograd.inventory.inventory import Inventory
 from retrograd.launch.inventory_request import InventoryRequest, read_inventory_request
-from retrograd.saved.inventory import Inventory
 from tests.launch.conftest import SCRIPTS, run
 
 MODES = """

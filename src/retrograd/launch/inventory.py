@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from retrograd.inventory.inventory import Inventory
 from retrograd.launch.inventory_request import InventoryRequest, read_inventory_request
 from retrograd.launch.pass_inventory import PassInventory
 from retrograd.runs.layout import INVENTORY
 from retrograd.runs.ranks import RankClaim
-from retrograd.saved.inventory import Inventory
 from retrograd.views.inventory_page import write_inventory
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from retrograd.hooks.backward import unlisten_to_backward
+from retrograd.inventory.inventory import Inventory
+from retrograd.inventory.recorder import InventoryTaking, take_inventory
 from retrograd.launch.pass_session import PassSession
-from retrograd.saved.inventory import Inventory
-from retrograd.saved.taking import InventoryTaking, take_inventory
 
 
 class PassInventory(PassSession):
