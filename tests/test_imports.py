@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "foreign": set(),
     "notices": set(),
     "randomness": set(),
+    "trials": set(),
     "sites": set(),
     "statistics": set(),
     "history": {"sites", "statistics"},
@@ -27,18 +28,32 @@ MAY_IMPORT = {
     "tracing": {"graph", "engine", "bundles", "hooks", "runs"},
     "stepping": {"graph", "hooks"},
     "hangs": {"graph", "hooks", "runs"},
-    "views": {"findings", "runs", "graph", "tracing", "hangs", "saved", "adjoint", "history", "sites", "statistics"},
+    "views": {
+        "findings",
+        "runs",
+        "graph",
+        "tracing",
+        "hangs",
+        "inventory",
+        "adjoint",
+        "history",
+        "sites",
+        "statistics",
+    },
     "hooks": {"sites"},
     "memory": set(),
     "rules": {"memory", "history", "sites"},
-    "testing": {"findings", "recording", "history", "rules", "memory", "saved", "functions"},
+    "testing": {"findings", "recording", "history", "rules", "memory", "saved", "policies", "functions"},
     "rewriting": {"rules", "memory", "hooks", "runs", "history", "sites"},
     "functions": {"memory", "hooks"},
     "features": {"hooks", "runs", "sites"},
     "adjoint": {"kinks", "hooks", "sites"},
     "kinks": {"engine", "graph", "history", "hooks"},
-    "saved": {"hooks", "graph", "sites"},
-    "facts": {"kinks", "hooks", "graph", "history", "saved", "sites", "statistics"},
+    "policies": {"hooks"},
+    "budget": {"policies", "hooks"},
+    "saved": {"budget", "policies", "hooks", "sites"},
+    "inventory": {"graph", "hooks"},
+    "facts": {"kinks", "hooks", "graph", "history", "sites", "statistics"},
     "findings": {"history", "runs", "sites", "statistics"},
     "gradients": {"findings", "graph", "hooks", "sites"},
     "comparing": {"findings", "history", "runs", "sites"},
@@ -52,7 +67,7 @@ MAY_IMPORT = {
         "tracing",
         "stepping",
         "hangs",
-        "saved",
+        "inventory",
         "views",
         "runs",
         "history",
@@ -62,7 +77,7 @@ MAY_IMPORT = {
 }
 """Room → the rooms it may import. The package's ``__init__`` re-exports."""
 
-OPEN = {"errors", "files", "foreign", "notices", "randomness"}
+OPEN = {"errors", "files", "foreign", "notices", "randomness", "trials"}
 """What is no room, and open to all."""
 
 DEFERRED = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from retrograd.cli import main
+from retrograd.inventory.inventory import Inventory
 from retrograd.launch.requests import InventoryRequest
-from retrograd.saved.inventory import Inventory
 from tests.launch.conftest import SCRIPTS, run
 
 MODES = """

@@ -20,7 +20,7 @@ from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.overwritten import explain_overwritten
 from retrograd.graph.values import holds_nonfinite
 from retrograd.graph.walker import walk
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.engine import current_graph_task
 from retrograd.hooks.nodes import is_leaf, root_edges
 from retrograd.hooks.pause import NodeHooks
@@ -78,14 +78,14 @@ class Debugger:
         """Follow every pass from now on."""
         self._is_open = True
         self.origins.__enter__()
-        follow_backward(self)
+        backward_followers.add(self)
 
     def close(self) -> None:
         """Follow none any more. Not to be called during a pass: the mode of the origins is out of its place then."""
         if self._is_open:
             self._is_open = False
             self.orders.never_stop()
-            unfollow_backward(self)
+            backward_followers.remove(self)
             self.origins.__exit__(None, None, None)
 
     def say_end(self) -> None:

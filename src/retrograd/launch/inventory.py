@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import TextIO
 
+from retrograd.inventory.inventory import Inventory
 from retrograd.launch.pass_inventory import PassInventory
 from retrograd.launch.requests import InventoryRequest
 from retrograd.runs.layout import INVENTORY
 from retrograd.runs.ranks import RankClaim
-from retrograd.saved.inventory import Inventory
 from retrograd.views.inventory_page import write_inventory
 
 PAGE = "inventory.html"

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
+from retrograd.inventory.inventory import Inventory
 from retrograd.launch.closing import is_speaker, say
 from retrograd.launch.pass_inventory import PassInventory
 from retrograd.launch.requests import RunRequest
 from retrograd.runs.layout import INVENTORY
-from retrograd.saved.inventory import Inventory
 
 AddFile = Callable[[str, Callable[[BinaryIO], None]], None]
 

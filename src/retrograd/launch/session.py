@@ -22,8 +22,8 @@ from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
 from retrograd.facts.facts import SOURCES, WATCHES
 from retrograd.facts.source import MakeSource
 from retrograd.history.facts import Call
-from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
-from retrograd.hooks.construction import leave_construction, watch_construction
+from retrograd.hooks.backward import backward_listeners
+from retrograd.hooks.construction import construction_watch
 from retrograd.launch.closing import say, say_end, say_failure
 from retrograd.launch.exits import ExitNote, end_as_interrupted
 from retrograd.launch.late_sink import LateSink
@@ -71,8 +71,8 @@ class Session:
         self._inventory: RunInventory | None = None
         self._search = Search(self._record, self._give_up)
         self._has_given_up = False
-        listen_to_backward(self)
-        watch_construction()
+        backward_listeners.add(self)
+        construction_watch.hold()
         self._sink = LateSink(self._open_run, self._make_step, self._give_up)
         self._sink.listener = LiveFindings(self._sink.add_event, is_quiet=request.quiet)
 
@@ -81,8 +81,8 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        unlisten_to_backward(self)
-        leave_construction()
+        backward_listeners.remove(self)
+        construction_watch.release()
         self._search.close()
         if self._inventory is not None:
             self._inventory.close()
@@ -136,7 +136,7 @@ class Session:
                 self._tell_blind_call()
             except Exception as error:  # a fault of ours must not end the pass
                 self._give_up(error)
-        unlisten_to_backward(self)
+        backward_listeners.remove(self)
 
     def backward_ends(self, failed: bool) -> None:
         """That pass has ended."""

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from retrograd.errors import SavedTensorError
 from retrograd.hooks.module_paths import walk_parameters
-from retrograd.saved.keep import Keep
+from retrograd.policies.keep import Keep
 from retrograd.saved.keeping import Policies, keep_saved
-from retrograd.saved.losses import check_loss, check_loss_function
-from retrograd.saved.restoring import everything_restored
+from retrograd.trials import check_loss, check_loss_function, everything_restored
 
 
 @dataclass(frozen=True)
