@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.hooks.backward import EngineRun, backward_followers
+from retrograd.hooks.checkpoints import arguments_of, recompute_listeners
 from retrograd.hooks.engine import current_node, is_transformed, next_sequence_number
 from retrograd.hooks.module_arguments import ModuleArguments
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import identity_of, name_of, variable_of
 from retrograd.hooks.reach import find_nodes_of, guard_nodes
-from retrograd.hooks.recomputed import arguments_of, recompute_listeners
 from retrograd.hooks.saved_reading import Kept, is_blind, is_released, read_kept
 from retrograd.inventory.description import Describer, Storages, is_output
 from retrograd.inventory.facts import Held, Maker, NodeFacts, SlotFacts

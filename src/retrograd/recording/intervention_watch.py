@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from retrograd.hooks.candidates import NamedModule
 from retrograd.hooks.engine import current_graph_task
+from retrograd.norms import norm
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.faults import harmless
 from retrograd.recording.lane import Mode
@@ -83,6 +84,6 @@ def _measure(before: Tensor, after: Tensor) -> Tensor:
     """‖after − before‖ / ‖before‖, and 0 where nothing has changed: a scalar in float32."""
     wide = torch.promote_types(before.dtype, torch.float32)  # a difference, too, may be too large for half precision
     old, new = before.detach().to(wide), after.detach().to(wide)
-    change = torch.linalg.vector_norm(new - old)
-    share = change / torch.linalg.vector_norm(old)
+    change = norm(new - old)
+    share = change / norm(old)
     return torch.where(change == 0, 0.0, share).float()

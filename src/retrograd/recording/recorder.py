@@ -31,16 +31,14 @@ from retrograd.hooks.candidates import (
     walk_modules,
 )
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
+from retrograd.hooks.distributed import count_processes, is_rehearsal, running_stage
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
-from retrograd.hooks.hiding import hidden_hooks
 from retrograd.hooks.input_gradient import InputGradient
 from retrograd.hooks.interventions import intervention_listeners
-from retrograd.hooks.leaves import find_leaves
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.optimizer import optimizer_listeners
-from retrograd.hooks.pipeline import is_rehearsal, running_stage
-from retrograd.hooks.processes import count_processes
-from retrograd.hooks.tables import Entry
+from retrograd.hooks.reach import find_leaves
+from retrograd.hooks.tables import Entry, hidden_hooks
 from retrograd.notices import warn
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter

@@ -14,12 +14,11 @@ from torch import Tensor
 from retrograd.graph.node import matches
 from retrograd.graph.origins import Origins
 from retrograd.graph.overwritten import explain_overwritten
-from retrograd.graph.values import wide_norm
 from retrograd.hooks.backward import EngineRun
-from retrograd.hooks.node_tap import NodeTap, NodeTaps
+from retrograd.hooks.node_tap import Gradients, NodeHooks, NodeTap, NodeTaps
 from retrograd.hooks.nodes import inputs_of, is_leaf
-from retrograd.hooks.pause import Gradients, NodeHooks
 from retrograd.hooks.reach import find_nodes_of, guard_nodes
+from retrograd.norms import norm
 from retrograd.tracing.failure import bundle_node, complete_incoming, describe_failure
 from retrograd.tracing.faults import harmless
 from retrograd.tracing.meter import choose_meter
@@ -179,6 +178,6 @@ def _measure(gradient: Tensor | None) -> Tensor | None:
     if gradient is None:
         return None
     try:
-        return wide_norm(gradient.detach())
+        return norm(gradient.detach())
     except (RuntimeError, NotImplementedError):  # sparse, nested, quantised
         return None
