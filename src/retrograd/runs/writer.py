@@ -272,8 +272,6 @@ class RunWriter:
             self._lost += lost or Lost()
             text = f"What was recorded cannot be written to {self.path}: {error!r}. It is lost."
             self._notices.warn_once("fault", text)
-                "fault", f"What was recorded cannot be written to {self.path}: {error!r}. It is lost."
-            )
         return True
 
     def _complain_of(self, load: Load) -> None:
