@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "errors": set(),
     "files": set(),
     "foreign": set(),
+    "norms": set(),
     "notices": set(),
     "randomness": set(),
     "trials": set(),
@@ -78,7 +79,7 @@ MAY_IMPORT = {
 }
 """Room → the rooms it may import. The package's ``__init__`` re-exports."""
 
-OPEN = {"amounts", "errors", "files", "foreign", "notices", "randomness", "trials"}
+OPEN = {"amounts", "errors", "files", "foreign", "norms", "notices", "randomness", "trials"}
 """What is no room, and open to all."""
 
 DEFERRED = {
