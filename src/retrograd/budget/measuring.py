@@ -16,7 +16,7 @@ from retrograd.budget.findings import Probed, Remade, Squeezed, Tried
 from retrograd.budget.marks import Mark, seconds_between, take_time
 from retrograd.budget.simulation import Event, EventKind, Recording, Stretch
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_in_compiled_backward
-from retrograd.hooks.storage_uses import is_held_elsewhere
+from retrograd.hooks.memory import is_held_elsewhere
 from retrograd.policies.policy import Packed, Saved
 
 Key = tuple[int, torch.dtype, str]

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.hooks.backward import EngineRun, backward_followers
+from retrograd.hooks.checkpoints import arguments_of, recompute_listeners
 from retrograd.hooks.engine import current_node, is_transformed, next_sequence_number
+from retrograd.hooks.faults import never_raise
 from retrograd.hooks.module_arguments import ModuleArguments
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import identity_of, name_of, variable_of
 from retrograd.hooks.reach import find_nodes_of, guard_nodes
-from retrograd.hooks.recomputed import arguments_of, recompute_listeners
 from retrograd.hooks.saved_reading import Kept, is_blind, is_released, read_kept
 from retrograd.inventory.description import Describer, Storages, is_output
 from retrograd.inventory.facts import Held, Maker, NodeFacts, SlotFacts
-from retrograd.inventory.faults import harmless
 from retrograd.inventory.parameter_storages import PermanentMemory
 
 _now = time.perf_counter_ns
@@ -88,7 +88,7 @@ class SavedWatch:
         self._holders.clear()
         self._frames.clear()
 
-    @harmless
+    @never_raise("the inventory failed, and is not complete")
     def run_begins(self, run: EngineRun) -> None:
         """A pass begins: what the graph keeps is all there now."""
         with self._lock:
@@ -98,7 +98,7 @@ class SavedWatch:
             self.passes += 1
             self._running[run] = self._follow(run)
 
-    @harmless
+    @never_raise("the inventory failed, and is not complete")
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
         """It has ended."""
         with self._lock:
@@ -106,7 +106,7 @@ class SavedWatch:
             if watched is not None:
                 self._finish(watched, failed=error is not None)
 
-    @harmless
+    @never_raise("the inventory failed, and is not complete")
     def recomputed(self, holder: object, tensor: Tensor) -> None:
         """A checkpoint has made again what this holder stands for."""
         slot, facts, describer = self._holders.get(id(holder), (None, None, None))

@@ -22,13 +22,13 @@ from retrograd.graph.values import holds_nonfinite
 from retrograd.graph.walker import walk
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.engine import current_graph_task
+from retrograd.hooks.node_tap import NodeHooks
 from retrograd.hooks.nodes import is_leaf, root_edges
-from retrograd.hooks.pause import NodeHooks
 from retrograd.hooks.reach import find_nodes, guard_nodes
 from retrograd.hooks.thread_logs import user_frame
 from retrograd.launch.closing import say, say_end
-from retrograd.launch.debugging import read_debug_request
 from retrograd.launch.prompt import TerminalPrompt
+from retrograd.launch.requests import DebugRequest
 from retrograd.launch.scene import STEP, Orders, Scene
 from retrograd.stepping.breakpoints import Breakpoint, Predicate, parse_breakpoint
 from retrograd.stepping.stop import Gradients, Stop, apply_changes
@@ -43,7 +43,7 @@ def start_debugging_session() -> None:
     """Debug this process as ``retrograd debug`` was asked to; of several ranks, the first."""
     if int(os.environ.get("RANK", "0")):
         return
-    request = read_debug_request(os.environ)
+    request = DebugRequest.read(os.environ)
     texts = [*request.breakpoints, *([NON_FINITE] if request.nonfinite else [])]
     try:
         breakpoints = [parse_breakpoint(text) for text in dict.fromkeys(texts)]

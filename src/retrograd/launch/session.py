@@ -29,7 +29,7 @@ from retrograd.launch.exits import ExitNote, end_as_interrupted
 from retrograd.launch.late_sink import LateSink
 from retrograd.launch.live_findings import LiveFindings
 from retrograd.launch.naming import name_models
-from retrograd.launch.request import Request, read_request
+from retrograd.launch.requests import RunRequest
 from retrograd.launch.search import Search
 from retrograd.launch.stop_after import StopAfter
 from retrograd.notices import warnings_kept
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 def start_session() -> None:
     """Record this process as ``retrograd run`` was asked to."""
-    session = Session(read_request(os.environ))
+    session = Session(RunRequest.read(os.environ))
     atexit.register(session.close)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.start_over)
@@ -60,7 +60,7 @@ _LEFT = ("SystemExit", "KeyboardInterrupt")
 class Session:
     """Finds the models of a process, records them, and says at its end what has become of it."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: RunRequest) -> None:
         self._request = request
         self._recorder: Recorder | None = None
         self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
@@ -176,7 +176,7 @@ class Session:
             self._sink.use(writer)
             step = writer.next_step
         settings = Settings(
-            sites=request.sites, schedule=request.schedule, tensors=request.tensors, histogram=request.histogram
+            sites=request.sites, schedule=request.make_schedule(), tensors=request.tensors, histogram=request.histogram
         )
         return Recorder(models or None, self._sink, settings, step=step, loose=True, sources=self._sources())
 
