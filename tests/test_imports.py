@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "foreign": set(),
     "notices": set(),
     "randomness": set(),
+    "sizes": set(),
     "trials": set(),
     "sites": set(),
     "statistics": set(),
@@ -77,7 +78,7 @@ MAY_IMPORT = {
 }
 """Room → the rooms it may import. The package's ``__init__`` re-exports."""
 
-OPEN = {"errors", "files", "foreign", "notices", "randomness", "trials"}
+OPEN = {"errors", "files", "foreign", "notices", "randomness", "sizes", "trials"}
 """What is no room, and open to all."""
 
 DEFERRED = {

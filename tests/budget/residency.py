@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.budget.backends import DiskLoad
-from retrograd.budget.recipe import Rerun
+from retrograd.budget.recipe import Recipe
+from retrograd.policies.disk.disk import Spilled
 from retrograd.policies.lossless import Lossless
 from retrograd.policies.policy import Packed, Saved
 from retrograd.saved.keeper import Keeper
@@ -76,8 +76,8 @@ def tensors_of(packed: Packed) -> list[Tensor]:
 def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bool]) -> Iterator[Counter]:
     """Count while a block runs. What is read ahead is there at once, as if the disk took no time."""
     counter = Counter(is_counted)
-    plain_pack, plain_unpack, plain_squeeze, plain_run = Keeper.pack, Keeper.unpack, Lossless.pack, Rerun.run
-    plain_fetch = DiskLoad.fetch
+    plain_pack, plain_unpack, plain_squeeze, plain_run = Keeper.pack, Keeper.unpack, Lossless.pack, Recipe.run
+    plain_fetch = Spilled.fetch
 
     def pack(keeper: Keeper, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage()
@@ -97,16 +97,16 @@ def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bo
         counter.count()
         return tensor
 
-    def fetch(load: DiskLoad) -> None:
+    def fetch(load: Spilled) -> None:
         plain_fetch(load)
-        coming = load._spilled.coming
+        coming = load.coming
         if coming is not None:
             coming[0].wait()
             memory = coming[0].memory
             assert memory is not None
             counter.read_memory.append(weakref.ref(memory))
 
-    def run(rerun: Rerun, **given: Any) -> tuple[torch.UntypedStorage, int]:
+    def run(rerun: Recipe, **given: Any) -> tuple[torch.UntypedStorage, int]:
         storage, beside = plain_run(rerun, **given)
         counter.read.append(weakref.ref(storage))
         return storage, beside
@@ -119,8 +119,8 @@ def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bo
 
     with patch.context() as scope:
         scope.setattr(Lossless, "pack", squeeze)
-        scope.setattr(Rerun, "run", run)
-        scope.setattr(DiskLoad, "fetch", fetch)
+        scope.setattr(Recipe, "run", run)
+        scope.setattr(Spilled, "fetch", fetch)
         scope.setattr(Keeper, "pack", pack)
         scope.setattr(Keeper, "unpack", unpack)
         with counter:

@@ -16,15 +16,12 @@ from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.budget import planned as planned_module
-from retrograd.budget.episode import Episode
-from retrograd.budget.item import Item
-from retrograd.budget.known_plans import KnownPlans
-from retrograd.budget.listening import Listening
 from retrograd.budget.measuring import Log
-from retrograd.budget.origins import Origin
-from retrograd.budget.plan import Plan
+from retrograd.budget.op_log import Contents, OpLog
+from retrograd.budget.plan import KnownPlans, Plan
 from retrograd.budget.planned import Planned
-from retrograd.budget.trial import Trial
+from retrograd.budget.planned_pass import Item, PlannedPass
+from retrograd.budget.recipe import Recipe
 from retrograd.errors import BudgetError, SavedPolicyError
 from retrograd.policies.disk.disk import Disk
 from retrograd.policies.policy import Saved
@@ -141,7 +138,7 @@ class Forgetful(Planned):
     """Every pass is the first."""
 
     def _finish(self) -> None:
-        self._episode = None
+        self._pass = None
 
 
 # ---- passes of several kinds ----------------------------------------------------------------------------------
@@ -217,10 +214,10 @@ class Interrupted(Planned):
 
     at = -1
 
-    def _carry_out(self, episode: Episode, number: int, saved: Saved, origin: Origin | None) -> Item:
+    def _place(self, current: PlannedPass, number: int, saved: Saved, contents: Contents | None) -> Item:
         if number == self.at:
             raise KeyboardInterrupt
-        return super()._carry_out(episode, number, saved, origin)
+        return super()._place(current, number, saved, contents)
 
 
 def test_an_interrupt_while_packing_leaves_no_half_pass(tmp_path: Path) -> None:
@@ -264,24 +261,24 @@ def test_a_program_without_like_passes_is_not_held_up_for_ever(tmp_path: Path, m
     """What a stretch takes is tried in so many passes alone, be it made again or in fewer bytes."""
     model, policy = make_layers(), planned(tmp_path, 2**40)
     tried: list[str] = []
-    plain_trial, plain_probe = Trial.__call__, Planned._probe
+    plain_trial, plain_probe = Item._try, Planned._probe
 
-    def attempt(trial: Trial, item: Item, values: Tensor) -> None:
+    def attempt(item: Item, recipe: Recipe, values: Tensor) -> None:
         tried.append("trial")
-        plain_trial(trial, item, values)
+        plain_trial(item, recipe, values)
 
     def probe(policy: Planned, log: Log, number: int, saved: Saved) -> None:
         tried.append("probe")
         plain_probe(policy, log, number, saved)
 
-    monkeypatch.setattr(Trial, "__call__", attempt)
+    monkeypatch.setattr(Item, "_try", attempt)
     monkeypatch.setattr(Planned, "_probe", probe)
     monkeypatch.setattr(planned_module, "_PROBED_PASSES", 3)
-    plain_begin = Listening.begin_forward
+    plain_begin = OpLog.begin_forward
     monkeypatch.setattr(
-        Listening,
+        OpLog,
         "begin_forward",
-        lambda listening, stays, *, is_of_use, is_new: plain_begin(listening, stays, is_of_use=True, is_new=is_new),
+        lambda op_log, stays, *, is_of_use, is_new: plain_begin(op_log, stays, is_of_use=True, is_new=is_new),
     )
     seen = []
     with keep_saved(model, policy):
@@ -391,7 +388,7 @@ def test_passes_of_all_kinds(kind: str, tmp_path: Path) -> None:
     assert plans or kind == "checkpoints"  # torch's own hooks take all
     assert share == 1.0 or any(set(plan.choices) != {"keep"} for plan in plans)
     assert all(plan.predicted_peak <= plan.budget for plan in plans)
-    assert policy._ledger.total() == 0
+    assert policy._counter.total() == 0
 
 
 def test_several_threads_share_a_budget(tmp_path: Path) -> None:
@@ -412,7 +409,7 @@ def test_several_threads_share_a_budget(tmp_path: Path) -> None:
     assert all(same(one, other) for one, other in zip(found, expected, strict=True))
     del found
     gc.collect()
-    assert policy._ledger.total() == 0
+    assert policy._counter.total() == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -423,7 +420,7 @@ def test_passes_of_all_kinds_that_are_measured_under_a_tiny_budget(kind: str, tm
 
     policy = Forgetful(9000, folder=tmp_path, min_bytes=0)
     assert same(gradients(model, lambda: KINDS[kind](model), policy), expected)
-    assert policy._ledger.total() == 0
+    assert policy._counter.total() == 0
 
 
 # ---- budgets --------------------------------------------------------------------------------------------------
@@ -501,7 +498,7 @@ def test_nothing_is_held_when_the_graph_is_gone(tmp_path: Path) -> None:
             loss = model(x).square().sum()
             del x, loss
             assert held() is None
-            assert policy._ledger.total() == 0
+            assert policy._counter.total() == 0
         gone = weakref.ref(policy)
         del policy
         assert gone() is None

@@ -10,11 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.budget.findings import Probed
-from retrograd.budget.measuring import Log
+from retrograd.budget.measuring import Log, Probed
 from retrograd.budget.plan import make_plan
 from retrograd.budget.planner import evaluate, keep_all, window_of
-from retrograd.budget.prediction import predict_seconds
 from retrograd.budget.simulation import (
     Choice,
     Decisions,
@@ -25,6 +23,7 @@ from retrograd.budget.simulation import (
     Stretch,
     count_residency,
     find_departures,
+    predict_seconds,
 )
 from retrograd.policies.policy import Saved
 

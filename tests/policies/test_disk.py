@@ -26,13 +26,10 @@ from torch import nn
 
 from retrograd.errors import RetrogradWarning
 from retrograd.policies.disk import file as spill_file
-from retrograd.policies.disk.disk import Disk
-from retrograd.policies.disk.file import CHUNK, SpillFile, open_spill_file
-from retrograd.policies.disk.free_space import Extent, FreeSpace
-from retrograd.policies.disk.pages import BLOCK, allocate, map_pages, whole_blocks
-from retrograd.policies.disk.reading import Reading
-from retrograd.policies.disk.slabs import Slabs
-from retrograd.policies.disk.spill import Spilled
+from retrograd.policies.disk.disk import Disk, Spilled
+from retrograd.policies.disk.file import CHUNK, Extent, FreeSpace, SpillFile, open_spill_file
+from retrograd.policies.disk.memory import BLOCK, Slabs, allocate, map_pages, whole_blocks
+from retrograd.policies.disk.ranges import Reading
 from retrograd.policies.order import Order
 from retrograd.policies.policy import Saved
 from retrograd.saved.keeping import keep_saved

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from retrograd.errors import SavedPolicyError
-from retrograd.policies.keep import Keep
 from retrograd.policies.lossless import Lossless, pack_bits, unpack_bits
-from retrograd.policies.policy import Policy, Saved
+from retrograd.policies.policy import Keep, Policy, Saved
 from retrograd.policies.precision import MEASURED_EVERY, Bfloat16, EightBit
 from retrograd.policies.recompute import Recompute
 from retrograd.policies.when import When

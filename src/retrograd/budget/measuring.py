@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,12 +13,88 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from retrograd.budget.findings import Probed, Remade, Squeezed, Tried
-from retrograd.budget.marks import Mark, seconds_between, take_time
 from retrograd.budget.simulation import Event, EventKind, Recording, Stretch
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_in_compiled_backward
 from retrograd.hooks.storage_uses import is_held_elsewhere
 from retrograd.policies.policy import Packed, Saved
+
+Mark = float | torch.cuda.Event
+
+
+def take_time(values: Tensor) -> Mark:
+    """Now, as the device of these values sees it, without waiting for it."""
+    if not values.is_cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(values.device))
+    return event
+
+
+def seconds_between(first: Mark, second: Mark) -> float:
+    """Time between two marks; a device is waited for."""
+    if isinstance(first, float) and isinstance(second, float) and not math.isnan(first + second):
+        return max(0.0, second - first)
+    if isinstance(first, torch.cuda.Event) and isinstance(second, torch.cuda.Event):
+        first.synchronize()
+        second.synchronize()
+        return max(0.0, float(first.elapsed_time(second)) / 1000)
+    return 0.0  # there is one mark alone, where a plan was followed at first
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A lossless copy that was made and read. A device is not waited for: it may not have come so far yet.
+
+    Attributes:
+        nbytes: of the copy.
+        began, squeezed, expanded: marks before, between and after.
+    """
+
+    nbytes: int
+    began: Mark
+    squeezed: Mark
+    expanded: Mark
+
+    def describe(self, stretch: Stretch) -> Stretch:
+        """Add what it takes to a stretch. A device is waited for."""
+        squeeze, expand = seconds_between(self.began, self.squeezed), seconds_between(self.squeezed, self.expanded)
+        return replace(stretch, small_bytes=self.nbytes, squeeze_seconds=squeeze, expand_seconds=expand)
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """How it went when a stretch was recomputed. A device is not waited for: it may not have come so far yet.
+
+    Attributes:
+        operations: what was run, in words.
+        sources: stretches that these were given.
+        began, ended: marks before and after.
+        nbytes: memory that they needed besides.
+        numbers: of the operations, in the pass.
+        is_same: whether all bits are; one element where a device says so.
+    """
+
+    operations: str
+    sources: tuple[int, ...]
+    began: Mark
+    ended: Mark
+    nbytes: int
+    numbers: tuple[int, ...]
+    is_same: bool | Tensor
+
+    def describe(self, stretch: Stretch) -> Stretch:
+        """Add what it takes to a stretch, if it came out the same. A device is waited for."""
+        if not self.is_same:
+            return stretch
+        return replace(
+            stretch,
+            rerun=self.operations,
+            sources=self.sources,
+            rerun_seconds=seconds_between(self.began, self.ended),
+            rerun_bytes=self.nbytes,
+            rerun_numbers=self.numbers,
+        )
+
 
 Key = tuple[int, torch.dtype, str]
 """Bytes, dtype and module of a stretch: what tells two passes apart."""
@@ -51,9 +128,8 @@ class Log:
         left: stretch → position from which the program did not hold it.
         pending: those that it holds still.
         probed: lossless copies that were made.
-        squeezed: what they take.
-        tried: how it went when they were made again.
-        remade: what making them again takes.
+        tried: how it went when they were recomputed.
+        earlier: the first stretches as an earlier pass, which was the same so far, has shown them.
         background: bytes of earlier passes when it began.
         is_timed: whether the clock is read.
         unfinished: backward passes over it that have begun and not ended, as torch numbers them; those that an error or
@@ -70,9 +146,8 @@ class Log:
     left: dict[int, int] = field(default_factory=dict)
     pending: list[Pending] = field(default_factory=list)
     probed: dict[int, Probed] = field(default_factory=dict)
-    squeezed: dict[int, Squeezed] = field(default_factory=dict)
     tried: dict[int, Tried] = field(default_factory=dict)
-    remade: dict[int, Remade] = field(default_factory=dict)
+    earlier: tuple[Stretch, ...] = ()
     unfinished: set[int] = field(default_factory=set)
 
     @property
@@ -127,30 +202,13 @@ class Log:
 
     def inherit(self, earlier: Recording) -> None:
         """Take over what an earlier pass, which was the same so far, has shown."""
-        for number in range(len(self.keys) - 1):
-            stretch = earlier.stretches[number]
+        self.earlier = earlier.stretches[: len(self.keys) - 1]
+        for number, stretch in enumerate(self.earlier):
             if stretch.left < len(self.events):
                 self.left[number] = stretch.left
-            if stretch.small_bytes is not None:
-                self.squeezed[number] = Squeezed(stretch.small_bytes, stretch.squeeze_seconds, stretch.expand_seconds)
-            if stretch.rerun:
-                self.remade.setdefault(
-                    number,
-                    Remade(
-                        stretch.rerun,
-                        stretch.sources,
-                        stretch.rerun_seconds,
-                        stretch.rerun_bytes,
-                        stretch.rerun_numbers,
-                    ),
-                )
 
     def make_recording(self) -> Recording:
         """The pass as plain data. A device is waited for."""
-        self.squeezed |= {number: probed.settle() for number, probed in self.probed.items()}
-        for number, tried in self.tried.items():
-            if (settled := tried.settle()) is not None:
-                self.remade[number] = settled
         events: list[Event] = [(kind, number) for kind, number, _, _ in self.events]
         at: dict[Event, int] = {}
         for position, event in enumerate(events):
@@ -158,31 +216,14 @@ class Log:
         stretches = []
         for number, (nbytes, dtype, path) in enumerate(self.keys):
             freed = at.get(("free", number), len(events))
-            stretch = Stretch(
-                nbytes,
-                path,
-                f"{str(dtype).removeprefix('torch.')}{list(self.shapes[number])}",
-                at["pack", number],
-                min(self.left.get(number, freed), freed),
-                at.get(("ask", number)),
-                freed,
-            )
-            if (squeezed := self.squeezed.get(number)) is not None:
-                stretch = replace(
-                    stretch,
-                    small_bytes=squeezed.nbytes,
-                    squeeze_seconds=squeezed.squeeze_seconds,
-                    expand_seconds=squeezed.expand_seconds,
-                )
-            if (remade := self.remade.get(number)) is not None:
-                stretch = replace(
-                    stretch,
-                    rerun=remade.operations,
-                    sources=remade.sources,
-                    rerun_seconds=remade.seconds,
-                    rerun_bytes=remade.nbytes,
-                    rerun_numbers=remade.numbers,
-                )
+            left = min(self.left.get(number, freed), freed)
+            kind = f"{str(dtype).removeprefix('torch.')}{list(self.shapes[number])}"
+            stretch = Stretch(nbytes, path, kind, at["pack", number], left, at.get(("ask", number)), freed)
+            if number < len(self.earlier):
+                stretch = self.earlier[number].at_positions_of(stretch)
+            for found in (self.probed.get(number), self.tried.get(number)):
+                if found is not None:
+                    stretch = found.describe(stretch)
             stretches.append(stretch)
         return Recording(tuple(stretches), tuple(events), self._seconds(events), self.background)
 

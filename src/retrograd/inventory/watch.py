@@ -6,29 +6,49 @@ and the program's own hooks see nothing of us.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
 
+from retrograd.errors import NoGraphError
 from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
 from retrograd.hooks.engine import current_node, is_transformed, next_sequence_number
 from retrograd.hooks.module_arguments import ModuleArguments
+from retrograd.hooks.module_paths import walk_buffers, walk_parameters
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import identity_of, name_of, variable_of
+from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.reach import find_nodes_of, guard_nodes
 from retrograd.hooks.recomputed import arguments_of, listen_to_recomputing, unlisten_to_recomputing
 from retrograd.hooks.saved_reading import Kept, is_blind, is_released, read_kept
-from retrograd.inventory.description import Describer, Storages, is_output
-from retrograd.inventory.facts import Held, Maker, NodeFacts, SlotFacts
-from retrograd.inventory.faults import harmless
-from retrograd.inventory.parameter_storages import PermanentMemory
+from retrograd.inventory.facts import Describer, Held, Maker, NodeFacts, SlotFacts, Storages, is_output
+from retrograd.notices import warn
+
+P = ParamSpec("P")
+
+
+def harmless(function: Callable[P, None]) -> Callable[P, None]:
+    """Decorator for what torch calls. A root without a graph is nothing to warn of: torch will."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except NoGraphError:
+            return
+        except Exception as error:
+            warn(f"the inventory failed, and is not complete: {error!r}")
+
+    return call
+
 
 _now = time.perf_counter_ns
 
@@ -132,15 +152,15 @@ class SavedWatch:
         return watched
 
     def _read(self, nodes: list[Any]) -> None:
-        permanent = PermanentMemory(self._models())
+        parameters = _find_parameters(self._models())
         inner: list[Any] = []
         for node in nodes:
             leaf = variable_of(node)
             if leaf is None:
                 inner.append(node)
             elif isinstance(leaf, nn.Parameter) or not self.arguments.has(leaf):
-                permanent.add_leaf(leaf)
-        describer = Describer(self._storages, permanent, self.arguments)
+                parameters.add("parameter", "", leaf)
+        describer = Describer(self._storages, parameters, self.arguments)
         for node in inner:
             key = identity_of(node)
             known = self._known.get(key)
@@ -206,6 +226,16 @@ class SavedWatch:
 
     def _note_time(self) -> None:
         self.clock.append((threading.get_ident(), next_sequence_number(), _now()))
+
+
+def _find_parameters(models: Iterable[tuple[str, nn.Module]]) -> ParameterStorages:
+    """The memory of all parameters and buffers of some models, as it is now."""
+    named, found = list(models), ParameterStorages()
+    for name, parameter in walk_parameters(named):
+        found.add("parameter", name, parameter)
+    for name, buffer in walk_buffers(named):
+        found.add("buffer", name, buffer)
+    return found
 
 
 def _holder_of(kept: Kept) -> Held:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from retrograd.notices import warn
-from retrograd.policies.sizes import show_bytes
+from retrograd.sizes import show_bytes
 
 _UNIT = 64 << 10
 """Buffers begin at multiples of this, in bytes."""

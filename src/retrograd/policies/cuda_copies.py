@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from retrograd.policies.offloading import CopyEngine
-
 
 @dataclass(frozen=True, slots=True)
 class Copying:
@@ -25,7 +23,7 @@ class Copying:
     values: Tensor | None = None
 
 
-class CudaCopies(CopyEngine):
+class CudaCopies:
     """One stream for each direction, so that the two copy engines of the device work at once.
 
     What is asked for now has a third one: copies on one stream are made one after the other, and it would come after

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class UnderWay(Generic[T]):
+class InFlight(Generic[T]):
     """What is on its way out of memory, the oldest first.
 
     All that it knows is in one queue, so that an interrupt between two lines leaves nothing that does not fit.

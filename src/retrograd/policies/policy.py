@@ -141,3 +141,13 @@ def check_policy(policy: object) -> Policy:
         f"{policy!r} is no policy for saved tensors.",
         repair="give an instance such as rg.saved.Disk(), or a dict from module patterns to policies.",
     )
+
+
+class Keep(Policy):
+    """Saved tensors stay in memory, as without any policy. For parts of a model that another policy would take in."""
+
+    min_bytes = NEVER
+
+    def pack(self, saved: Saved) -> Packed | None:
+        """Leave it."""
+        return None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from retrograd.errors import SavedTensorError
 from retrograd.hooks.module_paths import walk_parameters
-from retrograd.policies.keep import Keep
+from retrograd.policies.policy import Keep
 from retrograd.saved.keeping import Policies, keep_saved
 from retrograd.trials import check_loss, check_loss_function, everything_restored
 

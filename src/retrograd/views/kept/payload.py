@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from retrograd.graph.node import Line
-from retrograd.inventory.inventory import Inventory
-from retrograd.inventory.text import print_place, print_size
+from retrograd.inventory.inventory import Inventory, print_place
 from retrograd.inventory.timeline import HeldStorage, spans_of
+from retrograd.sizes import show_bytes
 from retrograd.views.counts import count_of
 from retrograd.views.page.embedding import pack_json
 from retrograd.views.trace_events import shorten_line
@@ -38,8 +38,8 @@ def describe_inventory_briefly(inventory: Inventory) -> str:
         return "No backward pass was seen."
     pieces = count_of(len(inventory.storages), "piece of memory is", "pieces of memory are")
     return (
-        f"{pieces} kept, {print_size(inventory.resident)}; copies of each "
-        f"saved tensor would take {print_size(inventory.asked)}. Peak: {print_size(inventory.peak.bytes)}."
+        f"{pieces} kept, {show_bytes(inventory.resident)}; copies of each "
+        f"saved tensor would take {show_bytes(inventory.asked)}. Peak: {show_bytes(inventory.peak.bytes)}."
     )
 
 
