@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from retrograd.hooks.hiding import hide_hooks, show_hooks
+from retrograd.hooks.hiding import hidden_hooks
 from retrograd.hooks.module import CallTap, unwatch_forward, watch_forward
 from retrograd.hooks.tables import enter_node
 
@@ -38,11 +38,11 @@ class Watcher:
 def hidden() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        hide_hooks()
-        hide_hooks()
-        show_hooks()
+        hidden_hooks.hold()
+        hidden_hooks.hold()
+        hidden_hooks.release()
         yield
-        show_hooks()
+        hidden_hooks.release()
 
 
 def test_it_keeps_its_hooks_in_order() -> None:
@@ -75,20 +75,20 @@ def test_what_cannot_be_scripted_keeps_its_hooks_too() -> None:
 
 def test_a_reducer_of_somebody_else_is_still_asked() -> None:
     """One that was there before us, about all but our hooks; one that came after us stays when we go."""
-    show_hooks()
+    hidden_hooks.release()
     try:
         copyreg.pickle(OrderedDict, theirs := lambda table: (dict, (list(table.items()),)))
-        hide_hooks()
+        hidden_hooks.hold()
         model, watcher = nn.Linear(2, 2), Watcher()
         watch_forward(model, watcher)
         assert pickle.loads(pickle.dumps([model._forward_hooks, OrderedDict(a=1)])) == [{}, {"a": 1}]
         unwatch_forward(model, watcher)
         copyreg.pickle(OrderedDict, later := lambda table: theirs(table))
-        show_hooks()
+        hidden_hooks.release()
         assert copyreg.dispatch_table[OrderedDict] is later
     finally:
         copyreg.dispatch_table.pop(OrderedDict, None)
-        hide_hooks()
+        hidden_hooks.hold()
 
 
 def test_other_ordered_dicts_are_pickled_as_ever() -> None:
@@ -102,12 +102,12 @@ def test_other_ordered_dicts_are_pickled_as_ever() -> None:
     assert twin["self"] is twin
     assert twin.attribute == 3
     assert type(copy.deepcopy(Ours(a=1))) is Ours
-    show_hooks()
+    hidden_hooks.release()
     try:
         assert OrderedDict not in copyreg.dispatch_table
         assert [pickle.dumps(plain, number) for number in range(pickle.HIGHEST_PROTOCOL + 1)] == hidden
     finally:
-        hide_hooks()
+        hidden_hooks.hold()
 
 
 def test_hooks_of_the_program_have_the_numbers_that_they_would_have() -> None:

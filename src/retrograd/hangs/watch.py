@@ -27,7 +27,7 @@ from retrograd.hangs.rank_state import RankState, RingEvent
 from retrograd.hangs.ring import Ring
 from retrograd.hangs.signal_tap import SignalTap
 from retrograd.hangs.words import describe_age, describe_event, describe_stacks, describe_state
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.reach import Reach, find_nodes_of, guard_nodes
@@ -107,7 +107,7 @@ class HangWatch:
         self._writing = threading.Lock()
         self._closing = threading.Event()
         self.follower = _Follower(self.ring)
-        follow_backward(self.follower)
+        backward_followers.add(self.follower)
         self._thread: threading.Thread | None = None
         if self._signal is not None or self._lookout is not None:
             self._thread = threading.Thread(target=self._watch, name=THREAD_NAME, daemon=True)
@@ -143,7 +143,7 @@ class HangWatch:
         self._closing.set()
         atexit.unregister(self.close)
         _watches.discard(self)
-        unfollow_backward(self.follower)
+        backward_followers.remove(self.follower)
         if self._signal is not None:
             self._signal.wake()
         if self._thread is not None and self._thread is not threading.current_thread():

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
@@ -22,6 +22,8 @@ from typing import Any, Protocol
 import torch
 
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.listeners import Listeners
+from retrograd.hooks.patches import Patch, Undo, replace
 
 _ROOM = "torch._dynamo.eval_frame"
 _NAME = "_maybe_set_eval_frame"
@@ -43,27 +45,11 @@ class CompiledCallListener(Protocol):
         """It has returned or raised."""
 
 
-_lock = threading.RLock()
-_listeners: tuple[CompiledCallListener, ...] = ()
-_undo: list[Callable[[], None]] = []
+def _install() -> list[Undo]:
+    return [_wrap_switch(sys.modules[_ROOM]) if _ROOM in sys.modules else _wait_for_compiler()]
 
 
-def listen_to_compiled_calls(listener: CompiledCallListener) -> None:
-    """Tell this listener of every call of compiled code."""
-    global _listeners
-    with _lock:
-        _listeners = (*_listeners, listener)
-        if not _undo:
-            _undo.append(_wrap_switch(sys.modules[_ROOM]) if _ROOM in sys.modules else _wait_for_compiler())
-
-
-def unlisten_to_compiled_calls(listener: CompiledCallListener) -> None:
-    """Stop telling this listener; with the last one torch's own function is put back."""
-    global _listeners
-    with _lock:
-        _listeners = tuple(other for other in _listeners if other is not listener)
-        while _undo and not _listeners:
-            _undo.pop()()
+compiled_call_listeners = Listeners[CompiledCallListener](Patch(_install))
 
 
 class _Here(threading.local):
@@ -71,7 +57,7 @@ class _Here(threading.local):
     """Identity of the frame of the outermost compiled call in this thread; 0 outside of all."""
 
 
-def _wrap_switch(room: ModuleType) -> Callable[[], None]:
+def _wrap_switch(room: ModuleType) -> Undo:
     original = getattr(room, _NAME)
     here = _Here()
     told: dict[int, tuple[CompiledCallListener, ...]] = {}
@@ -83,26 +69,25 @@ def _wrap_switch(room: ModuleType) -> Callable[[], None]:
         if here.frame == id(frame):
             here.frame = 0
             for listener in told.pop(id(frame), ()):
-                if listener in _listeners:
+                if listener in compiled_call_listeners:
                     listener.compiled_call_ends()
         elif callback is not None and not here.frame and frame.f_code.co_name != "__enter__":
             here.frame = id(frame)
-            told[id(frame)] = _listeners
+            told[id(frame)] = compiled_call_listeners.all
             function = frame.f_locals.get("fn")
-            for listener in _listeners:
+            for listener in compiled_call_listeners:
                 listener.compiled_call_begins(function, frame)
         return original(callback)
 
-    def undo() -> None:
-        if getattr(room, _NAME) is switch:  # else somebody wrapped it again: leave theirs alone
-            setattr(room, _NAME, original)
-
-    setattr(room, _NAME, switch)
-    return undo
+    return replace(room, _NAME, switch)
 
 
 class _CompilerFinder(MetaPathFinder):
-    """Sees the compiler being loaded."""
+    """Sees the compiler being loaded, and wraps its switch."""
+
+    def __init__(self) -> None:
+        self._undo: Undo | None = None
+        self._is_over = False
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _ROOM:
@@ -114,31 +99,34 @@ class _CompilerFinder(MetaPathFinder):
             def load_and_wrap(room: ModuleType) -> None:
                 load(room)
                 with _lock:
-                    if _listeners:
-                        _undo.append(_wrap_switch(room))
+                    if not self._is_over:
+                        self._undo = _wrap_switch(room)
 
             spec.loader.exec_module = load_and_wrap  # type: ignore[assignment, method-assign]
         return spec
 
+    def remove(self) -> None:
+        """Look no longer, and put the switch back."""
+        with _lock:
+            self._is_over = True
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            if self._undo is not None:
+                self._undo()
 
-def _wait_for_compiler() -> Callable[[], None]:
+
+def _wait_for_compiler() -> Undo:
     finder = _CompilerFinder()
-
-    def undo() -> None:
-        if finder in sys.meta_path:
-            sys.meta_path.remove(finder)
-
     sys.meta_path.insert(0, finder)
-    return undo
+    return finder.remove
 
 
+_lock = threading.RLock()
 _quiet: set[int] = set()
 """Numbers of those global hooks that a compiled module need not warn of."""
 
-_undo_quiet: list[Callable[[], None]] = []
 
-
-def keep_compiled_modules_quiet(*hooks: int) -> Callable[[], None]:
+def keep_compiled_modules_quiet(*hooks: int) -> Undo:
     """Keep torch from warning, in the script's name, that hooks like ours fire once more for a compiled module.
 
     Args:
@@ -147,29 +135,23 @@ def keep_compiled_modules_quiet(*hooks: int) -> Callable[[], None]:
     Returns:
         What takes it back.
     """
-    with _lock:
-        _quiet.update(hooks)
-        if not _undo_quiet:
-            _undo_quiet.append(_wrap_question())
+    _quiet.update(hooks)
+    _question.hold()
 
     def undo() -> None:
-        with _lock:
-            _quiet.difference_update(hooks)
-            while _undo_quiet and not _quiet:
-                _undo_quiet.pop()()
+        _quiet.difference_update(hooks)
+        _question.release()
 
     return undo
 
 
-def _wrap_question() -> Callable[[], None]:
+def _wrap_question() -> list[Undo]:
     room = torch.nn.modules.module
-    original = room._has_any_global_hook
 
     def has_hook_of_others() -> bool:
         return any(number not in _quiet for name in _HOOK_TABLES for number in list(getattr(room, name)))
 
-    def undo() -> None:
-        room._has_any_global_hook = original
+    return [replace(room, "_has_any_global_hook", has_hook_of_others)]
 
-    room._has_any_global_hook = has_hook_of_others
-    return undo
+
+_question = Patch(_wrap_question)

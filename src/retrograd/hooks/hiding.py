@@ -8,43 +8,21 @@ from __future__ import annotations
 
 import copyreg
 import functools
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from retrograd.hooks.patches import Patch, Undo, replace
 from retrograd.hooks.tables import is_ours, without_ours
 
 _NAME = "create_script_module"
 
-_lock = threading.Lock()
-_wishes = 0
-_undo: list[Callable[[], None]] = []
 
-
-def hide_hooks() -> None:
-    """From now on models are pickled, copied and scripted without our hooks."""
-    global _wishes
-    with _lock:
-        _wishes += 1
-        if not _undo:
-            _undo.extend((_wrap_pickling(), _wrap_scripting()))
-
-
-def show_hooks() -> None:
-    """Take back one call of :func:`hide_hooks`; with the last one all is as it was."""
-    global _wishes
-    with _lock:
-        _wishes -= 1
-        while _undo and not _wishes:
-            _undo.pop()()
-
-
-def _wrap_pickling() -> Callable[[], None]:
+def _wrap_pickling() -> Undo:
     table = copyreg.dispatch_table
     original = table.get(OrderedDict)
 
@@ -67,7 +45,7 @@ def _wrap_pickling() -> Callable[[], None]:
     return undo
 
 
-def _wrap_scripting() -> Callable[[], None]:
+def _wrap_scripting() -> Undo:
     room: Any = torch.jit._recursive
     original = getattr(room, _NAME)
 
@@ -76,12 +54,7 @@ def _wrap_scripting() -> Callable[[], None]:
         with _hidden(model):
             return original(model, *args, **kwargs)
 
-    def undo() -> None:
-        if getattr(room, _NAME) is create:
-            setattr(room, _NAME, original)
-
-    setattr(room, _NAME, create)
-    return undo
+    return replace(room, _NAME, create)
 
 
 @contextmanager
@@ -98,3 +71,7 @@ def _hidden(model: nn.Module) -> Iterator[None]:
         for table, hooks in zip(tables, whole, strict=True):
             table.clear()
             table.update(hooks)
+
+
+hidden_hooks = Patch(lambda: (_wrap_pickling(), _wrap_scripting()))
+"""While somebody holds it, models are pickled, copied and scripted without our hooks."""

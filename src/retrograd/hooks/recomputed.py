@@ -8,14 +8,15 @@ the innermost, so no others see these tensors. The class of those hooks is repla
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.utils import checkpoint
 
+from retrograd.hooks.listeners import Listeners
 from retrograd.hooks.nodes import saved_of
+from retrograd.hooks.patches import Patch, Undo, replace
 
 _NAME = "_recomputation_hook"
 
@@ -25,29 +26,6 @@ class RecomputeListener(Protocol):
 
     def recomputed(self, holder: object, tensor: Tensor) -> None:
         """What this holder stands for is there again."""
-
-
-_lock = threading.Lock()
-_listeners: tuple[RecomputeListener, ...] = ()
-_undo: list[Callable[[], None]] = []
-
-
-def listen_to_recomputing(listener: RecomputeListener) -> None:
-    """Tell this listener."""
-    global _listeners
-    with _lock:
-        if not _undo:
-            _undo.append(_replace_hooks())
-        _listeners = (*_listeners, listener)
-
-
-def unlisten_to_recomputing(listener: RecomputeListener) -> None:
-    """Stop telling this listener; with the last one torch's own class is put back."""
-    global _listeners
-    with _lock:
-        _listeners = tuple(other for other in _listeners if other is not listener)
-        while _undo and not _listeners:
-            _undo.pop()()
 
 
 def frame_of(raw: Any) -> Any | None:
@@ -70,7 +48,7 @@ def arguments_of(frame: Any) -> Iterator[Tensor]:
             yield held
 
 
-def _replace_hooks() -> Callable[[], None]:
+def _replace_hooks() -> list[Undo]:
     original: Any = getattr(checkpoint, _NAME)
 
     class _TellingHook(original):  # type: ignore[misc]
@@ -87,12 +65,10 @@ def _replace_hooks() -> Callable[[], None]:
             vars(pack_and_tell).update(vars(pack))  # torch marks its own
             self.pack_hook = pack_and_tell
 
-    def undo() -> None:
-        if getattr(checkpoint, _NAME) is _TellingHook:  # else somebody replaced it again: leave theirs alone
-            setattr(checkpoint, _NAME, original)
+    return [replace(checkpoint, _NAME, _TellingHook)]
 
-    setattr(checkpoint, _NAME, _TellingHook)
-    return undo
+
+recompute_listeners = Listeners[RecomputeListener](Patch(_replace_hooks))
 
 
 def _tell(frame: Any, group: Any, tensor: Tensor) -> None:
@@ -101,5 +77,5 @@ def _tell(frame: Any, group: Any, tensor: Tensor) -> None:
         return
     holder = frame.weak_holders[place]()
     if holder is not None:
-        for listener in _listeners:
+        for listener in recompute_listeners:
             listener.recomputed(holder, tensor)

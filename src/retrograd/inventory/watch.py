@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.errors import NoGraphError
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.engine import current_node, is_transformed, next_sequence_number
 from retrograd.hooks.module_arguments import ModuleArguments
 from retrograd.hooks.module_paths import walk_buffers, walk_parameters
@@ -27,7 +27,7 @@ from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import identity_of, name_of, variable_of
 from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.reach import find_nodes_of, guard_nodes
-from retrograd.hooks.recomputed import arguments_of, listen_to_recomputing, unlisten_to_recomputing
+from retrograd.hooks.recomputed import arguments_of, recompute_listeners
 from retrograd.hooks.saved_reading import Kept, is_blind, is_released, read_kept
 from retrograd.inventory.facts import Describer, Held, Maker, NodeFacts, SlotFacts, Storages, is_output
 from retrograd.notices import warn
@@ -95,15 +95,15 @@ class SavedWatch:
     def start(self) -> None:
         """Begin to listen."""
         self.begin = _now()
-        follow_backward(self)
+        backward_followers.add(self)
         self.arguments.start()
-        listen_to_recomputing(self)
+        recompute_listeners.add(self)
 
     def stop(self) -> None:
         """Listen no more."""
-        unlisten_to_recomputing(self)
+        recompute_listeners.remove(self)
         self.arguments.stop()
-        unfollow_backward(self)
+        backward_followers.remove(self)
         self.end = _now()
         self._holders.clear()
         self._frames.clear()

@@ -18,11 +18,9 @@ from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Event, EventKind, Moment, Sink
 from retrograd.hooks.backward import (
     EngineRun,
-    follow_backward,
+    backward_followers,
+    backward_listeners,
     has_asked_for_a_pass,
-    listen_to_backward,
-    unfollow_backward,
-    unlisten_to_backward,
 )
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.candidates import (
@@ -34,12 +32,12 @@ from retrograd.hooks.candidates import (
 )
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
-from retrograd.hooks.hiding import hide_hooks, show_hooks
+from retrograd.hooks.hiding import hidden_hooks
 from retrograd.hooks.input_gradient import InputGradient
-from retrograd.hooks.interventions import listen_to_interventions, unlisten_to_interventions
+from retrograd.hooks.interventions import intervention_listeners
 from retrograd.hooks.leaves import find_leaves
 from retrograd.hooks.nested import flatten
-from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
+from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.hooks.pipeline import is_rehearsal, running_stage
 from retrograd.hooks.processes import count_processes
 from retrograd.hooks.tables import Entry
@@ -135,19 +133,19 @@ class Recorder:
 
     def attach(self) -> None:
         """Set the taps."""
-        hide_hooks()
+        hidden_hooks.hold()
         try:
             for name, model in self._new_models.items():
                 self._add(name, model)
         except BaseException:
             self._taps.remove()
-            show_hooks()
+            hidden_hooks.release()
             raise
         self._new_models.clear()
-        listen_to_backward(self)
-        follow_backward(self)
-        listen_to_interventions(self._interventions)
-        listen_to_optimizers(self._optimizers)
+        backward_listeners.add(self)
+        backward_followers.add(self)
+        intervention_listeners.add(self._interventions)
+        optimizer_listeners.add(self._optimizers)
         self._facts.begin()
         self._describe()
 
@@ -456,17 +454,17 @@ class Recorder:
         if self._closed:
             return
         self._closed = True
-        unlisten_to_backward(self)
-        unfollow_backward(self)
-        unlisten_to_interventions(self._interventions)
-        unlisten_to_optimizers(self._optimizers)
+        backward_listeners.remove(self)
+        backward_followers.remove(self)
+        intervention_listeners.remove(self._interventions)
+        optimizer_listeners.remove(self._optimizers)
         self.clock.close_all()
         self._optimizers.decide()
         self._facts.end()
         self.clock.stop()
         self._reductions.remove()
         self._taps.remove()
-        show_hooks()
+        hidden_hooks.release()
         for gradient in (*self._old_input_gradients, *self.input_gradients):
             gradient.remove()
         self._old_input_gradients.clear()

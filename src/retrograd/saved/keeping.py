@@ -15,7 +15,7 @@ from retrograd.budget.planned import Planned
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.candidates import NamedModule, walk_modules
 from retrograd.hooks.every_call import EveryCallTap
-from retrograd.hooks.hiding import hide_hooks, show_hooks
+from retrograd.hooks.hiding import hidden_hooks
 from retrograd.hooks.module import CallTap, is_compiled
 from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.writes import WriteLog
@@ -47,8 +47,8 @@ class SavedHandle:
         self.accounts: dict[Policy, Account] = {keeper.policy: keeper.account for keeper in keepers}
         self._is_removed = False
         self._ending = ExitStack()
-        hide_hooks()
-        self._ending.callback(show_hooks)
+        hidden_hooks.hold()
+        self._ending.callback(hidden_hooks.release)
         for keeper in keepers:
             self._ending.callback(keeper.close)
         for tap in taps:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from retrograd.errors import TraceError
 from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.walker import name_leaves
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
 from retrograd.hooks.node_tap import NodeTaps
 from retrograd.hooks.watched import watched_name
@@ -125,13 +125,13 @@ class Tracing:
             self._origins.__enter__()
         self.trace._refresh = self._refresh
         self.trace.origins = self._origins
-        follow_backward(self)
+        backward_followers.add(self)
         return self.trace
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        unfollow_backward(self)
+        backward_followers.remove(self)
         if self._owns_origins and self._origins is not None:
             self._origins.__exit__(kind, error, traceback)
         with self._lock:
