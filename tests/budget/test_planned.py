@@ -185,7 +185,7 @@ def test_times_are_taken_again_in_the_first_pass_that_follows_a_plan(
     first, second, third, fourth = seen[:4]
     assert first is not None
     assert second is not None
-    assert second.recording.stretches == first.recording.stretches
+    assert second.recording.ranges == first.recording.ranges
     assert second.recording.events == first.recording.events
     assert second.recording.seconds != first.recording.seconds
     assert third is second
@@ -210,7 +210,7 @@ def test_a_forward_of_which_no_backward_has_run_yet(budget: str, tmp_path: Path)
 
 
 class Interrupted(Planned):
-    """Stops at the n-th stretch, as a Ctrl-C might."""
+    """Stops at the n-th range, as a Ctrl-C might."""
 
     at = -1
 
@@ -258,7 +258,7 @@ def test_another_batch_size_gets_a_plan_and_the_first_is_used_again(tmp_path: Pa
 
 
 def test_a_program_without_like_passes_is_not_held_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a stretch takes is tried in so many passes alone, be it made again or in fewer bytes."""
+    """What a range takes is tried in so many passes alone, be it made again or in fewer bytes."""
     model, policy = make_layers(), planned(tmp_path, 2**40)
     tried: list[str] = []
     plain_trial, plain_probe = Item._try, Planned._probe
@@ -392,7 +392,7 @@ def test_passes_of_all_kinds(kind: str, tmp_path: Path) -> None:
 
 
 def test_several_threads_share_a_budget(tmp_path: Path) -> None:
-    """Their stretches come in any order, so that hardly a pass is like another."""
+    """Their ranges come in any order, so that hardly a pass is like another."""
     model, inputs = make_layers(), [torch.randn(32, 32) for _ in range(4)]
 
     def slopes(x: Tensor) -> list[Tensor]:
@@ -515,7 +515,7 @@ def test_a_lossless_copy_is_chosen_where_it_pays(tmp_path: Path) -> None:
         model(x).sum().backward()
         plan = handle.plan
     assert plan is not None
-    assert any(stretch.small_bytes is not None for stretch in plan.recording.stretches)
+    assert any(saved_range.small_bytes is not None for saved_range in plan.recording.ranges)
 
 
 def test_a_pass_that_fails_is_not_planned_for(tmp_path: Path) -> None:
@@ -535,7 +535,7 @@ def test_a_pass_that_fails_is_not_planned_for(tmp_path: Path) -> None:
         for _ in range(2):
             model(x).square().sum().backward()
         assert handle.plan is not None
-        assert all(stretch.asked is not None for stretch in handle.plan.recording.stretches)
+        assert all(saved_range.asked is not None for saved_range in handle.plan.recording.ranges)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, while it makes fake tensors

@@ -375,7 +375,7 @@ def test_memory_that_no_operation_fills_is_never_made_again(monkeypatch: pytest.
 
     monkeypatch.setattr(Recipe, "run", run)
     policy = check(monkeypatch, HalfFilled, on(6, 16), {"copy", "mul"})
-    choices = [stretch.rerun for stretch in policy.plans[0].recording.stretches]
+    choices = [saved_range.rerun for saved_range in policy.plans[0].recording.ranges]
     assert choices.count("copy, mul") == 1  # the whole one
 
 
@@ -832,4 +832,4 @@ def test_what_compiled_code_saves_is_never_made_again(monkeypatch: pytest.Monkey
     policy = check(monkeypatch, make, on(2, 3, 8, 8), {"sigmoid"})
     assert counters["stats"]["unique_graphs"] == before + 2  # with and without, each compiled once
     for plan in policy.plans:
-        assert sum(stretch.rerun.count("convolution") for stretch in plan.recording.stretches) <= 1
+        assert sum(saved_range.rerun.count("convolution") for saved_range in plan.recording.ranges) <= 1

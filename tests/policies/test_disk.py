@@ -189,8 +189,8 @@ def test_what_is_written_at_once_is_read_at_once(
     assert before.offset + before.length <= room.offset
 
 
-def test_stretches_are_written_and_read_many_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread is woken, and the kernel is called, for megabytes and not for each stretch."""
+def test_ranges_are_written_and_read_many_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread is woken, and the kernel is called, for megabytes and not for each range."""
     calls = {"write": 0, "read": 0}
     for name in calls:
         real = getattr(SpillFile, name)
@@ -522,7 +522,7 @@ def test_a_write_that_failed_holds_nothing_longer(tmp_path: Path, monkeypatch: p
 def test_who_flushes_does_not_wait_for_what_others_add_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A small stretch is sent with the next ones, and another thread may add none."""
+    """A small range is sent with the next ones, and another thread may add none."""
     policy, others = Disk(tmp_path, min_bytes=0), []
     write = SpillFile.write
 

@@ -18,7 +18,7 @@ from retrograd.policies.recompute import Recompute
 from retrograd.policies.when import When
 from retrograd.saved.gradient_error import measure_gradient_error
 from retrograd.saved.keeping import keep_saved
-from tests.saved.test_stretches import Noting
+from tests.saved.test_ranges import Noting
 
 
 def as_saved(values: Tensor, path: str = "layer") -> Saved:

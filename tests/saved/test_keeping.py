@@ -20,7 +20,7 @@ from retrograd.policies.policy import Keep, Packed, Policy, Saved
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import keep_saved
 from tests.saved.test_exactness import Elsewhere
-from tests.saved.test_stretches import Noting
+from tests.saved.test_ranges import Noting
 
 
 class Blocks(nn.Module):

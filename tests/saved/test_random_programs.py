@@ -69,7 +69,7 @@ READ_WHAT_THEY_WRITE = frozenset({"running_mean", "saved_buffer"})
 
 def choose_anything(recording: Recording, link: Link, budget: int, destination: str) -> Plan:
     """A plan that nobody would make, the same for each pass of its kind."""
-    return mix_choices(random.Random(len(recording.stretches)))(recording, link, budget, destination)
+    return mix_choices(random.Random(len(recording.ranges)))(recording, link, budget, destination)
 
 
 CHOOSERS: dict[str, Callable[[Recording, Link, int, str], Plan]] = {

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from retrograd.budget.simulation import Event, EventKind, Recording, Stretch
+from retrograd.budget.simulation import Event, EventKind, Recording, SavedRange
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_in_compiled_backward
 from retrograd.hooks.storage_uses import is_held_elsewhere
 from retrograd.policies.policy import Packed, Saved
@@ -55,19 +55,19 @@ class Probed:
     squeezed: Mark
     expanded: Mark
 
-    def describe(self, stretch: Stretch) -> Stretch:
-        """Add what it takes to a stretch. A device is waited for."""
+    def describe(self, saved_range: SavedRange) -> SavedRange:
+        """Add what it takes to a range. A device is waited for."""
         squeeze, expand = seconds_between(self.began, self.squeezed), seconds_between(self.squeezed, self.expanded)
-        return replace(stretch, small_bytes=self.nbytes, squeeze_seconds=squeeze, expand_seconds=expand)
+        return replace(saved_range, small_bytes=self.nbytes, squeeze_seconds=squeeze, expand_seconds=expand)
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """How it went when a stretch was recomputed. A device is not waited for: it may not have come so far yet.
+    """How it went when a range was recomputed. A device is not waited for: it may not have come so far yet.
 
     Attributes:
         operations: what was run, in words.
-        sources: stretches that these were given.
+        sources: ranges that these were given.
         began, ended: marks before and after.
         nbytes: memory that they needed besides.
         numbers: of the operations, in the pass.
@@ -82,12 +82,12 @@ class Tried:
     numbers: tuple[int, ...]
     is_same: bool | Tensor
 
-    def describe(self, stretch: Stretch) -> Stretch:
-        """Add what it takes to a stretch, if it came out the same. A device is waited for."""
+    def describe(self, saved_range: SavedRange) -> SavedRange:
+        """Add what it takes to a range, if it came out the same. A device is waited for."""
         if not self.is_same:
-            return stretch
+            return saved_range
         return replace(
-            stretch,
+            saved_range,
             rerun=self.operations,
             sources=self.sources,
             rerun_seconds=seconds_between(self.began, self.ended),
@@ -97,12 +97,12 @@ class Tried:
 
 
 Key = tuple[int, torch.dtype, str]
-"""Bytes, dtype and module of a stretch: what tells two passes apart."""
+"""Bytes, dtype and module of a range: what tells two passes apart."""
 
 
 @dataclass(slots=True)
 class Pending:
-    """A stretch that the program itself holds. ``values`` is not held here: the memory may go."""
+    """A range that the program itself holds. ``values`` is not held here: the memory may go."""
 
     number: int
     item: weakref.ref[Packed]
@@ -117,19 +117,19 @@ class Pending:
 
 @dataclass(slots=True)
 class Log:
-    """Notes of one pass: from the first stretch that is packed until autograd holds nothing of it.
+    """Notes of one pass: from the first range that is packed until autograd holds nothing of it.
 
     Attributes:
-        keys: of the stretches, in the order in which they were packed.
+        keys: of the ranges, in the order in which they were packed.
         shapes: of the tensors by which they were saved first.
         events: what happened, with marks before and after our own part in it.
-        asked: stretches that were asked for.
-        freed: stretches that autograd has let go of. It grows when objects are deleted, in any thread.
-        left: stretch → position from which the program did not hold it.
+        asked: ranges that were asked for.
+        freed: ranges that autograd has let go of. It grows when objects are deleted, in any thread.
+        left: range → position from which the program did not hold it.
         pending: those that it holds still.
         probed: lossless copies that were made.
         tried: how it went when they were recomputed.
-        earlier: the first stretches as an earlier pass, which was the same so far, has shown them.
+        earlier: the first ranges as an earlier pass, which was the same so far, has shown them.
         background: bytes of earlier passes when it began.
         is_timed: whether the clock is read.
         unfinished: backward passes over it that have begun and not ended, as torch numbers them; those that an error or
@@ -147,7 +147,7 @@ class Log:
     pending: list[Pending] = field(default_factory=list)
     probed: dict[int, Probed] = field(default_factory=dict)
     tried: dict[int, Tried] = field(default_factory=dict)
-    earlier: tuple[Stretch, ...] = ()
+    earlier: tuple[SavedRange, ...] = ()
     unfinished: set[int] = field(default_factory=set)
 
     @property
@@ -156,7 +156,7 @@ class Log:
         return len(self.freed) == len(self.keys)
 
     def add(self, saved: Saved) -> int:
-        """A stretch is packed; returns its number."""
+        """A range is packed; returns its number."""
         self.keys.append((saved.nbytes, saved.values.dtype, saved.path))
         self.shapes.append(saved.shape)
         return len(self.keys) - 1
@@ -170,7 +170,7 @@ class Log:
         self.events.append((kind, number, began, ended))
 
     def watch(self, number: int, item: Packed, values: Tensor) -> None:
-        """Find out when the program lets go of a stretch."""
+        """Find out when the program lets go of a range."""
         source = weakref.ref(values.untyped_storage())
         self.pending.append(Pending(number, weakref.ref(item), weakref.ref(values), source))
 
@@ -187,7 +187,7 @@ class Log:
             at_end_of_backward(partial(self.unfinished.discard, task))
 
     def look_after(self) -> None:
-        """Of which stretches has the program let go?"""
+        """Of which ranges has the program let go?"""
         if not self.pending:
             return
         still = []
@@ -202,10 +202,10 @@ class Log:
 
     def inherit(self, earlier: Recording) -> None:
         """Take over what an earlier pass, which was the same so far, has shown."""
-        self.earlier = earlier.stretches[: len(self.keys) - 1]
-        for number, stretch in enumerate(self.earlier):
-            if stretch.left < len(self.events):
-                self.left[number] = stretch.left
+        self.earlier = earlier.ranges[: len(self.keys) - 1]
+        for number, saved_range in enumerate(self.earlier):
+            if saved_range.left < len(self.events):
+                self.left[number] = saved_range.left
 
     def make_recording(self) -> Recording:
         """The pass as plain data. A device is waited for."""
@@ -213,19 +213,19 @@ class Log:
         at: dict[Event, int] = {}
         for position, event in enumerate(events):
             at.setdefault(event, position)
-        stretches = []
+        ranges = []
         for number, (nbytes, dtype, path) in enumerate(self.keys):
             freed = at.get(("free", number), len(events))
             left = min(self.left.get(number, freed), freed)
             kind = f"{str(dtype).removeprefix('torch.')}{list(self.shapes[number])}"
-            stretch = Stretch(nbytes, path, kind, at["pack", number], left, at.get(("ask", number)), freed)
+            saved_range = SavedRange(nbytes, path, kind, at["pack", number], left, at.get(("ask", number)), freed)
             if number < len(self.earlier):
-                stretch = self.earlier[number].at_positions_of(stretch)
+                saved_range = self.earlier[number].at_positions_of(saved_range)
             for found in (self.probed.get(number), self.tried.get(number)):
                 if found is not None:
-                    stretch = found.describe(stretch)
-            stretches.append(stretch)
-        return Recording(tuple(stretches), tuple(events), self._seconds(events), self.background)
+                    saved_range = found.describe(saved_range)
+            ranges.append(saved_range)
+        return Recording(tuple(ranges), tuple(events), self._seconds(events), self.background)
 
     def time_again(self, recording: Recording) -> Recording | None:
         """An earlier pass with the times of this one; None where not the same happened. A device is waited for."""

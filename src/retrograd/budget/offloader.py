@@ -18,7 +18,7 @@ from retrograd.policies.disk.disk import Disk, Spilled
 from retrograd.policies.policy import Saved
 
 Load = Spilled | Offloaded
-"""A stretch of memory that is elsewhere. Nothing is read ahead of it unasked, as the policies do."""
+"""A storage range that is elsewhere. Nothing is read ahead of it unasked, as the policies do."""
 
 
 class DiskBackend:
@@ -36,7 +36,7 @@ class DiskBackend:
         self._disk.open()
 
     def copy_out(self, saved: Saved) -> Load | None:
-        """Hand a stretch to the thread that writes, which waits while more than the window is to be written."""
+        """Hand a range to the thread that writes, which waits while more than the window is to be written."""
         spilled = self._disk.pack(saved)
         return spilled if isinstance(spilled, Spilled) else None
 
@@ -65,7 +65,7 @@ class HostBackend:
         self._offloader = HostOffloader(engine, 0)
 
     def copy_out(self, saved: Saved) -> Load | None:
-        """Begin to copy a stretch; None where there is no room for it."""
+        """Begin to copy a range; None where there is no room for it."""
         return self._offloader.copy_out(saved.values)
 
     def finish(self) -> None:
@@ -105,10 +105,10 @@ class Offloader:
         return self.device == device
 
     def copy_out(self, saved: Saved, window: int) -> Load | None:
-        """Begin to copy a stretch out; None: it has to stay.
+        """Begin to copy a range out; None: it has to stay.
 
         Args:
-            saved: the stretch.
+            saved: the range.
             window: bytes that may be in flight.
         """
         return self._open(window).copy_out(saved)
@@ -147,13 +147,13 @@ _DEVICE_SAMPLE_BYTES = 32 << 20
 """4 MB go over a link in no more time than the program takes to ask for them."""
 _SAMPLES = 4
 _LATENCY = 50e-6
-"""Seconds that the program spends on one stretch that is moved."""
+"""Seconds that the program spends on one range that is moved."""
 _DEVICE_LATENCY = 5e-6
 """Seconds that a device waits for an event beyond when it takes place. It does not wait for the program."""
 
 
 def measure_link(backend: DiskBackend | HostBackend, device: torch.device) -> Link:
-    """The speed of a backend in both directions, from a few stretches there and back, twice.
+    """The speed of a backend in both directions, from a few ranges there and back, twice.
 
     The first time files grow, and memory is pinned; so the speed is that of the second. The work of other threads is
     that of the first: while a model trains, they never find the processor's caches as warm as the second time.

@@ -172,13 +172,13 @@ _Random = tuple[Tensor, torch.device]
 
 
 class OpLog:
-    """Notes the operations of a pass while that is of use, and finds out what made a stretch of memory.
+    """Notes the operations of a pass while that is of use, and finds out what made a storage range.
 
     What is not wanted is still looked at for what it writes to, so that nothing false is known of any memory whatever
     is wanted: there is only less of which it is known how it was made.
 
     Args:
-        least: bytes below which memory is held instead, by the operations that are given it. No smaller stretch is
+        least: bytes below which memory is held instead, by the operations that are given it. No smaller range is
             recomputed.
         is_allowed: whether any is.
 
@@ -217,7 +217,7 @@ class OpLog:
         return self.carry_out
 
     def begin_pass(self) -> bool:
-        """Note that the first stretch is packed; returns whether operations are noted."""
+        """Note that the first range is packed; returns whether operations are noted."""
         if not self._has_begun:  # a forward that did not begin with a call
             self.clear()
         self._has_begun = False

@@ -20,7 +20,7 @@ _KINDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where each stretch of memory waits, and what comes of it. ``print(plan)`` explains it.
+    """Where each storage range waits, and what comes of it. ``print(plan)`` explains it.
 
     Attributes:
         budget: bytes that may be held at any position.
@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """One for each stretch, in the order in which they are packed."""
+        """One for each range, in the order in which they are packed."""
         return tuple(self.solution.decisions.choices)
 
     @property
@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def predicted_seconds(self) -> float:
-        """Of forward and backward, from the first stretch that is packed to the last that is freed."""
+        """Of forward and backward, from the first range that is packed to the last that is freed."""
         return self.solution.seconds
 
     @property
@@ -106,23 +106,27 @@ class Plan:
 
     def _reruns(self) -> list[str]:
         chosen = [
-            stretch for stretch, choice in zip(self.recording.stretches, self.choices, strict=True) if choice == "rerun"
+            saved_range
+            for saved_range, choice in zip(self.recording.ranges, self.choices, strict=True)
+            if choice == "rerun"
         ]
         if not chosen:
             return []
-        counts = Counter(stretch.rerun for stretch in chosen).most_common()
+        counts = Counter(saved_range.rerun for saved_range in chosen).most_common()
         shown = "; ".join(f"{count} × {operations}" for operations, count in counts[:_KINDS])
         more = f"; and {len(counts) - _KINDS} more kinds" if len(counts) > _KINDS else ""
-        return [f"Run again, in {_milliseconds(sum(stretch.rerun_seconds for stretch in chosen))}: {shown}{more}."]
+        return [
+            f"Run again, in {_milliseconds(sum(saved_range.rerun_seconds for saved_range in chosen))}: {shown}{more}."
+        ]
 
     def _table(self) -> list[str]:
         sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
-        for stretch, choice in zip(self.recording.stretches, self.choices, strict=True):
+        for saved_range, choice in zip(self.recording.ranges, self.choices, strict=True):
             entry = sums[
-                stretch.path or "(no module)", stretch.kind, self.destination if choice == "offload" else choice
+                saved_range.path or "(no module)", saved_range.kind, self.destination if choice == "offload" else choice
             ]
             entry[0] += 1
-            entry[1] += stretch.nbytes
+            entry[1] += saved_range.nbytes
         rows = sorted(sums.items(), key=lambda item: -item[1][1])
         width = max((len(key[0]) for key, _ in rows[:_ROWS]), default=6)
         kinds = max((len(key[1]) for key, _ in rows[:_ROWS]), default=4)
@@ -166,10 +170,10 @@ class Known:
     """A plan, and how to tell that a pass is like the one it was made for.
 
     Attributes:
-        keys: of the stretches of that pass.
+        keys: of the ranges of that pass.
         plan: for it.
         is_timed: whether its times are those of a pass that followed a plan.
-        triggers: stretch → those to bring back when it is first asked for.
+        triggers: range → those to bring back when it is first asked for.
         wanted: numbers of the operations that are run again.
     """
 
@@ -183,13 +187,13 @@ class Known:
         events = self.plan.recording.events
         for number, position in self.plan.solution.decisions.fetches.items():
             self.triggers.setdefault(events[position][1], []).append(number)
-        choices = zip(self.plan.recording.stretches, self.plan.choices, strict=True)
+        choices = zip(self.plan.recording.ranges, self.plan.choices, strict=True)
         self.wanted = frozenset(
-            number for stretch, choice in choices if choice == "rerun" for number in stretch.rerun_numbers
+            number for saved_range, choice in choices if choice == "rerun" for number in saved_range.rerun_numbers
         )
 
     def has_at(self, number: int, key: Key) -> bool:
-        """Whether this stretch of its pass was like that."""
+        """Whether this range of its pass was like that."""
         return number < len(self.keys) and self.keys[number] == key
 
 
@@ -213,7 +217,7 @@ class KnownPlans:
         return any(known.wanted for known in self._known.values())
 
     def add(self, keys: Sequence[Key], plan: Plan, *, is_timed: bool = False) -> None:
-        """Remember a plan for passes with these stretches."""
+        """Remember a plan for passes with these ranges."""
         known = Known(tuple(keys), plan, is_timed)
         self._known[known.keys] = known
         if len(self._known) > _MOST:
@@ -224,7 +228,7 @@ class KnownPlans:
         self._known.pop(known.keys, None)
 
     def find(self, beginning: Sequence[Key]) -> Known | None:
-        """The one used last of those whose passes begin with these stretches."""
+        """The one used last of those whose passes begin with these ranges."""
         wanted = tuple(beginning)
         for known in reversed(self._known.values()):
             if known.keys[: len(wanted)] == wanted:

@@ -36,24 +36,24 @@ class Planned(Policy):
 
     The first pass is measured: all that is saved, when it is asked for and freed, what is computed between, and how
     fast a disk (for the CPU) or the host (for a CUDA device) takes memory away and brings it back. Then a plan chooses
-    for each stretch of memory whether it stays, waits elsewhere, waits in fewer bytes, or is made again by the
+    for each storage range whether it stays, waits elsewhere, waits in fewer bytes, or is made again by the
     operations that made it, as it was when that was tried in the measured pass. A pass with other sizes gets a plan of
     its own, and the earlier one is used again when its sizes return.
 
-    One device is kept within the budget: that on which the first stretch lies, or the first CUDA device of a program
+    One device is kept within the budget: that on which the first range lies, or the first CUDA device of a program
     that saves on the CPU too. What lies elsewhere stays there.
 
-    What counts, at every position of forward and backward: each stretch that autograd holds, from when it is saved to
+    What counts, at every position of forward and backward: each range that autograd holds, from when it is saved to
     when autograd lets go, while it is in memory, be it for autograd, for the program or on its way. Parameters,
-    buffers, gradients, workspaces and stretches below ``min_bytes`` do not count, so that the peak of the allocator
+    buffers, gradients, workspaces and ranges below ``min_bytes`` do not count, so that the peak of the allocator
     is higher by these. In the measured pass memory is taken away as soon as the budget is near, but more is needed to
-    try whether a stretch can be made again.
+    try whether a range can be made again.
 
     Args:
         budget: bytes, such as ``"8GB"``, or a share such as ``0.5`` of what the first measured pass would hold.
         folder: where the file of what leaves the CPU is; as for :class:`~retrograd.policies.disk.disk.Disk`.
-        min_bytes: smaller stretches stay, and are not counted.
-        rerun: whether stretches may be made again, by running the operations that made them once more.
+        min_bytes: smaller ranges stay, and are not counted.
+        rerun: whether ranges may be made again, by running the operations that made them once more.
 
     Attributes:
         plans: those that are known, the one used last at the end.
@@ -108,7 +108,7 @@ class Planned(Policy):
         return plans[-1] if plans else None
 
     def pack(self, saved: Saved) -> Packed | None:
-        """Do with a stretch of memory what the plan says.
+        """Do with a storage range what the plan says.
 
         Raises:
             BudgetError: the pass before cannot be kept within the budget.
@@ -181,7 +181,7 @@ class Planned(Policy):
     # ---- passes ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> PlannedPass:
-        """The pass that a stretch belongs to which is packed now."""
+        """The pass that a range belongs to which is packed now."""
         current = self._pass
         if current is not None and self._is_over(current):
             self._finish()
@@ -201,7 +201,7 @@ class Planned(Policy):
         assert current is not None
         log, known = current.log, current.known
         if known is not None and len(log.keys) == len(known.keys):
-            planned = {number for number, one in enumerate(known.plan.recording.stretches) if one.asked is not None}
+            planned = {number for number, one in enumerate(known.plan.recording.ranges) if one.asked is not None}
             if not log.asked <= planned:  # the pass it was made from was cut short
                 self._known.forget(known)
             elif not known.is_timed and (recording := log.time_again(known.plan.recording)) is not None:
@@ -224,7 +224,7 @@ class Planned(Policy):
         # timed with the threads that copy
         self._known.add(log.keys, plan, is_timed=plan.destination == "disk")
 
-    # ---- stretches ---------------------------------------------------------------------------------------------
+    # ---- ranges ---------------------------------------------------------------------------------------------
 
     def _place(self, current: PlannedPass, number: int, saved: Saved, contents: Contents | None) -> Item:
         """Do what was chosen; what cannot be done elsewhere is kept."""
@@ -237,7 +237,7 @@ class Planned(Policy):
         if choice == "rerun":
             assert current.known is not None
             recipe = None if contents is None else find_recipe(contents, is_held=True)
-            if recipe is None or recipe.numbers != current.known.plan.recording.stretches[number].rerun_numbers:
+            if recipe is None or recipe.numbers != current.known.plan.recording.ranges[number].rerun_numbers:
                 recipe, choice = None, "offload"  # it is not what was tried
         if choice == "offload":
             load = self._offloader.copy_out(saved, self._window)

@@ -1,4 +1,4 @@
-"""One pass that is measured or follows a plan, and the stretches of memory that are packed in it."""
+"""One pass that is measured or follows a plan, and the storage ranges that are packed in it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PlannedPass:
         self._is_alike = True
 
     def recognise(self, number: int, plans: KnownPlans) -> None:
-        """Follow a plan for passes that began like this one, up to this stretch; none once it is like no other."""
+        """Follow a plan for passes that began like this one, up to this range; none once it is like no other."""
         known, keys = self.known, self.log.keys
         if not self._is_alike or (known is not None and known.has_at(number, keys[number])):
             return
@@ -80,7 +80,7 @@ class PlannedPass:
                 self.log.watch(number, item, item.values)
 
     def follow(self, number: int) -> None:
-        """Bring back what the plan wants to be in flight when this stretch is asked for."""
+        """Bring back what the plan wants to be in flight when this range is asked for."""
         known = self.known
         if known is None:
             self.log.see_end_of_backward()
@@ -105,18 +105,18 @@ class PlannedPass:
 
 
 class Item(Packed):
-    """A stretch of memory that is kept, in flight, elsewhere, there in fewer bytes, or to be recomputed.
+    """A storage range that is kept, in flight, elsewhere, there in fewer bytes, or to be recomputed.
 
     Args:
         values: the memory.
-        number: of the stretch in its pass.
+        number: of the range in its pass.
         planned_pass: the pass.
         load: where it is taken.
         small: what holds it in fewer bytes.
         recipe: how it is recomputed.
 
     Attributes:
-        number: of the stretch in its pass.
+        number: of the range in its pass.
         nbytes: of the memory.
         log: of the pass.
         values: the memory, as long as it is held here.
@@ -192,7 +192,7 @@ class Item(Packed):
         return self.witness is None or version_of(self.witness) == self.version
 
     def lend(self, *, is_kept: bool) -> Tensor:
-        """Return the values, for another stretch to be computed from; from now on they may be kept."""
+        """Return the values, for another range to be computed from; from now on they may be kept."""
         values = self._bring_back() if self.values is None else self.values
         if is_kept:
             self.values = values

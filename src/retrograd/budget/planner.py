@@ -1,4 +1,4 @@
-"""Choose where each stretch of memory waits, so that a budget is kept at every position, at the least time.
+"""Choose where each storage range waits, so that a budget is kept at every position, at the least time.
 
 Every plan that is considered is simulated as a whole. What is returned has been checked at each position, so that a
 poor guess costs time and never the budget.
@@ -18,7 +18,7 @@ from retrograd.budget.simulation import (
     Decisions,
     Link,
     Recording,
-    Stretch,
+    SavedRange,
     count_residency,
     find_departures,
     find_spans,
@@ -29,17 +29,17 @@ Move = tuple[int, Choice]
 
 
 def list_orders(recording: Recording, link: Link) -> Iterator[list[Move]]:
-    """Orders in which to move stretches, each with where it goes."""
+    """Orders in which to move ranges, each with where it goes."""
     moves = _all_moves(recording)
-    prices = {move: _price(recording.stretches[move[0]], move[1], link) for move in moves}
+    prices = {move: _price(recording.ranges[move[0]], move[1], link) for move in moves}
     by_price = sorted(moves, key=lambda move: prices[move])
     yield _first_of_each(by_price)
-    lasting = sorted(moves, key=lambda move: prices[move] / max(1, _freed(recording.stretches[move[0]])))
+    lasting = sorted(moves, key=lambda move: prices[move] / max(1, _freed(recording.ranges[move[0]])))
     yield _first_of_each(lasting)
     yield [move for move in by_price if move[1] == "offload"]
     elsewhere_last = sorted(by_price, key=lambda move: move[1] == "offload")
     yield _first_of_each(elsewhere_last)
-    dearness = sorted(_dearness(stretch) for stretch in recording.stretches)
+    dearness = sorted(_dearness(saved_range) for saved_range in recording.ranges)
     for least in (0.0, dearness[len(dearness) // 2]):
         yield _first_of_each([*_hidden_offloads(recording, link, least), *elsewhere_last])
     yield from list_steady_orders(recording)
@@ -51,74 +51,77 @@ def _hidden_offloads(recording: Recording, link: Link, least: float) -> list[Mov
     Args:
         recording: the pass.
         link: its speed.
-        least: seconds a byte below which a stretch is made again instead.
+        least: seconds a byte below which a range is made again instead.
     """
     can_leave = {move[0] for move in _all_moves(recording) if move[1] == "offload"}
     hidden: list[Move] = []
     now = free_at = 0.0
     for (kind, number), seconds in zip(recording.events, recording.seconds, strict=True):
         now += seconds
-        stretch = recording.stretches[number]
-        if kind == "pack" and number in can_leave and free_at <= now and _dearness(stretch) >= least:
-            free_at = now + stretch.nbytes / link.out
+        saved_range = recording.ranges[number]
+        if kind == "pack" and number in can_leave and free_at <= now and _dearness(saved_range) >= least:
+            free_at = now + saved_range.nbytes / link.out
             hidden.append((number, "offload"))
     return hidden
 
 
-def _dearness(stretch: Stretch) -> float:
+def _dearness(saved_range: SavedRange) -> float:
     """Seconds a byte that making it again takes."""
-    return stretch.rerun_seconds / stretch.nbytes if stretch.rerun else float("inf")
+    return saved_range.rerun_seconds / saved_range.nbytes if saved_range.rerun else float("inf")
 
 
 def list_steady_orders(recording: Recording) -> Iterator[list[Move]]:
     """Those that depend on no clock, so that the smallest budget found for a pass is found again for the next one."""
     moves = _all_moves(recording)
-    by_size = sorted(moves, key=lambda move: -recording.stretches[move[0]].nbytes)
+    by_size = sorted(moves, key=lambda move: -recording.ranges[move[0]].nbytes)
     for first in ("offload", "rerun", "lossless"):
         yield _first_of_each(sorted(by_size, key=lambda move: move[1] != first))
-    by_rest = sorted(moves, key=lambda move: _rest(recording.stretches[move[0]], move[1]))
+    by_rest = sorted(moves, key=lambda move: _rest(recording.ranges[move[0]], move[1]))
     yield _first_of_each(by_rest)
-    yield _first_of_each(sorted(by_rest, key=lambda move: -_freed(recording.stretches[move[0]])))
+    yield _first_of_each(sorted(by_rest, key=lambda move: -_freed(recording.ranges[move[0]])))
 
 
-def _rest(stretch: Stretch, choice: Choice) -> float:
+def _rest(saved_range: SavedRange, choice: Choice) -> float:
     """What remains in memory, as a share; what is elsewhere is there for a while before and after."""
     if choice == "lossless":
-        assert stretch.small_bytes is not None
-        return stretch.small_bytes / stretch.nbytes
+        assert saved_range.small_bytes is not None
+        return saved_range.small_bytes / saved_range.nbytes
     return 0.5 if choice == "offload" else 0.75
 
 
-def _freed(stretch: Stretch) -> int:
+def _freed(saved_range: SavedRange) -> int:
     """Bytes and positions that can be freed."""
-    return stretch.nbytes * (stretch.needed - max(stretch.left, stretch.packed + 1))
+    return saved_range.nbytes * (saved_range.needed - max(saved_range.left, saved_range.packed + 1))
 
 
 def _all_moves(recording: Recording) -> list[Move]:
-    return [move for number, stretch in enumerate(recording.stretches) for move in list_moves(number, stretch)]
+    return [move for number, saved_range in enumerate(recording.ranges) for move in list_moves(number, saved_range)]
 
 
-def list_moves(number: int, stretch: Stretch) -> Iterator[Move]:
-    """What could be done with a stretch that would free memory."""
-    if max(stretch.left, stretch.packed + 1) >= stretch.needed:
+def list_moves(number: int, saved_range: SavedRange) -> Iterator[Move]:
+    """What could be done with a range that would free memory."""
+    if max(saved_range.left, saved_range.packed + 1) >= saved_range.needed:
         return
     yield number, "offload"
-    if stretch.small_bytes is not None and stretch.small_bytes < stretch.nbytes:
+    if saved_range.small_bytes is not None and saved_range.small_bytes < saved_range.nbytes:
         yield number, "lossless"
-    if stretch.rerun:
+    if saved_range.rerun:
         yield number, "rerun"
 
 
-def _price(stretch: Stretch, choice: Choice, link: Link) -> float:
+def _price(saved_range: SavedRange, choice: Choice, link: Link) -> float:
     """Seconds for each byte that is freed, if nothing ran beside it."""
     if choice == "lossless":
-        assert stretch.small_bytes is not None
-        seconds, freed = stretch.squeeze_seconds + stretch.expand_seconds, stretch.nbytes - stretch.small_bytes
+        assert saved_range.small_bytes is not None
+        seconds, freed = (
+            saved_range.squeeze_seconds + saved_range.expand_seconds,
+            saved_range.nbytes - saved_range.small_bytes,
+        )
     elif choice == "rerun":
-        seconds, freed = stretch.rerun_seconds, stretch.nbytes
+        seconds, freed = saved_range.rerun_seconds, saved_range.nbytes
     else:
-        seconds = link.price(stretch.nbytes)
-        freed = stretch.nbytes
+        seconds = link.price(saved_range.nbytes)
+        freed = saved_range.nbytes
     return seconds / max(1, freed)
 
 
@@ -130,7 +133,7 @@ def _first_of_each(moves: list[Move]) -> list[Move]:
 def with_pushes(recording: Recording, order: list[Move]) -> list[Move]:
     """What cannot leave itself, as the last resort: what left before it leaves for good when it follows."""
     moved = {number for number, _ in order}
-    return order + [(number, "offload") for number in range(len(recording.stretches)) if number not in moved]
+    return order + [(number, "offload") for number in range(len(recording.ranges)) if number not in moved]
 
 
 _HASTE = 2.0
@@ -145,29 +148,29 @@ def schedule_fetches(
     link: Link,
     budget: int,
 ) -> dict[int, int]:
-    """After which request each stretch is brought back.
+    """After which request each range is brought back.
 
     Args:
         recording: the pass.
-        decisions: what becomes of its stretches.
+        decisions: what becomes of its ranges.
         departures: what leaves, and when.
         held: bytes at each position if everything is brought back when it is asked for.
         link: its speed.
         budget: bytes that must not be exceeded at any position.
 
     Returns:
-        Stretch → position of a first request, as in :attr:`Decisions.fetches`.
+        Range → position of a first request, as in :attr:`Decisions.fetches`.
     """
     held = held.copy()
     times = np.cumsum(recording.seconds)
-    triggers_at = {stretch.asked for stretch in recording.stretches if stretch.asked is not None}
+    triggers_at = {saved_range.asked for saved_range in recording.ranges if saved_range.asked is not None}
     triggers = sorted(triggers_at)
     spans = find_spans(recording, decisions.choices)
     asked = [(at, number) for number in departures if (at := spans.needed[number]) in triggers_at]
     fetches: dict[int, int] = {}
     busy_from = float("inf")
     for needed, number in sorted(asked, reverse=True):
-        nbytes = recording.stretches[number].nbytes
+        nbytes = recording.ranges[number].nbytes
         busy_from = min(busy_from, float(times[needed])) - _HASTE * nbytes / link.back
         ideal = bisect_right(triggers, int(np.searchsorted(times, busy_from, side="right")) - 1) - 1
         start = max(triggers[max(ideal, 0)], departures[number])
@@ -198,7 +201,7 @@ class Solution:
     """Decisions and what comes of them.
 
     Attributes:
-        decisions: what becomes of each stretch.
+        decisions: what becomes of each range.
         peak: bytes held at the worst position.
         seconds: how long the pass takes.
     """
@@ -216,7 +219,7 @@ def window_of(budget: int) -> int:
 def keep_all(recording: Recording) -> Solution:
     """What happens without a plan."""
     keep: Choice = "keep"
-    decisions = Decisions((keep,) * len(recording.stretches), 0)
+    decisions = Decisions((keep,) * len(recording.ranges), 0)
     peak = int(count_residency(recording, decisions, {}).max(initial=recording.background))
     return Solution(decisions, peak, sum(recording.seconds))
 
@@ -236,7 +239,7 @@ def evaluate(recording: Recording, choices: Sequence[Choice], link: Link, budget
 def find_plan(recording: Recording, link: Link, budget: int, trials: int = _TRIALS) -> Solution | None:
     """The fastest plan found that holds no more than the budget at any position.
 
-    Stretches are moved in several orders, in each as few as suffice; then, in the fastest of these plans, single
+    Ranges are moved in several orders, in each as few as suffice; then, in the fastest of these plans, single
     choices are taken back or changed as long as that saves time.
 
     Args:
@@ -282,7 +285,7 @@ def _move_few(recording: Recording, order: list[Move], link: Link, budget: int) 
     order = with_pushes(recording, order)
 
     def solve(count: int) -> Solution | None:
-        choices: list[Choice] = ["keep"] * len(recording.stretches)
+        choices: list[Choice] = ["keep"] * len(recording.ranges)
         for number, choice in order[:count]:
             choices[number] = choice
         return evaluate(recording, choices, link, budget)
@@ -300,11 +303,10 @@ def _move_few(recording: Recording, order: list[Move], link: Link, budget: int) 
 
 
 def _improve(recording: Recording, best: Solution, link: Link, budget: int, trials: int) -> Solution:
-    """Change one choice at a time while that saves time, the largest stretches first."""
-    numbers = sorted(range(len(recording.stretches)), key=lambda number: -recording.stretches[number].nbytes)
+    """Change one choice at a time while that saves time, the largest ranges first."""
+    numbers = sorted(range(len(recording.ranges)), key=lambda number: -recording.ranges[number].nbytes)
     options: dict[int, list[Choice]] = {
-        number: ["keep", *(choice for _, choice in list_moves(number, recording.stretches[number]))]
-        for number in numbers
+        number: ["keep", *(choice for _, choice in list_moves(number, recording.ranges[number]))] for number in numbers
     }
     has_changed = True
     while has_changed and trials > 0:

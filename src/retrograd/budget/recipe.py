@@ -15,7 +15,7 @@ from retrograd.errors import OverwrittenError
 from retrograd.hooks.dispatch import below_autograd
 
 _MOST_OPERATIONS = 64
-"""More are not run for one stretch of memory."""
+"""More are not run for one storage range."""
 _PATTERN = 0xA5
 """A byte that is neither zero nor likely to be left over in memory."""
 _Memory = tuple[torch.UntypedStorage, int]

@@ -19,7 +19,7 @@ from retrograd.policies.policy import Packed, Policy, Saved
 
 
 class Offloaded(Packed):
-    """A stretch of device memory on its way to the host, there, or on its way back.
+    """A range of device storage on its way to the host, there, or on its way back.
 
     Attributes:
         values: the memory on the device, until the copy out is known to come before whatever is computed next.
@@ -135,7 +135,7 @@ class HostOffloader:
         self._adding = threading.Lock()
 
     def add(self, values: Tensor) -> Packed | None:
-        """Take a stretch of memory out; None where there is no room for it."""
+        """Take a storage range out; None where there is no room for it."""
         with self._adding:
             if self.order.is_needed_first(values.nbytes, self._window):
                 return Stayed(values, self)
@@ -148,7 +148,7 @@ class HostOffloader:
             return offloaded
 
     def copy_out(self, values: Tensor) -> Offloaded | None:
-        """Begin to copy a stretch out, and leave it to the caller when it is freed; None: there is no room for it."""
+        """Begin to copy a range out, and leave it to the caller when it is freed; None: there is no room for it."""
         buffer = self.pool.take(values.nbytes)
         return None if buffer is None else Offloaded(values, buffer, self)
 
@@ -169,7 +169,7 @@ class HostOffloader:
 
 
 class Stayed(Packed):
-    """A stretch of memory that is needed so soon that it does not leave."""
+    """A storage range that is needed so soon that it does not leave."""
 
     __slots__ = ("_offloader", "_values", "nbytes", "position")
 
@@ -205,7 +205,7 @@ class Cpu(Policy):
     Args:
         window: bytes of copies under way in each direction; so much of what was saved is on the device at any time.
         limit: bytes of host memory, at most; what finds no room there stays on the device.
-        min_bytes: smaller stretches of memory stay.
+        min_bytes: smaller storage ranges stay.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class Lossless(Policy):
     Args:
         deflate: also split floating-point numbers into planes of bytes and deflate those that shrink (signs and
             exponents do); a fifth less memory, for many times the time.
-        min_bytes: smaller stretches of memory stay.
+        min_bytes: smaller storage ranges stay.
     """
 
     def __init__(self, *, deflate: bool = False, min_bytes: int = Policy.min_bytes) -> None:

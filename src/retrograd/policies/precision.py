@@ -11,7 +11,7 @@ from torch import Tensor
 from retrograd.policies.policy import Packed, Policy, Saved
 
 MEASURED_EVERY = 16
-"""One stretch of memory in so many is brought back at once and compared."""
+"""One storage range in so many is brought back at once and compared."""
 
 
 class Coarse(Packed):
@@ -120,7 +120,7 @@ class EightBit(LossyPolicy):
 
     Args:
         group: so many values share a scale of 4 bytes.
-        min_bytes: smaller stretches of memory stay.
+        min_bytes: smaller storage ranges stay.
     """
 
     dtypes = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})

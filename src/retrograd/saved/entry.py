@@ -38,12 +38,12 @@ class Held:
 
 
 class Entry:
-    """A stretch of memory at one version, shared by all saved tensors that lie in it.
+    """A storage range at one version, shared by all saved tensors that lie in it.
 
     It is freed when autograd has let go of the last of them.
 
     Args:
-        saved: the stretch.
+        saved: the range.
         tensor: the tensor by which it was saved first.
         witness: counts writes with it.
         start: which element of its storage is its first.

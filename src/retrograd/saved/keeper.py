@@ -42,7 +42,7 @@ class Account:
     """What a policy was given so far, added up over all passes.
 
     Attributes:
-        stretches: how many stretches of memory it took over.
+        stretches: how many storage ranges it took over.
         saved_bytes: their size.
         resident_bytes: what the policy held in memory for them, in bytes.
         pack_seconds: time that the forward spent in its ``pack``.
@@ -178,7 +178,7 @@ class Keeper:
         return entry
 
     def _offer(self, saved: Saved) -> Packed | None:
-        """Have the policy pack a stretch of memory, and keep account of it."""
+        """Have the policy pack a storage range, and keep account of it."""
         account = self.account
         began = time.perf_counter()
         packed = self.policy.pack(saved)

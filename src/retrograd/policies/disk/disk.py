@@ -12,7 +12,7 @@ from torch import Tensor
 from retrograd.notices import warn
 from retrograd.policies.disk.file import CHUNK, SpillFile, default_folder, open_spill_file
 from retrograd.policies.disk.memory import allocate, mark_ready, whole_blocks
-from retrograd.policies.disk.ranges import Stretch
+from retrograd.policies.disk.ranges import FileRange
 from retrograd.policies.disk.threads import SpillReader, SpillWriter
 from retrograd.policies.order import Order, Position
 from retrograd.policies.policy import Packed, Policy, Saved
@@ -22,11 +22,11 @@ _WINDOW = 0.08
 _MOST_AHEAD = 256 << 20
 """So many bytes are read ahead, however much the pass has packed: more would not come any faster."""
 _LEAST_AHEAD = 2
-"""So many stretches are read ahead, however large they are."""
+"""So many ranges are read ahead, however large they are."""
 
 
-class Spilled(Stretch):
-    """A stretch of memory that a spill has taken over."""
+class Spilled(FileRange):
+    """A storage range that a spill has taken over."""
 
     __slots__ = ("_device", "_dtype", "_spill", "position")
 
@@ -133,7 +133,7 @@ class Spill:
         return self._writer.failure
 
     def add(self, values: Tensor) -> Spilled:
-        """Take over a stretch of memory; waits while too much is to be written."""
+        """Take over a storage range; waits while too much is to be written."""
         with self._adding:
             spilled = Spilled(values, self)
         if not spilled.position.number:  # a forward pass begins
@@ -155,7 +155,7 @@ class Spill:
             self._reader.begin(due, min(whole_blocks(window // 2), CHUNK))
 
     def fetch(self, spilled: Spilled) -> None:
-        """Have one stretch read, into memory of its own."""
+        """Have one range read, into memory of its own."""
         if not self.is_foreign:
             self._reader.begin([spilled], 0)
 
@@ -184,7 +184,7 @@ class Disk(Policy):
     Args:
         folder: where the file is; ``TMPDIR`` or ``/var/tmp`` by default. It should not be a file system in memory.
         max_waiting: how many bytes may wait to be written. A forward pass that is faster than the disk waits then.
-        min_bytes: smaller stretches of memory stay. To move one takes some 100 µs of processor time, whatever its size:
+        min_bytes: smaller storage ranges stay. To move one takes some 100 µs of processor time, whatever its size:
             in a ResNet-50 at 96 pixels a third of them is smaller than the default, with a sixteenth of the bytes.
     """
 

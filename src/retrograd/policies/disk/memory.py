@@ -58,7 +58,7 @@ _MOST_FREE = 4
 
 
 class Slabs:
-    """Pieces of memory for several stretches each. One is free again when nothing refers to it any more.
+    """Pieces of memory for several ranges each. One is free again when nothing refers to it any more.
 
     There is no lock: a piece is given back when the last tensor in it is deleted, whatever thread runs then and
     whatever it has locked.

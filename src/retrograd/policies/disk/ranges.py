@@ -64,8 +64,8 @@ class Reading:
             pass
 
 
-class Stretch(Packed):
-    """A stretch of memory on its way to the disk, there, or on its way back.
+class FileRange(Packed):
+    """A storage range on its way to the disk, there, or on its way back.
 
     Attributes:
         nbytes: its size.

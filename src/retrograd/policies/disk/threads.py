@@ -11,11 +11,11 @@ from queue import SimpleQueue
 
 from retrograd.policies.disk.file import CHUNK, Extent, SpillFile
 from retrograd.policies.disk.memory import Slabs, allocate, fetch, whole_blocks
-from retrograd.policies.disk.ranges import Reading, Stretch
+from retrograd.policies.disk.ranges import FileRange, Reading
 
 
 class SpillWriter:
-    """Writes what it is given, in batches: to wake a thread for each stretch costs more than to write it.
+    """Writes what it is given, in batches: to wake a thread for each range costs more than to write it.
 
     Args:
         file: where to.
@@ -32,19 +32,19 @@ class SpillWriter:
         self._batch_bytes = min(CHUNK, max_waiting // 2)  # one is filled while the other one is written
         self._added = 0  # bytes, ever; so is the next
         self._done = 0
-        self._batch: list[weakref.ref[Stretch]] = []
+        self._batch: list[weakref.ref[FileRange]] = []
         self._batched = 0  # bytes of the batch
         self._adding = threading.Lock()
         self._has_room = threading.Condition()
-        self._batches: SimpleQueue[tuple[list[weakref.ref[Stretch]], int] | None] = SimpleQueue()
+        self._batches: SimpleQueue[tuple[list[weakref.ref[FileRange]], int] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name="retrograd-disk-writer", daemon=True)
         self._thread.start()
 
-    def add(self, stretch: Stretch) -> None:
-        """Take over a stretch of memory; waits while too much is to be written."""
-        nbytes = stretch.nbytes
+    def add(self, file_range: FileRange) -> None:
+        """Take over a storage range; waits while too much is to be written."""
+        nbytes = file_range.nbytes
         with self._adding:
-            self._batch.append(weakref.ref(stretch))
+            self._batch.append(weakref.ref(file_range))
             self._batched += nbytes
             self._added += nbytes  # last: after an interrupt nobody waits for what will not be sent
             if self._batched >= self._batch_bytes:
@@ -91,28 +91,30 @@ class SpillWriter:
                 self._done += nbytes
                 self._has_room.notify_all()
 
-    def _write(self, batch: Sequence[Stretch | None]) -> None:
-        """Move memory to the disk, one stretch behind the other; what is needed meanwhile stays."""
+    def _write(self, batch: Sequence[FileRange | None]) -> None:
+        """Move memory to the disk, one range behind the other; what is needed meanwhile stays."""
         here = [one for one in batch if one is not None and not one.is_wanted]
         waiting = [(one, one.values) for one in here if one.values is not None]
         if not waiting:
             return
-        lengths = [whole_blocks(stretch.nbytes) for stretch, _ in waiting]
+        lengths = [whole_blocks(file_range.nbytes) for file_range, _ in waiting]
         room = self._file.take(sum(lengths))
         try:
-            self._file.write((fetch(values, stretch.ready) for stretch, values in waiting), room)
+            self._file.write((fetch(values, file_range.ready) for file_range, values in waiting), room)
         except Exception:
             self._file.give(room)
             raise
         offsets = accumulate(lengths, initial=room.offset)
-        for (stretch, _), offset, length in zip(waiting, offsets, lengths, strict=False):  # the last offset is the end
-            stretch.extent = Extent(offset, length)
-            if not stretch.is_wanted:
-                stretch.values = None
+        for (file_range, _), offset, length in zip(
+            waiting, offsets, lengths, strict=False
+        ):  # the last offset is the end
+            file_range.extent = Extent(offset, length)
+            if not file_range.is_wanted:
+                file_range.values = None
 
 
 class SpillReader:
-    """Reads what it is asked to, several stretches at once.
+    """Reads what it is asked to, several ranges at once.
 
     Whoever asks lays down what is read to where, so that this thread does next to nothing between two calls of the
     kernel: what it does in Python, it does while the thread that computes cannot.
@@ -131,28 +133,28 @@ class SpillReader:
         self._thread = threading.Thread(target=self._read_all, name="retrograd-disk-reader", daemon=True)
         self._thread.start()
 
-    def begin(self, stretches: Iterable[Stretch], together: int) -> None:
+    def begin(self, file_ranges: Iterable[FileRange], together: int) -> None:
         """Have read what is away, and is not on its way back yet. What is here still stays.
 
         Args:
-            stretches: in the order in which they are needed.
+            file_ranges: in the order in which they are needed.
             together: so many bytes share a piece of memory, which is free again when all of them are used.
         """
         with self._asking:
             if not self._is_running:
                 return
             self._slab_bytes = together
-            group: list[tuple[Stretch, Extent]] = []
+            group: list[tuple[FileRange, Extent]] = []
             nbytes = 0
-            for stretch in stretches:
-                stretch.is_wanted = True  # so that it is not written in the last moment
-                extent = stretch.extent
-                if extent is None or stretch.values is not None or stretch.coming is not None:
+            for file_range in file_ranges:
+                file_range.is_wanted = True  # so that it is not written in the last moment
+                extent = file_range.extent
+                if extent is None or file_range.values is not None or file_range.coming is not None:
                     continue
                 if group and nbytes + extent.length > together:
                     self._begin(group)
                     group, nbytes = [], 0
-                group.append((stretch, extent))
+                group.append((file_range, extent))
                 nbytes += extent.length
             if group:
                 self._begin(group)
@@ -168,11 +170,11 @@ class SpillReader:
             self._readings.put(None)
         self._thread.join()
 
-    def _begin(self, group: list[tuple[Stretch, Extent]]) -> None:
+    def _begin(self, group: list[tuple[FileRange, Extent]]) -> None:
         reading = Reading([extent for _, extent in group])
         self._readings.put(weakref.ref(reading))  # first: after an interrupt nobody waits for what never comes
-        for (stretch, _), place in zip(group, reading.places, strict=True):
-            stretch.coming = reading, place
+        for (file_range, _), place in zip(group, reading.places, strict=True):
+            file_range.coming = reading, place
 
     def _read_all(self) -> None:
         while (reference := self._readings.get()) is not None:
