@@ -1,4 +1,4 @@
-"""What a planner has to know of a pass: what happened to saved tensors in it, and when."""
+"""Measure a pass for a planner: what happens to saved tensors in it, and when."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Log:
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether a backward pass over it was begun and has failed. While one runs that cannot be told."""
+        """Whether a backward pass over it was begun and has failed. Unknown while one runs."""
         return bool(self.unfinished) and current_graph_task() == -1
 
     def see_end_of_backward(self) -> None:

@@ -32,7 +32,7 @@ _RUNNING = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
 
 @dataclass(frozen=True, slots=True)
 class OpInfo:
-    """What is known of a kind of operation.
+    """A kind of operation, and what its schema says of it.
 
     Attributes:
         function: the operation.
@@ -54,7 +54,7 @@ class OpInfo:
 
 
 def find_op_info(function: Any) -> OpInfo:
-    """What is known of a kind of operation, from its schema."""
+    """Read the schema of a kind of operation."""
     if not is_operation(function):
         return OpInfo(function, function, False, (), (), False, False)
     schema, name = function._schema, function._schema.name.partition("::")[2]
@@ -89,7 +89,7 @@ def find_written(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def read_random_state(device: torch.device) -> Tensor:
-    """What the default generator of a device draws from next; the device is not waited for."""
+    """Read the state of a device's default generator; the device is not waited for."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.default_generator.get_state()
 
 

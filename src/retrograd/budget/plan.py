@@ -71,7 +71,7 @@ class Plan:
         return replace(self, recording=recording, solution=min(solutions, key=lambda solution: solution.seconds))
 
     def curve(self) -> list[tuple[int, float]]:
-        """What other budgets would cost: bytes and predicted seconds, the smallest budget first."""
+        """Predict what other budgets would cost: bytes and seconds, the smallest budget first."""
         kept = self.kept_peak
         steps = range(_CURVE_POINTS)
         budgets = {self.smallest + (kept - self.smallest) * step // (_CURVE_POINTS - 1) for step in steps}
@@ -224,7 +224,7 @@ class KnownPlans:
             self._known.popitem(last=False)
 
     def forget(self, known: Known) -> None:
-        """It was made from a pass that was not like others."""
+        """Forget a plan that was made from a pass unlike others."""
         self._known.pop(known.keys, None)
 
     def find(self, beginning: Sequence[Key]) -> Known | None:

@@ -26,7 +26,7 @@ from retrograd.policies.policy import Packed, Policy, Saved, Stays
 from retrograd.sizes import Budget, read_budget, show_bytes
 
 _PROBED_PASSES = 32
-"""Passes in which it is tried what lossless copies take, and what can be made again. A program of which no two passes
+"""Passes in which it is tried what lossless copies take, and what can be recomputed. A program of which no two passes
 are alike is not held up for ever."""
 _LEAST_BYTES = 16 * 1024
 
@@ -36,7 +36,7 @@ class Planned(Policy):
 
     The first pass is measured: all that is saved, when it is asked for and freed, what is computed between, and how
     fast a disk (for the CPU) or the host (for a CUDA device) takes memory away and brings it back. Then a plan chooses
-    for each storage range whether it stays, waits elsewhere, waits in fewer bytes, or is made again by the
+    for each storage range whether it stays, waits elsewhere, waits in fewer bytes, or is recomputed by the
     operations that made it, as it was when that was tried in the measured pass. A pass with other sizes gets a plan of
     its own, and the earlier one is used again when its sizes return.
 
@@ -44,16 +44,16 @@ class Planned(Policy):
     that saves on the CPU too. What lies elsewhere stays there.
 
     What counts, at every position of forward and backward: each range that autograd holds, from when it is saved to
-    when autograd lets go, while it is in memory, be it for autograd, for the program or on its way. Parameters,
+    when autograd lets go, while it is in memory, be it for autograd, for the program or in flight. Parameters,
     buffers, gradients, workspaces and ranges below ``min_bytes`` do not count, so that the peak of the allocator
     is higher by these. In the measured pass memory is taken away as soon as the budget is near, but more is needed to
-    try whether a range can be made again.
+    try whether a range can be recomputed.
 
     Args:
         budget: bytes, such as ``"8GB"``, or a share such as ``0.5`` of what the first measured pass would hold.
         folder: where the file of what leaves the CPU is; as for :class:`~retrograd.policies.disk.disk.Disk`.
         min_bytes: smaller ranges stay, and are not counted.
-        rerun: whether ranges may be made again, by running the operations that made them once more.
+        rerun: whether ranges may be recomputed, by running the operations that made them once more.
 
     Attributes:
         plans: those that are known, the one used last at the end.
@@ -264,7 +264,7 @@ class Planned(Policy):
 
     @property
     def _window(self) -> int:
-        """Bytes that may be on their way out."""
+        """Bytes that may be in flight on their way out."""
         assert self._bytes is not None
         return window_of(self._bytes)
 
@@ -277,7 +277,7 @@ class Planned(Policy):
         return "offload" if self._counter.total() + saved.nbytes > room else "keep"
 
     def _probe(self, log: Log, number: int, saved: Saved) -> None:
-        """What would a lossless copy take?"""
+        """Measure what a lossless copy would take."""
         began = take_time(saved.values)
         small = self._lossless.pack(saved)
         squeezed = take_time(saved.values)

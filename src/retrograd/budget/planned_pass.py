@@ -252,7 +252,7 @@ class Item(Packed):
         return values
 
     def _find_again(self) -> Tensor | None:
-        """What was brought back before, if it is there still."""
+        """Find what was brought back before, if it is there still."""
         if self._brought_back is None:
             return None
         storage, offset = self._brought_back[0](), self._brought_back[1]

@@ -46,12 +46,12 @@ def list_orders(recording: Recording, link: Link) -> Iterator[list[Move]]:
 
 
 def _hidden_offloads(recording: Recording, link: Link, least: float) -> list[Move]:
-    """What can leave while the forward runs, so that it costs nothing: whatever is packed while the link is free.
+    """List what can leave at no cost while the forward runs: whatever is packed while the link is free.
 
     Args:
         recording: the pass.
         link: its speed.
-        least: seconds a byte below which a range is made again instead.
+        least: seconds a byte below which a range is recomputed instead.
     """
     can_leave = {move[0] for move in _all_moves(recording) if move[1] == "offload"}
     hidden: list[Move] = []
@@ -71,7 +71,7 @@ def _dearness(saved_range: SavedRange) -> float:
 
 
 def list_steady_orders(recording: Recording) -> Iterator[list[Move]]:
-    """Those that depend on no clock, so that the smallest budget found for a pass is found again for the next one."""
+    """Orders that depend on no clock, so that the smallest budget of a pass is found again for the next one."""
     moves = _all_moves(recording)
     by_size = sorted(moves, key=lambda move: -recording.ranges[move[0]].nbytes)
     for first in ("offload", "rerun", "lossless"):
@@ -82,7 +82,7 @@ def list_steady_orders(recording: Recording) -> Iterator[list[Move]]:
 
 
 def _rest(saved_range: SavedRange, choice: Choice) -> float:
-    """What remains in memory, as a share; what is elsewhere is there for a while before and after."""
+    """The share that remains in memory; what is elsewhere is there for a while before and after."""
     if choice == "lossless":
         assert saved_range.small_bytes is not None
         return saved_range.small_bytes / saved_range.nbytes
@@ -99,7 +99,7 @@ def _all_moves(recording: Recording) -> list[Move]:
 
 
 def list_moves(number: int, saved_range: SavedRange) -> Iterator[Move]:
-    """What could be done with a range that would free memory."""
+    """List what could be done with a range to free memory."""
     if max(saved_range.left, saved_range.packed + 1) >= saved_range.needed:
         return
     yield number, "offload"
@@ -131,7 +131,7 @@ def _first_of_each(moves: list[Move]) -> list[Move]:
 
 
 def with_pushes(recording: Recording, order: list[Move]) -> list[Move]:
-    """What cannot leave itself, as the last resort: what left before it leaves for good when it follows."""
+    """Append, as the last resort, what cannot leave itself: what left before it leaves for good when it follows."""
     moved = {number for number, _ in order}
     return order + [(number, "offload") for number in range(len(recording.ranges)) if number not in moved]
 
@@ -212,12 +212,12 @@ class Solution:
 
 
 def window_of(budget: int) -> int:
-    """Bytes that may be on their way out under a budget: an eighth of it."""
+    """Bytes that may be in flight under a budget: an eighth of it."""
     return budget // _WINDOW_SHARE
 
 
 def keep_all(recording: Recording) -> Solution:
-    """What happens without a plan."""
+    """Simulate a pass without a plan."""
     keep: Choice = "keep"
     decisions = Decisions((keep,) * len(recording.ranges), 0)
     peak = int(count_residency(recording, decisions, {}).max(initial=recording.background))

@@ -55,7 +55,7 @@ class Recipe:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Which operations of the pass are run, in order."""
+        """Numbers of the operations of the pass that are run, in order."""
         return tuple(operation.number for operation in self.operations)
 
     @property

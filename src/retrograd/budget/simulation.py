@@ -1,4 +1,4 @@
-"""What a plan would hold at each position of a recorded pass. Nothing is run here.
+"""Simulate a recorded pass under a plan: the bytes at each position, and the time. Nothing is run here.
 
 Positions count events: a storage range is packed, asked for, or freed by autograd.
 """
@@ -36,7 +36,7 @@ class SavedRange:
         small_bytes: what a lossless copy takes; None where there is none.
         squeeze_seconds: how long it takes to make one.
         expand_seconds: how long it takes to read one.
-        rerun: the operations that make it again, in words; empty where none do.
+        rerun: the operations that recompute it, in words; empty where none do.
         sources: ranges, packed before it, that these are given.
         rerun_seconds: how long they take.
         rerun_bytes: memory that they need besides.
@@ -65,7 +65,7 @@ class SavedRange:
         return self.freed if self.asked is None else self.asked
 
     def at_positions_of(self, other: SavedRange) -> SavedRange:
-        """What was found out about this one, for the same range of another pass."""
+        """The same range in another pass, with what was found out about this one."""
         return replace(self, packed=other.packed, left=other.left, asked=other.asked, freed=other.freed)
 
 
@@ -116,7 +116,7 @@ class Decisions:
 
     Attributes:
         choices: one for each range.
-        window: bytes that may be on their way out. The last range that left stays until the next one follows.
+        window: bytes that may be in flight. The last range that left stays until the next one follows.
         fetches: range → position of the first request after which it is brought back; without an entry it is
             brought back when it is asked for.
     """
@@ -140,7 +140,7 @@ class Spans:
 
 
 def find_spans(recording: Recording, choices: Sequence[Choice]) -> Spans:
-    """What is made again needs what it is made of."""
+    """Find out when ranges have to be there: what is recomputed needs its sources."""
     needed = [saved_range.needed for saved_range in recording.ranges]
     freed = [saved_range.freed for saved_range in recording.ranges]
     for number in reversed(range(len(choices))):

@@ -1,4 +1,4 @@
-"""What is noted of saved tensors while a program runs: plain data that keeps no tensor and no graph alive."""
+"""Notes of saved tensors while a program runs: plain data that keeps no tensor and no graph alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What autograd keeps between forward and backward, as plain data."""
+"""The inventory: every tensor that autograd keeps between forward and backward, as plain data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _KEY = b"retrograd.inventory"
 
 
 class Inventory:
-    """Every tensor that autograd keeps: where, how large, since when and until when, and what could make it again.
+    """Every tensor that autograd keeps: where, how large, since when and until when, and how it could be recomputed.
 
     It holds no tensor and no graph. ``print(inventory)`` says by module what is held, and what is alive at the peak.
 

@@ -1,4 +1,4 @@
-"""What is held when: memory by its savers, and the bytes at each position. Computed from an inventory's table alone."""
+"""The columns of an inventory, and what follows from its table: memory by its savers, and bytes at each position."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SCHEMA = pa.schema(
         ("maker_number", pa.uint64()),
         ("sources", pa.list_(pa.uint64())),  # numbers of the nodes that made what the maker was given
         ("seconds", pa.float64()),  # how long the operation took that made it; null where that is not known
-        ("remake", pa.string()),  # what would make it again; null where only running its module again would
+        ("remake", pa.string()),  # what would recompute it; null where only running its module again would
         ("price", pa.string()),  # of that: free, cheap or dear
     ]
 )
@@ -95,7 +95,7 @@ class HeldStorage:
         maker_number: that node's sequence number.
         sources: numbers of the nodes that made what the maker was given.
         seconds: how long the operation took that made it; None where that is not known.
-        remake: what would make it again, in words; None where only running its module again would.
+        remake: what would recompute it, in words; None where only running its module again would.
         price: of that: ``free``, ``cheap`` or ``dear``.
         module, call: where its first saver was made.
     """

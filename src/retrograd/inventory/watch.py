@@ -120,7 +120,7 @@ class SavedWatch:
 
     @harmless
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """It has ended."""
+        """A pass has ended."""
         with self._lock:
             watched = self._running.pop(run, None)
             if watched is not None:
@@ -128,7 +128,7 @@ class SavedWatch:
 
     @harmless
     def recomputed(self, holder: object, tensor: Tensor) -> None:
-        """A checkpoint has made again what this holder stands for."""
+        """A checkpoint has recomputed what this holder stands for."""
         slot, facts, describer = self._holders.get(id(holder), (None, None, None))
         if slot is None or facts is None or describer is None or slot.tensor is not None or is_transformed(tensor):
             return

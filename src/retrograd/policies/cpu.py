@@ -19,7 +19,7 @@ from retrograd.policies.policy import Packed, Policy, Saved
 
 
 class Offloaded(Packed):
-    """A range of device storage on its way to the host, there, or on its way back.
+    """A range of device storage in flight to the host, there, or in flight back.
 
     Attributes:
         values: the memory on the device, until the copy out is known to come before whatever is computed next.
@@ -58,7 +58,7 @@ class Offloaded(Packed):
         self._offloader.order.ask(self.position)
 
     def take(self) -> Tensor:
-        """Return the values: still there, already on their way, or fetched now; the device waits for them."""
+        """Return the values: still there, already in flight, or fetched now; the device waits for them."""
         values = self.values
         if values is None:
             (values, copying), self.arriving = self.arriving or self._fetch_at_once(), None
@@ -115,14 +115,14 @@ class Offloaded(Packed):
 class HostOffloader:
     """Takes memory of a device to the host, and brings it back before it is needed.
 
-    Copies out that are under way hold their memory. As soon as they hold more than the window, the oldest is waited
+    Copies out that are in flight hold their memory. As soon as they hold more than the window, the oldest is waited
     for, by the device and not by the program, so that the peak does not depend on chance. The last one is never waited
     for at once, however large it is: nothing would be computed beside it. What the last backward pass of this kind
     asked for first is not taken out at all: it would have to turn round on the way.
 
     Args:
         engine: makes the copies.
-        window: bytes of copies that may be under way in each direction.
+        window: bytes of copies that may be in flight in each direction.
         limit: bytes of host memory; what finds no room stays on the device.
     """
 
@@ -186,7 +186,7 @@ class Stayed(Packed):
         return self._values
 
     def notice(self) -> None:
-        """Those that are asked for next are fetched."""
+        """Begin to fetch those that are asked for next."""
         self._offloader.order.ask(self.position)
         self._offloader.look_ahead(self.position)
 
@@ -195,7 +195,7 @@ _WINDOW = 512 << 20
 
 
 class Cpu(Policy):
-    """What a CUDA device saves is copied to pinned host memory, and back before it is needed; the CPU's own stays.
+    """Copy what a CUDA device saves to pinned host memory, and back before it is needed; the CPU's own stays.
 
     Copies run on two streams beside the computation. Pinned memory is used again from step to step; the order in which
     the last backward pass asked is the order in which things are brought back. What it asked for first does not leave.
@@ -203,7 +203,7 @@ class Cpu(Policy):
     there. Where the host has no more memory to pin, the rest stays, with one warning.
 
     Args:
-        window: bytes of copies under way in each direction; so much of what was saved is on the device at any time.
+        window: bytes of copies in flight in each direction; so much of what was saved is on the device at any time.
         limit: bytes of host memory, at most; what finds no room there stays on the device.
         min_bytes: smaller storage ranges stay.
     """

@@ -57,7 +57,7 @@ class Saved:
 
 
 class Packed:
-    """What a policy made of a :class:`Saved`. Subclasses write ``restore``.
+    """A :class:`Saved` that a policy has taken over. Subclasses write ``restore``.
 
     Whatever it holds it must release when it is deleted, which may happen in any thread, before it was ever restored.
 
@@ -122,7 +122,7 @@ class Policy:
         """Something begins to use this policy. Called once for every :func:`keep_saved`."""
 
     def close(self) -> None:
-        """It has ended; with the last one, threads end too. What is packed must still come back afterwards."""
+        """Something has ended using it; with the last one, threads end too. What is packed must still come back."""
 
     def __repr__(self) -> str:
         given = ", ".join(f"{key}={value!r}" for key, value in vars(self).items() if not key.startswith("_"))

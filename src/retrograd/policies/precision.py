@@ -47,7 +47,7 @@ class LossyPolicy(Policy):
         self._adding = threading.Lock()
 
     def encode(self, values: Tensor) -> tuple[Tensor, ...]:
-        """What is kept of a one-dimensional tensor."""
+        """Encode a one-dimensional tensor: what is kept of it."""
         raise NotImplementedError
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype, numel: int) -> Tensor:

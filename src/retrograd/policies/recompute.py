@@ -18,8 +18,8 @@ from retrograd.policies.policy import Packed, Policy, Saved, Stays
 from retrograd.policies.samples import LateComparison, Sample, numbers_are_apart, take_sample, tolerance_of
 
 
-def other_run(site: SaveSite, what: str) -> RecomputeError:
-    """That a second run was not like the first."""
+def make_error(site: SaveSite, what: str) -> RecomputeError:
+    """The error that says that a second run was not like the first."""
     return RecomputeError(
         f"{site} was run again for its gradient and did not compute the same: {what}.",
         repair="make its forward a function of its arguments, parameters, buffers that it does not write to, and the"
@@ -48,21 +48,21 @@ class RecomputeGuard:
     drawing: Drawing = field(default_factory=Drawing)
 
     def end_first(self) -> None:
-        """The first run is over."""
+        """Note the end of the first run."""
         self.drawing.end()
 
     def second_run(self) -> AbstractContextManager[None]:
-        """Draws the same numbers."""
+        """Draw the same numbers inside of it."""
         return self.drawing.again()
 
     def take_sample(self, tensor: Tensor) -> Sample | None:
-        """What is kept of a tensor that is saved; None where other values do no harm."""
+        """Sample a tensor that is saved; None where other values do no harm."""
         if self.stays(tensor, tensor.untyped_storage()) or self.find_site().kind in FILLED_LATE:
             return None
         return take_sample(tensor)
 
     def compare(self, sample: Sample, tensor: Tensor) -> None:
-        """What is on a device is compared later, so that nobody waits for it."""
+        """Compare a sample with a tensor of the second run; on a device later, so that nobody waits for it."""
         again = take_sample(tensor) if is_plain(tensor) else None
         other: SaveSite | None = None
         if isinstance(sample, Tensor) and isinstance(again, Tensor):
@@ -70,19 +70,19 @@ class RecomputeGuard:
         elif isinstance(sample, list) and isinstance(again, list):
             other = self.site if numbers_are_apart(sample, again, tolerance_of(tensor.dtype)) else None
         if other is not None:
-            raise other_run(other, "a saved tensor has other values than in the forward")
+            raise make_error(other, "a saved tensor has other values than in the forward")
 
     def refuse_run(self, error: Exception) -> NoReturn:
-        """Other tensors were saved, or fewer, or more."""
+        """Raise: the second run saved other tensors, or fewer, or more."""
         first = str(error).strip().split("\n", 1)[0].removeprefix("torch.utils.checkpoint: ").rstrip(".:")
-        raise other_run(self.site, f"{first[:1].lower()}{first[1:]}") from error
+        raise make_error(self.site, f"{first[:1].lower()}{first[1:]}") from error
 
     def refuse_saved(self, size: torch.Size, dtype: torch.dtype, versions: tuple[int, int], storage: int) -> NoReturn:
-        """A saved tensor has been written to."""
+        """Raise: a saved tensor was written to."""
         refuse_overwritten(size, dtype, versions, self.site, storage)
 
     def refuse_parameter(self, name: str, versions: tuple[int, int]) -> NoReturn:
-        """A parameter has."""
+        """Raise: a parameter was written to."""
         raise OverwrittenError(
             f"The parameter {name!r} was written to in place before {self.site} ran its forward again: it was at"
             f" version {versions[0]} and is at version {versions[1]}.",
@@ -92,7 +92,7 @@ class RecomputeGuard:
 
 
 class Recompute(Policy):
-    """What a module saves is dropped; the backward pass runs its forward again, with the same random numbers.
+    """Drop what a module saves; the backward pass runs its forward again, with the same random numbers.
 
     Give it to the modules to run again: ``{"blocks.*": Recompute()}`` recomputes each block by itself. It holds the
     module's inputs, costs one more forward, and is exact as long as the forward is the same again; buffers are put
@@ -111,7 +111,7 @@ class Recompute(Policy):
 
     @property
     def late(self) -> LateComparison:
-        """What has still to be compared."""
+        """Samples that have still to be compared."""
         return self._late
 
     def pack(self, saved: Saved) -> Packed | None:
@@ -126,4 +126,4 @@ class Recompute(Policy):
         """
         site = self._late.end()
         if site is not None:
-            raise other_run(site, "a saved tensor had other values than in the forward")
+            raise make_error(site, "a saved tensor had other values than in the forward")

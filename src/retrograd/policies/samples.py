@@ -114,7 +114,7 @@ class _Question(NamedTuple):
 
 
 class LateComparison:
-    """Pairs of samples, and the answers that are under way to the host."""
+    """Pairs of samples, and the answers that are in flight to the host."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

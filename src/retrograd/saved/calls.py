@@ -1,4 +1,4 @@
-"""Which policy is in charge: that of the innermost module call, in whatever thread makes it.
+"""The module calls that run, and the policy in charge: that of the innermost call, in whatever thread makes it.
 
 Torch keeps the pairs of saved-tensor hooks for each thread by itself, and a new thread begins with none: a pair that is
 set around a loop does nothing in the threads of ``nn.DataParallel``. So a pair is set where a module is called, and
@@ -35,7 +35,7 @@ class PolicyCall:
         site: its name.
         keeper: in charge of what it saves.
         is_set: it has set the pair of hooks itself, and takes it off.
-        recomputation: it will be made again in the backward pass.
+        recomputation: runs it again in the backward pass.
         tap: shows the policy what is carried out in it.
     """
 
@@ -47,7 +47,7 @@ class PolicyCall:
     tap: OperationTap | None = None
 
     def end(self) -> None:
-        """It is over."""
+        """End it: take off what was set, and end the recomputation."""
         if self.recomputation is not None:
             self.recomputation.end()
         if self.is_set:

@@ -1,4 +1,4 @@
-"""What stands in the graph for a saved tensor: the tensor itself, or a view of memory that a policy has packed."""
+"""Stand-ins for saved tensors in the graph: the tensor itself, or a view of memory that a policy has packed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Entry:
         self._wanted: torch.UntypedStorage | None = None
 
     def holds(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
-        """Whether this is the memory of that tensor, which is not told by an address, and what is in it now.
+        """Whether this is the memory of that tensor, by more than its address, and what is in it now.
 
         Tensors that share memory need not share the counter of writes (``unsafe_chunk`` in an LSTM, ``.data``); those
         that are views of one tensor do.

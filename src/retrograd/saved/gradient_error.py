@@ -1,4 +1,4 @@
-"""What a policy that rounds does to the gradients of a batch."""
+"""The error that a policy which rounds makes in the gradients of a batch."""
 
 from __future__ import annotations
 

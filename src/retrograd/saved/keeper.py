@@ -39,7 +39,7 @@ Key = tuple[int, torch.dtype, int, int]
 
 @dataclass(slots=True)
 class Account:
-    """What a policy was given so far, added up over all passes.
+    """Count what a policy was given so far, over all passes.
 
     Attributes:
         stretches: how many storage ranges it took over.
@@ -79,7 +79,7 @@ class Keeper:
         self._taps: WeakSet[OperationTap] = WeakSet()
 
     def watch_operations(self) -> OperationTap | None:
-        """What shows the policy what a thread carries out, to be put on; None if it wants to see nothing."""
+        """Make the tap that shows the policy the operations of a thread, to be put on; None if it wants to see none."""
         if in_forward_mode() or is_jit_tracing():
             return None
         carry_out = self.policy.watch_operations(self.parameters.include)

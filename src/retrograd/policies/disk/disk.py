@@ -50,12 +50,12 @@ class Spilled(FileRange):
         return self.take()
 
     def notice(self) -> None:
-        """Those that are asked for next are read ahead."""
+        """Have those read that are asked for next."""
         self.is_wanted = True
         self._spill.look_ahead(self.position, is_missed=False)
 
     def want(self) -> None:
-        """It is asked for, and who asks knows what comes next: nothing is read ahead."""
+        """Note that it is asked for, by one who knows what comes next: nothing is read ahead."""
         self.is_wanted = True
         asked = self.position.of.asked
         if not asked:  # else what is packed from now on would be added to this pass, for ever
@@ -142,7 +142,7 @@ class Spill:
         return spilled
 
     def look_ahead(self, position: Position, *, is_missed: bool) -> None:
-        """Have read what will be asked for next, as soon as less than half of the window is on its way.
+        """Have read what will be asked for next, as soon as less than half of the window is in flight.
 
         Args:
             position: of what is asked for.
@@ -175,7 +175,7 @@ _MAX_WAITING = 256 << 20
 
 
 class Disk(Policy):
-    """What is saved is written to a file by another thread, and read again shortly before it is needed.
+    """Write what is saved to a file by another thread, and read it again shortly before it is needed.
 
     There is one file for the process, without a name, so that it vanishes also after ``kill -9``. It is written around
     the page cache; space that is free again is used again. Reading ahead follows the order of the last step, and at

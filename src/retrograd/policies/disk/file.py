@@ -28,7 +28,7 @@ class Extent(NamedTuple):
 
 
 class FreeSpace:
-    """Which parts are free; the file grows where none is large enough."""
+    """The free parts of a file, which grows where none is large enough."""
 
     def __init__(self) -> None:
         self.end = 0

@@ -65,7 +65,7 @@ class Reading:
 
 
 class FileRange(Packed):
-    """A storage range on its way to the disk, there, or on its way back.
+    """A storage range in flight to the disk, there, or in flight back.
 
     Attributes:
         nbytes: its size.

@@ -134,7 +134,7 @@ class SpillReader:
         self._thread.start()
 
     def begin(self, file_ranges: Iterable[FileRange], together: int) -> None:
-        """Have read what is away, and is not on its way back yet. What is here still stays.
+        """Have read what is away and not in flight yet. What is still here stays.
 
         Args:
             file_ranges: in the order in which they are needed.
