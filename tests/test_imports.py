@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "errors": set(),
     "files": set(),
     "foreign": set(),
+    "norms": set(),
     "notices": set(),
     "randomness": set(),
     "sizes": set(),
@@ -78,7 +79,7 @@ MAY_IMPORT = {
 }
 """Room → the rooms it may import. The package's ``__init__`` re-exports."""
 
-OPEN = {"errors", "files", "foreign", "notices", "randomness", "sizes", "trials"}
+OPEN = {"errors", "files", "foreign", "norms", "notices", "randomness", "sizes", "trials"}
 """What is no room, and open to all."""
 
 DEFERRED = {

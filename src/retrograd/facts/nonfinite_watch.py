@@ -19,7 +19,7 @@ from retrograd.facts.reasons import Case, describe_values, find_reason
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import NOW, NonFinite
 from retrograd.hooks.backward import EngineRun, backward_followers
-from retrograd.hooks.call_frames import running_module
+from retrograd.hooks.calls import running_module
 from retrograd.hooks.function_names import tensors_of
 from retrograd.hooks.gradient_births import BornGradient, GradientBirths
 from retrograd.hooks.node_tap import NodeTaps

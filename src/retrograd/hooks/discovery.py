@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.optim.optimizer import Optimizer
 
-from retrograd.hooks.compiled_calls import keep_compiled_modules_quiet
+from retrograd.hooks.compiled import keep_compiled_modules_quiet
 from retrograd.hooks.engine import grad_enabled, is_compiling
 from retrograd.hooks.lines import describe_frame, program_frame
 from retrograd.hooks.module import set_before_all

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from retrograd.hooks.compiled_calls import compiled_call_listeners
+from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.every_call import EveryCallTap
+from retrograd.hooks.module import EveryCallTap
 
 Errand = Callable[[], None]
 

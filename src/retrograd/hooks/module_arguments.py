@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from retrograd.hooks.compiled_calls import compiled_call_listeners, keep_compiled_modules_quiet
+from retrograd.hooks.compiled import compiled_call_listeners, keep_compiled_modules_quiet
 from retrograd.hooks.engine import is_compiling, is_transformed, uncompiled
 from retrograd.hooks.module import set_before_all
 from retrograd.hooks.saved_reading import hold_key, key_of, storages_of, tensors_in

@@ -18,7 +18,7 @@ from torch.nn.modules import module as modules
 
 from retrograd.errors import TraceError
 from retrograd.hooks.backward import EngineRun, backward_followers
-from retrograd.hooks.compiled_calls import compiled_call_listeners, keep_compiled_modules_quiet
+from retrograd.hooks.compiled import compiled_call_listeners, keep_compiled_modules_quiet
 from retrograd.hooks.engine import current_graph_task, grad_enabled, is_compiling, next_sequence_number, uncompiled
 from retrograd.hooks.module import set_after_all, set_before_all
 from retrograd.hooks.module_calls import OUTSIDE, ModuleCall, Names, frame_of_call

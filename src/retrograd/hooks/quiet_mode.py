@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._device import DeviceContext
 
-from retrograd.hooks.compiled_calls import compiled_call_listeners
+from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.origins import _FUSED, _can_be_fused, _ModuleHooks
 from retrograd.hooks.stacked_mode import StackedMode

@@ -12,9 +12,8 @@ from torch import nn
 
 from retrograd.hooks.arguments import argument_names
 from retrograd.hooks.engine import current_graph_task, is_compiling, uncompiled
-from retrograd.hooks.hiding import hidden_hooks
 from retrograd.hooks.module import set_after, set_before
-from retrograd.hooks.tables import Hook
+from retrograd.hooks.tables import Hook, hidden_hooks
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,49 +6,29 @@ and the program's own hooks see nothing of us.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from retrograd.errors import NoGraphError
 from retrograd.hooks.backward import EngineRun, backward_followers
+from retrograd.hooks.checkpoints import arguments_of, recompute_listeners
 from retrograd.hooks.engine import current_node, is_transformed, next_sequence_number
+from retrograd.hooks.faults import never_raise
 from retrograd.hooks.module_arguments import ModuleArguments
 from retrograd.hooks.module_paths import walk_buffers, walk_parameters
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import identity_of, name_of, variable_of
 from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.reach import find_nodes_of, guard_nodes
-from retrograd.hooks.recomputed import arguments_of, recompute_listeners
 from retrograd.hooks.saved_reading import Kept, is_blind, is_released, read_kept
 from retrograd.inventory.facts import Describer, Held, Maker, NodeFacts, SlotFacts, Storages, is_output
-from retrograd.notices import warn
-
-P = ParamSpec("P")
-
-
-def harmless(function: Callable[P, None]) -> Callable[P, None]:
-    """Decorator for what torch calls. A root without a graph is nothing to warn of: torch will."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            function(*args, **kwargs)
-        except NoGraphError:
-            return
-        except Exception as error:
-            warn(f"the inventory failed, and is not complete: {error!r}")
-
-    return call
-
 
 _now = time.perf_counter_ns
 
@@ -108,7 +88,7 @@ class SavedWatch:
         self._holders.clear()
         self._frames.clear()
 
-    @harmless
+    @never_raise("the inventory failed, and is not complete")
     def run_begins(self, run: EngineRun) -> None:
         """A pass begins: what the graph keeps is all there now."""
         with self._lock:
@@ -118,7 +98,7 @@ class SavedWatch:
             self.passes += 1
             self._running[run] = self._follow(run)
 
-    @harmless
+    @never_raise("the inventory failed, and is not complete")
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
         """A pass has ended."""
         with self._lock:
@@ -126,7 +106,7 @@ class SavedWatch:
             if watched is not None:
                 self._finish(watched, failed=error is not None)
 
-    @harmless
+    @never_raise("the inventory failed, and is not complete")
     def recomputed(self, holder: object, tensor: Tensor) -> None:
         """A checkpoint has recomputed what this holder stands for."""
         slot, facts, describer = self._holders.get(id(holder), (None, None, None))

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from retrograd.norms import norm
 from retrograd.policies.policy import Packed, Policy, Saved
 
 MEASURED_EVERY = 16
@@ -84,8 +85,7 @@ class LossyPolicy(Policy):
             self._squares.clear()
 
     def _measure(self, values: Tensor, coarse: Coarse) -> None:
-        wide = torch.promote_types(values.dtype, torch.float32)
-        norms = [torch.linalg.vector_norm(part, dtype=wide) for part in (values - coarse.restore(), values)]
+        norms = [norm(part) for part in (values - coarse.restore(), values)]
         squares = torch.stack(norms).double().square()
         with self._adding:
             before = self._squares.get(values.device)

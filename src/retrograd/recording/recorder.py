@@ -31,20 +31,19 @@ from retrograd.hooks.candidates import (
     walk_modules,
 )
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
+from retrograd.hooks.distributed import count_processes, is_rehearsal, running_stage
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
-from retrograd.hooks.hiding import hidden_hooks
+from retrograd.hooks.faults import never_raise
 from retrograd.hooks.input_gradient import InputGradient
 from retrograd.hooks.interventions import intervention_listeners
-from retrograd.hooks.leaves import find_leaves
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.optimizer import optimizer_listeners
-from retrograd.hooks.pipeline import is_rehearsal, running_stage
-from retrograd.hooks.processes import count_processes
-from retrograd.hooks.tables import Entry
+from retrograd.hooks.reach import find_leaves
+from retrograd.hooks.tables import Entry, hidden_hooks
 from retrograd.notices import warn
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
-from retrograd.recording.faults import Faults, harmless
+from retrograd.recording.faults import Faults
 from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
@@ -219,7 +218,7 @@ class Recorder:
         except Exception as error:
             self.fault(Site(WATCH + name), error)
 
-    @harmless
+    @never_raise()
     def root_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
         if current_graph_task() != -1 or self.clock.is_paused:  # a checkpointed part is computed again
@@ -250,7 +249,7 @@ class Recorder:
             for watch in list(self._taps.parameters.values()):
                 self.parameter_watched(watch)
 
-    @harmless
+    @never_raise()
     def root_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """That call has ended."""
         if self.clock.is_paused:
@@ -282,7 +281,7 @@ class Recorder:
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
-    @harmless
+    @never_raise()
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """Told of every backward pass of the process; those of other threads are not ours."""
         if threading.get_ident() != self.clock.thread:
@@ -301,7 +300,7 @@ class Recorder:
             self._reductions.pass_begins()
         self._facts.backward_begins(roots)
 
-    @harmless
+    @never_raise()
     def backward_ends(self, failed: bool) -> None:
         """That pass has ended."""
         if threading.get_ident() != self.clock.thread:
@@ -322,7 +321,7 @@ class Recorder:
         self._losses, self._scale = (), None
         self._facts.backward_ends(failed)
 
-    @harmless
+    @never_raise()
     def run_begins(self, run: EngineRun) -> None:
         """Told of every run of the engine.
 
@@ -332,7 +331,7 @@ class Recorder:
         if self._is_aside(run):
             self.clock.step_aside()
 
-    @harmless
+    @never_raise()
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
         """That run has ended."""
         if self._is_aside(run):
@@ -369,7 +368,7 @@ class Recorder:
             elif gradient.unfinished:
                 gradient.finish()
 
-    @harmless
+    @never_raise()
     def _leave_backward(self, failed: bool = False) -> None:
         self._finish_inputs(failed)
         self.guard.restart()

@@ -13,12 +13,12 @@ from torch.optim.optimizer import Optimizer
 from retrograd.errors import CannotRewriteError, RewriteError
 from retrograd.hooks.backward import backward_listeners
 from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, walk_modules
-from retrograd.hooks.hiding import hidden_hooks
+from retrograd.hooks.distributed import own_rank
 from retrograd.hooks.module import CallTap, InputTap, OutputTap, is_compiled
 from retrograd.hooks.module_paths import parameter_site
 from retrograd.hooks.optimizer import optimizer_listeners
-from retrograd.hooks.processes import own_rank
 from retrograd.hooks.rewriters import announce_rewriter, withdraw_rewriter
+from retrograd.hooks.tables import hidden_hooks
 from retrograd.hooks.watched import leave_watched_tensors, rewrite_watched_tensors
 from retrograd.notices import warn
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules

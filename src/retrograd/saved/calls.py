@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from retrograd.hooks.call_frames import hooked_call, hooked_calls, running_calls
+from retrograd.hooks.calls import hooked_call, hooked_calls, running_calls
 from retrograd.hooks.engine import dispatch_modes
 from retrograd.hooks.operation_tap import OperationTap, is_in_compiled_call
 from retrograd.hooks.recomputation import Recomputation

@@ -14,10 +14,9 @@ from retrograd.budget.plan import Plan
 from retrograd.budget.planned import Planned
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.candidates import NamedModule, walk_modules
-from retrograd.hooks.every_call import EveryCallTap
-from retrograd.hooks.hiding import hidden_hooks
-from retrograd.hooks.module import CallTap, is_compiled
+from retrograd.hooks.module import CallTap, EveryCallTap, is_compiled
 from retrograd.hooks.parameter_storages import ParameterStorages
+from retrograd.hooks.tables import hidden_hooks
 from retrograd.hooks.writes import WriteLog
 from retrograd.policies.overwriting import SaveSite
 from retrograd.policies.policy import Policy, check_policy

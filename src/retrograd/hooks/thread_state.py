@@ -6,20 +6,24 @@ program's hooks, custom functions and checkpoints that run again all depend on i
 
 from __future__ import annotations
 
+import contextvars
+import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.overrides import _get_current_function_mode_stack, _push_mode
 from torch.utils import _python_dispatch
+
+from retrograd.hooks.engine import current_graph_task
 
 _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", torch._C._get_privateuse1_backend_name())
 
 Restore = Callable[[], None]
 
 
-class Surroundings:
+class ThreadState:
     """What the thread that makes this object has set.
 
     That is: grad mode and inference mode, autocast, default saved-tensor hooks, function and dispatch modes (the
@@ -96,3 +100,33 @@ def _call(function: Callable[..., Any], *values: Any) -> Restore:
         function(*values)
 
     return restore
+
+
+T = TypeVar("T")
+
+
+def run_in_fresh_thread(function: Callable[[], T]) -> T:
+    """Call a function outside of the backward pass that this thread may be in, and wait for it.
+
+    Torch tells by the thread which pass something belongs to, and some things go by that: a checkpoint, for one, lets
+    each pass have what it recomputed only once. So inside of a pass the function runs in a thread of its own.
+    """
+    if current_graph_task() == -1:
+        return function()
+    state, context = ThreadState(), contextvars.copy_context()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            state.enter()
+            results.append(context.run(function))
+        except BaseException as error:  # raised where somebody waits for it
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="retrograd-aside", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors.pop()
+    return results.pop()
