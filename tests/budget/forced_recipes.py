@@ -27,7 +27,6 @@ def mix_choices(dice: random.Random) -> Callable[[Recording, Link, int, str], Pl
         choices: list[Choice] = []
         for saved_range in recording.ranges:
             possible: list[Choice] = ["keep", "offload"]
-            possible += ["lossless"] if saved_range.small_bytes is not None else []
             possible += ["rerun", "rerun"] if saved_range.rerun else []
             choices.append(dice.choice(possible))
         return Plan(budget, recording, link, Solution(Decisions(choices, 0), 0, 0.0), destination, 0)

@@ -16,7 +16,6 @@ from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.budget import planned as planned_module
-from retrograd.budget.measuring import Log
 from retrograd.budget.op_log import Contents, OpLog
 from retrograd.budget.plan import KnownPlans, Plan
 from retrograd.budget.planned import Planned
@@ -258,22 +257,17 @@ def test_another_batch_size_gets_a_plan_and_the_first_is_used_again(tmp_path: Pa
 
 
 def test_a_program_without_like_passes_is_not_held_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a range takes is tried in so many passes alone, be it made again or in fewer bytes."""
+    """What a range takes is tried in so many passes alone."""
     model, policy = make_layers(), planned(tmp_path, 2**40)
     tried: list[str] = []
-    plain_trial, plain_probe = Item._try, Planned._probe
+    plain_trial = Item._try
 
     def attempt(item: Item, recipe: Recipe, values: Tensor) -> None:
         tried.append("trial")
         plain_trial(item, recipe, values)
 
-    def probe(policy: Planned, log: Log, number: int, saved: Saved) -> None:
-        tried.append("probe")
-        plain_probe(policy, log, number, saved)
-
     monkeypatch.setattr(Item, "_try", attempt)
-    monkeypatch.setattr(Planned, "_probe", probe)
-    monkeypatch.setattr(planned_module, "_PROBED_PASSES", 3)
+    monkeypatch.setattr(planned_module, "_MEASURED_PASSES", 3)
     plain_begin = OpLog.begin_forward
     monkeypatch.setattr(
         OpLog,
@@ -286,7 +280,7 @@ def test_a_program_without_like_passes_is_not_held_up_for_ever(tmp_path: Path, m
             model(torch.randn(size, 32)).square().sum().backward()
             seen.append(set(tried))
             tried.clear()
-    assert seen == [{"trial", "probe"}] * 3 + [set()] * 3
+    assert seen == [{"trial"}] * 3 + [set()] * 3
 
 
 def several_forwards(model: nn.Module) -> None:
@@ -504,18 +498,6 @@ def test_nothing_is_held_when_the_graph_is_gone(tmp_path: Path) -> None:
         assert gone() is None
     finally:
         gc.enable()
-
-
-def test_a_lossless_copy_is_chosen_where_it_pays(tmp_path: Path) -> None:
-    """A disk cannot be faster than what takes no time; masks of a dropout take an eighth."""
-    torch.manual_seed(2)
-    model = nn.Sequential(*(part for _ in range(4) for part in (nn.ReLU(), nn.Dropout(0.9), nn.Linear(64, 64))))
-    x = torch.randn(512, 64)
-    with keep_saved(model, planned(tmp_path, 0.6)) as handle:
-        model(x).sum().backward()
-        plan = handle.plan
-    assert plan is not None
-    assert any(saved_range.small_bytes is not None for saved_range in plan.recording.ranges)
 
 
 def test_a_pass_that_fails_is_not_planned_for(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.budget.test_simulation import LINK, chain
 
 FACTOR = 1.25
 """How much slower than the fastest of all plans one may be that was found."""
-OPTIONS: list[Choice] = ["keep", "offload", "lossless", "rerun"]
+OPTIONS: list[Choice] = ["keep", "offload", "rerun"]
 
 
 @st.composite
@@ -36,10 +36,8 @@ def recordings(draw: st.DrawFn) -> Recording:
     for number in range(count):
         asked = count + 2 * order.index(number)
         nbytes = draw(st.integers(10, 100))
-        small = draw(st.one_of(st.none(), st.integers(1, nbytes)))
         left = draw(st.integers(number + 1, asked + 1))
-        speeds = draw(st.floats(0, 2)), draw(st.floats(0, 2))
-        ranges.append(SavedRange(nbytes, "", "", number, left, asked, asked + 1, small, *speeds))
+        ranges.append(SavedRange(nbytes, "", "", number, left, asked, asked + 1))
     for number, saved_range in enumerate(ranges):
         there = [other for other in range(number) if order.index(other) > order.index(number)]
         if draw(st.booleans()) and (there or not number):
@@ -58,10 +56,7 @@ def search_all(recording: Recording, link: Link, budget: int) -> Solution | None
     found = []
     for choices in product(OPTIONS, repeat=len(recording.ranges)):
         pairs = zip(choices, recording.ranges, strict=True)
-        if any(
-            (choice == "lossless" and saved_range.small_bytes is None) or (choice == "rerun" and not saved_range.rerun)
-            for choice, saved_range in pairs
-        ):
+        if any(choice == "rerun" and not saved_range.rerun for choice, saved_range in pairs):
             continue
         solution = evaluate(recording, choices, link, budget)
         if solution is not None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.budget.measuring import Log, Probed
+from retrograd.budget.measuring import Log, Tried
 from retrograd.budget.plan import make_plan
 from retrograd.budget.planner import evaluate, keep_all, window_of
 from retrograd.budget.simulation import (
@@ -68,12 +68,6 @@ def test_a_fetch_holds_from_its_position() -> None:
     decisions = Decisions(("offload",) * 3, 0, {0: 5, 1: 3})
     gone = find_departures(recording, decisions)
     assert count_residency(recording, decisions, gone).tolist() == [3, 8, 12, 12, 5, 8, 3, 3, 0]
-
-
-def test_a_lossless_copy_is_there_all_the_time() -> None:
-    recording = chain([4, 8], small_bytes=1)
-    held = count_residency(recording, Decisions(("lossless", "keep"), 0), {})
-    assert held.tolist() == [5, 9, 9, 1, 5, 0]
 
 
 def again(recording: Recording, *sources: tuple[int, ...], seconds: float = 0.25, beside: int = 0) -> Recording:
@@ -175,9 +169,9 @@ sizes = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 @given(sizes, st.data())
 def test_residency_is_the_sum_of_what_is_there(given_sizes: list[int], data: st.DataObject) -> None:
     """By asking of each range at each position whether it is there."""
-    options: list[Choice] = ["keep", "offload", "lossless"]
+    options: list[Choice] = ["keep", "offload"]
     choices = data.draw(st.lists(st.sampled_from(options), min_size=len(given_sizes), max_size=len(given_sizes)))
-    recording = chain(given_sizes, small_bytes=1)
+    recording = chain(given_sizes)
     decisions = Decisions(tuple(choices), data.draw(st.integers(0, 60)))
     gone = find_departures(recording, decisions)
     expected = []
@@ -187,11 +181,10 @@ def test_residency_is_the_sum_of_what_is_there(given_sizes: list[int], data: st.
             assert saved_range.asked is not None
             if not saved_range.packed <= position < saved_range.freed:
                 continue
-            is_away = position < saved_range.asked and (
-                (choice == "offload" and number in gone and position >= gone[number])
-                or (choice == "lossless" and position > saved_range.packed)
+            is_away = (
+                position < saved_range.asked and choice == "offload" and position >= gone.get(number, position + 1)
             )
-            total += (0 if is_away else saved_range.nbytes) + (choice == "lossless")
+            total += 0 if is_away else saved_range.nbytes
         expected.append(total)
     assert count_residency(recording, decisions, gone).tolist() == expected
 
@@ -287,16 +280,15 @@ def test_times_are_those_of_a_later_pass_in_which_the_same_happened() -> None:
     assert log_of(("pack", 0, 0.0, 0.0), ("pack", 1, 1.0, 1.0), ("ask", 1, 2.0, 2.0)).time_again(first) is None
 
 
-def test_a_device_times_lossless_copies_and_is_waited_for_behind_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_times_what_is_recomputed_and_is_waited_for_behind_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", DeviceEvent)
-    marks = [DeviceEvent(milliseconds) for milliseconds in (3.0, 5.0, 12.0)]
+    marks = [DeviceEvent(milliseconds) for milliseconds in (3.0, 5.0)]
     log = log_of(("pack", 0, 0.0, 0.0), ("pack", 1, 1.0, 1.0), ("ask", 0, 2.0, 2.0))
-    log.probed[0] = Probed(4, *marks)  # type: ignore[arg-type]
+    log.tried[0] = Tried("relu", (), *marks, 4, (7,), is_same=True)  # type: ignore[arg-type]
     assert not any(mark.is_waited_for for mark in marks)
     saved_range = log.make_recording().ranges[0]
-    assert saved_range.small_bytes == 4
-    assert saved_range.squeeze_seconds == pytest.approx(0.002)
-    assert saved_range.expand_seconds == pytest.approx(0.007)
+    assert (saved_range.rerun, saved_range.rerun_bytes, saved_range.rerun_numbers) == ("relu", 4, (7,))
+    assert saved_range.rerun_seconds == pytest.approx(0.002)
 
 
 def test_better_times_may_change_a_plan_and_never_exceed_its_budget() -> None:

@@ -42,26 +42,6 @@ def seconds_between(first: Mark, second: Mark) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
-    """A lossless copy that was made and read. A device is not waited for: it may not have come so far yet.
-
-    Attributes:
-        nbytes: of the copy.
-        began, squeezed, expanded: marks before, between and after.
-    """
-
-    nbytes: int
-    began: Mark
-    squeezed: Mark
-    expanded: Mark
-
-    def describe(self, saved_range: SavedRange) -> SavedRange:
-        """Add what it takes to a range. A device is waited for."""
-        squeeze, expand = seconds_between(self.began, self.squeezed), seconds_between(self.squeezed, self.expanded)
-        return replace(saved_range, small_bytes=self.nbytes, squeeze_seconds=squeeze, expand_seconds=expand)
-
-
-@dataclass(frozen=True, slots=True)
 class Tried:
     """How it went when a range was recomputed. A device is not waited for: it may not have come so far yet.
 
@@ -127,7 +107,6 @@ class Log:
         freed: ranges that autograd has let go of. It grows when objects are deleted, in any thread.
         left: range → position from which the program did not hold it.
         pending: those that it holds still.
-        probed: lossless copies that were made.
         tried: how it went when they were recomputed.
         earlier: the first ranges as an earlier pass, which was the same so far, has shown them.
         background: bytes of earlier passes when it began.
@@ -145,7 +124,6 @@ class Log:
     freed: list[int] = field(default_factory=list)
     left: dict[int, int] = field(default_factory=dict)
     pending: list[Pending] = field(default_factory=list)
-    probed: dict[int, Probed] = field(default_factory=dict)
     tried: dict[int, Tried] = field(default_factory=dict)
     earlier: tuple[SavedRange, ...] = ()
     unfinished: set[int] = field(default_factory=set)
@@ -221,10 +199,8 @@ class Log:
             saved_range = SavedRange(nbytes, path, kind, at["pack", number], left, at.get(("ask", number)), freed)
             if number < len(self.earlier):
                 saved_range = self.earlier[number].at_positions_of(saved_range)
-            for found in (self.probed.get(number), self.tried.get(number)):
-                if found is not None:
-                    saved_range = found.describe(saved_range)
-            ranges.append(saved_range)
+            tried = self.tried.get(number)
+            ranges.append(saved_range if tried is None else tried.describe(saved_range))
         return Recording(tuple(ranges), tuple(events), self._seconds(events), self.background)
 
     def time_again(self, recording: Recording) -> Recording | None:

@@ -9,7 +9,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from retrograd.budget.measuring import Log, Probed, take_time
+from retrograd.budget.measuring import Log
 from retrograd.budget.offloader import Load, Offloader
 from retrograd.budget.op_log import Contents, OpLog
 from retrograd.budget.plan import KnownPlans, Plan, make_plan
@@ -21,13 +21,12 @@ from retrograd.hooks.operation_tap import CarryOut
 from retrograd.hooks.saved import is_in_backward
 from retrograd.notices import warn
 from retrograd.policies.in_flight import InFlight
-from retrograd.policies.lossless import Lossless
 from retrograd.policies.policy import Packed, Policy, Saved, Stays
 from retrograd.sizes import Budget, read_budget, show_bytes
 
-_PROBED_PASSES = 32
-"""Passes in which it is tried what lossless copies take, and what can be recomputed. A program of which no two passes
-are alike is not held up for ever."""
+_MEASURED_PASSES = 32
+"""Passes in which it is tried what can be recomputed. A program of which no two passes are alike is not held up for
+ever."""
 _LEAST_BYTES = 16 * 1024
 
 
@@ -36,8 +35,8 @@ class Planned(Policy):
 
     The first pass is measured: all that is saved, when it is asked for and freed, what is computed between, and how
     fast a disk (for the CPU) or the host (for a CUDA device) takes memory away and brings it back. Then a plan chooses
-    for each storage range whether it stays, waits elsewhere, waits in fewer bytes, or is recomputed by the
-    operations that made it, as it was when that was tried in the measured pass. A pass with other sizes gets a plan of
+    for each storage range whether it stays, waits elsewhere, or is recomputed by the operations that made it, as
+    it was when that was tried in the measured pass. A pass with other sizes gets a plan of
     its own, and the earlier one is used again when its sizes return.
 
     One device is kept within the budget: that on which the first range lies, or the first CUDA device of a program
@@ -80,12 +79,11 @@ class Planned(Policy):
         self._known = KnownPlans()
         self._lock = threading.RLock()
         self._counter = ByteCounter()
-        self._lossless = Lossless(min_bytes=0)
         self._op_log = OpLog(min_bytes, is_allowed=rerun)
         self._pass: PlannedPass | None = None
         self._offloader = Offloader(folder)
         self._leaving: InFlight[weakref.ref[Item]] = InFlight()
-        self._probed = 0
+        self._measured = 0
         self._largest = 0
         self._users = 0
 
@@ -134,8 +132,9 @@ class Planned(Policy):
         log.is_timed = current.known is None or not current.known.is_timed
         log.look_after()
         storage = values.untyped_storage()
-        is_whole = saved.nbytes == storage.nbytes()  # else it is not recomputed, and nothing is computed from it
-        contents = self._op_log.find(storage, saved.version) if current.is_logged and is_whole else None
+        contents = self._op_log.find(storage, saved.version) if current.is_logged else None  # which counts a last write
+        if saved.nbytes < storage.nbytes():  # a part is not recomputed, and nothing is computed from it
+            contents = None
         item = self._place(current, number, saved, contents)
         if contents is not None:
             contents.packed = weakref.ref(item)
@@ -172,7 +171,7 @@ class Planned(Policy):
             return
         self._op_log.clear()
         self._offloader.close()
-        if not self._probed and self._bytes is not None and self._largest > self._bytes:
+        if not self._measured and self._bytes is not None and self._largest > self._bytes:
             warn(
                 f"The budget of {show_bytes(self._bytes)} cannot be met: a single tensor that was saved has"
                 f" {show_bytes(self._largest)}. A second pass would have raised BudgetError."
@@ -207,7 +206,7 @@ class Planned(Policy):
             elif not known.is_timed and (recording := log.time_again(known.plan.recording)) is not None:
                 self._known.add(known.keys, known.plan.with_times(recording), is_timed=True)
         elif known is None and log.asked and not log.is_cut_short:
-            self._probed += 1
+            self._measured += 1
             if not self._op_log.ask_for_another(current.is_logged):
                 self._make_plan(log)
 
@@ -230,9 +229,7 @@ class Planned(Policy):
         """Do what was chosen; what cannot be done elsewhere is kept."""
         values = saved.values
         choice = self._choose(current, number, saved)
-        is_probed = current.known is None and self._probed < _PROBED_PASSES
         load: Load | None = None
-        small: Packed | None = None
         recipe: Recipe | None = None
         if choice == "rerun":
             assert current.known is not None
@@ -243,15 +240,11 @@ class Planned(Policy):
             load = self._offloader.copy_out(saved, self._window)
             if current.known is None:  # a thread that copies holds what it copies, as the program does
                 self._offloader.finish()
-        elif choice == "lossless":
-            small = self._lossless.pack(saved)
-        elif is_probed:
-            self._probe(current.log, number, saved)
-        item = Item(values, number, current, load, small, recipe)
+        item = Item(values, number, current, load, recipe)
         item.witness, item.version = saved.witness, saved.version
         if load is not None:
             self._free(self._leaving.add(weakref.ref(item), saved.nbytes, self._window))
-        if is_probed and contents is not None:
+        if current.known is None and self._measured < _MEASURED_PASSES and contents is not None:
             item.trial = find_recipe(contents, is_held=False)
         return item
 
@@ -275,12 +268,3 @@ class Planned(Policy):
             return choice
         room = self._bytes - (self._window if current.known is None else 0)
         return "offload" if self._counter.total() + saved.nbytes > room else "keep"
-
-    def _probe(self, log: Log, number: int, saved: Saved) -> None:
-        """Measure what a lossless copy would take."""
-        began = take_time(saved.values)
-        small = self._lossless.pack(saved)
-        squeezed = take_time(saved.values)
-        if small is not None:
-            small.restore()
-            log.probed[number] = Probed(small.resident_bytes, began, squeezed, take_time(saved.values))

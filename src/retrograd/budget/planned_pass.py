@@ -105,14 +105,13 @@ class PlannedPass:
 
 
 class Item(Packed):
-    """A storage range that is kept, in flight, elsewhere, there in fewer bytes, or to be recomputed.
+    """A storage range that is kept, in flight, elsewhere, or to be recomputed.
 
     Args:
         values: the memory.
         number: of the range in its pass.
         planned_pass: the pass.
         load: where it is taken.
-        small: what holds it in fewer bytes.
         recipe: how it is recomputed.
 
     Attributes:
@@ -126,7 +125,7 @@ class Item(Packed):
     """
 
     __slots__ = (
-        "_brought_back", "_charge", "_like", "_load", "_pass", "_recipe", "_small", "log", "nbytes", "number", "trial",
+        "_brought_back", "_charge", "_like", "_load", "_pass", "_recipe", "log", "nbytes", "number", "trial",
         "values", "version", "witness",
     )  # fmt: skip
 
@@ -136,11 +135,9 @@ class Item(Packed):
         number: int,
         planned_pass: PlannedPass,
         load: Load | None = None,
-        small: Packed | None = None,
         recipe: Recipe | None = None,
     ) -> None:
-        is_here = small is None and recipe is None
-        held = values.nbytes if is_here else 0 if small is None else small.resident_bytes
+        held = 0 if recipe is not None else values.nbytes
         super().__init__(held if load is None else 0)
         self.nbytes = values.nbytes
         self._like = blank_like(values)
@@ -148,14 +145,13 @@ class Item(Packed):
         self.log = planned_pass.log
         self._pass = planned_pass
         self._load = load
-        self._small = small
         self._recipe = recipe
         self.trial: Recipe | None = None
         self.witness: Tensor | None = None
         self.version = 0
         self._brought_back: tuple[weakref.ref[torch.UntypedStorage], int] | None = None
         self._charge = 0
-        self.values: Tensor | None = values if is_here else None
+        self.values: Tensor | None = None if recipe is not None else values
         self._hold(held)
 
     def leave(self) -> None:
@@ -242,11 +238,9 @@ class Item(Packed):
         if values is None:
             if self._load is not None:
                 values = self._load.take()
-            elif self._recipe is not None:
-                values = self._view(self._recipe.run()[0], 0)
             else:
-                assert self._small is not None, "what is not here is elsewhere"
-                values = self._small.restore()
+                assert self._recipe is not None, "what is not here is elsewhere, or recomputed"
+                values = self._view(self._recipe.run()[0], 0)
             self._hold_again()
             self._brought_back = weakref.ref(values.untyped_storage()), int(values.storage_offset())
         return values
@@ -266,9 +260,8 @@ class Item(Packed):
         self._pass.counter.add(nbytes)
 
     def _hold_again(self) -> None:
-        least = self.nbytes if self._small is None else self.nbytes + self._small.resident_bytes
-        if self._charge < least:
-            self._hold(least - self._charge)
+        if self._charge < self.nbytes:
+            self._hold(self.nbytes - self._charge)
 
     def __del__(self) -> None:
         if not hasattr(self, "_charge"):

@@ -32,16 +32,12 @@ def list_orders(recording: Recording, link: Link) -> Iterator[list[Move]]:
     """Orders in which to move ranges, each with where it goes."""
     moves = _all_moves(recording)
     prices = {move: _price(recording.ranges[move[0]], move[1], link) for move in moves}
+    yield _first_of_each(sorted(moves, key=lambda move: prices[move] / max(1, _freed(recording.ranges[move[0]]))))
     by_price = sorted(moves, key=lambda move: prices[move])
-    yield _first_of_each(by_price)
-    lasting = sorted(moves, key=lambda move: prices[move] / max(1, _freed(recording.ranges[move[0]])))
-    yield _first_of_each(lasting)
-    yield [move for move in by_price if move[1] == "offload"]
-    elsewhere_last = sorted(by_price, key=lambda move: move[1] == "offload")
-    yield _first_of_each(elsewhere_last)
+    recomputed_first = sorted(by_price, key=lambda move: move[1] == "offload")
     dearness = sorted(_dearness(saved_range) for saved_range in recording.ranges)
     for least in (0.0, dearness[len(dearness) // 2]):
-        yield _first_of_each([*_hidden_offloads(recording, link, least), *elsewhere_last])
+        yield _first_of_each([*_hidden_offloads(recording, link, least), *recomputed_first])
     yield from list_steady_orders(recording)
 
 
@@ -66,7 +62,7 @@ def _hidden_offloads(recording: Recording, link: Link, least: float) -> list[Mov
 
 
 def _dearness(saved_range: SavedRange) -> float:
-    """Seconds a byte that making it again takes."""
+    """Seconds a byte that recomputing it takes."""
     return saved_range.rerun_seconds / saved_range.nbytes if saved_range.rerun else float("inf")
 
 
@@ -74,19 +70,9 @@ def list_steady_orders(recording: Recording) -> Iterator[list[Move]]:
     """Orders that depend on no clock, so that the smallest budget of a pass is found again for the next one."""
     moves = _all_moves(recording)
     by_size = sorted(moves, key=lambda move: -recording.ranges[move[0]].nbytes)
-    for first in ("offload", "rerun", "lossless"):
+    for first in ("offload", "rerun"):
         yield _first_of_each(sorted(by_size, key=lambda move: move[1] != first))
-    by_rest = sorted(moves, key=lambda move: _rest(recording.ranges[move[0]], move[1]))
-    yield _first_of_each(by_rest)
-    yield _first_of_each(sorted(by_rest, key=lambda move: -_freed(recording.ranges[move[0]])))
-
-
-def _rest(saved_range: SavedRange, choice: Choice) -> float:
-    """The share that remains in memory; what is elsewhere is there for a while before and after."""
-    if choice == "lossless":
-        assert saved_range.small_bytes is not None
-        return saved_range.small_bytes / saved_range.nbytes
-    return 0.5 if choice == "offload" else 0.75
+    yield _first_of_each(sorted(moves, key=lambda move: -_freed(recording.ranges[move[0]])))
 
 
 def _freed(saved_range: SavedRange) -> int:
@@ -100,29 +86,16 @@ def _all_moves(recording: Recording) -> list[Move]:
 
 def list_moves(number: int, saved_range: SavedRange) -> Iterator[Move]:
     """List what could be done with a range to free memory."""
-    if max(saved_range.left, saved_range.packed + 1) >= saved_range.needed:
-        return
-    yield number, "offload"
-    if saved_range.small_bytes is not None and saved_range.small_bytes < saved_range.nbytes:
-        yield number, "lossless"
-    if saved_range.rerun:
-        yield number, "rerun"
+    if max(saved_range.left, saved_range.packed + 1) < saved_range.needed:
+        yield number, "offload"
+        if saved_range.rerun:
+            yield number, "rerun"
 
 
 def _price(saved_range: SavedRange, choice: Choice, link: Link) -> float:
     """Seconds for each byte that is freed, if nothing ran beside it."""
-    if choice == "lossless":
-        assert saved_range.small_bytes is not None
-        seconds, freed = (
-            saved_range.squeeze_seconds + saved_range.expand_seconds,
-            saved_range.nbytes - saved_range.small_bytes,
-        )
-    elif choice == "rerun":
-        seconds, freed = saved_range.rerun_seconds, saved_range.nbytes
-    else:
-        seconds = link.price(saved_range.nbytes)
-        freed = saved_range.nbytes
-    return seconds / max(1, freed)
+    seconds = saved_range.rerun_seconds if choice == "rerun" else link.price(saved_range.nbytes)
+    return seconds / max(1, saved_range.nbytes)
 
 
 def _first_of_each(moves: list[Move]) -> list[Move]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from retrograd.policies.in_flight import InFlight
 
-Choice = Literal["keep", "offload", "lossless", "rerun"]
+Choice = Literal["keep", "offload", "rerun"]
 EventKind = Literal["pack", "ask", "free"]
 Event = tuple[EventKind, int]
 """What happens, and the number of the range to which it does."""
@@ -33,9 +33,6 @@ class SavedRange:
         left: first position at which the program itself does not hold it any more.
         asked: position at which a backward pass first asks for it; None: never.
         freed: position at which autograd lets go of it; the number of positions where it has not.
-        small_bytes: what a lossless copy takes; None where there is none.
-        squeeze_seconds: how long it takes to make one.
-        expand_seconds: how long it takes to read one.
         rerun: the operations that recompute it, in words; empty where none do.
         sources: ranges, packed before it, that these are given.
         rerun_seconds: how long they take.
@@ -50,9 +47,6 @@ class SavedRange:
     left: int
     asked: int | None
     freed: int
-    small_bytes: int | None = None
-    squeeze_seconds: float = 0.0
-    expand_seconds: float = 0.0
     rerun: str = ""
     sources: tuple[int, ...] = ()
     rerun_seconds: float = 0.0
@@ -184,10 +178,7 @@ def count_residency(recording: Recording, decisions: Decisions, departures: Mapp
         change[saved_range.packed] += nbytes
         change[freed] -= nbytes
         away = max(saved_range.left, saved_range.packed + 1)
-        if choice == "lossless" and saved_range.small_bytes is not None:
-            change[saved_range.packed] += saved_range.small_bytes
-            change[freed] -= saved_range.small_bytes
-        elif choice == "rerun":
+        if choice == "rerun":
             if away < needed < positions:
                 beside[needed] = max(beside[needed], saved_range.rerun_bytes)
         else:
@@ -241,8 +232,6 @@ class _Clock:
     def pack(self, number: int) -> None:
         """A range is packed; what is beyond the window is waited for."""
         saved_range, choice = self._ranges[number], self._decisions.choices[number]
-        if choice == "lossless":
-            self.now += saved_range.squeeze_seconds
         if choice != "offload":
             return
         self.now += self._link.latency + saved_range.nbytes * self._link.work_out
@@ -259,9 +248,7 @@ class _Clock:
     def bring(self, number: int, position: int) -> None:
         """A range has to be there."""
         saved_range, choice = self._ranges[number], self._decisions.choices[number]
-        if choice == "lossless" and saved_range.left < position:
-            self.now += saved_range.expand_seconds
-        elif choice == "rerun" and saved_range.left < position:
+        if choice == "rerun" and saved_range.left < position:
             self.now += saved_range.rerun_seconds
         elif number in self._departures:
             if number not in self._arrived:
