@@ -12,13 +12,13 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "retrograd"
 
 MAY_IMPORT = {
+    "amounts": set(),
     "errors": set(),
     "files": set(),
     "foreign": set(),
     "norms": set(),
     "notices": set(),
     "randomness": set(),
-    "sizes": set(),
     "trials": set(),
     "sites": set(),
     "statistics": set(),
@@ -79,7 +79,7 @@ MAY_IMPORT = {
 }
 """Room → the rooms it may import. The package's ``__init__`` re-exports."""
 
-OPEN = {"errors", "files", "foreign", "norms", "notices", "randomness", "sizes", "trials"}
+OPEN = {"amounts", "errors", "files", "foreign", "norms", "notices", "randomness", "trials"}
 """What is no room, and open to all."""
 
 DEFERRED = {

@@ -6,11 +6,11 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from retrograd.amounts import show_bytes
 from retrograd.budget.measuring import Key
 from retrograd.budget.planner import Solution, evaluate, find_plan, find_smallest, keep_all
 from retrograd.budget.simulation import Choice, Link, Recording
 from retrograd.errors import BudgetError
-from retrograd.sizes import show_bytes
 
 _CURVE_POINTS = 6
 _CURVE_TRIALS = 200

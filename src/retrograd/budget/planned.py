@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import threading
 import weakref
 
 import torch
 from torch import Tensor
 
+from retrograd.amounts import parse_bytes, show_bytes
 from retrograd.budget.measuring import Log
 from retrograd.budget.offloader import Load, Offloader
 from retrograd.budget.op_log import Contents, OpLog
@@ -17,12 +20,16 @@ from retrograd.budget.planned_pass import ByteCounter, Item, PlannedPass
 from retrograd.budget.planner import keep_all, window_of
 from retrograd.budget.recipe import Recipe, find_recipe
 from retrograd.budget.simulation import Choice
+from retrograd.errors import SavedPolicyError
 from retrograd.hooks.operation_tap import CarryOut
 from retrograd.hooks.saved import is_in_backward
 from retrograd.notices import warn
 from retrograd.policies.in_flight import InFlight
 from retrograd.policies.policy import Packed, Policy, Saved, Stays
-from retrograd.sizes import Budget, read_budget, show_bytes
+
+Budget = int | float | str
+
+_SHARE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*")
 
 _MEASURED_PASSES = 32
 """Passes in which it is tried what can be recomputed. A program of which no two passes are alike is not held up for
@@ -268,3 +275,31 @@ class Planned(Policy):
             return choice
         room = self._bytes - (self._window if current.known is None else 0)
         return "offload" if self._counter.total() + saved.nbytes > room else "keep"
+
+
+def read_budget(budget: Budget) -> int | float:
+    """Bytes, or a share.
+
+    Args:
+        budget: bytes (``8_000_000_000``, ``"8GB"``, ``"500 MiB"``; a kB is 1000 bytes, a KiB 1024), or a share of
+            what would be held: ``0.5``, ``"50%"``.
+
+    Returns:
+        Bytes as an int, or the share as a float in (0, 1].
+
+    Raises:
+        SavedPolicyError: it is neither.
+    """
+    if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
+        return budget
+    if isinstance(budget, float) and math.isfinite(budget) and 0 < budget <= 1:
+        return budget
+    if isinstance(budget, str) and (percent := _SHARE.fullmatch(budget)) and 0 < float(percent[1]) <= 100:
+        return float(percent[1]) / 100
+    is_size = isinstance(budget, str) and not budget[-1:].isdigit()  # a number alone may be meant as a share
+    if is_size and (found := parse_bytes(str(budget))):
+        return found
+    raise SavedPolicyError(
+        f"{budget!r} is not a valid budget.",
+        repair='give bytes (8_000_000_000 or "8GB") or a share of what would be held (0.5, "50%").',
+    )

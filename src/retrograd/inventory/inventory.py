@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from retrograd.amounts import show_bytes
 from retrograd.errors import SavedTensorError
 from retrograd.files import write_file
 from retrograd.foreign.json_text import parse_object
@@ -32,7 +33,6 @@ from retrograd.inventory.timeline import (
     make_timeline,
 )
 from retrograd.notices import warnings_kept
-from retrograd.sizes import show_bytes
 
 _MOST_MODULES = 12
 _MOST_TENSORS = 8

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from retrograd.amounts import show_bytes
 from retrograd.hooks.engine import dispatch_modes
 from retrograd.hooks.operation_tap import OperationTap, carry_out_unseen, hide_taps
 from retrograd.hooks.parameter_storages import ParameterStorages
@@ -31,7 +32,6 @@ from retrograd.notices import warn
 from retrograd.policies.overwriting import FILLED_LATE, SaveSite
 from retrograd.policies.policy import NEVER, Packed, Policy, Saved
 from retrograd.saved.entry import Entry, Held, View
-from retrograd.sizes import show_bytes
 
 Key = tuple[int, torch.dtype, int, int]
 """Identity of a storage, dtype, and the elements of it that are kept."""

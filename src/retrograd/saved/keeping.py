@@ -11,7 +11,7 @@ from typing import Self
 from torch import nn
 
 from retrograd.budget.plan import Plan
-from retrograd.budget.planned import Planned
+from retrograd.budget.planned import Budget, Planned
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.candidates import NamedModule, walk_modules
 from retrograd.hooks.module import CallTap, EveryCallTap, is_compiled
@@ -26,7 +26,6 @@ from retrograd.saved.keeper import Account, Keeper
 from retrograd.sites.pattern import Candidate, Pattern, asks_for_call, compile_pattern, describe_pattern
 from retrograd.sites.selection import Selection
 from retrograd.sites.site import ROOT, Site
-from retrograd.sizes import Budget
 
 Policies = Policy | Mapping[Pattern, Policy]
 

@@ -13,12 +13,11 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from retrograd.amounts import count_of, show_bytes
 from retrograd.errors import SavedTensorError
 from retrograd.graph.node import Line
 from retrograd.inventory.inventory import Inventory, print_entry, print_place
 from retrograd.inventory.timeline import PERMANENT
-from retrograd.sizes import show_bytes
-from retrograd.views.counts import count_of
 from retrograd.views.terminal import open_console, print_name, print_share
 from retrograd.views.trace_events import shorten_line
 
