@@ -12,6 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "retrograd"
 
 MAY_IMPORT = {
+    "amounts": set(),
     "errors": set(),
     "files": set(),
     "foreign": set(),
@@ -79,7 +80,7 @@ MAY_IMPORT = {
 }
 """Room → the rooms it may import. The package's ``__init__`` re-exports."""
 
-OPEN = {"errors", "files", "foreign", "norms", "notices", "randomness", "trials"}
+OPEN = {"amounts", "errors", "files", "foreign", "norms", "notices", "randomness", "trials"}
 """What is no room, and open to all."""
 
 DEFERRED = {
