@@ -52,7 +52,7 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
             else f"in {count_of(others, 'process', 'processes')}"
         )
     if not done and saw_nothing and any(folder.glob("rank*")):
-        obstacle = f"a backward pass began and did not end; see where with: retrograd watch {request['shown']}"
+        obstacle = f"a backward pass began and did not end; see where with: retrograd hangs {request['shown']}"
     if not done:
         say(f"nothing was {verb}: {obstacle}")
     elif not request.get("quiet"):

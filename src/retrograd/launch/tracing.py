@@ -40,13 +40,13 @@ class TracingSession(PassSession):
     """Traces the backward passes that were asked for, writes them down, and says at the end what there is to see.
 
     The folder is made when the first pass begins: only then is the rank known, and many processes train nothing. From
-    then on the last events are kept in a ring, so that ``retrograd watch`` can tell where a pass hangs.
+    then on the last events are kept in a ring, so that ``retrograd hangs`` can tell where a pass hangs.
     """
 
     def __init__(self, request: TraceRequest) -> None:
         self._request = request
-        self._first, self._last = request.passes
-        super().__init__("the tracer", f"--steps begins at number {self._first}")
+        self._first, self._last = request.span
+        super().__init__("the tracer", f"--passes begins at number {self._first}")
 
     def _start(self) -> None:
         self._tracing: Tracing | None = None
@@ -73,7 +73,7 @@ class TracingSession(PassSession):
         if self._ended == self._first:
             self._begin_trace()
         if failed and not self._has_traced():
-            say(f"backward pass {number} raised, and was not traced; see it with --steps {number}:{number + 1}")
+            say(f"backward pass {number} raised, and was not traced; see it with --passes {number}:{number + 1}")
 
     def _has_traced(self) -> bool:
         """Whether the pass that has just ended in this thread was traced."""
