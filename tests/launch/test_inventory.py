@@ -122,7 +122,7 @@ def test_what_cannot_be_asked(
     assert main(["inventory", "--pass", "-1", str(SCRIPTS / "plain_loop.py")]) == 2
     assert "before the first" in capsys.readouterr().err
     assert main(["inventory", "nowhere.py"]) == 2
-    assert "no script" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
 
 
 def test_the_request_travels() -> None:

@@ -91,7 +91,7 @@ when it starts, one at once for what is critical, and when it ends what was foun
     limit: int | None = None
 
     def make_schedule(self) -> NamedSchedule:
-        """Which steps are recorded.
+        """The schedule of recorded steps.
 
         Raises:
             ScheduleError: for a number of steps below 1.
@@ -146,7 +146,7 @@ for `retrograd hangs DIR`.
 
     @property
     def span(self) -> Passes:
-        """Which backward passes are traced, counted from 0: from the first number up to the last, None for no end."""
+        """First of the backward passes to trace, counted from 0, and the one after the last; None for no end."""
         return parse_passes(self.passes)
 
     def carry_out(self) -> NoReturn:
@@ -245,7 +245,7 @@ the command, or 0 for a run; 1 where --fail-on says so; 2 for what cannot be car
 
 
 def parse_passes(text: str) -> Passes:
-    """Which backward passes: ``3`` for the first three, ``10:12`` for 10 and 11, ``10:`` for all from 10 on.
+    """Read a range of backward passes: ``3`` for the first three, ``10:12`` for 10 and 11, ``10:`` for all from 10 on.
 
     Raises:
         TraceError: for anything else, and for none at all.

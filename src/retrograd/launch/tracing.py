@@ -54,6 +54,7 @@ class TracingSession(PassSession):
         self._begun: dict[int, int] = {}
         """Thread → when its pass began."""
         self._due = 1
+        self._written = 0
         self._ring = LateRing(self._open_folder, self._give_up)
         if self._first == 0:
             self._begin_trace()
@@ -101,8 +102,6 @@ class TracingSession(PassSession):
 
     def _end(self) -> None:
         """End the trace and write it down; once, but again if Ctrl-C has stopped that."""
-        if self._tracing is None or self._trace is None:
-            return
         self._write()
         self._leave()
 
@@ -112,13 +111,16 @@ class TracingSession(PassSession):
         Each of the first passes is written when it ends, then whenever there are half as many more: all is written
         three times at most.
         """
-        if self._tracing is None or self._trace is None or self._claim is None or not self._trace.passes:
+        if self._trace is None or self._claim is None or not self._trace.passes:
+            return  # where several threads begin at once, one may be done before another has made the folder
+        traced = self._count_traced()
+        if self._tracing is None and self._written == traced:
             return
         self._trace.rank = ask_rank()
         self._claim.move()
         self._trace.save(self._claim.folder / TRACE)
         write_chrome_trace(self._trace, self._claim.folder / CHROME)
-        traced = self._count_traced()
+        self._written = traced
         self._due = traced + max(1, traced // 2)
 
     def _count_traced(self) -> int:
