@@ -26,7 +26,7 @@ def name_type(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class Reading(NamedTuple):
+class TensorReading(NamedTuple):
     """What was read of a tensor.
 
     Attributes:
@@ -72,10 +72,10 @@ class Readings:
         self._heads.append(first_bytes(tensor))
         return number
 
-    def collect(self) -> dict[int, Reading]:
+    def collect(self) -> dict[int, TensorReading]:
         """All that was read, by number. This waits for the devices; numbers begin anew."""
         heads, self._heads = self._heads, []
-        found: dict[int, Reading] = {}
+        found: dict[int, TensorReading] = {}
         if heads:
             for slab in self._slabs.values():
                 rows, _ = slab.drain()
@@ -86,7 +86,7 @@ class Readings:
         return found
 
 
-def _understand(row: bytes, heads: list[bytes | Tensor]) -> tuple[int, Reading]:
+def _understand(row: bytes, heads: list[bytes | Tensor]) -> tuple[int, TensorReading]:
     number, _, _, count, nan, pos_inf, neg_inf, zeros, total, m2, _, low, high, *_ = _ROW.unpack(row)
     head = heads[number]
     if isinstance(head, Tensor):
@@ -94,7 +94,7 @@ def _understand(row: bytes, heads: list[bytes | Tensor]) -> tuple[int, Reading]:
     nonfinite = nan + pos_inf + neg_inf
     n = count - nonfinite
     mean = total / n if n else math.nan
-    return number, Reading(
+    return number, TensorReading(
         elements=count,
         nonfinite=nonfinite,
         zeros=zeros,
