@@ -44,6 +44,12 @@ _REPAIRS = {
 }
 
 
+_BESIDE = (
+    "Look how that tensor is made (a target, a weight, a return, a mask): of missing values, 0 / 0, or the standard "
+    "deviation of one element."
+)
+"""What to do about what came in, and not as an input of the model."""
+
 _INFINITE = ("overflow", "log of 0", "too large", "division by 0", "0 to a negative power", "rsqrt of 0")
 """Words of reasons by which infinity is made, and not NaN."""
 
@@ -94,7 +100,7 @@ class _Born(Detector):
                 "it reached the loss, a gradient that was applied, or a weight",
             ],
             refute="the operation, run on these operands alone, gives what is finite",
-            repair=_find_repair(birth, self.words.repair),
+            repair=_BESIDE if birth.is_beside else _find_repair(birth, self.words.repair),
         )
 
     @staticmethod
@@ -133,6 +139,9 @@ class NanInput(_Born):
 
     def say(self, birth: Birth, what: str) -> str:
         """What came in."""
+        if birth.is_beside:
+            taken = f", in what `{birth.operation}` takes" if birth.operation else ""
+            return f"{what} comes in beside the model's inputs, which are finite, at step {birth.step}{taken}"
         seen = f", first seen in {birth.site}" if birth.site else ""
         return f"{what} comes in with the data at step {birth.step}{seen}"
 
