@@ -60,15 +60,15 @@ from device import (
 from interleaved import show
 from nets import Block, Bottleneck, Net, make_gpt2, make_gpt2_medium, make_resnet
 from options import make_plain_parser
+from retrograd.amounts import show_bytes
 from retrograd.budget.planned import Planned
 from retrograd.errors import RetrogradError
 from retrograd.policies.cpu import Cpu
 from retrograd.policies.disk.disk import Disk
-from retrograd.policies.keep import Keep
 from retrograd.policies.lossless import Lossless
+from retrograd.policies.policy import Keep
 from retrograd.policies.precision import Bfloat16, EightBit
 from retrograd.policies.recompute import Recompute
-from retrograd.policies.sizes import show_bytes
 from retrograd.saved.keeping import Policies, keep_saved
 
 T = TypeVar("T")

@@ -35,6 +35,10 @@ def test_what_a_growing_graph_carries_over() -> None:
     assert found.line == "train.py:30"
     state = Input(name="self:input.state", dtype="float32", shape=(1, 4, 8), moment=Moment(1))
     assert [each.line for each in ask(GraphGrows, _carry("rnn", state))] == ["train.py:11"]
+    cell = ("rnn_tanh_cell", (-1, -2, -1), ((4, 3), (4, 8), (8, 3)), (4, 8), "", "cell")
+    returned = make_chain(cell, ("mean", (0,), ((4, 8),), ()), outputs=[0], step=1)
+    grown = _sizes([9.0 + 5 * step for step in LOOKS], also=[returned])
+    assert [each.line for each in ask(GraphGrows, grown)] == ["train.py:11"]
 
 
 def test_a_graph_that_grows_with_the_step() -> None:
@@ -63,6 +67,34 @@ def test_the_loss_whose_graphs_are_kept() -> None:
     assert (found.line, found.message.endswith("; the loss is made in train.py:31")) == ("train.py:31", True)
     inner = make_chain(("mean", (-1,), ((4, 1),), (), "", "0"), outputs=[0])
     assert [each.line for each in ask(GraphLeaks, _sizes([9.0] * 7, LOOKS, [inner]))] == ["train.py:12"]
+
+
+def test_graphs_that_are_kept_for_an_epoch() -> None:
+    [found] = ask(GraphLeaks, _sizes([9.0] * 7, [0, 1, 2, 4, 8, 16, 2]))
+    assert (found.step, found.last_step) == (1, 16)
+    assert (
+        "16 graphs of earlier steps are still held at step 16, so memory grows with every step until" in found.message
+    )
+    assert not ask(GraphLeaks, _sizes([9.0] * 7, [0, 1, 2, 4, 4, 4, 2]))
+    assert not ask(GraphLeaks, _sizes([9.0] * 7, [0, 1, 2, 4, 8, 8, 8]))  # a fixed number
+    assert not ask(GraphLeaks, _sizes([9.0] * 7, [0, 0, 2, 4, 8, 16, 2]))
+
+
+def _passes(*nodes: float, lines: int = 1) -> Record:
+    """Steps of as many passes, whose graphs have these numbers of nodes."""
+    facts = [GraphSize(value=n, moment=Moment(step, micro)) for step in range(3) for micro, n in enumerate(nodes)]
+    names = ("forward", *["backward", "second backward"][:lines] * len(nodes), "step")
+    return make_program([*facts, *make_calls([names] * 3)])
+
+
+def test_a_graph_that_grows_within_a_step() -> None:
+    [found] = ask(GraphGrows, _passes(20, 28, 36, 44, 52, 60, 68))
+    assert (
+        "grows by 8 nodes a pass: backward ran through 20 nodes in pass 0 of step 0 and 68 in pass 6" in found.message
+    )
+    assert not ask(GraphGrows, _passes(20, 28, 36, 44, 52, 60, 68, lines=2))  # several losses
+    assert not ask(GraphGrows, _passes(20, 20, 20, 20, 20))
+    assert not ask(GraphGrows, _passes(20, 70))
 
 
 def test_a_few_graphs_that_are_kept() -> None:

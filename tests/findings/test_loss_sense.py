@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +72,24 @@ def test_a_loss_that_is_negated() -> None:
     assert "negative of mse_loss" in found.message
 
 
+@pytest.mark.parametrize(
+    ("last", "wrong"),
+    [
+        ([("add", (0, 2), ((), ()), ()), ("neg", (3,), ((),), ())], True),  # −(mse + 0.1 kl)
+        ([("sub", (2, 0), ((), ()), ()), ("neg", (3,), ((),), ())], False),  # mse − …: one of each sign
+        ([("neg", (0,), ((),), ()), ("sub", (3, 2), ((), ()), ())], True),  # −mse − 0.1 kl
+        ([("neg", (0,), ((),), ()), ("sub", (3, 2), ((), ()), ()), ("neg", (4,), ((),), ())], False),  # of an ELBO
+        ([("add", (0, 2), ((), ()), ()), ("mul", (3,), ((),), (), "-0.5")], True),
+        ([("sub", (0, 2), ((), ()), ()), ("mul", (3,), ((),), (), "2")], False),
+    ],
+)
+def test_the_signs_within_a_sum(last: list[tuple[Any, ...]], wrong: bool) -> None:
+    terms = [("mse_loss", (-1, -1), ((8, 1), (8, 1)), ()), ("kl_div", (-1, -1), ((8, 3), (8, 3)), ()),
+             ("mul", (1,), ((),), (), "0.1")]  # fmt: skip
+    record = make_program([make_chain(*terms, *last, outputs=())], losses=[-1.0, -2.0, -5.0, -9.0])
+    assert len(ask(WrongSign, record)) == wrong
+
+
 def test_a_likelihood_without_its_minus() -> None:
     chain = make_chain(
         LINEAR,
@@ -115,6 +134,22 @@ def test_a_sum_that_is_too_steep() -> None:
     assert not ask(SummedLoss, make_program([make_optimizer(), SUM], FALLING))
     assert not ask(SummedLoss, make_program([make_optimizer("Adam#1"), SUM], RISING))
     assert not ask(SummedLoss, make_program([make_optimizer(), make_chain(LINEAR, MSE, outputs=[0])], RISING))
+
+
+def test_a_sum_whose_loss_is_lost() -> None:
+    """By steps that grow, which follows from the sum; or by a logarithm of 0, which does not."""
+
+    def lose(reason: str, sizes: list[float]) -> Record:
+        born = NonFinite(name="0", born="forward", operation="log", reason=reason, moment=Moment(19))
+        return make_record(
+            range(20), lambda step: {"0:output": np.full(4, sizes[step]), "0:weight.update": np.full(4, 1e-3)},
+            [*RISING[:19], np.nan], weights=lambda step: {"0:weight": 1.0}, facts=[make_optimizer(), SUM, born],
+        )  # fmt: skip
+
+    [found] = ask(SummedLoss, lose("overflow of float32", [10.0**step for step in range(20)]))
+    assert "nan-forward" in SummedLoss.explains
+    assert found.step == 0
+    assert not ask(SummedLoss, lose("log of 0", [1.0] * 20))
 
 
 def _input(mean: float, std: float, low: float, high: float, dtype: str = "float32") -> Callable[[int], Input]:

@@ -74,4 +74,5 @@ def _expect(delta: FloatArray, gradients: FloatArray) -> FloatArray:
     known = np.isfinite(per_gradient).any(axis=0)
     usual = np.zeros(delta.shape[1])
     usual[known] = np.nanmedian(per_gradient[:, known], axis=0)
-    return gradients * usual
+    with np.errstate(invalid="ignore"):  # what is not finite stays so
+        return np.asarray(gradients * usual)

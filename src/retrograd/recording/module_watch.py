@@ -12,8 +12,10 @@ from retrograd.hooks.engine import (
     current_graph_task,
     current_node,
     grad_enabled,
+    has_function_modes,
     inference_enabled,
     next_sequence_number,
+    without_functions,
 )
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import number_of
@@ -121,11 +123,18 @@ class SlotWatch:
             call = self._next_call(calls)
         place = calls.plain[call]
         if place is not None and type(value) is torch.Tensor:
-            hooked = self._visit(place, value)
+            hooked = (self._visit_past_modes if has_function_modes() else self._visit)(place, value)
         else:
             hooked = self._see_nested(lane, calls, call, value)
         if not hooked and lane.mode is Mode.GRAD and not grad_enabled():
             calls.unhooked.append((next_sequence_number(), calls.places[call]))
+
+    def _visit_past_modes(self, place: Place, tensor: torch.Tensor) -> bool:
+        """The same past function modes, through which each attribute would be read; not where users have statistics."""
+        if place.value is not None and place.value.custom is not None:
+            return self._visit(place, tensor)
+        with without_functions():
+            return self._visit(place, tensor)
 
     def _next_call(self, calls: Calls) -> int:
         """The number of a call that comes for the first time."""

@@ -33,6 +33,7 @@ from retrograd.hooks.candidates import (
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.distributed import count_processes, is_rehearsal, running_stage
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
+from retrograd.hooks.faults import never_raise
 from retrograd.hooks.input_gradient import InputGradient
 from retrograd.hooks.interventions import intervention_listeners
 from retrograd.hooks.nested import flatten
@@ -40,9 +41,10 @@ from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.hooks.reach import find_leaves
 from retrograd.hooks.tables import Entry, hidden_hooks
 from retrograd.notices import warn
+from retrograd.progress.steps import Steps
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
-from retrograd.recording.faults import Faults, harmless
+from retrograd.recording.faults import Faults
 from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
@@ -118,13 +120,14 @@ class Recorder:
         late = LateGradients()
         slots: list[SlotWatch] = []
         self._emitter = Emitter(sink, self._rows, slots, self.keeper, self, late, self.placements, self._forget_graph)
-        self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._manual.touched, step)
+        self._steps = Steps()
+        self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._steps, self._manual.touched, step)
         self.clock.is_free = models is None
         self._taps = Taps(self, self.settings, self._lanes, self._rows, slots, late)
         self._reductions = Reductions(self)
         self._interventions = InterventionWatch(self, self._taps, self._emitter)
-        self._optimizers = OptimizerWatch(self, self._taps.parameters, UpdateTap(self._lanes.grad))
-        self._loose = LooseParameters(self._taps, self._optimizers.knows, self._loose_found) if loose else None
+        self._optimizers = OptimizerWatch(self, self._steps, self._taps.parameters, UpdateTap(self._lanes.grad))
+        self._loose = LooseParameters(self._taps, self._steps.knows, self._loose_found) if loose else None
         self._facts = Facts(self, sources)
 
     # ---- setting up -------------------------------------------------------------------------------------------
@@ -169,7 +172,7 @@ class Recorder:
         self._manual.add(model.parameters())
         self.placements.add_model(model)
         self._reductions.add_model(model)
-        self._optimizers.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
+        self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
         compiled = compiled_regions(entries)
         if compiled:
             listed = ", ".join(region.removesuffix(".") or "the whole model" for region in compiled)
@@ -199,7 +202,7 @@ class Recorder:
             self._loose.see(optimizer)
 
     def _loose_found(self, tensors: list[torch.Tensor]) -> None:
-        self._optimizers.add_parameters(tensors)
+        self._steps.add_parameters(tensors)
 
     def _wants_step(self, step: int) -> bool:
         try:
@@ -217,7 +220,7 @@ class Recorder:
         except Exception as error:
             self.fault(Site(WATCH + name), error)
 
-    @harmless
+    @never_raise()
     def root_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
         if current_graph_task() != -1 or self.clock.is_paused:  # a checkpointed part is computed again
@@ -236,7 +239,7 @@ class Recorder:
         if clock.outermost is None:
             self._find_stage(model)
         clock.forward_begins(id(model), mode_now(), model.training)
-        self._optimizers.model_runs(model)
+        self._steps.model_runs(model)
         if clock.is_outermost:
             self._facts.forward_begins(model, arguments)
         lane = clock.waiting_lane
@@ -248,7 +251,7 @@ class Recorder:
             for watch in list(self._taps.parameters.values()):
                 self.parameter_watched(watch)
 
-    @harmless
+    @never_raise()
     def root_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """That call has ended."""
         if self.clock.is_paused:
@@ -280,7 +283,7 @@ class Recorder:
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
-    @harmless
+    @never_raise()
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """Told of every backward pass of the process; those of other threads are not ours."""
         if threading.get_ident() != self.clock.thread:
@@ -289,7 +292,7 @@ class Recorder:
         if self._loose is not None:
             self._loose.look()
         if self.clock.is_free:
-            if not self.clock.has_leader:
+            if not self._steps.has_leader:
                 self._manual.look_at(find_leaves(roots))
             self.clock.begin_pass()
         self._scale = self._optimizers.scales.find(roots)
@@ -299,7 +302,7 @@ class Recorder:
             self._reductions.pass_begins()
         self._facts.backward_begins(roots)
 
-    @harmless
+    @never_raise()
     def backward_ends(self, failed: bool) -> None:
         """That pass has ended."""
         if threading.get_ident() != self.clock.thread:
@@ -320,7 +323,7 @@ class Recorder:
         self._losses, self._scale = (), None
         self._facts.backward_ends(failed)
 
-    @harmless
+    @never_raise()
     def run_begins(self, run: EngineRun) -> None:
         """Told of every run of the engine.
 
@@ -330,7 +333,7 @@ class Recorder:
         if self._is_aside(run):
             self.clock.step_aside()
 
-    @harmless
+    @never_raise()
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
         """That run has ended."""
         if self._is_aside(run):
@@ -367,12 +370,12 @@ class Recorder:
             elif gradient.unfinished:
                 gradient.finish()
 
-    @harmless
+    @never_raise()
     def _leave_backward(self, failed: bool = False) -> None:
         self._finish_inputs(failed)
         self.guard.restart()
         self.clock.leave_backward(failed)
-        if not self.clock.has_leader:
+        if not self._steps.has_leader:
             self._manual.remember()
 
     # ---- handing over -----------------------------------------------------------------------------------------

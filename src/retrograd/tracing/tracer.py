@@ -17,13 +17,13 @@ from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.walker import name_leaves
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
+from retrograd.hooks.faults import never_raise
 from retrograd.hooks.node_tap import NodeTaps
 from retrograd.hooks.watched import watched_name
 from retrograd.runs.ranks import ask_rank
-from retrograd.tracing.faults import harmless
 from retrograd.tracing.pass_log import PassLog, place_finder
 from retrograd.tracing.trace import NodeEvent, Trace, nothing_new
-from retrograd.tracing.watched_pass import WatchedPass, Wishes
+from retrograd.tracing.watched_pass import INCOMPLETE, WatchedPass, Wishes
 
 Model = nn.Module | Mapping[str, nn.Module]
 
@@ -151,13 +151,13 @@ class Tracing:
             passes = self._wishes.passes
             return isinstance(passes, range) and self._outermost >= passes.stop and not self._running
 
-    @harmless
+    @never_raise(INCOMPLETE)
     def run_begins(self, run: EngineRun) -> None:
         """The engine is about to run."""
         with self._lock:
             self._begin(run)
 
-    @harmless
+    @never_raise(INCOMPLETE)
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
         """It has ended."""
         watched = self._running.get(run)

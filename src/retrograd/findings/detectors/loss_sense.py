@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from retrograd.errors import RetrogradError
+from retrograd.findings.births import Births
 from retrograd.findings.chain import LOSSES, Chain, argument_of
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.loss_chain import SQUASHED, BeforeLoss, list_chains, place_of
@@ -163,9 +164,9 @@ class WrongSign(Detector):
         says="The loss has the wrong sign: training makes it fall without bound, and the model worse.",
         example="Backward begins from the negative of mse_loss, so training makes mse_loss larger: it has gone from "
         "5.9 to 21.",
-        threshold="a negation directly between a loss of torch, a mean of squares, or a mean of log-probabilities "
-        "that lacks one, and what backward begins from, which falls below 0 and by more than a tenth of its first "
-        "value; or an optimizer that maximises",
+        threshold="a negation between a loss of torch, or all losses of a sum, a mean of squares, or a mean of "
+        "log-probabilities that lacks one, and what backward begins from, which falls below 0 and by more than a tenth "
+        "of its first value; or an optimizer that maximises",
         source="our own choice",
         guard="programs with several optimizers (GANs, adversaries) are left alone, and so are negative "
         "log-likelihoods",
@@ -230,6 +231,10 @@ def _find_negation(chain: Chain, maximises: bool) -> tuple[int, str]:
             how = f"Backward begins from the negative of {what}" if is_negated else f"The optimizer maximises {what}"
             return first, f"{how}, so training makes {what} larger"
         return -1, ""
+    terms = _find_terms(chain, first)
+    if terms and not maximises and all(sign < 0 for _, sign in terms):
+        what = chain.name(terms[0][0])
+        return first, f"Backward begins from the negative of a sum that holds {what}, so training makes {what} larger"
     picked = chain.maker(
         loss, 0, frozenset({"getitem", "gather", "squeeze", "view", "diagonal", "diag", "mul", "sum", "index_select"})
     )
@@ -246,6 +251,30 @@ def _find_negation(chain: Chain, maximises: bool) -> tuple[int, str]:
     return -1, ""
 
 
+def _find_terms(chain: Chain, number: int, sign: int = 1) -> list[tuple[int, int]]:
+    """The losses of torch that a sum is made of, each with the sign that it has there."""
+    name, operands = chain.name(number), chain.listed[number].operands
+    if name in LOSSES:
+        return [(number, sign)]
+    factor = _factor(chain, number) if len(chain.operands(number)) == 1 else 0.0
+    if name == "neg" or (name in ("mul", "div") and factor):
+        sign = -sign if name == "neg" or factor < 0 else sign
+        return _find_terms(chain, operands[0], sign) if operands[0] >= 0 else []
+    if name not in ("add", "sub"):
+        return []
+    signs = (sign, -sign if name == "sub" else sign)
+    known = [(each, one) for each, one in zip(operands, signs, strict=False) if each >= 0]
+    return [found for each, one in known for found in _find_terms(chain, each, one)]
+
+
+def _factor(chain: Chain, number: int) -> float:
+    """The plain number that a tensor is multiplied or divided by; 0 where it is none."""
+    try:
+        return float(chain.listed[number].arguments.strip())
+    except ValueError:
+        return 0.0
+
+
 class SummedLoss(Detector):
     """A sum over the batch where the learning rate is that of a mean."""
 
@@ -259,7 +288,7 @@ class SummedLoss(Detector):
         "its begin",
         source="our own choice",
         guard="runs in which the loss falls are left alone, and so are optimizers whose updates do not grow with the "
-        "gradient",
+        "gradient, and numbers that are not finite though none had grown before",
         repair="use reduction='mean', or a learning rate that is smaller by the number of samples.",
     )
     explains = (
@@ -271,6 +300,9 @@ class SummedLoss(Detector):
         "dead-units",
         "saturated",
         "loss-flat",
+        "nan-forward",
+        "nan-backward",
+        "nan-update",
     )
 
     def check(self, record: Record) -> Iterator[Finding]:
@@ -279,7 +311,7 @@ class SummedLoss(Detector):
         loss = chain.loss
         is_sum = chain.name(loss) in LOSSES and argument_of(chain.listed[loss], "reduction") == "sum"
         plain = all(name.startswith("SGD") for name in record.optimizers)
-        if not is_sum or not plain or record.once(Training).fell:
+        if not is_sum or not plain or record.once(Training).fell or record.once(Births).is_sudden:
             return
         shape = list(chain.taken(loss) or ())
         yield self.find(

@@ -93,8 +93,8 @@ class BeforeChange(Detector):
         "not use.",
         example="Adam#1 updates 2 tensors that belong to no recorded model, while 2:weight and 2:bias have gradients "
         "and are in no optimizer.",
-        threshold="an optimizer with tensors of no recorded model, while parameters with gradients are in no optimizer, "
-        "or parameters that at least 5 updates have changed and none of at least 5 later ones, though there are gradients",
+        threshold="an optimizer with tensors of no recorded model, while parameters with gradients are in none; or "
+        "parameters that 5 updates or more have changed and none of 5 or more later ones, though they have gradients",
         source="our own choice",
         guard="parameters without a gradient, or frozen, are no evidence; loose tensors alone are none either",
         repair="construct the optimizer after the model has its final parameters (moved, copied, layers replaced).",

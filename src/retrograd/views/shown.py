@@ -1,0 +1,80 @@
+"""What of a run is shown: its history, the phase, the sites, and the places that they belong to.
+
+Sites are what is recorded; a place is what a person looks at. ``fc:weight``, ``fc:weight.grad`` and
+``fc:weight.update`` are three sites of one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from retrograd.history.history import History
+from retrograd.history.sink import PHASES, Phase
+from retrograd.runs.reader import Run
+from retrograd.sites.site import WATCH, Quantity, Site, parse_leniently, says_call
+
+
+def history_of(run: Run | History) -> History:
+    """The history of a run, or the history itself."""
+    return run.history if isinstance(run, Run) else run
+
+
+def choose_sites(history: History, patterns: Iterable[str] | None) -> list[str]:
+    """Sites that the patterns select, in call order; all for None.
+
+    Raises:
+        NoSuchSiteError: for a pattern that matches nothing.
+    """
+    return history.sites if patterns is None else history.select(list(patterns))
+
+
+def find_phase(history: History) -> Phase:
+    """The first kind of forward of which there is anything: ``train`` where there was training."""
+    return next((phase for phase in PHASES if len(history.matrix("count", phase=phase).steps)), PHASES[0])
+
+
+Kind = Literal["activation", "parameter"]
+
+_MODULE_SLOTS = frozenset({"output", "input"})
+
+
+@dataclass(slots=True)
+class Place:
+    """One place of the model.
+
+    Attributes:
+        name: printed site of the value, whether or not the value itself was recorded.
+        path: module path; ``watch/NAME`` for a tensor watched by hand.
+        label: what distinguishes it within the module: slot, keys and call.
+        kind: whether it is a parameter.
+        sites: the recorded sites, by quantity.
+    """
+
+    name: str
+    path: str
+    label: str
+    kind: Kind
+    sites: dict[Quantity, str] = field(default_factory=dict)
+
+
+def group_places(sites: Iterable[str]) -> list[Place]:
+    """Places of the given sites, in the order in which their first site was seen.
+
+    A name that is no site (from a foreign run) becomes a place of its own.
+    """
+    places: dict[str, Place] = {}
+    for text in sites:
+        site = parse_leniently(text)
+        name, label = (site.value.numbered, site.numbered_label) if says_call(text) else (str(site.value), site.label)
+        place = places.get(name)
+        if place is None:
+            place = places[name] = Place(name, site.path, label, _kind(site))
+        place.sites[site.quantity] = text
+    return list(places.values())
+
+
+def _kind(site: Site) -> Kind:
+    watched = site.path.startswith(WATCH) or not site.keys
+    return "activation" if watched or site.slot in _MODULE_SLOTS else "parameter"

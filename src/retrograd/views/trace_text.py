@@ -1,0 +1,260 @@
+"""A trace as text: as a table of where time and memory went, and as a line for each node while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TextIO, get_args
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from retrograd.amounts import count_of, show_bytes
+from retrograd.errors import TraceError
+from retrograd.sites.site import parse_leniently
+from retrograd.tracing.trace import NodeEvent, Trace
+from retrograd.views.terminal import can_print, open_console, print_name, print_share
+from retrograd.views.trace_events import (
+    choose_events,
+    largest,
+    make_filter,
+    make_visible,
+    own_memory,
+    own_times,
+    print_flow,
+    print_norm,
+    shorten_line,
+)
+
+By = Literal["node", "module", "kind"]
+Measure = Literal["time", "memory"]
+
+_NO_MODULE = "(no module)"
+
+
+def print_trace(
+    trace: Trace,
+    *,
+    by: By = "node",
+    sort: Measure = "time",
+    nodes: str | None = None,
+    limit: int | None = 20,
+    file: TextIO | None = None,
+) -> None:
+    """Print what took most of the time of the backward passes, or gained most memory.
+
+    A line stands for all runs of the nodes that have the same place and source line, or module, or kind. Time spent in
+    a pass inside a node (reentrant checkpointing) counts for that pass's nodes; a share is one of the whole time of
+    the outermost passes. Where several threads run nodes, shares may add up to more than 100 %. The node that
+    raised is marked with ``!`` and is always there.
+
+    Args:
+        trace: as made by ``rg.trace()``, or loaded.
+        by: what makes a line: ``node``, ``module`` or ``kind``.
+        sort: ``time``, or ``memory``: the most that was gained in one pass.
+        nodes: a glob; only nodes whose place, kind, module or parameter it fits.
+        limit: how many lines; None for all.
+        file: where to print; standard output when left out.
+
+    Raises:
+        TraceError: for an order or a grouping that is none, or if memory is asked for and was not traced.
+        NoSuchNodeError: for a pattern that matches no node; the nearest are named.
+    """
+    _check("by", by, get_args(By))
+    _check("sort", sort, get_args(Measure))
+    has_memory = any(event.memory is not None for event in trace.events)
+    if sort == "memory" and trace.events and not has_memory:
+        raise TraceError("This trace has no memory in it.", repair="trace with rg.trace(memory=True).")
+    chosen = choose_events(trace.events, nodes)
+    lines = _gather(trace, chosen, by)
+    lines.sort(key=lambda line: line.time if sort == "time" else line.memory, reverse=True)
+    shown = [line for place, line in enumerate(lines) if limit is None or place < limit or line.raised]
+    console = open_console(file)
+    console.print(_describe(trace, len(chosen)), style="dim")
+    for text in _tell_failures(trace):
+        console.print(Text(print_name(console, text)), style="bold red")
+    if shown:
+        console.print(_make_table(console, shown, by, _outermost_time(trace), has_memory))
+    if len(lines) > len(shown):
+        console.print(f"and {len(lines) - len(shown):,} more", style="dim")
+
+
+@dataclass(slots=True)
+class _Line:
+    """What is known of some events together; times in nanoseconds.
+
+    Attributes:
+        slowest: the event that took longest.
+        memory: the most they gained in one pass, in bytes.
+        norms: largest norm that came in, and went out; -1 where none is known.
+    """
+
+    name: str
+    slowest: NodeEvent
+    runs: int = 0
+    time: int = 0
+    longest: int = -1
+    memory: int = 0
+    norms: tuple[float, float] = (-1.0, -1.0)
+    raised: bool = False
+    gained: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, event: NodeEvent, time: int, memory: int) -> None:
+        self.runs += 1
+        self.time += time
+        self.gained[event.run] += memory
+        self.memory = max(self.gained.values())
+        self.raised |= event.raised
+        self.norms = (
+            largest([self.norms[0], *(event.norms_in or ())]),
+            largest([self.norms[1], *(event.norms_out or ())]),
+        )
+        if time > self.longest:
+            self.slowest, self.longest = event, time
+
+
+def _gather(trace: Trace, chosen: Sequence[int], by: By) -> list[_Line]:
+    times, memory = own_times(trace), own_memory(trace)
+    name_of = _NAMES[by]
+    lines: dict[tuple[str, str], _Line] = {}
+    for index in chosen:
+        event = trace.events[index]
+        name = name_of(event)
+        key = (name, str(event.line) if by == "node" else "")
+        if key not in lines:
+            lines[key] = _Line(name, event)
+        lines[key].add(event, times[index], memory[index])
+    return list(lines.values())
+
+
+def _module_of(event: NodeEvent) -> str:
+    if event.module is None and event.parameter is not None:
+        return parse_leniently(event.parameter).path
+    return event.module or _NO_MODULE
+
+
+def _place_of(event: NodeEvent) -> str:
+    return event.place
+
+
+def _kind_of(event: NodeEvent) -> str:
+    return event.name
+
+
+_NAMES: dict[By, Callable[[NodeEvent], str]] = {"node": _place_of, "module": _module_of, "kind": _kind_of}
+
+
+def _describe(trace: Trace, chosen: int) -> str:
+    """The line on top."""
+    count, outermost = len(trace.events), sum(not run.depth for run in trace.passes)
+    inner = len(trace.passes) - outermost
+    parts = [
+        f"{count_of(outermost, 'pass', 'passes')}{f' and {inner:,} inside of them' if inner else ''}",
+        count_of(count, "node"),
+        f"{chosen:,} of them chosen" if chosen < count else "",
+        f"{trace.dropped:,} more not kept" if trace.dropped else "",
+        f"{_outermost_time(trace) / 1e6:,.1f} ms",
+    ]
+    return f"rank {trace.rank}: " * bool(trace.rank) + ", ".join(part for part in parts if part)
+
+
+def _tell_failures(trace: Trace) -> Iterator[str]:
+    for event in trace.events:
+        if event.raised:
+            yield f"pass {event.run} raised in {event.place}{f', {event.line}' if event.line else ''}"
+    if trace.failure is not None and trace.failure.bundle is not None:
+        yield f"run that node again: retrograd replay {trace.failure.bundle}"
+
+
+def _outermost_time(trace: Trace) -> int:
+    return sum(max(run.end - run.begin, 0) for run in trace.passes if not run.depth)  # one that runs has no end yet
+
+
+def _make_table(console: Console, lines: Sequence[_Line], by: By, total: int, has_memory: bool) -> Table:
+    arrow = "→" if can_print(console, "→") else "->"
+    micro = "µs" if can_print(console, "µs") else "us"
+    has_norms = any(max(line.norms) != -1 for line in lines)
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, header_style="bold")
+    wraps = {"overflow": "fold" if console.is_terminal else "ignore", "no_wrap": not console.is_terminal}
+    table.add_column(by, **wraps)  # type: ignore[arg-type]
+    for title in ("runs", "ms", "share", f"mean {micro}", *_extra_titles(has_memory, has_norms)):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("gradients", **wraps)  # type: ignore[arg-type]
+    if by == "node":
+        table.add_column("line", no_wrap=True)
+    for line in lines:
+        cells = [
+            f"{'! ' if line.raised else ''}{line.name}",
+            f"{line.runs:,}",
+            f"{line.time / 1e6:,.3f}",
+            print_share(line.time / total if total else 0.0),
+            f"{line.time / line.runs / 1e3:,.1f}",
+        ]
+        if has_memory:
+            cells.append(show_bytes(line.memory, signed=True))
+        if has_norms:
+            cells += [print_norm(norm) for norm in line.norms]
+        cells.append(print_flow(line.slowest, arrow))
+        if by == "node":
+            cells.append(shorten_line(line.slowest.line))
+        table.add_row(*(Text(print_name(console, cell)) for cell in cells), style="bold red" if line.raised else "")
+    return table
+
+
+def _extra_titles(has_memory: bool, has_norms: bool) -> list[str]:
+    return ["memory"] * has_memory + ["norm in", "norm out"] * has_norms
+
+
+def _check(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise TraceError(f"{name}={value!r} is not known.", repair=f"give one of {', '.join(known)}.")
+
+
+def format_event(event: NodeEvent) -> str:
+    """One line for a node that has run: time, place, shapes, what was measured, source line.
+
+    Returns:
+        As in ``"   0.132 ms  blocks.3:SoftmaxBackward0  float32[4, 8] → float32[4, 8]  model.py:30"``.
+    """
+    parts = [f"{(event.end - event.begin) / 1e6:8.3f} ms", event.place, print_flow(event)]
+    norms = [print_norm(largest(norms)) for norms in (event.norms_in, event.norms_out) if norms]
+    if set(norms) - {"-"}:
+        parts.append(f"norm {' → '.join(norms)}")
+    if event.memory is not None:
+        parts.append(show_bytes(event.memory, signed=True))
+    parts.append(shorten_line(event.line))
+    if event.raised:
+        parts.append("RAISED")
+    return "  ".join(part for part in parts if part)
+
+
+class LiveLines:
+    """Prints each finished node, for ``rg.trace(live=rg.LiveLines("blocks.3*"))``.
+
+    Args:
+        pattern: a glob; only nodes whose place, kind, module or parameter it fits are printed.
+        file: where to; ``sys.stderr``, as it is at that moment, when left out.
+        prefix: what each line begins with, as in ``"rank 1 "``.
+    """
+
+    def __init__(self, pattern: str | None = None, file: TextIO | None = None, prefix: str = "") -> None:
+        self._wants = make_filter(pattern)
+        self._file = file
+        self._prefix = prefix
+
+    def __call__(self, event: NodeEvent) -> None:
+        file = sys.stderr if self._file is None else self._file
+        if file is None or not self._wants(event):
+            return
+        encoding = getattr(file, "encoding", None) or "utf-8"
+        text = (
+            make_visible(f"{self._prefix}{format_event(event)}").encode(encoding, "backslashreplace").decode(encoding)
+        )
+        with contextlib.suppress(OSError, ValueError):  # nobody listens any more, which is no reason to stop training
+            text = text.encode(encoding, "backslashreplace").decode(encoding)
+            file.write(text + "\n")  # in one piece, since other threads and ranks write too
