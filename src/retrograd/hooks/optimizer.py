@@ -160,7 +160,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if count_steps(optimizer) > 1:
         return
     _here.stepping = weakref.ref(optimizer)
-    for listener in _listeners:
+    for listener in reversed(_listeners):  # who came last is around the others
         listener.update_begins(optimizer)
 
 

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from retrograd.hooks.engine import (
+    count_function_modes,
     current_graph_task,
     current_node,
     grad_enabled,
     inference_enabled,
     next_sequence_number,
+    without_functions,
 )
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import number_of
@@ -121,11 +123,18 @@ class SlotWatch:
             call = self._next_call(calls)
         place = calls.plain[call]
         if place is not None and type(value) is torch.Tensor:
-            hooked = self._visit(place, value)
+            hooked = self._visit_alone(place, value) if count_function_modes() else self._visit(place, value)
         else:
             hooked = self._see_nested(lane, calls, call, value)
         if not hooked and lane.mode is Mode.GRAD and not grad_enabled():
             calls.unhooked.append((next_sequence_number(), calls.places[call]))
+
+    def _visit_alone(self, place: Place, tensor: torch.Tensor) -> bool:
+        """Record a tensor; what we ask of it is none of the program's operations, but statistics of the user's are."""
+        if place.value is not None and place.value.custom is not None:
+            return self._visit(place, tensor)
+        with without_functions():
+            return self._visit(place, tensor)
 
     def _next_call(self, calls: Calls) -> int:
         """The number of a call that comes for the first time."""
