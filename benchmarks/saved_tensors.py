@@ -60,16 +60,16 @@ from device import (
 from interleaved import show
 from nets import Block, Bottleneck, Net, make_gpt2, make_gpt2_medium, make_resnet
 from options import make_plain_parser
+from retrograd.budget.planned import Planned
 from retrograd.errors import RetrogradError
-from retrograd.saved.cpu import Cpu
-from retrograd.saved.disk import Disk
-from retrograd.saved.keep import Keep
+from retrograd.policies.cpu import Cpu
+from retrograd.policies.disk.disk import Disk
+from retrograd.policies.keep import Keep
+from retrograd.policies.lossless import Lossless
+from retrograd.policies.precision import Bfloat16, EightBit
+from retrograd.policies.recompute import Recompute
+from retrograd.policies.sizes import show_bytes
 from retrograd.saved.keeping import Policies, keep_saved
-from retrograd.saved.lossless import Lossless
-from retrograd.saved.planned import Planned
-from retrograd.saved.precision import Bfloat16, EightBit
-from retrograd.saved.recompute import Recompute
-from retrograd.saved.sizes import show_bytes
 
 T = TypeVar("T")
 

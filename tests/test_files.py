@@ -20,8 +20,8 @@ import retrograd as rg
 from retrograd import files
 from retrograd.graph.graph import Graph
 from retrograd.history.history import History
+from retrograd.inventory.inventory import Inventory
 from retrograd.runs.export import export_csv
-from retrograd.saved.inventory import Inventory
 from retrograd.tracing.trace import Trace
 from tests.processes import wait_for_child
 from tests.runs.written import write_run

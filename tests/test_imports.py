@@ -15,8 +15,10 @@ MAY_IMPORT = {
     "errors": set(),
     "files": set(),
     "foreign": set(),
+    "norms": set(),
     "notices": set(),
     "randomness": set(),
+    "trials": set(),
     "sites": set(),
     "statistics": set(),
     "history": {"sites", "statistics"},
@@ -27,18 +29,32 @@ MAY_IMPORT = {
     "tracing": {"graph", "engine", "bundles", "hooks", "runs"},
     "stepping": {"graph", "hooks"},
     "hangs": {"graph", "hooks", "runs"},
-    "views": {"findings", "runs", "graph", "tracing", "hangs", "saved", "adjoint", "history", "sites", "statistics"},
+    "views": {
+        "findings",
+        "runs",
+        "graph",
+        "tracing",
+        "hangs",
+        "inventory",
+        "adjoint",
+        "history",
+        "sites",
+        "statistics",
+    },
     "hooks": {"sites"},
     "memory": set(),
     "rules": {"memory", "history", "sites"},
-    "testing": {"findings", "recording", "history", "rules", "memory", "saved", "functions"},
+    "testing": {"findings", "recording", "history", "rules", "memory", "saved", "policies", "functions"},
     "rewriting": {"rules", "memory", "hooks", "runs", "history", "sites"},
     "functions": {"memory", "hooks"},
     "features": {"hooks", "runs", "sites"},
     "adjoint": {"kinks", "hooks", "sites"},
     "kinks": {"engine", "graph", "history", "hooks"},
-    "saved": {"hooks", "graph", "sites"},
-    "facts": {"kinks", "hooks", "graph", "history", "saved", "sites", "statistics"},
+    "policies": {"hooks"},
+    "budget": {"policies", "hooks"},
+    "saved": {"budget", "policies", "hooks", "sites"},
+    "inventory": {"graph", "hooks"},
+    "facts": {"kinks", "hooks", "graph", "history", "sites", "statistics"},
     "findings": {"history", "runs", "sites", "statistics"},
     "gradients": {"findings", "graph", "hooks", "sites"},
     "comparing": {"findings", "history", "runs", "sites"},
@@ -52,7 +68,7 @@ MAY_IMPORT = {
         "tracing",
         "stepping",
         "hangs",
-        "saved",
+        "inventory",
         "views",
         "runs",
         "history",
@@ -62,7 +78,7 @@ MAY_IMPORT = {
 }
 """Room → the rooms it may import. The package's ``__init__`` re-exports."""
 
-OPEN = {"errors", "files", "foreign", "notices", "randomness"}
+OPEN = {"errors", "files", "foreign", "norms", "notices", "randomness", "trials"}
 """What is no room, and open to all."""
 
 DEFERRED = {
@@ -71,6 +87,7 @@ DEFERRED = {
     "retrograd.launch.bootstrap.sitecustomize": "runs in every interpreter that is started, most of them without torch",
     "retrograd.features.progress": "rich draws from `random` when it is loaded, and only a bar needs it",
     "retrograd.launch.inventory": "a script that loads rich itself must be the first: that draws from `random`",
+    "retrograd.launch.parser": "`importlib.metadata` takes as long to load as all else, and only --version needs it",
     "retrograd.launch.session": "a process that trains nothing writes nothing, and need not load pyarrow",
     "retrograd.launch.tracing": "a script that loads rich itself must be the first: that draws from `random`",
     "retrograd.runs.export": "tensorboard is an optional dependency",

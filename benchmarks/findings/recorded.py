@@ -17,7 +17,7 @@ from children import run_in_child
 from corpus import Case
 
 import retrograd as rg
-from retrograd.launch.request import Request
+from retrograd.launch.requests import RunRequest
 
 LIMIT_SECONDS = 300
 SOURCE = Path(rg.__file__).parent
@@ -67,7 +67,7 @@ def _explain_run(case: Case, way: Way, folder: Path) -> list[dict[str, Any]]:
     if not (folder / "run" / "manifest.json").exists():
         script = _prepare(case, way, folder)
         if way.forked and "mp.spawn" not in case.text:
-            request = Request(str(folder / "run"), "run", (str(script),), steps=way.every)
+            request = RunRequest(path=str(folder / "run"), shown="run", command=(str(script),), every=way.every)
             run_in_child(script, folder / "log.txt", lambda: _begin(request), LIMIT_SECONDS)
         else:
             _call("run", "-o", str(folder / "run"), "--every", str(way.every), script.name, folder=folder)
@@ -91,7 +91,7 @@ def _prepare(case: Case, way: Way, folder: Path) -> Path:
     return script
 
 
-def _begin(request: Request) -> None:
+def _begin(request: RunRequest) -> None:
     from retrograd.launch.session import start_session
 
     os.environ["RETROGRAD_RUN"] = request.write()

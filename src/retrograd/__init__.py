@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from retrograd.graph.walker import walk as walk
     from retrograd.hangs.watch import watch_hangs as watch_hangs
     from retrograd.history.history import History as History
+    from retrograd.inventory.inventory import Inventory as Inventory
+    from retrograd.inventory.recorder import take_inventory as take_inventory
     from retrograd.kinks.find import find_kinks as find_kinks
     from retrograd.kinks.kinks import Kinks as Kinks
     from retrograd.recording.keep import Keep as Keep
@@ -54,9 +56,7 @@ if TYPE_CHECKING:
     from retrograd.rules.rehearsal import rehearse as rehearse
     from retrograd.runs.reader import Run as Run
     from retrograd.runs.reader import open_run as open_run
-    from retrograd.saved.inventory import Inventory as Inventory
     from retrograd.saved.keeping import keep_saved as keep_saved
-    from retrograd.saved.taking import take_inventory as take_inventory
     from retrograd.statistics.custom import statistic as statistic
     from retrograd.stepping.stepper import step_through as step_through
     from retrograd.tracing.trace import Trace as Trace
@@ -82,7 +82,7 @@ _HOMES = {
     "GradientReasons": "gradients.gradient_reasons",
     "Graph": "graph.graph",
     "History": "history.history",
-    "Inventory": "saved.inventory",
+    "Inventory": "inventory.inventory",
     "Keep": "recording.keep",
     "Kinks": "kinks.kinks",
     "LiveLines": "views.trace_lines",
@@ -120,7 +120,7 @@ _HOMES = {
     "run_from": "engine.replayer",
     "statistic": "statistics.custom",
     "step_through": "stepping.stepper",
-    "take_inventory": "saved.taking",
+    "take_inventory": "inventory.recorder",
     "trace": "tracing.tracer",
     "walk": "graph.walker",
     "watch": "recording.record",

@@ -36,6 +36,19 @@ def warn(text: str) -> None:
             sys.stderr.write(warnings.formatwarning(text, RetrogradWarning, file, line))
 
 
+class Notices:
+    """Warnings that are given once each."""
+
+    def __init__(self) -> None:
+        self._kinds: set[str] = set()
+
+    def warn_once(self, kind: str, text: str) -> None:
+        """Warn, unless something of this kind was said before."""
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            warn(text)
+
+
 def _find_program(frame: FrameType | None) -> tuple[int, FrameType | None]:
     """The innermost frame that is not ours, torch's or of a ``with``, and its level as ``warnings.warn`` counts it."""
     torch: Any = sys.modules.get("torch")

@@ -21,7 +21,7 @@ import retrograd as rg
 from retrograd.findings.explain import make_record
 from retrograd.findings.record import Record
 from retrograd.history.facts import Call, OptimizerMade
-from retrograd.hooks.construction import leave_construction, watch_construction
+from retrograd.hooks.construction import construction_watch
 from tests.facts.marks import marked
 
 LINES = marked(__file__)
@@ -251,11 +251,11 @@ def test_calls_of_another_thread_are_not_this_programs_order() -> None:
 
 def test_an_optimizer_and_what_it_holds() -> None:
     def train(model: nn.Module) -> None:
-        watch_construction()
+        construction_watch.hold()
         strange = nn.Parameter(torch.ones(2))
         groups = [{"params": [model[0].weight, strange], "lr": 0.2}, {"params": [model[2].bias]}]
         update = torch.optim.AdamW(groups, lr=0.1, betas=(0.8, 0.9), weight_decay=0.3)  # at: AdamW
-        leave_construction()
+        construction_watch.release()
         for number in range(2):
             model(torch.ones(1, 4)).sum().backward()
             update.step()
@@ -274,13 +274,13 @@ def test_an_optimizer_and_what_it_holds() -> None:
 
 def test_an_optimizer_made_anew_each_step_and_one_that_never_steps() -> None:
     def train(model: nn.Module) -> None:
-        watch_construction()
+        construction_watch.hold()
         idle = torch.optim.Adam(model.parameters())  # at: Adam
         for _ in range(60):
             update = torch.optim.SGD(model.parameters(), lr=0.1)
             model(torch.ones(1, 4)).sum().backward()
             update.step()
-        leave_construction()
+        construction_watch.release()
         assert idle.state == {}
 
     record_ = record(train)

@@ -95,6 +95,24 @@ def test_each_operation_has_its_line_its_module_and_what_made_its_operands() -> 
     assert names[fact.loss] == "nll_loss"
 
 
+def test_operands_from_before_that_have_a_graph() -> None:
+    net = nn.Linear(4, 4)
+    leaf, made = torch.ones(4, requires_grad=True), {}
+
+    def train() -> None:
+        carried, data = leaf.exp(), torch.ones(4)
+        made.update(carried=carried, data=data, leaf=leaf, cut=carried.detach())
+        out = net(data)
+        for each in made.values():
+            out = out * each
+        out.sum().backward()
+
+    [(_, listed)] = operations_of(train, net)
+    given = [each.operands[1] for each in listed if each.name == "mul"]
+    assert given == [-2 if each.grad_fn is not None else -1 for each in made.values()]
+    assert given == [-2, -1, -1, -1]
+
+
 def test_the_nodes_are_those_that_torch_counts() -> None:
     net = Net()
     loss = net(torch.ones(5, 4)).softmax(-1).log().sum()

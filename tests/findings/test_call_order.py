@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+import pytest
+
 from retrograd.findings.detectors.call_order import BackwardNeverCalled, NeverSteps, StepBeforeBackward, StepTooSeldom
 from retrograd.findings.detectors.repeated_backward import AccumulationNotDivided, DoubleBackward
 from retrograd.history.sink import Event, Moment
@@ -104,6 +106,15 @@ def test_the_same_loss_twice() -> None:
     assert "2 times from the same loss (0.5) before 5 of 5 updates" in found.message
 
 
+def test_the_same_loss_twice_where_few_steps_were_recorded() -> None:
+    calls = make_calls([("zero_grad", "forward", "backward", "second backward", "step")] * 10)
+    seldom = [each for each in _with_losses(10, (0.5, 0.5), (0, 0)) if each.moment.step % 5 == 0]
+    [found] = ask(DoubleBackward, _record(calls, seldom))
+    assert "2 times from the same loss (0.5) before 2 of 2 updates" in found.message
+    apart = [each for each in _with_losses(10, (0.5, 0.25), (0, 0)) if each.moment.step % 5 == 0]
+    assert not ask(DoubleBackward, _record(calls, apart))
+
+
 def test_a_loss_that_counts_twice() -> None:
     first = [("mse_loss", (-1, -1), ((8, 1), (8, 1)), (), "reduction=mean"), ("mean", (-1,), ((8,),), ())]
     total = [*first, ("add", (0, 1), ((), ()), ())]
@@ -139,6 +150,13 @@ def test_means_that_are_added_up() -> None:
     assert "4 micro-batches" in found.message
     adam = make_calls(FOUR, step={"about": "Adam#1"}, zero_grad={"about": "Adam#1"})
     assert [each.severity for each in ask(AccumulationNotDivided, make_program([*adam, MEAN]))] == ["note"]
+
+
+@pytest.mark.parametrize(("norm", "severity"), [(0.9, "note"), (3.0, "warning"), (5.0, "note")])
+def test_sums_that_are_clipped_where_their_mean_is_not(norm: float, severity: str) -> None:
+    four = [(*("forward", "backward") * 4, "clip_grad_norm_", "step", "zero_grad")] * 5
+    calls = make_calls(four, step={"about": "Adam#1"}, clip_grad_norm_={"max_norm": 1.0, "value": norm})
+    assert [each.severity for each in ask(AccumulationNotDivided, make_program([*calls, MEAN]))] == [severity]
 
 
 def test_sums_of_means_behind_two_forwards() -> None:

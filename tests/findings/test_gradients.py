@@ -299,12 +299,36 @@ def test_a_state_that_is_carried_over() -> None:
 
     def step() -> None:
         nonlocal state
-        state = cell(torch.randn(2, 3), state)
+        state = cell(torch.randn(2, 3), state)  # here
         state.square().mean().backward()
 
     (finding,) = train(cell, step, error="second time")
     assert finding.detector == "freed-graph"
     assert "graph of an earlier step" in finding.message
+    assert "takes float32[2, 5] that was made before this forward" in finding.message
+    assert finding.line == line_here(step)
+
+
+def test_a_state_that_is_kept_in_the_model() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(5, 5)
+            self.mean = torch.zeros(5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.fc(x)
+            self.mean = 0.9 * self.mean + out.mean(0)  # here
+            return out - self.mean
+
+    net = Mean()
+
+    def step() -> None:
+        net(torch.randn(4, 5)).square().mean().backward()
+
+    (finding,) = train(net, step, error="second time")
+    assert (finding.detector, finding.line) == ("freed-graph", line_here(Mean.forward))
+    assert "takes float32[5] that was made before this forward" in finding.message
 
 
 def test_one_graph_twice() -> None:

@@ -4,7 +4,7 @@ from retrograd.findings.detectors.failed import Failed
 from retrograd.findings.detectors.graphs import GraphGrows, GraphLeaks
 from retrograd.findings.detectors.sharing import SharedByAccident, WeightsUntied
 from retrograd.findings.record import Record
-from retrograd.history.facts import GraphSize, Parameter
+from retrograd.history.facts import Fact, GraphSize, Input, Parameter
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import ask, make_record, spread
 from tests.findings.programs import make_calls, make_chain, make_program
@@ -12,13 +12,29 @@ from tests.findings.programs import make_calls, make_chain, make_program
 LOOKS = (0, 1, 2, 4, 8, 16, 32)
 
 
-def _sizes(nodes: Sequence[float], alive: Sequence[int] = (0,) * 7) -> Record:
+def _sizes(nodes: Sequence[float], alive: Sequence[int] = (0,) * 7, also: Sequence[Fact] = ()) -> Record:
     facts = [
         GraphSize(value=value, alive=held, moment=Moment(step))
         for step, value, held in zip(LOOKS, nodes, alive, strict=True)
     ]
     calls = make_calls([("forward", "backward", "step")] * 33)
-    return make_record(range(33), lambda step: {"0:weight.grad": spread(1.0)}, facts=[*facts, *calls])
+    return make_record(range(33), lambda step: {"0:weight.grad": spread(1.0)}, facts=[*facts, *calls, *also])
+
+
+def _carry(module: str, *given: Fact) -> Record:
+    """A graph that grows, as the state of size [1, 4, 8] is handed on."""
+    lstm = ("lstm", (-1, -2, -1), ((2, 4, 3), (1, 4, 8), (32, 3)), (2, 4, 8), "", module)
+    chain = make_chain(lstm, ("mean", (0,), ((2, 4, 8),), ()), outputs=[0], step=1)
+    return _sizes([9.0 + 5 * step for step in LOOKS], also=[chain, *given])
+
+
+def test_what_a_growing_graph_carries_over() -> None:
+    [found] = ask(GraphGrows, _carry("rnn"))
+    assert found.message.endswith("without detach: `lstm` (train.py:30) takes float32[1, 4, 8] that was made before "
+                                  "this forward")  # fmt: skip
+    assert found.line == "train.py:30"
+    state = Input(name="self:input.state", dtype="float32", shape=(1, 4, 8), moment=Moment(1))
+    assert [each.line for each in ask(GraphGrows, _carry("rnn", state))] == ["train.py:11"]
 
 
 def test_a_graph_that_grows_with_the_step() -> None:
@@ -38,6 +54,15 @@ def test_graphs_that_are_kept() -> None:
     [found] = ask(GraphLeaks, _sizes([9.0] * 7, LOOKS))
     assert (found.severity, found.step) == ("warning", 1)
     assert "32 graphs of earlier steps are still held at step 32" in found.message
+    assert found.line == "train.py:12"
+
+
+def test_the_loss_whose_graphs_are_kept() -> None:
+    loss = make_chain(("linear", (-1,), ((4, 3),), (4, 1), "", "0"), ("mean", (0,), ((4, 1),), ()), outputs=[0])
+    [found] = ask(GraphLeaks, _sizes([9.0] * 7, LOOKS, [loss]))
+    assert (found.line, found.message.endswith("; the loss is made in train.py:31")) == ("train.py:31", True)
+    inner = make_chain(("mean", (-1,), ((4, 1),), (), "", "0"), outputs=[0])
+    assert [each.line for each in ask(GraphLeaks, _sizes([9.0] * 7, LOOKS, [inner]))] == ["train.py:12"]
 
 
 def test_a_few_graphs_that_are_kept() -> None:

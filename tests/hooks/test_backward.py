@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
+from retrograd.hooks.backward import backward_listeners
 
 
 class Listener:
@@ -30,11 +30,11 @@ class Listener:
 @contextmanager
 def listening() -> Iterator[Listener]:
     listener = Listener()
-    listen_to_backward(listener)
+    backward_listeners.add(listener)
     try:
         yield listener
     finally:
-        unlisten_to_backward(listener)
+        backward_listeners.remove(listener)
 
 
 def loss() -> Tensor:
@@ -142,10 +142,10 @@ def test_a_listener_may_leave_while_it_is_told() -> None:
     class Leaving(Listener):
         def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
             super().backward_begins(roots)
-            unlisten_to_backward(self)
+            backward_listeners.remove(self)
 
     leaving = Leaving()
-    listen_to_backward(leaving)
+    backward_listeners.add(leaving)
     loss().backward()
     loss().backward()
     assert leaving.heard[1:] == ["ended"]
@@ -191,8 +191,8 @@ def test_who_begins_to_listen_within_a_pass_is_told_of_it() -> None:
     first, late = Listener(), Listener()
     x = torch.ones(2, requires_grad=True)
     y = x * 2
-    y.register_hook(lambda gradient: listen_to_backward(late))
-    listen_to_backward(first)
+    y.register_hook(lambda gradient: backward_listeners.add(late))
+    backward_listeners.add(first)
     try:
         y.sum().backward()
         assert [str(each) for each in late.heard] == [str(each) for each in first.heard]
@@ -200,5 +200,5 @@ def test_who_begins_to_listen_within_a_pass_is_told_of_it() -> None:
         loss().backward()
         assert late.heard[3:] == ["ended"]
     finally:
-        unlisten_to_backward(first)
-        unlisten_to_backward(late)
+        backward_listeners.remove(first)
+        backward_listeners.remove(late)

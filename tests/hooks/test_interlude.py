@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.hooks.bare_calls import NoTensorHooks, strip_hooks
+from retrograd.hooks.copies import NoTensorHooks, strip_hooks
 from retrograd.hooks.interlude import interlude, run_backward
 
 

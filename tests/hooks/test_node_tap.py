@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.engine import current_node
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import IDENTITIES_LAST, name_of
@@ -52,11 +52,11 @@ class Tapper:
 @contextmanager
 def tapping() -> Iterator[Tapper]:
     tapper = Tapper()
-    follow_backward(tapper)
+    backward_followers.add(tapper)
     try:
         yield tapper
     finally:
-        unfollow_backward(tapper)
+        backward_followers.remove(tapper)
 
 
 def all_nodes(root: Tensor) -> list[Any]:
@@ -178,11 +178,11 @@ def test_a_leaf_still_gets_the_gradient_itself() -> None:
     y.grad_fn.register_hook(lambda out, _: pointers.append(out[0].data_ptr()))
     follower = Tapper()
     follower.note = lambda incoming: None  # type: ignore[method-assign]
-    follow_backward(follower)
+    backward_followers.add(follower)
     try:
         y.backward(torch.ones(2))
     finally:
-        unfollow_backward(follower)
+        backward_followers.remove(follower)
     assert x.grad is not None
     assert [x.grad.data_ptr()] == pointers
 
@@ -216,12 +216,12 @@ def test_a_pass_that_raises(error: BaseException) -> None:
     tapper = Tapper()
     forward_end = tapper.run_ends
     tapper.run_ends = lambda run, e: (ends.append(e), forward_end(run, e))[1]  # type: ignore[method-assign]
-    follow_backward(tapper)
+    backward_followers.add(tapper)
     try:
         with pytest.raises(type(error)):
             y.sum().backward()
     finally:
-        unfollow_backward(tapper)
+        backward_followers.remove(tapper)
     assert ends == [error]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
+from retrograd.hooks.optimizer import optimizer_listeners
 
 
 class Listener:
@@ -36,11 +36,11 @@ class Listener:
 @contextmanager
 def listening() -> Iterator[Listener]:
     listener = Listener()
-    listen_to_optimizers(listener)
+    optimizer_listeners.add(listener)
     try:
         yield listener
     finally:
-        unlisten_to_optimizers(listener)
+        optimizer_listeners.remove(listener)
 
 
 def make(kind: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, **options: Any) -> tuple[nn.Module, Any]:
@@ -104,9 +104,9 @@ def test_hooks_of_the_user_stay_in_order() -> None:
     update.register_step_pre_hook(lambda *_: heard.append("pre"))
     update.register_step_post_hook(lambda *_: heard.append("post"))
     writing = Writing()
-    listen_to_optimizers(writing)
+    optimizer_listeners.add(writing)
     update.step()
-    unlisten_to_optimizers(writing)
+    optimizer_listeners.remove(writing)
     update.step()
     assert [each for each in heard if each != "ours"] == ["pre", "post", "pre", "post"]
     assert heard.count("ours") == 2

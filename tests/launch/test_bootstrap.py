@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from retrograd.launch.process import BOOTSTRAP, make_environment
-from retrograd.launch.request import Request
+from retrograd.launch.requests import RunRequest
 from tests.launch.conftest import ENVIRONMENT
 
-REQUEST = Request(path="/nowhere/run", shown="run", command=("train.py",))
+REQUEST = RunRequest(path="/nowhere/run", shown="run", command=("train.py",))
 
 
 def run(code: str, environment: dict[str, str], *flags: str) -> str:

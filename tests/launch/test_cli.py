@@ -104,7 +104,7 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     code = """
 import sys
 from retrograd import cli
-cli._view = lambda arguments: print("x" * 1_000_000)
+cli.View.carry_out = lambda self: print("x" * 1_000_000)
 sys.exit(cli.main(["view", "."]))
 """
     process = subprocess.Popen(
@@ -122,7 +122,12 @@ sys.exit(cli.main(["view", "."]))
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
 def test_ctrl_c_ends_us_without_a_traceback() -> None:
-    code = "from retrograd import cli\ndef view(_): raise KeyboardInterrupt\ncli._view = view; cli.main(['view', '.'])"
+    code = """
+from retrograd import cli
+def view(self): raise KeyboardInterrupt
+cli.View.carry_out = view
+cli.main(["view", "."])
+"""
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, check=False)
     assert done.returncode == -signal.SIGINT
     assert not done.stderr

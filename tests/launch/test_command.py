@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from retrograd.errors import LaunchError
-from retrograd.launch.command import choose_folder, resolve_command, split_command
+from retrograd.launch.command import choose_folder, resolve_command
+from retrograd.launch.parser import split_command
+from retrograd.launch.requests import RunRequest
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,7 @@ from retrograd.launch.command import choose_folder, resolve_command, split_comma
 )
 def test_the_command_begins_where_our_options_end(line: str) -> None:
     ours, command = (part.split() for part in line.split("|"))
-    assert split_command([*ours, *command]) == ([word for word in ours if word != "--"], command)
+    assert split_command([*ours, *command], RunRequest) == ([word for word in ours if word != "--"], command)
 
 
 def test_a_script_is_run_by_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.launch.debugger import Debugger
-from retrograd.launch.debugging import DebugRequest, read_debug_request
 from retrograd.launch.prompt import _HELP, Prompt, _names_of
+from retrograd.launch.requests import DebugRequest
 from retrograd.launch.scene import Orders, Scene
 from retrograd.stepping.breakpoints import parse_breakpoint
 from tests.launch.conftest import ENVIRONMENT, SCRIPTS
@@ -365,8 +365,8 @@ def test_all_commands_have_help() -> None:
 
 
 def test_the_request_travels() -> None:
-    request = DebugRequest(("norm > 3", "a*"), nonfinite=False)
-    assert read_debug_request({"RETROGRAD_DEBUG": request.write()}) == request
+    request = DebugRequest(breakpoints=("norm > 3", "a*"), nonfinite=False)
+    assert DebugRequest.read({"RETROGRAD_DEBUG": request.write()}) == request
 
 
 class Running:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from retrograd.cli import main
-from retrograd.launch.inventory_request import InventoryRequest, read_inventory_request
-from retrograd.saved.inventory import Inventory
+from retrograd.inventory.inventory import Inventory
+from retrograd.launch.requests import InventoryRequest
 from tests.launch.conftest import SCRIPTS, run
 
 MODES = """
@@ -126,5 +126,5 @@ def test_what_cannot_be_asked(
 
 
 def test_the_request_travels() -> None:
-    request = InventoryRequest("/tmp/out", "out", step=3, by="tensor", timed=True)
-    assert read_inventory_request({InventoryRequest.variable: request.write()}) == request
+    request = InventoryRequest(path="/tmp/out", shown="out", step=3, by="tensor", timed=True)
+    assert InventoryRequest.read({InventoryRequest.variable: request.write()}) == request

@@ -3,35 +3,35 @@ from __future__ import annotations
 import pytest
 
 from retrograd.errors import PatternError, ScheduleError
-from retrograd.launch.request import VARIABLE, Request, read_request
+from retrograd.launch.requests import RunRequest
 
-FULL = Request(
+FULL = RunRequest(
     path="/runs/x",
     shown="x",
     command=("torchrun", "train.py"),
     sites=("a*", "!b"),
-    steps="log",
+    schedule="log",
     tensors=("c",),
     histogram=False,
     resume=True,
 )
 
 
-@pytest.mark.parametrize("request_", [FULL, Request(path="/x", shown="x", command=())])
-def test_a_request_travels_through_the_environment(request_: Request) -> None:
-    assert read_request({VARIABLE: request_.write()}) == request_
+@pytest.mark.parametrize("request_", [FULL, RunRequest(path="/x", shown="x", command=())])
+def test_a_request_travels_through_the_environment(request_: RunRequest) -> None:
+    assert RunRequest.read({RunRequest.variable: request_.write()}) == request_
 
 
 def test_steps_are_a_schedule() -> None:
-    third = Request(path="", shown="", command=(), steps=3).schedule
+    third = RunRequest(every=3).make_schedule()
     assert [step for step in range(8) if third(step)] == [0, 3, 6]
-    assert FULL.schedule(0)
-    assert not FULL.schedule(1_000_001)
+    assert FULL.make_schedule()(0)
+    assert not FULL.make_schedule()(1_000_001)
 
 
 def test_what_is_wrong_is_found_before_a_model_is_known() -> None:
     FULL.check()
     with pytest.raises(ScheduleError):
-        Request(path="", shown="", command=(), steps=0).check()
+        RunRequest(every=0).check()
     with pytest.raises(PatternError):
-        Request(path="", shown="", command=(), tensors=("re:[",)).check()
+        RunRequest(tensors=("re:[",)).check()

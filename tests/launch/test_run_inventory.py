@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrograd.cli import main
-from retrograd.saved.inventory import Inventory
+from retrograd.inventory.inventory import Inventory
 from tests.launch.recorded import Outcome, recorded, steps
 
 

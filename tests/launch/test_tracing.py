@@ -15,7 +15,7 @@ import pytest
 from retrograd.cli import main
 from retrograd.errors import TraceError
 from retrograd.launch import closing
-from retrograd.launch.trace_request import TraceRequest, parse_steps, read_trace_request
+from retrograd.launch.requests import TraceRequest, parse_passes
 from retrograd.tracing.trace import Trace
 from tests.launch.conftest import SCRIPTS, run
 from tests.views.chrome_rules import Content, read_checked
@@ -211,7 +211,7 @@ def test_each_pass_is_written_when_it_ends(outcome: Outcome) -> None:
 def test_a_process_that_dies_in_its_first_pass_is_spoken_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    request = TraceRequest(str(tmp_path), "traces/it")
+    request = TraceRequest(path=str(tmp_path), shown="traces/it")
     monkeypatch.setenv(TraceRequest.variable, request.write())
     monkeypatch.setenv(closing.SPEAKER, str(os.getpid()))
     monkeypatch.setattr(sys, "__stderr__", sys.stderr)
@@ -289,19 +289,22 @@ def test_every_rank_of_torchrun(outcome: Outcome) -> None:
     [("3", (0, 3)), ("10:12", (10, 12)), ("10:", (10, None)), (":5", (0, 5)), (":", (0, None))],
 )
 def test_steps(text: str, passes: tuple[int, int | None]) -> None:
-    assert parse_steps(text) == passes
+    assert parse_passes(text) == passes
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "3:3", "5:2", "-2:5", "a", "1:b", "1:2:3", "1.5"])
 def test_steps_that_are_none(text: str) -> None:
     with pytest.raises(TraceError, match=r"--steps 10:12"):
-        parse_steps(text)
+        parse_passes(text)
 
 
 def test_a_request_travels_through_the_environment() -> None:
-    full = TraceRequest("/x", "x", 1, None, "a*", live=True, norms=True, memory=True, by="kind", sort="memory")
-    for request in (full, TraceRequest("/x", "x")):
-        assert read_trace_request({"RETROGRAD_TRACE": request.write()}) == request
+    full = TraceRequest(
+        path="/x", shown="x", steps="1:", nodes="a*", live=True, norms=True, memory=True, by="kind", sort="memory"
+    )
+    for request in (full, TraceRequest(path="/x", shown="x")):
+        assert TraceRequest.read({"RETROGRAD_TRACE": request.write()}) == request
+    assert full.passes == (1, None)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import RetrogradWarning
-from retrograd.hooks import interventions
+from retrograd.hooks.interventions import intervention_listeners
 from retrograd.rewriting.rewriting import rewrite
 from retrograd.rules.clip_norm import ClipNorm
 from retrograd.rules.rule import Rule
@@ -200,7 +200,7 @@ def test_nothing_is_left_in_the_model() -> None:
     assert {name: set(vars(module)) for name, module in net.named_modules()} == before
     net(x).sum().backward()
     assert_same(gradients(net), expected)
-    assert not interventions.listeners
+    assert not intervention_listeners
 
 
 def test_a_graph_that_outlives_the_rules() -> None:

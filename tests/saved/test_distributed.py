@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from retrograd.saved.disk import Disk
+from retrograd.budget.planned import Planned
+from retrograd.policies.disk.disk import Disk
+from retrograd.policies.policy import Policy
+from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import keep_saved
-from retrograd.saved.planned import Planned
-from retrograd.saved.policy import Policy
-from retrograd.saved.recompute import Recompute
 from tests.processes import Work, run_in_two
 
 pytestmark = pytest.mark.slow

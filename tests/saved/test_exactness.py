@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from retrograd.saved.disk import Disk
-from retrograd.saved.keep import Keep
+from retrograd.policies.disk.disk import Disk
+from retrograd.policies.keep import Keep
+from retrograd.policies.lossless import Lossless
+from retrograd.policies.policy import Packed, Policy, Saved
+from retrograd.policies.precision import Bfloat16
+from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import SavedHandle, keep_saved
-from retrograd.saved.lossless import Lossless
-from retrograd.saved.policy import Packed, Policy, Saved
-from retrograd.saved.precision import Bfloat16
-from retrograd.saved.recompute import Recompute
 from tests.recording.nets import ZOO, build, train
 
 Result = list[tuple[str, bytes]]

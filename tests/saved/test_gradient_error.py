@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.errors import SavedTensorError
+from retrograd.policies.keep import Keep
 from retrograd.saved.gradient_error import measure_gradient_error
-from retrograd.saved.keep import Keep
 
 
 class Counting(nn.Module):

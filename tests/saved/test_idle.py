@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from retrograd.budget.planned import Planned
 from retrograd.errors import BudgetError, RetrogradWarning
-from retrograd.saved.disk import Disk
-from retrograd.saved.keep import Keep
+from retrograd.policies.disk.disk import Disk
+from retrograd.policies.keep import Keep
+from retrograd.policies.policy import Packed, Policy, Saved
+from retrograd.policies.precision import Bfloat16
+from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import Policies, keep_saved
-from retrograd.saved.planned import Planned
-from retrograd.saved.policy import Packed, Policy, Saved
-from retrograd.saved.precision import Bfloat16
-from retrograd.saved.recompute import Recompute
 
 
 class Refusing(Policy):

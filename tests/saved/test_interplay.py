@@ -21,22 +21,22 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from retrograd.budget.planned import Planned
 from retrograd.bundles.bundle import write_bundle
 from retrograd.bundles.replayed import replay
 from retrograd.engine.replayer import run_from
 from retrograd.hooks import operation_tap
 from retrograd.hooks import saved as saved_hooks
 from retrograd.hooks.operation_tap import CarryOut
+from retrograd.inventory.recorder import take_inventory
+from retrograd.policies.disk.disk import Disk
+from retrograd.policies.keep import Keep
+from retrograd.policies.lossless import Lossless
+from retrograd.policies.policy import Policy, Stays
+from retrograd.policies.recompute import Recompute
 from retrograd.saved import calls
-from retrograd.saved.disk import Disk
-from retrograd.saved.keep import Keep
 from retrograd.saved.keeping import SavedHandle, keep_saved
-from retrograd.saved.lossless import Lossless
-from retrograd.saved.planned import Planned
-from retrograd.saved.policy import Policy, Stays
-from retrograd.saved.recompute import Recompute
-from retrograd.saved.taking import take_inventory
-from tests.saved.forced_reruns import force_reruns
+from tests.budget.forced_recipes import force_reruns
 from tests.saved.interrupter import Interrupter
 from tests.saved.test_exactness import Elsewhere
 

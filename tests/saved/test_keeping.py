@@ -15,11 +15,11 @@ from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import NoSuchSiteError, PatternError, SavedPolicyError
-from retrograd.saved.disk import Disk
-from retrograd.saved.keep import Keep
+from retrograd.policies.disk.disk import Disk
+from retrograd.policies.keep import Keep
+from retrograd.policies.policy import Packed, Policy, Saved
+from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import keep_saved
-from retrograd.saved.policy import Packed, Policy, Saved
-from retrograd.saved.recompute import Recompute
 from tests.saved.test_exactness import Elsewhere
 from tests.saved.test_stretches import Noting
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from retrograd.errors import OverwrittenError
-from retrograd.saved.keep import Keep
+from retrograd.policies.keep import Keep
+from retrograd.policies.policy import Policy
 from retrograd.saved.keeping import keep_saved
-from retrograd.saved.policy import Policy
 from tests.saved.test_exactness import Elsewhere
 
 POLICIES: dict[str, Callable[[], Policy]] = {"keep": Keep, "copies": Elsewhere}

@@ -14,18 +14,18 @@ from weakref import WeakSet
 import pytest
 import torch
 
-from retrograd.saved import planned
-from retrograd.saved.disk import Disk
+from retrograd.budget import planned
+from retrograd.budget.plan import Plan
+from retrograd.budget.planned import Planned
+from retrograd.budget.simulation import Link, Recording
+from retrograd.policies.disk.disk import Disk
+from retrograd.policies.keep import Keep
+from retrograd.policies.lossless import Lossless
+from retrograd.policies.recompute import Recompute
 from retrograd.saved.entry import Entry
-from retrograd.saved.keep import Keep
 from retrograd.saved.keeping import Policies, SavedHandle, keep_saved
-from retrograd.saved.lossless import Lossless
-from retrograd.saved.plan import Plan
-from retrograd.saved.planned import Planned
-from retrograd.saved.recompute import Recompute
-from retrograd.saved.simulation import Link, Recording
+from tests.budget.forced_recipes import made_again, mix_choices, rerun_everything
 from tests.conftest import GRACE_SECONDS, torch_state
-from tests.saved.forced_reruns import made_again, mix_choices, rerun_everything
 from tests.saved.program_shrinking import shrink
 from tests.saved.random_programs import Outcome, Program, build, differences, draw_program, run
 from tests.saved.test_exactness import Elsewhere

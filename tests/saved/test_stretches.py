@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from retrograd.policies.policy import Packed, Policy, Saved
 from retrograd.saved.keeping import keep_saved
-from retrograd.saved.policy import Packed, Policy, Saved
 from tests.saved.test_exactness import Copy
 
 

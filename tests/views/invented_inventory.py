@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from retrograd.saved.inventory import Inventory
-from retrograd.saved.inventory_columns import SCHEMA
+from retrograd.inventory.columns import SCHEMA
+from retrograd.inventory.inventory import Inventory
 
 HOSTILE = '</script><script>document.title="gone"</script>&amp;'
 

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from retrograd.errors import SavedTensorError
-from retrograd.saved.inventory import Inventory
+from retrograd.inventory.inventory import Inventory
 from retrograd.views.inventory_page import build_page, write_inventory
 from tests.views.conftest import Visit
 from tests.views.invented_inventory import HOSTILE, invent_inventory, invent_large, make_inventory, saved

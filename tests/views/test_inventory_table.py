@@ -8,7 +8,7 @@ import re
 import pytest
 
 from retrograd.errors import SavedTensorError
-from retrograd.saved.inventory import Inventory
+from retrograd.inventory.inventory import Inventory
 from retrograd.views.inventory_table import print_inventory
 from tests.views.invented_inventory import invent_inventory, make_inventory, saved
 

@@ -18,8 +18,7 @@ from retrograd.adjoint.by_hand import Adjoint, apply_adjoint
 from retrograd.adjoint.precision import find_precision
 from retrograd.adjoint.variable import Variable
 from retrograd.adjoint.vectors import draw_like, inner_product, measure_size
-from retrograd.hooks.bare_calls import NoTensorHooks, strip_hooks
-from retrograd.hooks.copies import clone, clone_wide, copy_module, copy_nest
+from retrograd.hooks.copies import NoTensorHooks, clone, clone_wide, copy_module, copy_nest, strip_hooks
 from retrograd.hooks.interlude import run_backward
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.nested import Keys, flatten

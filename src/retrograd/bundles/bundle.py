@@ -42,9 +42,9 @@ from retrograd.errors import (
     UnsafeBundleError,
 )
 from retrograd.files import name_aside, remove_abandoned
-from retrograd.hooks.aside import run_aside
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.nodes import inputs_of, is_freed, is_leaf, is_python, name_of, run_node
+from retrograd.hooks.thread_state import run_in_fresh_thread
 from retrograd.randomness import random_kept
 
 _REFUSED = {
@@ -84,7 +84,7 @@ def write_bundle(
         ReplayError: that many gradients do not come in.
     """
     _check(node, incoming)
-    bundle = run_aside(lambda: _make(node, incoming, about or {}))
+    bundle = run_in_fresh_thread(lambda: _make(node, incoming, about or {}))
     return _write(bundle, Path(path))
 
 

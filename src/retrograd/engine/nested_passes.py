@@ -10,7 +10,7 @@ from weakref import ref
 
 from torch import Tensor
 
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.nodes import root_edges, variable_of
 from retrograd.hooks.reach import find_nodes, guard_nodes
 
@@ -32,13 +32,13 @@ class CaughtGradients:
         self._before: dict[int, tuple[ref[Tensor], Tensor | None]] = {}
 
     def __enter__(self) -> Self:
-        follow_backward(self)
+        backward_followers.add(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        unfollow_backward(self)
+        backward_followers.remove(self)
         self.settle()
 
     def run_begins(self, run: EngineRun) -> None:

@@ -23,10 +23,10 @@ from retrograd.facts.optimizer_names import OptimizerNames
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Call, Repeats, tell_number
 from retrograd.history.sink import Moment
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.engine import grad_enabled
 from retrograd.hooks.lines import program_frame
-from retrograd.hooks.program_calls import listen_to_calls, unlisten_to_calls
+from retrograd.hooks.program_calls import call_listeners
 from retrograd.sites.site import ROOT
 
 Details = tuple[tuple[str, Any], ...]
@@ -74,8 +74,8 @@ class CallSource(FactSource):
     def begin(self) -> None:
         """Recording begins."""
         self._step = self.host.step
-        listen_to_calls(self)
-        follow_backward(self)
+        call_listeners.add(self)
+        backward_followers.add(self)
 
     def model_added(self, name: str, model: nn.Module) -> None:
         """A model is recorded from now on."""
@@ -140,8 +140,8 @@ class CallSource(FactSource):
 
     def end(self) -> None:
         """Recording ends."""
-        unlisten_to_calls(self)
-        unfollow_backward(self)
+        call_listeners.remove(self)
+        backward_followers.remove(self)
         self._close_step()
         self._write()
         self._optimizers.end()

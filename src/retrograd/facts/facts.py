@@ -32,7 +32,7 @@ from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.engine import is_abstract
 from retrograd.hooks.module_paths import walk_parameters, walk_paths
 from retrograd.hooks.operation_notes import OperationNotes
-from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
+from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.sites.site import ROOT
 
 SOURCES: tuple[MakeSource, ...] = (
@@ -159,7 +159,7 @@ class Facts:
 
     def begin(self) -> None:
         """Recording begins."""
-        listen_to_optimizers(self)
+        optimizer_listeners.add(self)
         self._tell("begin")
 
     def model_added(self, name: str, model: nn.Module) -> None:
@@ -216,7 +216,7 @@ class Facts:
 
     def end(self) -> None:
         """Recording ends."""
-        unlisten_to_optimizers(self)
+        optimizer_listeners.remove(self)
         self._tell("drain", patience=_PATIENCE)
         self._tell("end", patience=_PATIENCE)
         self._sources.clear()  # they refer to this object, and it to them

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Kink
-from retrograd.hooks.call_frames import running_module
+from retrograd.hooks.calls import running_module
 from retrograd.hooks.nodes import name_of, number_of, root_edges
 from retrograd.hooks.reach import find_nodes, guard_nodes
 from retrograd.hooks.thread_logs import user_frame

@@ -18,8 +18,8 @@ from retrograd.facts.nonfinite_look import MOST_TOLD
 from retrograd.facts.reasons import Case, describe_values, find_reason
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import NOW, NonFinite
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
-from retrograd.hooks.call_frames import running_module
+from retrograd.hooks.backward import EngineRun, backward_followers
+from retrograd.hooks.calls import running_module
 from retrograd.hooks.function_names import tensors_of
 from retrograd.hooks.gradient_births import BornGradient, GradientBirths
 from retrograd.hooks.node_tap import NodeTaps
@@ -51,7 +51,7 @@ class NonFiniteWatch(FactSource):
 
     def begin(self) -> None:
         """Follow all passes."""
-        follow_backward(self)
+        backward_followers.add(self)
 
     def forward_begins(self, model: torch.nn.Module, arguments: Any) -> None:
         """Look at results from here to the update."""
@@ -102,7 +102,7 @@ class NonFiniteWatch(FactSource):
         """Leave nothing behind."""
         self._tell(self._waiting)
         self._tell(self._results.newest or self._last)
-        unfollow_backward(self)
+        backward_followers.remove(self)
         self._results.end()
 
     # ---- what was found ----

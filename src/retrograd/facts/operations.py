@@ -157,4 +157,5 @@ class ForwardOperations(FactSource):
 def _outline(noted: NotedOperation) -> tuple[Any, ...]:
     """What tells an operation from another one: not its sizes, and no numbers that it is called with."""
     kinds = tuple((each.partition("[")[0], each.count(",")) for each in (*noted.takes, *noted.makes))
-    return noted._replace(takes=(), makes=(), arguments=""), kinds
+    operands = str(noted.operands)  # as text, for −1 and −2 have the same hash
+    return noted._replace(operands=(), takes=(), makes=(), arguments=""), operands, kinds

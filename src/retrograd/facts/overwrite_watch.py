@@ -14,7 +14,7 @@ from retrograd.graph.node import Line
 from retrograd.graph.origins import Origin
 from retrograd.graph.overwritten import Overwritten, explain_overwritten, name_behind, storage_of
 from retrograd.history.facts import Overwrite
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.nodes import LEAF_NUMBER, name_of, number_of
 from retrograd.hooks.reach import find_nodes_of, guard_nodes
 from retrograd.hooks.saved import version_of
@@ -56,7 +56,7 @@ class OverwriteWatch(FactSource):
         """Watch the thread in which the recording begins."""
         self._thread = threading.get_ident()
         self._watch.begin()
-        follow_backward(self)
+        backward_followers.add(self)
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """Take digests at looks."""
@@ -102,7 +102,7 @@ class OverwriteWatch(FactSource):
 
     def end(self) -> None:
         """Leave nothing behind."""
-        unfollow_backward(self)
+        backward_followers.remove(self)
         self._watch.end()
         self._nodes.clear()
 

@@ -156,7 +156,7 @@ class UnitLooks(FactSource):
         uses = Counter(operand for each in noted if not each.cuts for operand in each.operands)
         for each in noted:
             place = each.operands[0] if each.name in _RECTIFYING and each.operands else MADE_BEFORE
-            if place != MADE_BEFORE:
+            if place >= 0:
                 self._follow(noted[place], each.module, is_used_once=uses[place] == 1)
 
     def _follow(self, source: NotedOperation, module: str, *, is_used_once: bool) -> None:

@@ -29,7 +29,7 @@ from retrograd.features.progress import ProgressReport
 from retrograd.features.shard_writer import ShardWriter, explain_unwritable
 from retrograd.features.stored import StoredFeatures, open_features
 from retrograd.files import remove_unfinished
-from retrograd.hooks.processes import describe_process
+from retrograd.hooks.distributed import describe_process
 from retrograd.notices import warn
 from retrograd.randomness import random_kept
 from retrograd.runs.lock import Lock

@@ -8,7 +8,7 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from retrograd.hooks.sharding import local_part, shard_again
+from retrograd.hooks.distributed import local_part, shard_again
 
 _MOST_ELEMENTS = 1024
 

@@ -10,6 +10,9 @@ from retrograd.history.facts import Operation, Operations
 
 MADE_BEFORE = -1
 
+CARRIED = -2
+"""Made before, and it has a graph."""
+
 VIEWS = frozenset(
     {
         "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "t", "T", "mT",
@@ -148,6 +151,16 @@ class Chain:
             for each in dict.fromkeys(self.operands(number)):
                 found.setdefault(each, []).append(number)
         return found
+
+    @cached_property
+    def carried(self) -> list[tuple[Operation, str]]:
+        """Operations that take a tensor with a graph that was made before all of them, each with that tensor."""
+        return [
+            (each, taken)
+            for each in self.listed
+            for taken, maker in zip(each.takes, each.operands, strict=False)
+            if maker == CARRIED
+        ]
 
     def users(self, number: int) -> list[int]:
         """The operations that take what one made."""

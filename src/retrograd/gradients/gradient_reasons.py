@@ -19,7 +19,7 @@ from retrograd.gradients.passes import PassSeen, PassWatch, look_at_graph
 from retrograd.gradients.reason import Reason
 from retrograd.graph.module_names import name_models
 from retrograd.graph.origins import LIMIT, Origins
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.flow import FlowNotes
 from retrograd.hooks.origins import ForwardLog
 
@@ -198,11 +198,11 @@ class _Watch:
     def start(self) -> None:
         """Begin."""
         self._origins.__enter__()
-        follow_backward(self)
+        backward_followers.add(self)
 
     def stop(self) -> None:
         """End."""
-        unfollow_backward(self)
+        backward_followers.remove(self)
         self._origins.__exit__(None, None, None)
 
     def run_begins(self, run: EngineRun) -> None:

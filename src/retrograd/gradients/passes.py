@@ -15,8 +15,8 @@ from retrograd.gradients.zeros import End, ZeroWatch
 from retrograd.graph.origins import Origins
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.flow import Cut, FlowNotes, line_of
+from retrograd.hooks.node_tap import NodeHooks
 from retrograd.hooks.nodes import is_freed, name_of, number_of, root_edges, variable_of
-from retrograd.hooks.pause import NodeHooks
 from retrograd.hooks.reach import Reach, find_nodes, find_nodes_of, guard_nodes
 
 

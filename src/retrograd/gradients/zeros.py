@@ -13,8 +13,8 @@ from torch import Tensor
 from retrograd.gradients.reason import Why
 from retrograd.graph.values import readable_values
 from retrograd.hooks.dispatch import plain_torch
+from retrograd.hooks.node_tap import Gradients
 from retrograd.hooks.nodes import is_leaf, name_of
-from retrograd.hooks.pause import Gradients
 from retrograd.hooks.reach import Reach, read_links
 
 _OFF = ("Relu", "Threshold", "Hardtanh", "Clamp", "Hardsigmoid", "Hardswish", "Softshrink", "Hardshrink", "Prelu")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from retrograd.hooks.engine import is_transformed
-
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+from retrograd.norms import norm
 
 
 def holds_nonfinite(gradients: Iterable[Tensor | None]) -> bool:
@@ -35,21 +34,8 @@ def norm_of(gradients: Iterable[Tensor | None]) -> float | None:
         for gradient in gradients:
             values = readable_values(gradient)
             if values is not None:
-                norms.append(float(wide_norm(values)))
+                norms.append(float(norm(values)))
     return math.hypot(*norms) if norms else None
-
-
-def wide_norm(values: Tensor) -> Tensor:
-    """The Euclidean norm, on its device and without dimensions; that of half precision in float32, where it fits.
-
-    Raises:
-        RuntimeError: torch has no norm for this kind of tensor.
-    """
-    wide = _WIDE.get(values.dtype)
-    if values.dtype.itemsize == 1 or wide is torch.complex64:  # torch reduces neither to another type
-        values = values.to(wide or torch.float32)
-    norm: Tensor = torch.linalg.vector_norm(values, dtype=wide)
-    return norm
 
 
 def readable_values(tensor: Tensor | None) -> Tensor | None:

@@ -20,18 +20,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from retrograd.errors import NoGraphError, TraceError
+from retrograd.errors import TraceError
 from retrograd.files import write_whole
 from retrograd.graph.origins import Origins
 from retrograd.hangs.rank_state import RankState, RingEvent
 from retrograd.hangs.ring import Ring
 from retrograd.hangs.signal_tap import SignalTap
 from retrograd.hangs.words import describe_age, describe_event, describe_stacks, describe_state
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
+from retrograd.hooks.faults import never_raise
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.reach import Reach, find_nodes_of, guard_nodes
-from retrograd.runs.complaints import Complaints
+from retrograd.notices import Notices
 
 THREAD_NAME = "retrograd-hang"
 
@@ -107,7 +108,7 @@ class HangWatch:
         self._writing = threading.Lock()
         self._closing = threading.Event()
         self.follower = _Follower(self.ring)
-        follow_backward(self.follower)
+        backward_followers.add(self.follower)
         self._thread: threading.Thread | None = None
         if self._signal is not None or self._lookout is not None:
             self._thread = threading.Thread(target=self._watch, name=THREAD_NAME, daemon=True)
@@ -143,7 +144,7 @@ class HangWatch:
         self._closing.set()
         atexit.unregister(self.close)
         _watches.discard(self)
-        unfollow_backward(self.follower)
+        backward_followers.remove(self.follower)
         if self._signal is not None:
             self._signal.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -285,36 +286,32 @@ class _Follower:
         self._ring = ring
         self._here = _Here()
         self._taps = NodeTaps()
-        self._complaints = Complaints()
+        self._notices = Notices()
 
+    @never_raise()
     def run_begins(self, run: EngineRun) -> None:
         if self.is_closed:
             return
-        try:
-            ours = _Pass(run, self._taps.begin(self._ring.see, self._ring.see))
-            self._here.passes.append(ours)
-            self._ring.pass_begins(is_nested=run.is_nested)
-            with contextlib.suppress(NoGraphError):  # torch is about to say so itself
-                nodes, ours.reach = find_nodes_of(run)
-                ours.tap.watch(nodes, is_kept=run.keeps_graph)
-        except Exception as error:  # a fault of ours must not stop the program
-            self._complain(error)
+        ours = _Pass(run, self._taps.begin(self._ring.see, self._ring.see))
+        self._here.passes.append(ours)
+        self._ring.pass_begins(is_nested=run.is_nested)
+        nodes, ours.reach = find_nodes_of(run)
+        ours.tap.watch(nodes, is_kept=run.keeps_graph)
 
+    @never_raise()
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
         passes = self._here.passes
         if not any(each.run is run for each in passes):
             return
-        try:
-            ours = passes.pop()
-            self._taps.end(ours.tap)
-            if ours.reach is not None:
-                guard_nodes(ours.reach.nodes, ours.reach.links)
-            self._ring.pass_ends(is_failure(error))
-        except Exception as fault:  # a fault of ours must not stop the program
-            self._complain(fault)
+        ours = passes.pop()
+        self._taps.end(ours.tap)
+        if ours.reach is not None:
+            guard_nodes(ours.reach.nodes, ours.reach.links)
+        self._ring.pass_ends(is_failure(error))
 
-    def _complain(self, error: Exception) -> None:
-        self._complaints.say("pass", f"A backward pass cannot be watched: {type(error).__name__}: {error}")
+    def fault(self, where: str, error: Exception) -> None:
+        """Say, once, that something of ours went wrong."""
+        self._notices.warn_once("pass", f"A backward pass cannot be watched: {type(error).__name__}: {error}")
 
 
 def _write_report(folder: Path, text: str) -> Path | None:

@@ -292,7 +292,8 @@ class Operation:
         line: who called it.
         module: path of the innermost module call; empty outside of all.
         node: class of the node of the result: ``SoftmaxBackward0``; empty where it has no graph.
-        operands: for each tensor that it took the number of the operation that made it; −1 for one made before.
+        operands: for each tensor that it took the number of the operation that made it; −1 for one made before,
+            −2 where that has a graph: it is carried over.
         takes, makes: those tensors, and the results, as in ``float32[4, 3]``.
         arguments: what is no tensor, as text: ``dim=-1``.
         cuts: an operand had a graph or required a gradient, and the result has none though it is made of it.

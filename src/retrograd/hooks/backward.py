@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from retrograd.hooks.engine import current_graph_task, is_backward_compiled, is_tracing, uncompiled, uncompiled_itself
+from retrograd.hooks.listeners import Listeners
+from retrograd.hooks.patches import Patch, Undo, replace
 
 _NAME = "_engine_run_backward"
 _OUTSIDE = -1
@@ -90,49 +91,6 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_lock = threading.Lock()
-_listeners: tuple[BackwardListener, ...] = ()
-_followers: tuple[BackwardFollower, ...] = ()
-_undo: list[Callable[[], None]] = []
-
-
-def listen_to_backward(listener: BackwardListener) -> None:
-    """Tell this listener of every outermost backward pass of the process.
-
-    The one that runs now in this thread is among them, if somebody was listening when it began.
-    """
-    global _listeners
-    with _lock:
-        _wrap()
-        _listeners = (*_listeners, listener)
-    running = _here.running
-    if running is not None:
-        running.listeners = (*running.listeners, listener)
-        listener.backward_begins(running.roots)
-
-
-def unlisten_to_backward(listener: BackwardListener) -> None:
-    """Stop telling this listener; with the last one torch's own function is put back."""
-    global _listeners
-    with _lock:
-        _listeners = tuple(other for other in _listeners if other is not listener)
-        _unwrap()
-
-
-def follow_backward(follower: BackwardFollower) -> None:
-    """Tell this follower of every backward pass of the process."""
-    global _followers
-    with _lock:
-        _wrap()
-        _followers = (*_followers, follower)
-
-
-def unfollow_backward(follower: BackwardFollower) -> None:
-    """Stop telling this follower; with the last one torch's own function is put back."""
-    global _followers
-    with _lock:
-        _followers = tuple(other for other in _followers if other is not follower)
-        _unwrap()
 
 
 def has_asked_for_a_pass() -> bool:
@@ -140,17 +98,7 @@ def has_asked_for_a_pass() -> bool:
     return _here.running is not None
 
 
-def _wrap() -> None:
-    if not _undo:
-        _undo.append(_wrap_engine())
-
-
-def _unwrap() -> None:
-    while _undo and not _listeners and not _followers:
-        _undo.pop()()
-
-
-def _wrap_engine() -> Callable[[], None]:
+def _wrap_engine() -> list[Undo]:
     original = getattr(torch.autograd, _NAME)
 
     @functools.wraps(original)
@@ -158,8 +106,8 @@ def _wrap_engine() -> Callable[[], None]:
     def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
         outer = current_graph_task()
         around = _here.inside
-        followers = () if is_backward_compiled() else _followers
-        listeners = _listeners if outer == _OUTSIDE else ()
+        followers = () if is_backward_compiled() else backward_followers.all
+        listeners = backward_listeners.all if outer == _OUTSIDE else ()
         if not (followers or listeners) or (around and around[-1] == outer) or is_tracing():
             return original(roots, *args, **kwargs)
         run = _describe(roots, args, kwargs, outer) if followers else None
@@ -177,12 +125,7 @@ def _wrap_engine() -> Callable[[], None]:
             _tell_end(running, followers, run, failure)
             failure = None  # an error that its own frame holds is a cycle
 
-    def undo() -> None:
-        if getattr(torch.autograd, _NAME) is run:  # else somebody wrapped it again: leave theirs alone
-            setattr(torch.autograd, _NAME, original)
-
-    setattr(torch.autograd, _NAME, run)
-    return undo
+    return [replace(torch.autograd, _NAME, run)]
 
 
 @uncompiled
@@ -236,3 +179,16 @@ def _tell_end(
         _here.running = None
         for listener in running.listeners:
             listener.backward_ends(error is not None)
+
+
+def _greet(listener: BackwardListener) -> None:
+    """Tell of the outermost pass that runs now in this thread, if somebody was listening when it began."""
+    running = _here.running
+    if running is not None:
+        running.listeners = (*running.listeners, listener)
+        listener.backward_begins(running.roots)
+
+
+_patch = Patch(_wrap_engine)
+backward_listeners = Listeners[BackwardListener](_patch, _greet)
+backward_followers = Listeners[BackwardFollower](_patch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -15,37 +14,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.hooks.engine import is_compiling, uncompiled, uncompiled_itself
 from retrograd.hooks.lines import describe_frame, program_frame
-from retrograd.hooks.methods import wrap_method
+from retrograd.hooks.patches import Patch, Undo, wrap_method
 from retrograd.hooks.tables import Entry
 
-_lock = threading.Lock()
-_watchers = 0
-_undo: list[Callable[[], None]] = []
 _lines = WeakIdKeyDictionary()
-
-
-def watch_construction() -> None:
-    """Note from now on where modules and optimizers are made."""
-    global _watchers
-    with _lock:
-        _watchers += 1
-        if not _undo:
-            _undo.extend(
-                (
-                    Entry(_joins, modules._global_module_registration_hooks).remove,
-                    Entry(_given, modules._global_parameter_registration_hooks).remove,
-                    wrap_method(Optimizer, "_patch_step_function", _patched),
-                )
-            )
-
-
-def leave_construction() -> None:
-    """Take back one call of :func:`watch_construction`; with the last one all is as it was."""
-    global _watchers
-    with _lock:
-        _watchers -= 1
-        while _undo and not _watchers:
-            _undo.pop()()
 
 
 def construction_line(thing: nn.Module | Optimizer) -> str:
@@ -93,3 +65,15 @@ def _patched(original: Callable[..., Any], optimizer: Optimizer) -> Any:
     if optimizer not in _lines:
         _lines[optimizer] = describe_frame(program_frame(sys._getframe(1)))
     return result
+
+
+def _install() -> list[Undo]:
+    return [
+        Entry(_joins, modules._global_module_registration_hooks).remove,
+        Entry(_given, modules._global_parameter_registration_hooks).remove,
+        wrap_method(Optimizer, "_patch_step_function", _patched),
+    ]
+
+
+construction_watch = Patch(_install)
+"""While somebody holds it, the lines that make modules and optimizers are noted."""

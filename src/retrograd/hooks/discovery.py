@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.optim.optimizer import Optimizer
 
-from retrograd.hooks.compiled_calls import keep_compiled_modules_quiet
+from retrograd.hooks.compiled import keep_compiled_modules_quiet
 from retrograd.hooks.engine import grad_enabled, is_compiling
 from retrograd.hooks.lines import describe_frame, program_frame
 from retrograd.hooks.module import set_before_all
-from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
+from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.hooks.tables import Entry
 
 
@@ -58,7 +58,7 @@ class Lookout:
             Entry(self._join, modules._global_module_registration_hooks),
             Entry(self._give, modules._global_parameter_registration_hooks),
         ]
-        listen_to_optimizers(self)
+        optimizer_listeners.add(self)
 
     @property
     def armed(self) -> bool:
@@ -84,7 +84,7 @@ class Lookout:
     def close(self) -> None:
         """Take all hooks away."""
         self.stop()
-        unlisten_to_optimizers(self)
+        optimizer_listeners.remove(self)
         while self._standing:
             self._standing.pop().remove()
 

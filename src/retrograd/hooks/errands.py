@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from retrograd.hooks.compiled_calls import listen_to_compiled_calls, unlisten_to_compiled_calls
+from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.every_call import EveryCallTap
+from retrograd.hooks.module import EveryCallTap
 
 Errand = Callable[[], None]
 
@@ -32,8 +32,8 @@ class _Errands:
         with self._lock:
             self._waiting[thread] = (*self._waiting.get(thread, ()), errand)
             if not self._undo:
-                listen_to_compiled_calls(self)
-                self._undo = [EveryCallTap(self).remove, lambda: unlisten_to_compiled_calls(self)]
+                compiled_call_listeners.add(self)
+                self._undo = [EveryCallTap(self).remove, lambda: compiled_call_listeners.remove(self)]
 
     @uncompiled
     def run(self) -> None:

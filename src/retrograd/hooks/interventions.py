@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Protocol
 
 from torch import Tensor, nn
 
+from retrograd.hooks.listeners import Listeners
 from retrograd.sites.site import Site
 
 
@@ -25,27 +25,11 @@ class InterventionListener(Protocol):
         """
 
 
-listeners: tuple[InterventionListener, ...] = ()
+intervention_listeners = Listeners[InterventionListener]()
 """Those who listen. Asked before anything is told, for telling has a price."""
-
-_lock = threading.Lock()
-
-
-def listen_to_interventions(listener: InterventionListener) -> None:
-    """Tell this listener of every change in the process."""
-    global listeners
-    with _lock:
-        listeners = (*listeners, listener)
-
-
-def unlisten_to_interventions(listener: InterventionListener) -> None:
-    """Stop telling this listener."""
-    global listeners
-    with _lock:
-        listeners = tuple(other for other in listeners if other is not listener)
 
 
 def tell_intervention(module: nn.Module | None, site: Site, rule: str, before: Tensor, after: Tensor) -> None:
     """Tell all who listen."""
-    for listener in listeners:
+    for listener in intervention_listeners:
         listener.intervened(module, site, rule, before, after)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.hooks.sharding import is_sharded, local_part
+from retrograd.hooks.distributed import is_sharded, local_part
+from retrograd.norms import join_norms, summing_type
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
@@ -33,8 +34,7 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     for same in sharded.values():
         joined: Any = torch.linalg.vector_norm(torch.stack(_find_norms(same)), dtype=torch.float64)
         norms.append(joined.full_tensor().to(device))
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return total
+    return join_norms(norms)
 
 
 def scale_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
@@ -49,6 +49,6 @@ def _find_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     norms: list[Tensor] = []
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         same = [tensor for tensor in tensors if tensor.dtype is dtype]
-        wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
-        norms += torch._foreach_norm(same, 2.0, dtype=wide)
+        wide = summing_type(dtype)
+        norms += torch._foreach_norm(same, 2.0, dtype=wide if wide is not dtype else None)
     return norms

@@ -1,4 +1,4 @@
-"""The bytes of a tensor's elements."""
+"""The memory of a tensor: its bytes, and who else holds it."""
 
 from __future__ import annotations
 
@@ -50,3 +50,13 @@ def _group(matrix: Tensor) -> list[int]:
     for row in range(len(matrix)):
         places.setdefault(data[row * width : (row + 1) * width], []).append(row)
     return [row for same in places.values() if len(same) > 1 for row in same]
+
+
+_OWN = 2
+"""The tensor that is asked about, and the Python object of its storage."""
+
+
+def is_held_elsewhere(values: Tensor) -> bool:
+    """Whether anything but this tensor object keeps its memory alive."""
+    storage = values.untyped_storage()
+    return bool(torch._C._storage_Use_Count(storage._cdata) > _OWN)

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.nn.modules import module as modules
 
-from retrograd.hooks.compiled_modules import tables_of
+from retrograd.hooks.compiled import tables_of
 from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.tables import Entry, Hook
 
@@ -284,3 +284,30 @@ class _EndCall(Hook):
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._end(module, output)
+
+
+# ---- the modules of the whole process ----
+
+
+class EveryCallTap:
+    """A pair of global hooks for one watcher; ``remove()`` takes both away."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, watcher: InputWatcher) -> None:
+        @uncompiled
+        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if not is_compiling():
+                watcher.before_forward(module, args, {})
+
+        @uncompiled
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if not is_compiling():
+                watcher.after_call(module, output)
+
+        self._entries = (set_before_all(before), set_after_all(after))
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for entry in self._entries:
+            entry.remove()

@@ -8,11 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from retrograd.hooks.compiled_calls import (
-    keep_compiled_modules_quiet,
-    listen_to_compiled_calls,
-    unlisten_to_compiled_calls,
-)
+from retrograd.hooks.compiled import compiled_call_listeners, keep_compiled_modules_quiet
 from retrograd.hooks.engine import is_compiling, is_transformed, uncompiled
 from retrograd.hooks.module import set_before_all
 from retrograd.hooks.saved_reading import hold_key, key_of, storages_of, tensors_in
@@ -35,8 +31,8 @@ class ModuleArguments:
     def start(self) -> None:
         """Begin to listen."""
         self._register()
-        listen_to_compiled_calls(self)
-        self._undo.append(lambda: unlisten_to_compiled_calls(self))
+        compiled_call_listeners.add(self)
+        self._undo.append(lambda: compiled_call_listeners.remove(self))
 
     def stop(self) -> None:
         """Listen no more. What was noted stays."""

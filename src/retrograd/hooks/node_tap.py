@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -173,3 +174,51 @@ class _Memory:
         if len(self.hooked) > _MOST_HOOKED:
             self.hooked.clear()
         self.hooked.update((number_of(node), id(node)) for node in nodes)
+
+
+# ---- around a node ----
+
+Gradients = tuple[Tensor | None, ...]
+
+
+class NodeListener(Protocol):
+    """Called around each node, in the thread that runs it, by whatever pass comes along. May raise: the pass ends."""
+
+    def before(self, index: int, incoming: Gradients) -> Gradients | None:
+        """This node is about to run. What is returned is what it gets instead."""
+
+    def after(self, index: int, outgoing: Gradients) -> Gradients | None:
+        """It has run, and has not yet let go of what it had saved. What is returned goes on instead."""
+
+
+class NodeHooks:
+    """Hooks on nodes, until they are removed.
+
+    Args:
+        nodes: torch's nodes; the listener is told their place here.
+        listener: who is called.
+    """
+
+    def __init__(self, nodes: Sequence[Any], listener: NodeListener) -> None:
+        self._handles: list[Entry] = []
+        before, after = _make_hooks(listener)
+        for index, node in enumerate(nodes):
+            self._handles.append(enter_node(node.register_prehook, partial(before, index)))
+            self._handles.append(enter_node(node.register_hook, partial(after, index)))
+
+    def remove(self) -> None:
+        """Take all of them away."""
+        while self._handles:
+            self._handles.pop().remove()
+
+
+def _make_hooks(listener: NodeListener) -> tuple[Any, Any]:
+    @uncompiled
+    def before(index: int, incoming: Gradients) -> Gradients | None:
+        return listener.before(index, incoming)
+
+    @uncompiled
+    def after(index: int, outgoing: Gradients, incoming: Gradients) -> Gradients | None:
+        return listener.after(index, outgoing)
+
+    return before, after

@@ -43,6 +43,9 @@ from retrograd.hooks.thread_logs import is_inner, is_ours
 MADE_BEFORE = -1
 """The number of the operation that made a tensor, where that is none of those noted."""
 
+GRAPH_BEFORE = -2
+"""The same, where the tensor has a graph: it is no parameter, and no data."""
+
 _APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 """Of the call of a Python Function, in whose forward no graph is made."""
 
@@ -254,9 +257,9 @@ class OperationNotes(QuietMode):
             return number
         self._guard.saw(node)
         made_by = self._numbers.get(number_of(node), MADE_BEFORE)
-        if made_by == MADE_BEFORE and number_of(node) >= self._first:
-            made_by = self._note_unseen(node, tensor, number)
-        return made_by
+        if made_by != MADE_BEFORE:
+            return made_by
+        return self._note_unseen(node, tensor, number) if number_of(node) >= self._first else GRAPH_BEFORE
 
     def _note_unseen(self, node: Any, tensor: Tensor, inner: int) -> int:
         """Note what made a tensor without passing through here: a Python Function, or compiled code."""

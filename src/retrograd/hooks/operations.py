@@ -8,8 +8,6 @@ itself tells of every node that is made, but not by which function; so the mode 
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
@@ -22,7 +20,9 @@ from retrograd.hooks.engine import (
     uncompiled,
     uncompiled_itself,
 )
+from retrograd.hooks.listeners import Listeners
 from retrograd.hooks.module_calls import ModuleCall
+from retrograd.hooks.patches import Patch, Undo
 from retrograd.hooks.stacked_mode import StackedMode
 from retrograd.hooks.thread_logs import Logs, is_inner, user_frame
 from retrograd.notices import warn
@@ -111,12 +111,6 @@ class OperationMode(StackedMode):
         warn(f"what operations do is not noted any more: {error!r}")
 
 
-_function_logs: tuple[Logs, ...] = ()
-"""Who is told of Python Functions."""
-
-_lock = threading.Lock()
-
-
 @uncompiled
 def _see_function(self: Any) -> None:
     """In place of the constructor of nodes of Python Functions."""
@@ -126,7 +120,7 @@ def _see_function(self: Any) -> None:
         number = self._sequence_nr()
     except RuntimeError:  # before torch 2.12 the number is given out when this has returned
         number = next_sequence_number()
-    for logs in _function_logs:
+    for logs in function_logs:
         log = logs.begin()
         if not log.is_silent:
             frame = user_frame(sys._getframe(1))
@@ -134,18 +128,15 @@ def _see_function(self: Any) -> None:
             log.insert(number, number + 1, frame.f_code, frame.f_lasti, function, log.owner())
 
 
-def tell_of_functions(logs: Logs) -> Callable[[], None]:
-    """Note the nodes of Python Functions in these logs; returns what ends it."""
-    global _function_logs
-    with _lock:
-        _function_logs = (*_function_logs, logs)
-        BackwardCFunction.__init__ = _see_function  # type: ignore[method-assign]
+def _see_functions() -> list[Undo]:
+    BackwardCFunction.__init__ = _see_function  # type: ignore[method-assign]
+    return [_see_functions_no_more]
 
-    def undo() -> None:
-        global _function_logs
-        with _lock:
-            _function_logs = tuple(other for other in _function_logs if other is not logs)
-            if not _function_logs and vars(BackwardCFunction).get("__init__") is _see_function:
-                del BackwardCFunction.__init__
 
-    return undo
+def _see_functions_no_more() -> None:
+    if vars(BackwardCFunction).get("__init__") is _see_function:
+        del BackwardCFunction.__init__
+
+
+function_logs = Listeners[Logs](Patch(_see_functions))
+"""Logs in which the nodes of Python Functions are noted."""

@@ -16,7 +16,8 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.calls import count_steps
 from retrograd.hooks.engine import uncompiled, uncompiled_itself
-from retrograd.hooks.methods import wrap_method
+from retrograd.hooks.listeners import Listeners
+from retrograd.hooks.patches import Patch, Undo, wrap_method
 from retrograd.hooks.tables import Entry, Hook
 
 
@@ -47,37 +48,6 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_lock = threading.Lock()
-_listeners: tuple[OptimizerListener, ...] = ()
-_undo: list[Callable[[], None]] = []
-
-
-def listen_to_optimizers(listener: OptimizerListener) -> None:
-    """Tell this listener of every update in the process, the one that runs now in this thread among them."""
-    global _listeners
-    with _lock:
-        if not _listeners:
-            _undo.extend(
-                (
-                    Entry(_before_step, optimizers._global_optimizer_pre_hooks).remove,
-                    Entry(_after_step, optimizers._global_optimizer_post_hooks).remove,
-                    wrap_method(GradScaler, "scale", _scale),
-                    wrap_method(GradScaler, "step", _scaler_step),
-                )
-            )
-        _listeners = (*_listeners, listener)
-    stepping = _here.stepping() if _here.stepping is not None else None
-    if stepping is not None and count_steps(stepping):
-        listener.update_begins(stepping)
-
-
-def unlisten_to_optimizers(listener: OptimizerListener) -> None:
-    """Stop telling this listener; after the last one nothing of ours is left in torch."""
-    global _listeners
-    with _lock:
-        _listeners = tuple(other for other in _listeners if other is not listener)
-        while _undo and not _listeners:
-            _undo.pop()()
 
 
 def list_optimizers() -> list[Optimizer]:
@@ -160,7 +130,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if count_steps(optimizer) > 1:
         return
     _here.stepping = weakref.ref(optimizer)
-    for listener in reversed(_listeners):  # who came last is around the others
+    for listener in reversed(optimizer_listeners.all):  # who came last is around the others
         listener.update_begins(optimizer)
 
 
@@ -170,7 +140,7 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     _here.told += 1
     found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler for fused optimizers while they step
-    for listener in _listeners:
+    for listener in optimizer_listeners:
         listener.update_ends(optimizer, found_inf if isinstance(found_inf, torch.Tensor) else None)
 
 
@@ -186,7 +156,7 @@ def _scale(original: Callable[..., Any], scaler: GradScaler, outputs: Any) -> An
 def _tell_scaled(scaled: Any, scale: torch.Tensor) -> None:
     several = scaled if isinstance(scaled, (list, tuple)) else (scaled,)
     losses = [loss for loss in several if isinstance(loss, torch.Tensor)]
-    for listener in _listeners:
+    for listener in optimizer_listeners:
         listener.loss_scaled(losses, scale)
 
 
@@ -204,5 +174,24 @@ def _scaler_step(
 @uncompiled
 def _tell_skipped(optimizer: Optimizer) -> None:
     _here.told += 1
-    for listener in _listeners:
+    for listener in optimizer_listeners:
         listener.update_skipped(optimizer)
+
+
+def _install() -> list[Undo]:
+    return [
+        Entry(_before_step, optimizers._global_optimizer_pre_hooks).remove,
+        Entry(_after_step, optimizers._global_optimizer_post_hooks).remove,
+        wrap_method(GradScaler, "scale", _scale),
+        wrap_method(GradScaler, "step", _scaler_step),
+    ]
+
+
+def _greet(listener: OptimizerListener) -> None:
+    """Tell of the update that runs now in this thread."""
+    stepping = _here.stepping() if _here.stepping is not None else None
+    if stepping is not None and count_steps(stepping):
+        listener.update_begins(stepping)
+
+
+optimizer_listeners = Listeners[OptimizerListener](Patch(_install), _greet)

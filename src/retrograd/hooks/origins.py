@@ -17,18 +17,14 @@ from torch import nn
 from torch.nn.modules import module as modules
 
 from retrograd.errors import TraceError
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
-from retrograd.hooks.compiled_calls import (
-    keep_compiled_modules_quiet,
-    listen_to_compiled_calls,
-    unlisten_to_compiled_calls,
-)
+from retrograd.hooks.backward import EngineRun, backward_followers
+from retrograd.hooks.compiled import compiled_call_listeners, keep_compiled_modules_quiet
 from retrograd.hooks.engine import current_graph_task, grad_enabled, is_compiling, next_sequence_number, uncompiled
 from retrograd.hooks.module import set_after_all, set_before_all
 from retrograd.hooks.module_calls import OUTSIDE, ModuleCall, Names, frame_of_call
-from retrograd.hooks.operations import OperationMode, OperationSeer, tell_of_functions
+from retrograd.hooks.operations import OperationMode, OperationSeer, function_logs
 from retrograd.hooks.thread_logs import Logs, ThreadLog, user_frame
-from retrograd.hooks.thread_starts import listen_to_threads, unlisten_to_threads
+from retrograd.hooks.thread_starts import thread_listeners
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 """Modules that compute by other kernels where a function mode is on."""
@@ -113,17 +109,18 @@ class ForwardLog:
         self._hooks = _ModuleHooks(self._before, self._after)
         self._undo.append(self._hooks.remove)
         if self._source is not None:
-            self._undo.append(tell_of_functions(self._logs))
-            follow_backward(self)
-            self._undo.append(lambda: unfollow_backward(self))
-        listen_to_compiled_calls(self)
-        self._undo.append(lambda: unlisten_to_compiled_calls(self))
+            function_logs.add(self._logs)
+            self._undo.append(lambda: function_logs.remove(self._logs))
+            backward_followers.add(self)
+            self._undo.append(lambda: backward_followers.remove(self))
+        compiled_call_listeners.add(self)
+        self._undo.append(lambda: compiled_call_listeners.remove(self))
         if self._source is not None:
             source = self._source
             source.put_on()
             self._undo.append(source.leave)
-            listen_to_threads(source)
-            self._undo.append(lambda: unlisten_to_threads(source))
+            thread_listeners.add(source)
+            self._undo.append(lambda: thread_listeners.remove(source))
 
     def stop(self) -> None:
         """Listen no more. What was noted stays."""

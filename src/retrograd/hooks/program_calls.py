@@ -22,7 +22,8 @@ from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.engine import is_compiling, is_tracing, uncompiled, uncompiled_itself
-from retrograd.hooks.methods import wrap_method
+from retrograd.hooks.listeners import Listeners
+from retrograd.hooks.patches import Patch, Undo, replace, wrap_method
 
 _clip_grad: Any = sys.modules["torch.nn.utils.clip_grad"]  # whose name the package gives to a function
 
@@ -37,11 +38,6 @@ class CallListener(Protocol):
         """
 
 
-_lock = threading.Lock()
-_listeners: tuple[CallListener, ...] = ()
-_undo: list[Callable[[], None]] = []
-
-
 class _Here(threading.local):
     depth = 0
     """Calls that this thread is in: one that torch makes within another one is not the program's."""
@@ -50,42 +46,11 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def listen_to_calls(listener: CallListener) -> None:
-    """Tell this listener of every such call in the process."""
-    global _listeners
-    with _lock:
-        _listeners = (*_listeners, listener)
-        if not _undo:
-            _undo.extend(_wrap_all())
-
-
-def unlisten_to_calls(listener: CallListener) -> None:
-    """Stop telling this listener; with the last one all of torch is as it was."""
-    global _listeners
-    with _lock:
-        _listeners = tuple(other for other in _listeners if other is not listener)
-        while _undo and not _listeners:
-            _undo.pop()()
-
-
-def _wrap_all() -> list[Callable[[], None]]:
-    return [
-        wrap_method(Optimizer, "zero_grad", _zero_grad),
-        wrap_method(nn.Module, "zero_grad", _zero_grad),
-        wrap_method(GradScaler, "unscale_", _around("scaler.unscale_")),
-        wrap_method(GradScaler, "step", _around("scaler.step")),
-        wrap_method(GradScaler, "update", _update_scale),
-        _wrap_inner(_clip_grad, "_clip_grads_with_norm_", _clip_norm),
-        _wrap_inner(_clip_grad, "_group_tensors_by_device_and_dtype", _clip_value),
-        _wrap_inner(lr_scheduler, "_param_groups_val_list", _schedule),
-    ]
-
-
 @uncompiled
 def _tell(name: str, about: object, depth: int = 2, **details: Any) -> None:
     if _here.depth == 0 and not is_tracing():
         frame = sys._getframe(depth)
-        for listener in _listeners:
+        for listener in call_listeners:
             listener.called(name, about, frame, **details)
 
 
@@ -180,15 +145,26 @@ def _wrap_inner(room: Any, name: str, tell: Callable[[FrameType, tuple[Any, ...]
             _tell_inner(tell, args, result)
         return result
 
-    def undo() -> None:
-        if getattr(room, name) is inner:  # else somebody wrapped it again: leave theirs alone
-            setattr(room, name, original)
-
-    setattr(room, name, inner)
-    return undo
+    return replace(room, name, inner)
 
 
 @uncompiled
 def _tell_inner(tell: Callable[[FrameType, tuple[Any, ...], Any], None], args: tuple[Any, ...], result: Any) -> None:
-    if _listeners:
+    if call_listeners:
         tell(sys._getframe(2), args, result)
+
+
+def _install() -> list[Undo]:
+    return [
+        wrap_method(Optimizer, "zero_grad", _zero_grad),
+        wrap_method(nn.Module, "zero_grad", _zero_grad),
+        wrap_method(GradScaler, "unscale_", _around("scaler.unscale_")),
+        wrap_method(GradScaler, "step", _around("scaler.step")),
+        wrap_method(GradScaler, "update", _update_scale),
+        _wrap_inner(_clip_grad, "_clip_grads_with_norm_", _clip_norm),
+        _wrap_inner(_clip_grad, "_group_tensors_by_device_and_dtype", _clip_value),
+        _wrap_inner(lr_scheduler, "_param_groups_val_list", _schedule),
+    ]
+
+
+call_listeners = Listeners[CallListener](Patch(_install))

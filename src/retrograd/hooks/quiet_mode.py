@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._device import DeviceContext
 
-from retrograd.hooks.compiled_calls import listen_to_compiled_calls, unlisten_to_compiled_calls
+from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.origins import _FUSED, _can_be_fused, _ModuleHooks
 from retrograd.hooks.stacked_mode import StackedMode
@@ -41,8 +41,8 @@ class QuietMode(StackedMode):
         self._undo.append(self.leave)
         self._hooks = _ModuleHooks(self._before, self._after)
         self._undo.append(self._hooks.remove)
-        listen_to_compiled_calls(self)
-        self._undo.append(lambda: unlisten_to_compiled_calls(self))
+        compiled_call_listeners.add(self)
+        self._undo.append(lambda: compiled_call_listeners.remove(self))
 
     def stop(self) -> None:
         """Listen no more. What was noted stays."""

@@ -11,7 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.deep_graphs import FREE_DEPTH, HOLDERS, is_strung, string_lists
-from retrograd.hooks.nodes import LEAF_NUMBER, number_of, root_edges
+from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, number_of, root_edges, variable_of
 
 _NOWHERE = -1
 _END = -2
@@ -179,3 +179,24 @@ def _find_needed(reach: Reach, run: EngineRun) -> list[Any]:
                 found.add(earlier)
                 queue.append(earlier)
     return [node for place, node in enumerate(nodes) if place in needed]
+
+
+MOST_NODES = 1000
+"""Nodes that are looked at."""
+
+
+def find_leaves(roots: Sequence[Tensor], most: int = 8) -> list[Tensor]:
+    """Some leaves of the graph behind these tensors, those nearest to them first."""
+    waiting = [node for node, _ in root_edges(roots)]
+    seen = set(map(id, waiting))
+    found: list[Tensor] = []
+    for node in waiting:  # which grows
+        leaf = variable_of(node)
+        if leaf is not None:
+            found.append(leaf)
+        if len(found) == most or len(waiting) > MOST_NODES:
+            break
+        fresh = [after for after, _ in edges_of(node) if after is not None and id(after) not in seen]
+        seen.update(map(id, fresh))
+        waiting += fresh
+    return found

@@ -12,9 +12,8 @@ from torch import nn
 
 from retrograd.hooks.arguments import argument_names
 from retrograd.hooks.engine import current_graph_task, is_compiling, uncompiled
-from retrograd.hooks.hiding import hide_hooks, show_hooks
 from retrograd.hooks.module import set_after, set_before
-from retrograd.hooks.tables import Hook
+from retrograd.hooks.tables import Hook, hidden_hooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ def read_calls(readings: Iterable[Reading]) -> Iterator[None]:
     """Read while the block runs, behind all hooks that are there: calls of this thread that are no recomputation."""
     entries = []
     here = _Here()
-    hide_hooks()
+    hidden_hooks.hold()
     try:
         for each in readings:
             if each.see_arguments is not None:
@@ -51,7 +50,7 @@ def read_calls(readings: Iterable[Reading]) -> Iterator[None]:
     finally:
         for entry in entries:
             entry.remove()
-        show_hooks()
+        hidden_hooks.release()
 
 
 class _Here:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from retrograd.hooks.checkpoints import frame_of
 from retrograd.hooks.engine import is_transformed
 from retrograd.hooks.nodes import is_leaf, is_python, saved_of
-from retrograd.hooks.recomputed import frame_of
 
 _BLIND = frozenset({"CopySlices", "CppFunction"})
 """Kinds of nodes that keep tensors which torch shows to nobody: a write into a view, and Functions written in C++."""

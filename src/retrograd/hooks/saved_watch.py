@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from retrograd.hooks.call_frames import running_module
+from retrograd.hooks.calls import running_module
 from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.engine import (

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
-from retrograd.hooks.storage_uses import is_held_elsewhere
+from retrograd.hooks.memory import is_held_elsewhere
 from retrograd.hooks.tables import Entry
 
 SeeGradient = Callable[[torch.Tensor], None]

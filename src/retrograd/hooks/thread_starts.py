@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from retrograd.hooks.engine import uncompiled_itself
+from retrograd.hooks.listeners import Listeners
+from retrograd.hooks.patches import Patch, Undo, replace
 
 _NAME = "_bootstrap_inner"
 
@@ -27,37 +28,14 @@ class ThreadListener(Protocol):
         """It has done it; told too if it listens no longer, as long as somebody holds the listener."""
 
 
-_lock = threading.Lock()
-_listeners: tuple[ThreadListener, ...] = ()
-_undo: list[Callable[[], None]] = []
-
-
-def listen_to_threads(listener: ThreadListener) -> None:
-    """Tell this listener of threads that begin from now on."""
-    global _listeners
-    with _lock:
-        _listeners = (*_listeners, listener)
-        if not _undo:
-            _undo.append(_wrap())
-
-
-def unlisten_to_threads(listener: ThreadListener) -> None:
-    """Stop telling this listener; with the last one the method is put back."""
-    global _listeners
-    with _lock:
-        _listeners = tuple(other for other in _listeners if other is not listener)
-        while _undo and not _listeners:
-            _undo.pop()()
-
-
 def _begin() -> tuple[ThreadListener, ...]:
-    listeners = _listeners
+    listeners = thread_listeners.all
     for listener in listeners:
         listener.thread_begins()
     return listeners
 
 
-def _wrap() -> Callable[[], None]:
+def _wrap() -> list[Undo]:
     original = getattr(threading.Thread, _NAME)
 
     @functools.wraps(original)
@@ -72,9 +50,9 @@ def _wrap() -> Callable[[], None]:
                 if listener is not None:
                     listener.thread_ends()
 
-    def undo() -> None:
-        if getattr(threading.Thread, _NAME) is run:  # else somebody wrapped it again: leave theirs alone
-            setattr(threading.Thread, _NAME, original)
+    setattr(threading.Thread, _NAME, original)
 
-    setattr(threading.Thread, _NAME, run)
-    return undo
+    return [replace(threading.Thread, _NAME, run)]
+
+
+thread_listeners = Listeners[ThreadListener](Patch(_wrap))

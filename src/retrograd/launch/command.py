@@ -1,4 +1,4 @@
-"""What the user types after ``retrograd run``, ``explain``, ``trace`` and their like: our options, then the command."""
+"""The command of the user that is run for ``retrograd run``, ``explain``, ``trace`` and their like."""
 
 from __future__ import annotations
 
@@ -11,45 +11,6 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from retrograd.errors import LaunchError
-
-_SINGLE = (
-    "-o",
-    "--output",
-    "--every",
-    "--schedule",
-    "--steps",
-    "--step",
-    "--inventory",
-    "--nodes",
-    "--by",
-    "--sort",
-    "--fail-on",
-)
-_LISTS = ("--sites", "--tensors", "--break")
-_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "uv", "srun", "mpirun", "env", "bash", "sh")
-
-
-def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our options, and the command behind them.
-
-    The command begins at ``--``, at ``-m``, or at the first word that belongs to no option. A list of patterns ends
-    at what can only be a command: a ``.py`` file or a launcher.
-    """
-    position = 0
-    while position < len(words):
-        word = words[position]
-        if word == "--":
-            return list(words[:position]), list(words[position + 1 :])
-        if word == "-m" or not word.startswith("-"):
-            break
-        position += 1
-        if word in _SINGLE:
-            position += 1
-        elif word in _LISTS:
-            position += 1
-            while position < len(words) and not _ends_list(words[position]):
-                position += 1
-    return list(words[:position]), list(words[position:])
 
 
 def resolve_command(command: Sequence[str], verb: str = "run") -> list[str]:
@@ -84,11 +45,6 @@ def choose_folder(command: Sequence[str], parent: str = "runs") -> str:
         number += 1
         folder = f"{wish}-{number}"
     return folder
-
-
-def _ends_list(word: str) -> bool:
-    name = Path(word).name.rstrip("0123456789.")  # python3.12
-    return word.startswith("-") or word.endswith(".py") or name in _LAUNCHERS
 
 
 def _check_script(script: Path) -> None:

@@ -20,15 +20,15 @@ from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.overwritten import explain_overwritten
 from retrograd.graph.values import holds_nonfinite
 from retrograd.graph.walker import walk
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.engine import current_graph_task
+from retrograd.hooks.node_tap import NodeHooks
 from retrograd.hooks.nodes import is_leaf, root_edges
-from retrograd.hooks.pause import NodeHooks
 from retrograd.hooks.reach import find_nodes, guard_nodes
 from retrograd.hooks.thread_logs import user_frame
 from retrograd.launch.closing import say, say_end
-from retrograd.launch.debugging import read_debug_request
 from retrograd.launch.prompt import TerminalPrompt
+from retrograd.launch.requests import DebugRequest
 from retrograd.launch.scene import STEP, Orders, Scene
 from retrograd.stepping.breakpoints import Breakpoint, Predicate, parse_breakpoint
 from retrograd.stepping.stop import Gradients, Stop, apply_changes
@@ -43,7 +43,7 @@ def start_debugging_session() -> None:
     """Debug this process as ``retrograd debug`` was asked to; of several ranks, the first."""
     if int(os.environ.get("RANK", "0")):
         return
-    request = read_debug_request(os.environ)
+    request = DebugRequest.read(os.environ)
     texts = [*request.breakpoints, *([NON_FINITE] if request.nonfinite else [])]
     try:
         breakpoints = [parse_breakpoint(text) for text in dict.fromkeys(texts)]
@@ -78,14 +78,14 @@ class Debugger:
         """Follow every pass from now on."""
         self._is_open = True
         self.origins.__enter__()
-        follow_backward(self)
+        backward_followers.add(self)
 
     def close(self) -> None:
         """Follow none any more. Not to be called during a pass: the mode of the origins is out of its place then."""
         if self._is_open:
             self._is_open = False
             self.orders.never_stop()
-            unfollow_backward(self)
+            backward_followers.remove(self)
             self.origins.__exit__(None, None, None)
 
     def say_end(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shlex
@@ -20,13 +19,12 @@ from retrograd.findings.findings import Findings
 from retrograd.findings.stored import store_findings
 from retrograd.foreign.plain_text import show_plainly
 from retrograd.launch.closing import say
-from retrograd.launch.command import choose_folder, resolve_command
+from retrograd.launch.command import resolve_command
 from retrograd.launch.interpreter import find_obstacle
 from retrograd.launch.process import make_environment
-from retrograd.launch.request import Request
-from retrograd.launch.start import check_writable
+from retrograd.launch.requests import ExplainOptions, RunRequest
+from retrograd.launch.start import choose_vacant
 from retrograd.runs.latest import find_latest, is_run
-from retrograd.runs.ranks import check_vacant
 from retrograd.runs.reader import open_run
 from retrograd.views.findings_text import print_findings
 
@@ -39,11 +37,11 @@ def is_command(words: Sequence[str]) -> bool:
     return first == "-m" or first.endswith(".py") or Path(first, "__main__.py").is_file() or bool(shutil.which(first))
 
 
-def explain_as_asked(arguments: argparse.Namespace) -> int:
+def explain_as_asked(arguments: ExplainOptions) -> int:
     """Print what is wrong with a run; where a command was given, with the run that it makes.
 
     Args:
-        arguments: the options of ``retrograd explain``, with a ``run`` or a ``command``.
+        arguments: with a ``run`` or a ``command``; by default the newest run.
 
     Returns:
         1 if ``--fail-on`` says so, else that of the command, else 0.
@@ -69,23 +67,14 @@ def explain_as_asked(arguments: argparse.Namespace) -> int:
     return 1 if arguments.fail_on and findings.reach(arguments.fail_on) else code
 
 
-def _make_request(arguments: argparse.Namespace) -> Request:
-    folder = arguments.output or choose_folder(arguments.command)
-    request = Request(
-        path=str(Path(folder).absolute()),
-        shown=folder,
-        command=tuple(arguments.command),
-        watch=True,
-        limit=arguments.steps,
-        quiet=True,
-    )
+def _make_request(arguments: ExplainOptions) -> RunRequest:
+    shown = arguments.output or ""
+    request = RunRequest(command=arguments.command, shown=shown, watch=True, limit=arguments.steps, quiet=True)
     request.check()
-    check_writable(Path(request.path))
-    check_vacant(Path(request.path))
-    return request
+    return choose_vacant(request)
 
 
-def _check_options(arguments: argparse.Namespace) -> None:
+def _check_options(arguments: ExplainOptions) -> None:
     for name, given in (("--steps", arguments.steps), ("--output", arguments.output)):
         if given is not None:
             raise LaunchError(
@@ -93,7 +82,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
             )
 
 
-def _run_watched(command: Sequence[str], request: Request, *, is_quiet: bool) -> int:
+def _run_watched(command: Sequence[str], request: RunRequest, *, is_quiet: bool) -> int:
     """Run a command to its end, and return its exit code, as a shell would."""
     words = resolve_command(command, "explain")
     environment = make_environment(request, os.environ)
@@ -129,7 +118,7 @@ def _keep(run: Path, findings: Findings) -> None:
         store_findings(run, findings)
 
 
-def _print(about: str, findings: Findings, arguments: argparse.Namespace) -> None:
+def _print(about: str, findings: Findings, arguments: ExplainOptions) -> None:
     if arguments.json:
         print(findings.as_json_lines(), end="")
         return

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from retrograd.launch.inventory_request import InventoryRequest, read_inventory_request
+from retrograd.inventory.inventory import Inventory
 from retrograd.launch.pass_inventory import PassInventory
+from retrograd.launch.requests import InventoryRequest
 from retrograd.runs.layout import INVENTORY
 from retrograd.runs.ranks import RankClaim
-from retrograd.saved.inventory import Inventory
 from retrograd.views.inventory_page import write_inventory
-
-if TYPE_CHECKING:
-    from retrograd.views.inventory_table import By
 
 PAGE = "inventory.html"
 
 
 def start_inventory_session() -> None:
     """Take an inventory of this process as ``retrograd inventory`` was asked to."""
-    InventorySession(read_inventory_request(os.environ)).follow_process()
+    InventorySession(InventoryRequest.read(os.environ)).follow_process()
 
 
 class InventorySession(PassInventory):
@@ -45,6 +42,5 @@ class InventorySession(PassInventory):
     def _show(self, file: TextIO) -> None:
         from retrograd.views.inventory_table import print_inventory
 
-        by: By = self._request.by  # type: ignore[assignment]
         if self._inventory is not None:
-            print_inventory(self._inventory, by=by, file=file)
+            print_inventory(self._inventory, by=self._request.by, file=file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from retrograd.hangs.watch import HangWatch
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.backward import EngineRun, backward_followers
 
 
 class LateRing:
@@ -21,7 +21,7 @@ class LateRing:
         self._failed = failed
         self._watch: HangWatch | None = None
         self._first: EngineRun | None = None
-        follow_backward(self)
+        backward_followers.add(self)
 
     def run_begins(self, run: EngineRun) -> None:
         """The engine is about to run."""
@@ -37,12 +37,12 @@ class LateRing:
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
         """It has ended."""
         if run is self._first:
-            unfollow_backward(self)
+            backward_followers.remove(self)
             if self._watch is not None:
                 self._watch.follower.run_ends(run, error)
 
     def close(self) -> None:
         """Watch no more; what is in the file stays."""
-        unfollow_backward(self)
+        backward_followers.remove(self)
         if self._watch is not None:
             self._watch.close()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from retrograd.hooks.backward import unlisten_to_backward
+from retrograd.hooks.backward import backward_listeners
+from retrograd.inventory.inventory import Inventory
+from retrograd.inventory.recorder import InventoryTaking, take_inventory
 from retrograd.launch.pass_session import PassSession
-from retrograd.saved.inventory import Inventory
-from retrograd.saved.taking import InventoryTaking, take_inventory
 
 
 class PassInventory(PassSession):
@@ -35,7 +35,7 @@ class PassInventory(PassSession):
         number = self._ended
         self._ended += 1
         if number == self._wanted and self._taking is not None:
-            unlisten_to_backward(self)
+            backward_listeners.remove(self)
             # while backward() runs, torch keeps our function modes
             self._taking.at_next_call(lambda: self._run_safely(self._end))
         elif self._ended == self._wanted:

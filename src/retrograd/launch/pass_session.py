@@ -17,7 +17,7 @@ from typing import TextIO
 from torch import Tensor
 
 from retrograd.errors import RetrogradError, RetrogradWarning
-from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
+from retrograd.hooks.backward import backward_listeners
 from retrograd.launch.closing import say, say_end
 from retrograd.notices import warnings_kept
 from retrograd.randomness import random_kept
@@ -52,7 +52,7 @@ class PassSession(ABC):
         self._obstacle = ""
         self._closed = False
         self._is_child = False
-        listen_to_backward(self)
+        backward_listeners.add(self)
         self._start()
 
     def start_over(self) -> None:
@@ -107,7 +107,7 @@ class PassSession(ABC):
 
     def _stop(self) -> None:
         """Take all hooks away."""
-        unlisten_to_backward(self)
+        backward_listeners.remove(self)
 
     @abstractmethod
     def _tell_done(self) -> str:

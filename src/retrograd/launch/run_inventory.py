@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
+from retrograd.inventory.inventory import Inventory
 from retrograd.launch.closing import is_speaker, say
 from retrograd.launch.pass_inventory import PassInventory
-from retrograd.launch.request import Request
+from retrograd.launch.requests import RunRequest
 from retrograd.runs.layout import INVENTORY
-from retrograd.saved.inventory import Inventory
 
 AddFile = Callable[[str, Callable[[BinaryIO], None]], None]
 
@@ -23,7 +23,7 @@ class RunInventory(PassInventory):
         add_file: given a name, and what writes that file.
     """
 
-    def __init__(self, request: Request, add_file: AddFile) -> None:
+    def __init__(self, request: RunRequest, add_file: AddFile) -> None:
         assert request.inventory is not None
         super().__init__(request.inventory, "--inventory", timed=False)
         self._run = Path(request.path)

@@ -22,14 +22,14 @@ from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
 from retrograd.facts.facts import SOURCES, WATCHES
 from retrograd.facts.source import MakeSource
 from retrograd.history.facts import Call
-from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
-from retrograd.hooks.construction import leave_construction, watch_construction
+from retrograd.hooks.backward import backward_listeners
+from retrograd.hooks.construction import construction_watch
 from retrograd.launch.closing import say, say_end, say_failure
 from retrograd.launch.exits import ExitNote, end_as_interrupted
 from retrograd.launch.late_sink import LateSink
 from retrograd.launch.live_findings import LiveFindings
 from retrograd.launch.naming import name_models
-from retrograd.launch.request import Request, read_request
+from retrograd.launch.requests import RunRequest
 from retrograd.launch.search import Search
 from retrograd.launch.stop_after import StopAfter
 from retrograd.notices import warnings_kept
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 def start_session() -> None:
     """Record this process as ``retrograd run`` was asked to."""
-    session = Session(read_request(os.environ))
+    session = Session(RunRequest.read(os.environ))
     atexit.register(session.close)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.start_over)
@@ -60,7 +60,7 @@ _LEFT = ("SystemExit", "KeyboardInterrupt")
 class Session:
     """Finds the models of a process, records them, and says at its end what has become of it."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: RunRequest) -> None:
         self._request = request
         self._recorder: Recorder | None = None
         self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
@@ -71,8 +71,8 @@ class Session:
         self._inventory: RunInventory | None = None
         self._search = Search(self._record, self._give_up)
         self._has_given_up = False
-        listen_to_backward(self)
-        watch_construction()
+        backward_listeners.add(self)
+        construction_watch.hold()
         self._sink = LateSink(self._open_run, self._make_step, self._give_up)
         self._sink.listener = LiveFindings(self._sink.add_event, is_quiet=request.quiet)
 
@@ -81,8 +81,8 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        unlisten_to_backward(self)
-        leave_construction()
+        backward_listeners.remove(self)
+        construction_watch.release()
         self._search.close()
         if self._inventory is not None:
             self._inventory.close()
@@ -136,7 +136,7 @@ class Session:
                 self._tell_blind_call()
             except Exception as error:  # a fault of ours must not end the pass
                 self._give_up(error)
-        unlisten_to_backward(self)
+        backward_listeners.remove(self)
 
     def backward_ends(self, failed: bool) -> None:
         """That pass has ended."""
@@ -176,7 +176,7 @@ class Session:
             self._sink.use(writer)
             step = writer.next_step
         settings = Settings(
-            sites=request.sites, schedule=request.schedule, tensors=request.tensors, histogram=request.histogram
+            sites=request.sites, schedule=request.make_schedule(), tensors=request.tensors, histogram=request.histogram
         )
         return Recorder(models or None, self._sink, settings, step=step, loose=True, sources=self._sources())
 

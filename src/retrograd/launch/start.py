@@ -1,56 +1,58 @@
-"""``retrograd run``: check what was asked for, say so, and become the command."""
+"""Becoming the command that a request asks to run, once all that can be checked before is right."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from retrograd.errors import RunWriteError
+from retrograd.launch.closing import say
 from retrograd.launch.command import choose_folder, resolve_command
-from retrograd.launch.process import start
-from retrograd.launch.request import Request
+from retrograd.launch.interpreter import find_obstacle
+from retrograd.launch.options import Request
+from retrograd.launch.process import make_environment, replace_process
 from retrograd.runs.ranks import check_vacant
 
+RequestT = TypeVar("RequestT", bound=Request)
 
-def start_command(arguments: argparse.Namespace) -> NoReturn:
-    """Run a command, recorded.
+
+def start(request: Request, promise: str, *, parent: str = "runs") -> NoReturn:
+    """Say what will be done, and become the command; or say why it will not be done, and become it all the same.
 
     Args:
-        arguments: the options of ``retrograd run``, and the ``command``.
+        request: what its processes are to do.
+        promise: what is said, with ``{}`` for the command and for the folder; nothing where it is empty.
+        parent: where folders of such requests lie, for one without a folder; empty where it needs none.
 
     Raises:
         RetrogradError: for anything that can be found wrong before the command runs.
     """
-    command = resolve_command(arguments.command)
-    folder = arguments.output or choose_folder(arguments.command)
-    request = Request(
-        path=str(Path(folder).absolute()),
-        shown=folder,
-        command=tuple(arguments.command),
-        sites=arguments.sites,
-        steps=arguments.schedule or arguments.every,
-        tensors=arguments.tensors,
-        histogram=arguments.histogram,
-        resume=arguments.resume,
-        inventory=arguments.inventory,
-        quiet=arguments.quiet,
-    )
+    words = resolve_command(request.command, request.name)
     request.check()
-    check_writable(Path(request.path))
-    check_vacant(Path(request.path), resume=request.resume)
-    promise = "" if request.quiet else f"recording {shlex.join(request.command)} in {request.shown}"
-    start(command, request, promise)
+    request = choose_vacant(request, parent) if parent else request
+    environment = make_environment(request, os.environ)
+    if said := find_obstacle(words, environment) or promise.format(shlex.join(request.command), request.shown):
+        say(said)
+    replace_process(words, environment)
 
 
-def check_writable(run: Path) -> None:
-    """Make sure that a folder can be made. It is not made yet: it may be that the command trains nothing.
+def choose_vacant(request: RequestT, parent: str = "runs") -> RequestT:
+    """The same request with a folder that can be made. It is not made yet: perhaps the command trains nothing.
+
+    Args:
+        request: with the folder that the user has named, or none.
+        parent: where a new folder lies for one that has none.
 
     Raises:
-        RunWriteError: it cannot.
+        RetrogradError: the folder cannot be written, or holds something already.
     """
-    there = next(folder for folder in (run, *run.parents) if folder.exists())
+    shown = request.shown or choose_folder(request.command, parent)
+    path = Path(shown).absolute()
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise RunWriteError(f"{str(run)!r} cannot be made: {str(there)!r} is no folder that we may write to.")
+        raise RunWriteError(f"{str(path)!r} cannot be made: {str(there)!r} is not a folder that we may write to.")
+    check_vacant(path, resume=getattr(request, "resume", False))
+    return replace(request, path=str(path), shown=shown)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from torch import Tensor
 
@@ -17,16 +17,13 @@ from retrograd.hangs.watch import HangWatch, watch_hangs
 from retrograd.launch.closing import say
 from retrograd.launch.late_ring import LateRing
 from retrograd.launch.pass_session import PassSession
-from retrograd.launch.trace_request import TraceRequest, read_trace_request
+from retrograd.launch.requests import TraceRequest
 from retrograd.runs.layout import rank_name
 from retrograd.runs.ranks import RankClaim, ask_rank
 from retrograd.tracing.trace import Trace
 from retrograd.tracing.tracer import Tracing, trace
 from retrograd.views.chrome_trace import write_chrome_trace
 from retrograd.views.trace_lines import LiveLines
-
-if TYPE_CHECKING:
-    from retrograd.views.trace_table import By, Measure
 
 TRACE = "trace.json.gz"
 CHROME = "chrome.json"
@@ -35,7 +32,7 @@ BUNDLES = "bundles"
 
 def start_tracing_session() -> None:
     """Trace this process as ``retrograd trace`` was asked to."""
-    TracingSession(read_trace_request(os.environ)).follow_process()
+    TracingSession(TraceRequest.read(os.environ)).follow_process()
 
 
 class TracingSession(PassSession):
@@ -46,8 +43,9 @@ class TracingSession(PassSession):
     """
 
     def __init__(self, request: TraceRequest) -> None:
-        super().__init__("the tracer", f"--steps begins at number {request.first}")
         self._request = request
+        self._first, self._last = request.passes
+        super().__init__("the tracer", f"--steps begins at number {self._first}")
 
     def _start(self) -> None:
         self._tracing: Tracing | None = None
@@ -56,7 +54,7 @@ class TracingSession(PassSession):
         """Thread → when its pass began."""
         self._due = 1
         self._ring = LateRing(self._open_folder, self._give_up)
-        if self._request.first == 0:
+        if self._first == 0:
             self._begin_trace()
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
@@ -71,7 +69,7 @@ class TracingSession(PassSession):
             self._end()
         elif failed or self._count_traced() >= self._due:
             self._write()
-        if self._ended == self._request.first:
+        if self._ended == self._first:
             self._begin_trace()
         if failed and not self._has_traced():
             say(f"backward pass {number} raised, and was not traced; see it with --steps {number}:{number + 1}")
@@ -92,9 +90,9 @@ class TracingSession(PassSession):
         world = int(os.environ.get("WORLD_SIZE", "1"))
         lines = LiveLines(request.nodes, sys.__stderr__, f"rank {ask_rank()} " if world > 1 else "")
         self._tracing = trace(
-            passes=request.last - request.first if request.last is not None else None,
+            passes=None if self._last is None else self._last - self._first,
             norms=request.norms,
-            memory=request.memory,
+            memory=request.memory or request.sort == "memory",
             live=lines if request.live else None,
             folder=Path(request.path, rank_name(ask_rank()), BUNDLES + apart),
         )
@@ -143,10 +141,8 @@ class TracingSession(PassSession):
         from retrograd.views.trace_table import print_trace
 
         request = self._request
-        by: By = request.by  # type: ignore[assignment]
-        sort: Measure = request.sort  # type: ignore[assignment]
         try:
             if self._trace is not None:
-                print_trace(self._trace, by=by, sort=sort, nodes=request.nodes, file=file)
+                print_trace(self._trace, by=request.by, sort=request.sort, nodes=request.nodes, file=file)
         except RetrogradError as error:
             say(str(error))

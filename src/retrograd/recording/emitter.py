@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from retrograd.history.sink import EventKind, Moment, RowBatch, Sink
+from retrograd.hooks.faults import never_raise
 from retrograd.recording.batches import pick_custom
 from retrograd.recording.division import divide
-from retrograd.recording.faults import harmless
 from retrograd.recording.holder import Kept
 from retrograd.recording.lane import Lane, Mode
 from retrograd.recording.late import Closed, LateGradients, split_late
@@ -88,7 +88,7 @@ class Emitter:
         """A rule has changed a tensor by this share of it, a scalar on any device."""
         self._changes.append((moment, site, rule, change))
 
-    @harmless
+    @never_raise()
     def emit(self, lane: Lane, moment: Moment) -> None:
         """Hand over what a lane holds."""
         self._emit(lane, moment, is_closing=False)
@@ -115,7 +115,7 @@ class Emitter:
                 if self._keeper.has_triggers:  # a user's: what it raises shall cost no row
                     self._pull_triggers(part)
 
-    @harmless
+    @never_raise()
     def close(self, lane: Lane, moment: Moment) -> None:
         """Hand over what a lane holds; its forward and all passes over it are done with."""
         self._emit(lane, moment, is_closing=True)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, TypeVar
 
-from retrograd.hooks.engine import uncompiled
 from retrograd.notices import warn
 from retrograd.sites.site import Site
 from retrograd.statistics.slab import UnreadableTensorError
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _MOST_WARNINGS = 5
 
@@ -49,17 +43,3 @@ class Faults:
             self._said.add(reason)
             warn(f"retrograd could not record {site}: {reason}. Training goes on; further faults are counted.")
         return reason
-
-
-def harmless(method: F) -> F:
-    """Decorator for methods that torch calls in the middle of training: an error goes to ``self.fault``."""
-
-    @functools.wraps(method)
-    @uncompiled
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self.fault(method.__qualname__, error)
-
-    return call  # type: ignore[return-value]

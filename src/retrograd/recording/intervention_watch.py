@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from retrograd.hooks.candidates import NamedModule
 from retrograd.hooks.engine import current_graph_task
+from retrograd.hooks.faults import never_raise
+from retrograd.norms import norm
 from retrograd.recording.emitter import Emitter
-from retrograd.recording.faults import harmless
 from retrograd.recording.lane import Mode
 from retrograd.recording.module_watch import mode_now
 from retrograd.recording.place import Host, Place
@@ -50,7 +51,7 @@ class InterventionWatch:
         """These modules are recorded."""
         self._paths.update((entry.module, entry.path) for entry in entries)
 
-    @harmless
+    @never_raise()
     def intervened(self, module: nn.Module | None, site: Site, rule: str, before: Tensor, after: Tensor) -> None:
         """A rule has put ``after`` in the place of ``before``."""
         clock = self._host.clock
@@ -83,6 +84,6 @@ def _measure(before: Tensor, after: Tensor) -> Tensor:
     """‖after − before‖ / ‖before‖, and 0 where nothing has changed: a scalar in float32."""
     wide = torch.promote_types(before.dtype, torch.float32)  # a difference, too, may be too large for half precision
     old, new = before.detach().to(wide), after.detach().to(wide)
-    change = torch.linalg.vector_norm(new - old)
-    share = change / torch.linalg.vector_norm(old)
+    change = norm(new - old)
+    share = change / norm(old)
     return torch.where(change == 0, 0.0, share).float()

@@ -9,7 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
-from retrograd.hooks.sharding import local_part
+from retrograd.hooks.distributed import local_part
 
 _PROBES = 8
 _SAMPLED = 1

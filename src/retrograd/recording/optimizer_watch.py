@@ -13,10 +13,10 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.history.sink import Moment
+from retrograd.hooks.faults import never_raise
 from retrograd.hooks.loss_scales import LossScales
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Notes
-from retrograd.recording.faults import harmless
 from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.updates import UpdateTap
 
@@ -76,7 +76,7 @@ class OptimizerWatch:
         """A recorded model, or a part that is called by itself, runs."""
         self._ran.add(model)
 
-    @harmless
+    @never_raise()
     def update_begins(self, optimizer: Optimizer) -> None:
         """``optimizer.step`` was called."""
         self._host.optimizer_seen(optimizer)
@@ -90,7 +90,7 @@ class OptimizerWatch:
             watches = [parameters[id(p)] for p in _all(optimizer) if id(p) in parameters]
             self.tap.begin(optimizer, watches, self.fault)
 
-    @harmless
+    @never_raise()
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
         """The parameters have been changed."""
         number = self._find_number(optimizer)
@@ -109,7 +109,7 @@ class OptimizerWatch:
         else:
             self._undecided.append((self._host.clock.moment, name, count, found_inf))
 
-    @harmless
+    @never_raise()
     def update_skipped(self, optimizer: Optimizer) -> None:
         """Loss scaling left the parameters alone; the step counts all the same, so that it can be seen."""
         number = self._find_number(optimizer)
@@ -118,7 +118,7 @@ class OptimizerWatch:
             self._host.note("skipped", type(optimizer).__name__, text=_SKIPPED)
             self._end_update(number)
 
-    @harmless
+    @never_raise()
     def loss_scaled(self, losses: Iterable[torch.Tensor], scale: torch.Tensor) -> None:
         """The gradients of these losses are ``scale`` times too large."""
         if threading.get_ident() == self._host.clock.thread:

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdRef
 
+from retrograd.hooks.distributed import Exchange, is_summand
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.exchange import Exchange
-from retrograd.hooks.sharding import is_summand
 from retrograd.hooks.tensor import watch_gradient
 from retrograd.recording.place import Host
 from retrograd.recording.stream import Stream

@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from retrograd.hooks.placement import (
+from retrograd.hooks.distributed import (
     Placement,
     PlainPlacements,
     find_tensor_parallel_ranks,
-    is_distributed,
+    has_other_processes,
+    is_sharded,
     place_copies,
     place_own,
     place_spread,
 )
-from retrograd.hooks.sharding import is_sharded
 from retrograd.sites.site import Site, local_gradient
 
 
@@ -38,12 +38,12 @@ class Placements:
 
     def add_model(self, model: nn.Module) -> None:
         """This model is recorded."""
-        if is_distributed():
+        if has_other_processes():
             self._plain = PlainPlacements(self._plain.ranks or find_tensor_parallel_ranks(model))
 
     def see(self, site: Site, tensor: Tensor) -> None:
         """An activation is seen for the first time; its gradient is taken to lie as it does."""
-        if is_distributed() and not is_sharded(tensor):  # of the others each tensor tells itself
+        if has_other_processes() and not is_sharded(tensor):  # of the others each tensor tells itself
             placement = self._place_plain(tensor)
             if placement is not None:
                 self._add(site.value, placement)
@@ -55,7 +55,7 @@ class Placements:
 
     def see_parameter(self, site: Site, parameter: Tensor, copies: tuple[int, ...]) -> None:
         """A parameter is watched, or found to be in a wrapper that keeps it the same in these processes."""
-        if not is_distributed():
+        if not has_other_processes():
             return
         beside = self._plain.ranks
         placement = place_spread(parameter, beside) if is_sharded(parameter) else place_copies({*copies, *beside})

@@ -18,11 +18,9 @@ from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Event, EventKind, Moment, Sink
 from retrograd.hooks.backward import (
     EngineRun,
-    follow_backward,
+    backward_followers,
+    backward_listeners,
     has_asked_for_a_pass,
-    listen_to_backward,
-    unfollow_backward,
-    unlisten_to_backward,
 )
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.candidates import (
@@ -33,20 +31,19 @@ from retrograd.hooks.candidates import (
     walk_modules,
 )
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
+from retrograd.hooks.distributed import count_processes, is_rehearsal, running_stage
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
-from retrograd.hooks.hiding import hide_hooks, show_hooks
+from retrograd.hooks.faults import never_raise
 from retrograd.hooks.input_gradient import InputGradient
-from retrograd.hooks.interventions import listen_to_interventions, unlisten_to_interventions
-from retrograd.hooks.leaves import find_leaves
+from retrograd.hooks.interventions import intervention_listeners
 from retrograd.hooks.nested import flatten
-from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
-from retrograd.hooks.pipeline import is_rehearsal, running_stage
-from retrograd.hooks.processes import count_processes
-from retrograd.hooks.tables import Entry
+from retrograd.hooks.optimizer import optimizer_listeners
+from retrograd.hooks.reach import find_leaves
+from retrograd.hooks.tables import Entry, hidden_hooks
 from retrograd.notices import warn
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
-from retrograd.recording.faults import Faults, harmless
+from retrograd.recording.faults import Faults
 from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
@@ -135,19 +132,19 @@ class Recorder:
 
     def attach(self) -> None:
         """Set the taps."""
-        hide_hooks()
+        hidden_hooks.hold()
         try:
             for name, model in self._new_models.items():
                 self._add(name, model)
         except BaseException:
             self._taps.remove()
-            show_hooks()
+            hidden_hooks.release()
             raise
         self._new_models.clear()
-        listen_to_backward(self)
-        follow_backward(self)
-        listen_to_interventions(self._interventions)
-        listen_to_optimizers(self._optimizers)
+        backward_listeners.add(self)
+        backward_followers.add(self)
+        intervention_listeners.add(self._interventions)
+        optimizer_listeners.add(self._optimizers)
         self._facts.begin()
         self._describe()
 
@@ -221,7 +218,7 @@ class Recorder:
         except Exception as error:
             self.fault(Site(WATCH + name), error)
 
-    @harmless
+    @never_raise()
     def root_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
         if current_graph_task() != -1 or self.clock.is_paused:  # a checkpointed part is computed again
@@ -252,7 +249,7 @@ class Recorder:
             for watch in list(self._taps.parameters.values()):
                 self.parameter_watched(watch)
 
-    @harmless
+    @never_raise()
     def root_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """That call has ended."""
         if self.clock.is_paused:
@@ -284,7 +281,7 @@ class Recorder:
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
-    @harmless
+    @never_raise()
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """Told of every backward pass of the process; those of other threads are not ours."""
         if threading.get_ident() != self.clock.thread:
@@ -303,7 +300,7 @@ class Recorder:
             self._reductions.pass_begins()
         self._facts.backward_begins(roots)
 
-    @harmless
+    @never_raise()
     def backward_ends(self, failed: bool) -> None:
         """That pass has ended."""
         if threading.get_ident() != self.clock.thread:
@@ -324,7 +321,7 @@ class Recorder:
         self._losses, self._scale = (), None
         self._facts.backward_ends(failed)
 
-    @harmless
+    @never_raise()
     def run_begins(self, run: EngineRun) -> None:
         """Told of every run of the engine.
 
@@ -334,7 +331,7 @@ class Recorder:
         if self._is_aside(run):
             self.clock.step_aside()
 
-    @harmless
+    @never_raise()
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
         """That run has ended."""
         if self._is_aside(run):
@@ -371,7 +368,7 @@ class Recorder:
             elif gradient.unfinished:
                 gradient.finish()
 
-    @harmless
+    @never_raise()
     def _leave_backward(self, failed: bool = False) -> None:
         self._finish_inputs(failed)
         self.guard.restart()
@@ -456,17 +453,17 @@ class Recorder:
         if self._closed:
             return
         self._closed = True
-        unlisten_to_backward(self)
-        unfollow_backward(self)
-        unlisten_to_interventions(self._interventions)
-        unlisten_to_optimizers(self._optimizers)
+        backward_listeners.remove(self)
+        backward_followers.remove(self)
+        intervention_listeners.remove(self._interventions)
+        optimizer_listeners.remove(self._optimizers)
         self.clock.close_all()
         self._optimizers.decide()
         self._facts.end()
         self.clock.stop()
         self._reductions.remove()
         self._taps.remove()
-        show_hooks()
+        hidden_hooks.release()
         for gradient in (*self._old_input_gradients, *self.input_gradients):
             gradient.remove()
         self._old_input_gradients.clear()

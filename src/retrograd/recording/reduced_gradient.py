@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from retrograd.hooks.sharding import local_part
+from retrograd.hooks.distributed import local_part
 from retrograd.recording.parameter_watch import ParameterWatch
 
 

@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from retrograd.hooks.exchange import Averaging, Exchange, find_exchanges, is_averaging, running_wrapper
+from retrograd.hooks.distributed import Averaging, Exchange, find_exchanges, is_averaging, running_wrapper
 from retrograd.recording.clock import Clock
 from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.reduced_gradient import ReducedGradient

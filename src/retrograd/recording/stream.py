@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from retrograd.hooks.distributed import is_sharded, local_part
 from retrograd.hooks.engine import is_transformed
-from retrograd.hooks.sharding import is_sharded, local_part
 from retrograd.recording.keep import Keep
 from retrograd.recording.lane import Lane, Mode
 from retrograd.recording.placements import Placements

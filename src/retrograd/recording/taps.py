@@ -13,9 +13,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
 from retrograd.hooks.candidates import NamedModule
+from retrograd.hooks.distributed import has_other_processes
 from retrograd.hooks.module import CallTap, InputWatcher, unwatch_forward, watch_forward
 from retrograd.hooks.module_paths import parameter_site
-from retrograd.hooks.placement import is_distributed
 from retrograd.recording.argument_watch import ArgumentHost, ArgumentWatch
 from retrograd.recording.keep import find_keep
 from retrograd.recording.lane import Lane, Lanes, Mode
@@ -184,7 +184,7 @@ class Taps:
             self._host.parameter_watched(watch)
 
     def _make_local(self, lane: Lane, module: nn.Module | None, parameter: Site) -> Stream | None:
-        is_named = self._settings.names(LOCAL) and is_distributed()
+        is_named = self._settings.names(LOCAL) and has_other_processes()
         return self._make_stream(lane, module, local_gradient(parameter), copy=True) if is_named else None
 
     def _may_reach(self, entry: NamedModule, slot: str) -> bool:

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import Optimizer
 
-from retrograd.hooks.sharding import local_part
+from retrograd.hooks.distributed import local_part
 from retrograd.recording.lane import Lane
 from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.stream import Stream

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError, RuleError
-from retrograd.hooks import interventions
 from retrograd.hooks.checkpoints import EnoughComputed
-from retrograd.hooks.interventions import tell_intervention
+from retrograd.hooks.interventions import intervention_listeners, tell_intervention
 from retrograd.rewriting.beside import NOTHING, Beside
 from retrograd.rewriting.clock import Clock
 from retrograd.rules.rule import Rule
@@ -69,7 +68,7 @@ class Chain:
             RuleError: if one of them breaks the contract, or raises.
         """
         with self._lock:
-            return self._act(value, call, training, beside, interventions.listeners != ())
+            return self._act(value, call, training, beside, intervention_listeners.all != ())
 
     def change_scaled(
         self, gradient: Tensor, scale: Tensor, call: int, training: bool, beside: Beside | None

@@ -10,12 +10,10 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import CannotRewriteError
-from retrograd.hooks import interventions
-from retrograd.hooks.interventions import tell_intervention
+from retrograd.hooks.distributed import is_flattened, is_sharded, own_rank
+from retrograd.hooks.interventions import intervention_listeners, tell_intervention
 from retrograd.hooks.many import scale_all, total_norm
 from retrograd.hooks.optimizer import UpdateTap
-from retrograd.hooks.processes import own_rank
-from retrograd.hooks.sharding import is_flattened, is_sharded
 from retrograd.rewriting.clock import Clock
 from retrograd.rewriting.passes import Passes
 from retrograd.rules.norm_rule import NormRule
@@ -111,7 +109,7 @@ class JointRewriter:
         if scale is not None:
             norm = norm / scale.to(norm.device)
         factor = rule.scale(norm, state)
-        if interventions.listeners:
+        if intervention_listeners.all:
             tell_intervention(None, SITE, rule.name, norm, norm * factor)
         if rule.skips:
             self._skip(factor == 0)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdRef
 
 from retrograd.errors import CannotRewriteError
+from retrograd.hooks.distributed import is_flattened, is_sharded
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.sharding import is_flattened, is_sharded
 from retrograd.hooks.tensor import change_gradient, leave_gradient, shares_memory
 from retrograd.rewriting.beside import Beside, Noted
 from retrograd.rewriting.chain import Chain

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 from torch.utils.weak import WeakIdRef
 
+from retrograd.hooks.distributed import has_other_processes
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.processes import has_other_processes
 from retrograd.hooks.tensor import after_accumulation, change_gradient, leave_gradient
 from retrograd.rewriting.clock import Clock
 

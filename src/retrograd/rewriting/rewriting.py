@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import CannotRewriteError, RewriteError
-from retrograd.hooks.backward import listen_to_backward, unlisten_to_backward
+from retrograd.hooks.backward import backward_listeners
 from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, walk_modules
-from retrograd.hooks.hiding import hide_hooks, show_hooks
+from retrograd.hooks.distributed import own_rank
 from retrograd.hooks.module import CallTap, InputTap, OutputTap, is_compiled
 from retrograd.hooks.module_paths import parameter_site
-from retrograd.hooks.optimizer import listen_to_optimizers, unlisten_to_optimizers
-from retrograd.hooks.processes import own_rank
+from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.hooks.rewriters import announce_rewriter, withdraw_rewriter
+from retrograd.hooks.tables import hidden_hooks
 from retrograd.hooks.watched import leave_watched_tensors, rewrite_watched_tensors
 from retrograd.notices import warn
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
@@ -93,7 +93,7 @@ class Rewriting:
             leave_watched_tensors(self._watched)
         if self._joint is not None:
             self._joint.remove()
-        show_hooks()
+        hidden_hooks.release()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold for the rules to go on with the same decisions."""
@@ -125,7 +125,7 @@ class Rewriting:
         entries = [entry for name, model in models.items() for entry in walk_modules(name, model)]
         candidates = [candidate for entry in entries for candidate in entry.candidates()]
         self._assignments.check(candidates)
-        hide_hooks()
+        hidden_hooks.hold()
         try:
             for model in models.values():
                 self._roots.append(CallTap(model, _Root(self), outermost=True))
@@ -143,17 +143,17 @@ class Rewriting:
     def attach_to_optimizer(self, optimizer: Optimizer) -> None:
         """Let the rules act on its gradients together."""
         self._joint = JointRewriter(optimizer, self._rules, self.clock)
-        hide_hooks()
+        hidden_hooks.hold()
         self._listen()
 
     def _listen(self) -> None:
-        listen_to_backward(self)
-        listen_to_optimizers(self.clock)
+        backward_listeners.add(self)
+        optimizer_listeners.add(self.clock)
         announce_rewriter(self)
         self._undo += [
             lambda: withdraw_rewriter(self),
-            lambda: unlisten_to_backward(self),
-            lambda: unlisten_to_optimizers(self.clock),
+            lambda: backward_listeners.remove(self),
+            lambda: optimizer_listeners.remove(self.clock),
         ]
 
     def _attach_to_calls(self, entry: NamedModule, compiled: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from retrograd.norms import norm
 from retrograd.rules.checks import Scheduled, at_step, check_scheduled, need_dense
 from retrograd.rules.rule import Rule
 from retrograd.rules.seeds import next_seed
@@ -47,6 +48,4 @@ def _measure_rms(value: Tensor) -> Tensor:
     """Root mean square of the finite elements, without dimensions; float32 for narrower types."""
     finite = torch.isfinite(value)
     magnitudes = torch.where(finite, value, 0).abs()
-    wide = magnitudes.to(torch.promote_types(magnitudes.dtype, torch.float32))
-    rms: Tensor = torch.linalg.vector_norm(wide) / finite.sum().clamp(min=1).sqrt()
-    return rms
+    return norm(magnitudes) / finite.sum().clamp(min=1).sqrt()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from retrograd.errors import RuleError
+from retrograd.norms import norm
 from retrograd.rules.rule import Rule
 from retrograd.rules.site_state import SiteState
 from retrograd.rules.sparse import is_packed, is_sparse, on_values
-
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 class NormRule(Rule):
@@ -71,16 +69,7 @@ def measure_norm(value: Tensor) -> Tensor:
         value = value.values()
     elif value.layout is not torch.strided:
         raise RuleError(f"The norm of a tensor laid out as {value.layout} is not known.", repair="make it dense.")
-    if value.dtype == torch.complex32:
-        value = value.to(torch.complex64)
-    norm: Tensor = torch.linalg.vector_norm(value, dtype=_WIDE.get(value.dtype))
-    return norm
-
-
-def join_norms(norms: Sequence[Tensor]) -> Tensor:
-    """The norm of several tensors as if they were one vector: √Σ ‖·‖², on the device of the first."""
-    joined: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
-    return joined
+    return norm(value)
 
 
 def limit_factor(norm: Tensor, limit: Tensor | float) -> Tensor:

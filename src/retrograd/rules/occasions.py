@@ -15,7 +15,8 @@ from retrograd.errors import NoSuchSiteError, RuleError
 from retrograd.history.history import History
 from retrograd.history.kept import Kept
 from retrograd.history.matrix import compute_statistic
-from retrograd.rules.norm_rule import join_norms, measure_norm
+from retrograd.norms import join_norms
+from retrograd.rules.norm_rule import measure_norm
 from retrograd.sites.site import Site, name_like, parse_site
 
 TOGETHER = "together"

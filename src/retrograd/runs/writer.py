@@ -19,8 +19,7 @@ from typing import Any, BinaryIO
 from retrograd.errors import RunExistsError, RunWriteError
 from retrograd.files import make_storable
 from retrograd.history.sink import Event, KeptTensor, RowBatch
-from retrograd.notices import warnings_kept
-from retrograd.runs.complaints import Complaints
+from retrograd.notices import Notices, warnings_kept
 from retrograd.runs.ending import describe_exception, find_exception
 from retrograd.runs.forks import outlive_forks
 from retrograd.runs.layout import MANIFEST
@@ -75,7 +74,7 @@ class RunWriter:
         self.flush_seconds = flush_seconds
         self._queue = WriteQueue(queue_bytes)
         self._lost = Lost()
-        self._complaints = Complaints()
+        self._notices = Notices()
         self._claim = RankClaim(self.path, resume=resume, join=join)
         try:
             self._folder = RankFolder(
@@ -163,7 +162,7 @@ class RunWriter:
             self._write_all(is_paused=True, status=status, is_last=True)
         self._claim.release()
         if self.lost:
-            self._complaints.say("lost", f"{self.lost} were not written to {self.path}.")
+            self._notices.warn_once("lost", f"{self.lost} were not written to {self.path}.")
 
     @property
     def lost(self) -> Lost:
@@ -174,7 +173,7 @@ class RunWriter:
         if not self._is_open:
             return
         if not self._queue.add(item):
-            self._complaints.say(
+            self._notices.warn_once(
                 "queue", "More is recorded than can be written; what finds the queue full is lost, and counted."
             )
         elif self._queue.is_half_full:
@@ -213,7 +212,7 @@ class RunWriter:
 
     def _settle(self) -> None:
         if self._folder.settle():
-            self._complaints.say(
+            self._notices.warn_once(
                 "removed", f"Of {self.path} something was removed or renamed. It is made again, without what it held."
             )
 
@@ -263,7 +262,7 @@ class RunWriter:
             write()
         except (OSError, RunExistsError) as error:
             what = getattr(error, "strerror", None) or getattr(error, "problem", f"{error!r}")
-            self._complaints.say(
+            self._notices.warn_once(
                 "disk",
                 f"{self.path} cannot be written: {what}. Training goes on; what is recorded waits until it can, and is "
                 "lost when there is too much of it.",
@@ -271,18 +270,19 @@ class RunWriter:
             return False
         except Exception as error:  # no fault of ours may end the thread, or the user's training
             self._lost += lost or Lost()
-            self._complaints.say("fault", f"What was recorded cannot be written to {self.path}: {error!r}. It is lost.")
+            text = f"What was recorded cannot be written to {self.path}: {error!r}. It is lost."
+            self._notices.warn_once("fault", text)
         return True
 
     def _complain_of(self, load: Load) -> None:
         if load.batches and self._claim.is_extra:
-            self._complaints.say(
+            self._notices.warn_once(
                 "second",
                 f"Another process is rank {self._claim.rank} of the run {self.path}. What this one records goes to "
                 f"{self._claim.folder.name}, and is no part of the run's history.",
             )
         if self._folder.shards.dropped:
-            self._complaints.say(
+            self._notices.warn_once(
                 "budget",
                 f"The budget of {self._folder.shards.budget:,} bytes for tensors is spent; no more are written.",
             )

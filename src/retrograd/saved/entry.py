@@ -9,8 +9,8 @@ from torch import Tensor
 
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.saved import base_of, set_bits, version_of, view_storage
-from retrograd.saved.overwriting import Place, refuse_overwritten
-from retrograd.saved.policy import Packed, Saved
+from retrograd.policies.overwriting import Place, refuse_overwritten
+from retrograd.policies.policy import Packed, Saved
 
 
 class Held:

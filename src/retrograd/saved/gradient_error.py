@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from retrograd.errors import SavedTensorError
 from retrograd.hooks.module_paths import walk_parameters
-from retrograd.saved.keep import Keep
+from retrograd.norms import norm
+from retrograd.policies.keep import Keep
 from retrograd.saved.keeping import Policies, keep_saved
-from retrograd.saved.losses import check_loss, check_loss_function
-from retrograd.saved.restoring import everything_restored
+from retrograd.trials import check_loss, check_loss_function, everything_restored
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ def _gradients(model: nn.Module, policy: Policies, loss: Callable[[], Tensor]) -
 
 
 def _sum_of_squares(values: Tensor) -> float:
-    wide = torch.promote_types(values.dtype, torch.float64)
-    return float(torch.linalg.vector_norm(values.to_dense(), dtype=wide)) ** 2
+    return float(norm(values.to_dense(), at_least=torch.float64)) ** 2
 
 
 def _relative(squares: float, of: float) -> float:

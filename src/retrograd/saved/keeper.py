@@ -27,11 +27,11 @@ from retrograd.hooks.saved import (
 )
 from retrograd.hooks.writes import program_line
 from retrograd.notices import warn
+from retrograd.policies.overwriting import FILLED_LATE, Place
+from retrograd.policies.policy import NEVER, Policy, Saved
+from retrograd.policies.sizes import show_bytes
 from retrograd.saved.entry import Entry, Held, View
-from retrograd.saved.overwriting import FILLED_LATE, Place
-from retrograd.saved.policy import NEVER, Policy, Saved
 from retrograd.saved.residents import Residents
-from retrograd.saved.sizes import show_bytes
 
 Key = tuple[int, torch.dtype, int, int]
 

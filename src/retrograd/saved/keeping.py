@@ -10,21 +10,20 @@ from typing import Protocol, Self
 
 from torch import nn
 
+from retrograd.budget.plan import Plan
+from retrograd.budget.planned import Planned
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.candidates import NamedModule, walk_modules
-from retrograd.hooks.every_call import EveryCallTap
-from retrograd.hooks.hiding import hide_hooks, show_hooks
-from retrograd.hooks.module import CallTap, is_compiled
+from retrograd.hooks.module import CallTap, EveryCallTap, is_compiled
+from retrograd.hooks.tables import hidden_hooks
 from retrograd.hooks.writes import WriteLog
+from retrograd.policies.overwriting import Place
+from retrograd.policies.policy import Policy, check_policy
+from retrograd.policies.recompute import Recompute
+from retrograd.policies.sizes import Budget
 from retrograd.saved.calls import Calls, EveryModuleWatch, ModuleWatch
 from retrograd.saved.keeper import Account, Keeper
-from retrograd.saved.overwriting import Place
-from retrograd.saved.plan import Plan
-from retrograd.saved.planned import Planned
-from retrograd.saved.policy import Policy, check_policy
-from retrograd.saved.recompute import Recompute
 from retrograd.saved.residents import Residents
-from retrograd.saved.sizes import Budget
 from retrograd.sites.pattern import Candidate, Pattern, asks_for_call, compile_pattern, describe_pattern
 from retrograd.sites.selection import Selection
 from retrograd.sites.site import ROOT, Site
@@ -50,8 +49,8 @@ class SavedHandle:
         self.accounts: dict[Policy, Account] = {keeper.policy: keeper.account for keeper in keepers}
         self._is_removed = False
         self._ending = ExitStack()
-        hide_hooks()
-        self._ending.callback(show_hooks)
+        hidden_hooks.hold()
+        self._ending.callback(hidden_hooks.release)
         for keeper in keepers:
             self._ending.callback(keeper.close)
         for tap in taps:
@@ -116,7 +115,7 @@ def keep_saved(
         policy: one for all modules, or a dict from patterns of module paths to policies. The first pattern that
             matches a module, or one that it lies in, holds for it; modules that none matches are left alone.
         budget: instead of a policy: bytes that may be held at any position, as an int or as ``"8GB"``, or a share of
-            what would be held, such as ``0.5``. Short for :class:`~retrograd.saved.planned.Planned`.
+            what would be held, such as ``0.5``. Short for :class:`~retrograd.budget.planned.Planned`.
         watch_writes: note every write in place, 3 µs an operation, so that :class:`~retrograd.errors.OverwrittenError`
             names the line that wrote. Only for this thread, and not for compiled models.
 

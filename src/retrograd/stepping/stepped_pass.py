@@ -13,9 +13,9 @@ from typing import Literal
 from retrograd.errors import FreedGraphError
 from retrograd.graph.graph import Graph
 from retrograd.hooks.engine import current_graph_task
+from retrograd.hooks.node_tap import NodeHooks
 from retrograd.hooks.numbering import Numbering
-from retrograd.hooks.pause import NodeHooks
-from retrograd.hooks.surroundings import Surroundings
+from retrograd.hooks.thread_state import ThreadState
 from retrograd.stepping.breakpoints import Predicate
 from retrograd.stepping.stop import Change, Gradients, Stop, apply_changes
 
@@ -58,7 +58,7 @@ class SteppedPass:
         self._task: int | None = None
         self._numbering = numbering
         self._begun: dict[int, tuple[weakref.ref[Stop], tuple[Change, ...] | None]] = {}
-        self._surroundings: Surroundings | None = Surroundings()
+        self._thread_state: ThreadState | None = ThreadState()
         self._condition = threading.Condition()
         self._gate = threading.Lock()  # the engine has a thread for each device: one stops, and the others with it
         run = contextvars.copy_context().run
@@ -150,7 +150,7 @@ class SteppedPass:
                     self._condition.wait()
             if not self._abandoned:
                 hooks = NodeHooks([self.graph.live(index) for index in range(len(self.graph))], self)
-                self._run_in_surroundings()
+                self._run_in_state()
         except _AbandonedError:
             pass
         except BaseException as error:  # raised where somebody waits for it
@@ -160,14 +160,14 @@ class SteppedPass:
                 hooks.remove()
             self._end()
 
-    def _run_in_surroundings(self) -> None:
-        assert self._surroundings is not None
+    def _run_in_state(self) -> None:
+        assert self._thread_state is not None
         assert self._run_engine is not None
-        self._surroundings.enter()
+        self._thread_state.enter()
         self._run_engine()
 
     def _end(self) -> None:
-        self._run_engine = self._surroundings = self._goal = None
+        self._run_engine = self._thread_state = self._goal = None
         self.ran = self.outgoing = None
         self._begun.clear()
         self.graph.detach()

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from retrograd.errors import TraceError
 from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.walker import name_leaves
-from retrograd.hooks.backward import EngineRun, follow_backward, unfollow_backward
+from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
+from retrograd.hooks.faults import never_raise
 from retrograd.hooks.node_tap import NodeTaps
 from retrograd.hooks.watched import watched_name
 from retrograd.runs.ranks import ask_rank
-from retrograd.tracing.faults import harmless
 from retrograd.tracing.pass_log import PassLog, place_finder
 from retrograd.tracing.trace import NodeEvent, Trace, nothing_new
-from retrograd.tracing.watched_pass import WatchedPass, Wishes
+from retrograd.tracing.watched_pass import INCOMPLETE, WatchedPass, Wishes
 
 Model = nn.Module | Mapping[str, nn.Module]
 
@@ -125,13 +125,13 @@ class Tracing:
             self._origins.__enter__()
         self.trace._refresh = self._refresh
         self.trace.origins = self._origins
-        follow_backward(self)
+        backward_followers.add(self)
         return self.trace
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        unfollow_backward(self)
+        backward_followers.remove(self)
         if self._owns_origins and self._origins is not None:
             self._origins.__exit__(kind, error, traceback)
         with self._lock:
@@ -151,13 +151,13 @@ class Tracing:
             passes = self._wishes.passes
             return isinstance(passes, range) and self._outermost >= passes.stop and not self._running
 
-    @harmless
+    @never_raise(INCOMPLETE)
     def run_begins(self, run: EngineRun) -> None:
         """The engine is about to run."""
         with self._lock:
             self._begin(run)
 
-    @harmless
+    @never_raise(INCOMPLETE)
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
         """It has ended."""
         watched = self._running.get(run)

@@ -14,18 +14,20 @@ from torch import Tensor
 from retrograd.graph.node import matches
 from retrograd.graph.origins import Origins
 from retrograd.graph.overwritten import explain_overwritten
-from retrograd.graph.values import wide_norm
 from retrograd.hooks.backward import EngineRun
-from retrograd.hooks.node_tap import NodeTap, NodeTaps
+from retrograd.hooks.faults import never_raise
+from retrograd.hooks.node_tap import Gradients, NodeHooks, NodeTap, NodeTaps
 from retrograd.hooks.nodes import inputs_of, is_leaf
-from retrograd.hooks.pause import Gradients, NodeHooks
 from retrograd.hooks.reach import find_nodes_of, guard_nodes
+from retrograd.norms import norm
 from retrograd.tracing.failure import bundle_node, complete_incoming, describe_failure
-from retrograd.tracing.faults import harmless
 from retrograd.tracing.meter import choose_meter
 from retrograd.tracing.pass_log import FindPlace, Marks, NameLeaf, PassLog
 from retrograd.tracing.pending import Pending
 from retrograd.tracing.trace import Failure, NodeEvent
+
+INCOMPLETE = "a backward pass was not traced as asked"
+"""What follows from a fault of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class _Examiner:
         if self._wishes.live is not None and place >= 0:
             self._wishes.live(self._describe.event(place, end))
 
-    @harmless
+    @never_raise(INCOMPLETE)
     def before(self, index: int, incoming: Gradients) -> None:
         """A node is about to run."""
         node = self._nodes[index]
@@ -159,7 +161,7 @@ class _Examiner:
                 if bundle is not None:
                     self._log.bundles[id(node)] = str(bundle)
 
-    @harmless
+    @never_raise(INCOMPLETE)
     def after(self, index: int, outgoing: Gradients) -> None:
         """It has run."""
         node = self._nodes[index]
@@ -179,6 +181,6 @@ def _measure(gradient: Tensor | None) -> Tensor | None:
     if gradient is None:
         return None
     try:
-        return wide_norm(gradient.detach())
+        return norm(gradient.detach())
     except (RuntimeError, NotImplementedError):  # sparse, nested, quantised
         return None

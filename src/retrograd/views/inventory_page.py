@@ -7,7 +7,7 @@ from pathlib import Path
 
 from retrograd.errors import SavedTensorError
 from retrograd.files import write_text
-from retrograd.saved.inventory import Inventory
+from retrograd.inventory.inventory import Inventory
 from retrograd.views.kept.payload import pack_inventory, tell_inventory
 from retrograd.views.page.frame import frame_page
 

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from retrograd.errors import SavedTensorError
 from retrograd.graph.node import Line
-from retrograd.saved.inventory import Inventory
-from retrograd.saved.inventory_columns import PERMANENT
-from retrograd.saved.inventory_text import print_entry, print_place, print_size
+from retrograd.inventory.columns import PERMANENT
+from retrograd.inventory.inventory import Inventory
+from retrograd.inventory.text import print_entry, print_place, print_size
 from retrograd.views.counts import count_of
 from retrograd.views.terminal import open_console, print_name, print_share
 from retrograd.views.trace_events import shorten_line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from retrograd.findings.carried import tell_carried, tell_taken
 from retrograd.findings.chain import Chain, name_of
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.failed import line_of
@@ -168,23 +169,27 @@ def _same_graph(calls: list[Call]) -> Call | None:
 
 
 def _find_state(record: Record) -> tuple[str, str] | None:
-    """What a forward takes that is neither a parameter nor an input, if it is one thing only."""
-    known = {f"{each.dtype}{list(each.shape)}" for each in record.parameters}
-    known |= {f"{each.dtype}{list(each.shape)}" for looks in record.inputs.values() for each in looks}
-    if not record.chains or not record.parameters:
+    """What a forward takes that an earlier step has made: a sentence, and where it is handed in."""
+    if not record.chains:
         return None
     chain = record.chains[-1]
+    return tell_carried(record, chain) or _guess_state(record, chain)
+
+
+def _guess_state(record: Record, chain: Chain) -> tuple[str, str] | None:
+    """What it takes that is neither a parameter nor an input, if it is one thing only."""
+    known = {f"{each.dtype}{list(each.shape)}" for each in record.parameters}
+    known |= {f"{each.dtype}{list(each.shape)}" for looks in record.inputs.values() for each in looks}
     found = [
         (operation, taken)
         for operation in chain.listed
         for taken, maker in zip(operation.takes, operation.operands, strict=False)
         if maker < 0 and taken not in known and operation.node and taken.startswith(("float", "bfloat", "complex"))
     ]
-    if len({taken for _, taken in found}) != 1:
+    if len({taken for _, taken in found}) != 1 or not record.parameters:
         return None
     operation, taken = found[0]
-    where = shorten_line(operation.line)
-    return f"`{operation.name}` ({where}) takes {taken} that was made before this forward", operation.line
+    return tell_taken(operation, taken), operation.line
 
 
 class Overwritten(Detector):

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from retrograd.findings.carried import tell_carried
+from retrograd.findings.chain import Chain
 from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.detectors.zero_grad import find_root
+from retrograd.findings.finding import Evidence, Finding, shorten_line
 from retrograd.findings.record import Record
 from retrograd.history.facts import Call, GraphSize
 
@@ -67,13 +70,16 @@ class GraphGrows(Detector):
         if np.abs(nodes - (begin + slope * steps)).max() > 0.1 * nodes[-1]:
             return
         call = find_pass(record, looks[1].step)
+        later = [chain for chain in record.chains if chain.step >= looks[1].step]
+        state = next((found for chain in later if (found := tell_carried(record, chain))), None)
         yield self.find(
             "critical",
             f"The graph grows by {slope:.0f} nodes a step: backward ran through {nodes[0]:.0f} nodes at step "
-            f"{steps[0]:.0f} and {nodes[-1]:.0f} at step {steps[-1]:.0f}, so something is carried over without detach",
+            f"{steps[0]:.0f} and {nodes[-1]:.0f} at step {steps[-1]:.0f}, so something is carried over without detach"
+            f"{f': {state[0]}' if state else ''}",
             step=looks[1].step,
             last_step=looks[-1].step,
-            line=call.line if call else "",
+            line=state[1] if state else call.line if call else "",
             evidence=[
                 Evidence("nodes at the last look, by those at the first", float(nodes[-1] / nodes[0]), "> 3"),
                 Evidence("nodes a step", float(slope), "> 0"),
@@ -105,15 +111,22 @@ class GraphLeaks(Detector):
         if alive[-1] < 0.5 * (len([s for s in record.steps if s < looks[-1].step])):
             return
         first = next(each for each in looks if each.alive)
+        made = next((line for chain in record.chains if (line := _find_loss_line(record, chain))), "")
         call = find_pass(record, first.step)
         yield self.find(
             "warning",
             f"Graphs are kept: {alive[-1]} graphs of earlier steps are still held at step {looks[-1].step}, so memory "
-            "grows with every step",
+            f"grows with every step{f'; the loss is made in {shorten_line(made)}' if made else ''}",
             step=first.step,
             last_step=looks[-1].step,
-            line=call.line if call else "",
+            line=made or (call.line if call else ""),
             evidence=[Evidence("graphs of earlier steps that are held", alive[-1], "≥ 8, and rising")],
             precondition=["their number rises from look to look"],
             refute="a later backward pass runs through them",
         )
+
+
+def _find_loss_line(record: Record, chain: Chain) -> str:
+    """Where the program computes what backward begins from; empty where that is inside of a module, or not known."""
+    root = find_root(record, chain)
+    return chain.listed[root].line if root >= 0 and not chain.listed[root].module else ""

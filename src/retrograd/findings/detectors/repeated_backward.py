@@ -9,8 +9,9 @@ from itertools import pairwise
 from retrograd.findings.chain import LOSSES, Chain, argument_of
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.zero_grad import find_root, list_updates
-from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.record import Record
+from retrograd.findings.training import number
 from retrograd.findings.updates import Update
 from retrograd.history.sink import Event
 
@@ -33,7 +34,7 @@ class DoubleBackward(Detector):
         example="Backward runs 2 times from the same loss (0.693) before each of 60 updates, so gradients are 2 times "
         "as large as meant.",
         threshold="two passes of one micro-batch that begin from the same value, bit for bit, before 80 % of the "
-        "updates",
+        "updates whose losses were recorded",
         source="TrainCheck (OSDI 2025) names the fault; the share is our own choice",
         guard="several losses over one graph, micro-batches and GANs begin from different values",
         repair="call loss.backward() once for each loss.",
@@ -45,15 +46,16 @@ class DoubleBackward(Detector):
         losses, part = _losses_by_step(record), _find_part(record)
         for optimizer, updates in list_updates(record).items():
             meant = [update for update in updates if update.named("backward")]
-            doubled = [update for update in meant if _is_doubled(update, losses.get(update.step, []))]
+            seen = [update for update in meant if update.step in losses]
+            doubled = [update for update in seen if _is_doubled(update, losses[update.step])]
             several = [update for update in meant if len(update.named("backward")) > 1]
-            if doubled and len(doubled) >= SHARE * len(meant):
+            if doubled and len(doubled) >= SHARE * len(seen):
                 value, times = _most_common(losses[doubled[0].step])
                 yield self._describe(
                     optimizer,
                     doubled,
                     f"Backward runs {times} times from the same loss ({value:.4g}) before {len(doubled)} of "
-                    f"{len(meant)} "
+                    f"{len(seen)} "
                     f"updates, so gradients are {times} times as large as meant",
                 )
             elif part and several and len(several) >= SHARE * len(meant):
@@ -130,7 +132,8 @@ class AccumulationNotDivided(Detector):
         "updates, where each pass begins from a mean itself",
         source="our own choice",
         guard="a loss that is divided, multiplied or summed is left alone, and so are passes from different lines "
-        "(several losses, GANs); with optimizers whose updates do not grow with the gradient it is a note",
+        "(several losses, GANs); with optimizers whose updates do not grow with the gradient it is a note, unless most "
+        "sums are clipped to a norm that their mean would not reach",
         repair="divide the loss by the number of micro-batches before backward, or the learning rate by it.",
     )
     explains = (
@@ -159,15 +162,18 @@ class AccumulationNotDivided(Detector):
 
     def _describe(self, optimizer: str, updates: list[Update], times: int, among: int) -> Finding:
         kind = optimizer.split("#", maxsplit=1)[0]
-        is_scale_free = kind in SCALE_FREE
+        cut = sum(_is_cut_for_it(each, times) for each in updates)
+        severity: Severity = "warning"
+        if kind not in SCALE_FREE:
+            effect = f"the learning rate is {times} times that of the mean"
+        elif cut > len(updates) / 2:
+            effect = f"{cut} of {len(updates)} sums are clipped whose mean would not be"
+        else:
+            severity, effect = "note", f"{kind} hardly minds, but clipping and ε do"
         return self.find(
-            "note" if is_scale_free else "warning",
+            severity,
             f"Gradients of {times} micro-batches are added up before each update and no loss is divided by {times}: "
-            + (
-                f"{kind} hardly minds, but clipping and ε do"
-                if is_scale_free
-                else f"the learning rate is {times} times that of the mean"
-            ),
+            f"{effect}",
             site=optimizer,
             step=updates[0].step,
             last_step=updates[-1].step,
@@ -179,6 +185,12 @@ class AccumulationNotDivided(Detector):
             precondition=["backward begins from a mean itself, and each pass follows a forward of its own"],
             refute="the learning rate was chosen for the sum",
         )
+
+
+def _is_cut_for_it(update: Update, times: int) -> bool:
+    """Whether the sum of gradients was clipped to a norm that their mean does not reach."""
+    clips = [(call.value, number(call.details.get("max_norm"))) for call in update.named("clip_grad_norm_")]
+    return any(most is not None and most < norm <= most * times for norm, most in clips)
 
 
 def _count_micro_batches(updates: list[Update]) -> tuple[int, int]:

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from retrograd.graph.node import Line
-from retrograd.saved.held import HeldStorage, spans_of
-from retrograd.saved.inventory import Inventory
-from retrograd.saved.inventory_text import print_place, print_size
+from retrograd.inventory.inventory import Inventory
+from retrograd.inventory.text import print_place, print_size
+from retrograd.inventory.timeline import HeldStorage, spans_of
 from retrograd.views.counts import count_of
 from retrograd.views.page.embedding import pack_json
 from retrograd.views.trace_events import shorten_line

@@ -12,9 +12,9 @@ from retrograd.files import to_utf8, write_file, write_whole
 from retrograd.findings.explain import explain
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
+from retrograd.inventory.inventory import Inventory
 from retrograd.runs.layout import INVENTORY
 from retrograd.runs.reader import Run
-from retrograd.saved.inventory import Inventory
 from retrograd.views.history_of import history_of
 from retrograd.views.kept.payload import pack_inventory, tell_inventory
 from retrograd.views.page.frame import frame_page

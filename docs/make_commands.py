@@ -1,0 +1,12 @@
+# ruff: noqa: INP001  # a folder of pages, not a package
+"""Makes ``commands.md`` from the options of the commands: ``python docs/make_commands.py``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retrograd.cli import COMMANDS
+from retrograd.launch.describe import describe_commands
+
+if __name__ == "__main__":
+    Path(__file__).with_name("commands.md").write_text(describe_commands(COMMANDS), encoding="utf-8")

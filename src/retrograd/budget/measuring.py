@@ -1,0 +1,209 @@
+"""What a planner has to know of a pass: what happened to saved tensors in it, and when."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from retrograd.budget.findings import Probed, Remade, Squeezed, Tried
+from retrograd.budget.marks import Mark, seconds_between, take_time
+from retrograd.budget.simulation import Event, EventKind, Recording, Stretch
+from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_in_compiled_backward
+from retrograd.hooks.memory import is_held_elsewhere
+from retrograd.policies.policy import Packed, Saved
+
+Key = tuple[int, torch.dtype, str]
+"""Bytes, dtype and module of a stretch: what tells two passes apart."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """A stretch that the program itself holds. ``values`` is not held here: the memory may go."""
+
+    number: int
+    item: weakref.ref[Packed]
+    values: weakref.ref[Tensor]
+    source: weakref.ref[torch.UntypedStorage]
+
+    def is_left(self) -> bool:
+        """Whether the program has let go of it."""
+        values = self.values()
+        return self.source() is None if values is None else not is_held_elsewhere(values)
+
+
+@dataclass(slots=True)
+class Log:
+    """Notes of one pass: from the first stretch that is packed until autograd holds nothing of it.
+
+    Attributes:
+        keys: of the stretches, in the order in which they were packed.
+        shapes: of the tensors by which they were saved first.
+        events: what happened, with marks before and after our own part in it.
+        asked: stretches that were asked for.
+        freed: stretches that autograd has let go of. It grows when objects are deleted, in any thread.
+        left: stretch → position from which the program did not hold it.
+        pending: those that it holds still.
+        probed: lossless copies that were made.
+        squeezed: what they take.
+        tried: how it went when they were made again.
+        remade: what making them again takes.
+        background: bytes of earlier passes when it began.
+        is_timed: whether the clock is read.
+        unfinished: backward passes over it that have begun and not ended, as torch numbers them; those that an error or
+            an interrupt has ended stay.
+    """
+
+    background: int = 0
+    is_timed: bool = True
+    keys: list[Key] = field(default_factory=list)
+    shapes: list[torch.Size] = field(default_factory=list)
+    events: list[tuple[EventKind, int, Mark, Mark]] = field(default_factory=list)
+    asked: set[int] = field(default_factory=set)
+    freed: list[int] = field(default_factory=list)
+    left: dict[int, int] = field(default_factory=dict)
+    pending: list[Pending] = field(default_factory=list)
+    probed: dict[int, Probed] = field(default_factory=dict)
+    squeezed: dict[int, Squeezed] = field(default_factory=dict)
+    tried: dict[int, Tried] = field(default_factory=dict)
+    remade: dict[int, Remade] = field(default_factory=dict)
+    unfinished: set[int] = field(default_factory=set)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether autograd holds nothing of it any more."""
+        return len(self.freed) == len(self.keys)
+
+    def add(self, saved: Saved) -> int:
+        """A stretch is packed; returns its number."""
+        self.keys.append((saved.nbytes, saved.values.dtype, saved.path))
+        self.shapes.append(saved.shape)
+        return len(self.keys) - 1
+
+    def now(self, values: Tensor) -> Mark:
+        """A mark, as the device of these values sees it; none where the time is of no use."""
+        return take_time(values) if self.is_timed else math.nan
+
+    def note(self, kind: EventKind, number: int, began: Mark, ended: Mark) -> None:
+        """Something happened."""
+        self.events.append((kind, number, began, ended))
+
+    def watch(self, number: int, item: Packed, values: Tensor) -> None:
+        """Find out when the program lets go of a stretch."""
+        source = weakref.ref(values.untyped_storage())
+        self.pending.append(Pending(number, weakref.ref(item), weakref.ref(values), source))
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether a backward pass over it was begun and has failed. While one runs that cannot be told."""
+        return bool(self.unfinished) and current_graph_task() == -1
+
+    def see_end_of_backward(self) -> None:
+        """Notice whether the backward pass that runs now comes to its end."""
+        task = current_graph_task()
+        if task != -1 and task not in self.unfinished and not is_in_compiled_backward():
+            self.unfinished.add(task)
+            at_end_of_backward(partial(self.unfinished.discard, task))
+
+    def look_after(self) -> None:
+        """Of which stretches has the program let go?"""
+        if not self.pending:
+            return
+        still = []
+        for pending in self.pending:
+            if pending.item() is None:
+                continue
+            if pending.is_left():
+                self.left[pending.number] = len(self.events)
+            else:
+                still.append(pending)
+        self.pending = still
+
+    def inherit(self, earlier: Recording) -> None:
+        """Take over what an earlier pass, which was the same so far, has shown."""
+        for number in range(len(self.keys) - 1):
+            stretch = earlier.stretches[number]
+            if stretch.left < len(self.events):
+                self.left[number] = stretch.left
+            if stretch.small_bytes is not None:
+                self.squeezed[number] = Squeezed(stretch.small_bytes, stretch.squeeze_seconds, stretch.expand_seconds)
+            if stretch.rerun:
+                self.remade.setdefault(
+                    number,
+                    Remade(
+                        stretch.rerun,
+                        stretch.sources,
+                        stretch.rerun_seconds,
+                        stretch.rerun_bytes,
+                        stretch.rerun_numbers,
+                    ),
+                )
+
+    def make_recording(self) -> Recording:
+        """The pass as plain data. A device is waited for."""
+        self.squeezed |= {number: probed.settle() for number, probed in self.probed.items()}
+        for number, tried in self.tried.items():
+            if (settled := tried.settle()) is not None:
+                self.remade[number] = settled
+        events: list[Event] = [(kind, number) for kind, number, _, _ in self.events]
+        at: dict[Event, int] = {}
+        for position, event in enumerate(events):
+            at.setdefault(event, position)
+        stretches = []
+        for number, (nbytes, dtype, path) in enumerate(self.keys):
+            freed = at.get(("free", number), len(events))
+            stretch = Stretch(
+                nbytes,
+                path,
+                f"{str(dtype).removeprefix('torch.')}{list(self.shapes[number])}",
+                at["pack", number],
+                min(self.left.get(number, freed), freed),
+                at.get(("ask", number)),
+                freed,
+            )
+            if (squeezed := self.squeezed.get(number)) is not None:
+                stretch = replace(
+                    stretch,
+                    small_bytes=squeezed.nbytes,
+                    squeeze_seconds=squeezed.squeeze_seconds,
+                    expand_seconds=squeezed.expand_seconds,
+                )
+            if (remade := self.remade.get(number)) is not None:
+                stretch = replace(
+                    stretch,
+                    rerun=remade.operations,
+                    sources=remade.sources,
+                    rerun_seconds=remade.seconds,
+                    rerun_bytes=remade.nbytes,
+                    rerun_numbers=remade.numbers,
+                )
+            stretches.append(stretch)
+        return Recording(tuple(stretches), tuple(events), self._seconds(events), self.background)
+
+    def time_again(self, recording: Recording) -> Recording | None:
+        """An earlier pass with the times of this one; None where not the same happened. A device is waited for."""
+        happened = {(kind, number) for kind, number, _, _ in self.events if kind != "free"}
+        if happened != {event for event in recording.events if event[0] != "free"}:
+            return None
+        return replace(recording, seconds=self._seconds(recording.events))
+
+    def _seconds(self, events: Sequence[Event]) -> tuple[float, ...]:
+        """Computing time before each of these events since the one before it, without our own part in that.
+
+        Where something is freed does not count, except at the end: it may be while we are at work.
+        """
+        timed = [event for event in self.events[:-1] if event[0] != "free"] + self.events[-1:]
+        taken: dict[Event, float] = {}
+        for (_, _, _, before), (kind, number, after, _) in pairwise(timed):
+            taken[kind, number] = seconds_between(before, after)
+        rest = taken.popitem()[1] if taken and timed[-1][0] == "free" else 0.0
+        seconds = [taken.get(event, 0.0) for event in events]
+        if events[-1][0] == "free":
+            seconds[-1] = rest
+        return tuple(seconds)

@@ -1,0 +1,234 @@
+"""Compiled code: where its calls begin and end, and where hooks of ours stand on modules that were compiled in place.
+
+Torch.compile traces the function modes and the hooks on modules that it finds, and guards the graph against finding
+others later. So they are taken away before it looks, and put back when its call has ended.
+
+What ``torch.compile`` returns switches the compiler on by a function that it looks up in its module at each call. A
+wrapper stands in its place while somebody listens; functions that were compiled before are told of too. The module is
+not loaded for that: it takes as long as torch itself, and a program that compiles nothing may never need it.
+
+From torch 2.14 on the compiler takes the hooks of a module that was compiled by ``module.compile()`` into the graph,
+where ours have nothing to see. So they stand in tables of their own, and are called around the compiled call: outside
+of all hooks of the program's.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FrameType, ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from retrograd.hooks.engine import is_compiling, uncompiled, uncompiled_itself
+from retrograd.hooks.listeners import Listeners
+from retrograd.hooks.patches import Patch, Undo, replace
+from retrograd.hooks.versions import TORCH
+
+_ROOM = "torch._dynamo.eval_frame"
+_NAME = "_maybe_set_eval_frame"
+_HOOK_TABLES = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+
+
+class CompiledCallListener(Protocol):
+    """Told of each outermost call of compiled code, in the thread that makes it. Must not raise."""
+
+    def compiled_call_begins(self, function: object, frame: FrameType) -> None:
+        """What ``torch.compile`` was given is about to run; ``frame`` is torch's, below that of the caller."""
+
+    def compiled_call_ends(self) -> None:
+        """It has returned or raised."""
+
+
+def _install() -> list[Undo]:
+    return [_wrap_switch(sys.modules[_ROOM]) if _ROOM in sys.modules else _wait_for_compiler()]
+
+
+compiled_call_listeners = Listeners[CompiledCallListener](Patch(_install))
+
+
+class _Here(threading.local):
+    frame = 0
+    """Identity of the frame of the outermost compiled call in this thread; 0 outside of all."""
+
+
+def _wrap_switch(room: ModuleType) -> Undo:
+    original = getattr(room, _NAME)
+    here = _Here()
+    told: dict[int, tuple[CompiledCallListener, ...]] = {}
+
+    @functools.wraps(original)
+    @uncompiled
+    def switch(callback: Any) -> Any:
+        frame = sys._getframe(1)
+        if here.frame == id(frame):
+            here.frame = 0
+            for listener in told.pop(id(frame), ()):
+                if listener in compiled_call_listeners:
+                    listener.compiled_call_ends()
+        elif callback is not None and not here.frame and frame.f_code.co_name != "__enter__":
+            here.frame = id(frame)
+            told[id(frame)] = compiled_call_listeners.all
+            function = frame.f_locals.get("fn")
+            for listener in compiled_call_listeners:
+                listener.compiled_call_begins(function, frame)
+        return original(callback)
+
+    return replace(room, _NAME, switch)
+
+
+class _CompilerFinder(MetaPathFinder):
+    """Sees the compiler being loaded, and wraps its switch."""
+
+    def __init__(self) -> None:
+        self._undo: Undo | None = None
+        self._is_over = False
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _ROOM:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_wrap(room: ModuleType) -> None:
+                load(room)
+                with _lock:
+                    if not self._is_over:
+                        self._undo = _wrap_switch(room)
+
+            spec.loader.exec_module = load_and_wrap  # type: ignore[assignment, method-assign]
+        return spec
+
+    def remove(self) -> None:
+        """Look no longer, and put the switch back."""
+        with _lock:
+            self._is_over = True
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            if self._undo is not None:
+                self._undo()
+
+
+def _wait_for_compiler() -> Undo:
+    finder = _CompilerFinder()
+    sys.meta_path.insert(0, finder)
+    return finder.remove
+
+
+_lock = threading.RLock()
+_quiet: set[int] = set()
+"""Numbers of those global hooks that a compiled module need not warn of."""
+
+
+def keep_compiled_modules_quiet(*hooks: int) -> Undo:
+    """Keep torch from warning, in the script's name, that hooks like ours fire once more for a compiled module.
+
+    Args:
+        hooks: numbers of the handles that global hooks on modules were registered with.
+
+    Returns:
+        What takes it back.
+    """
+    _quiet.update(hooks)
+    _question.hold()
+
+    def undo() -> None:
+        _quiet.difference_update(hooks)
+        _question.release()
+
+    return undo
+
+
+def _wrap_question() -> list[Undo]:
+    room = torch.nn.modules.module
+
+    def has_hook_of_others() -> bool:
+        return any(number not in _quiet for name in _HOOK_TABLES for number in list(getattr(room, name)))
+
+    return [replace(room, "_has_any_global_hook", has_hook_of_others)]
+
+
+_question = Patch(_wrap_question)
+
+
+# ---- modules that were compiled in place ----
+
+_HOOKS_ARE_COMPILED = TORCH >= (2, 14)
+
+
+def tables_of(module: nn.Module) -> Any:
+    """What has the tables of forward hooks, by torch's names, from which hooks of ours on a module are called."""
+    call = module._compiled_call_impl
+    if call is None or not _HOOKS_ARE_COMPILED:
+        return module
+    if not isinstance(call, _CompiledCall):
+        call = _CompiledCall(module, call)
+        module._compiled_call_impl = call  # not a part of the module's state
+    return call
+
+
+class _CompiledCall:
+    """Stands in the place of the compiled call, until its tables are empty."""
+
+    def __init__(self, module: nn.Module, compiled: Any) -> None:
+        self._module = module  # of which the compiled call is a method
+        self._compiled = compiled
+        self._forward_pre_hooks: OrderedDict[int, Any] = OrderedDict()
+        self._forward_pre_hooks_with_kwargs: OrderedDict[int, Any] = OrderedDict()
+        self._forward_hooks: OrderedDict[int, Any] = OrderedDict()
+        self._forward_hooks_with_kwargs: OrderedDict[int, Any] = OrderedDict()
+        self._forward_hooks_always_called: OrderedDict[int, Any] = OrderedDict()
+
+    @uncompiled_itself
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():  # as a part of something larger
+            return self._compiled(*args, **kwargs)
+        if not self._forward_pre_hooks and not self._forward_hooks:
+            self._module._compiled_call_impl = self._compiled
+        return call_around(self._module, self, args, kwargs)
+
+    def before(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Call the hooks before the forward; returns the arguments."""
+        for number, hook in tuple(self._forward_pre_hooks.items()):
+            assert number in self._forward_pre_hooks_with_kwargs, "ours all take keyword arguments"
+            args, kwargs = hook(self._module, args, kwargs) or (args, kwargs)
+        return args, kwargs
+
+    def after(self, args: Any, kwargs: Any, output: Any) -> Any:
+        """Call the hooks behind it; returns the output."""
+        for number, hook in tuple(self._forward_hooks.items()):
+            given = (args, kwargs) if number in self._forward_hooks_with_kwargs else (args,)
+            changed = hook(self._module, *given, output)
+            output = output if changed is None else changed
+        return output
+
+    def after_failure(self, args: Any) -> None:
+        """Call those that are always called."""
+        for number, hook in tuple(self._forward_hooks.items()):
+            if number in self._forward_hooks_always_called:
+                hook(self._module, args, None)
+
+
+@uncompiled_itself
+def call_around(self: nn.Module, call: _CompiledCall, args: Any, kwargs: Any) -> Any:
+    """A call of a module by compiled code. Its first argument has the name by which calls are told on the stack."""
+    try:
+        args, kwargs = call.before(args, kwargs)
+        output = call._compiled(*args, **kwargs)
+    except BaseException:
+        call.after_failure(args)
+        raise
+    return call.after(args, kwargs, output)

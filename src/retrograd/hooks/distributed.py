@@ -1,0 +1,372 @@
+"""What a program in several processes has of its own: which process this is, what it holds of a tensor, who reduces.
+
+What the processes hold of one tensor is the same, a part each, a summand each, or each something of its own. It is read
+from what is there: meshes and placements of ``DTensor``s, the groups of wrappers, and for a plain tensor under tensor
+parallelism the nodes behind it, down to where it left a ``DTensor``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from retrograd.hooks.module import CallTap
+from retrograd.hooks.nodes import is_leaf
+
+# ---- processes ----
+
+
+def count_processes() -> int:
+    """In how many processes that have found each other the program runs."""
+    return torch.distributed.get_world_size() if _is_connected() else 1
+
+
+def has_other_processes() -> bool:
+    """Whether the program runs in several processes that have found each other."""
+    return count_processes() > 1
+
+
+def own_rank() -> int:
+    """The number of this process; before they have found each other, what the launcher says; 0 for a single one."""
+    return torch.distributed.get_rank() if _is_connected() else int(os.environ.get("RANK", "0"))
+
+
+def describe_process() -> str | None:
+    """Which of several processes this is, ``"0 of 2"``; None where it is the only one."""
+    return f"{own_rank()} of {torch.distributed.get_world_size()}" if has_other_processes() else None
+
+
+def _is_connected() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+# ---- tensors that are spread over processes ----
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it knows of the parts that other processes hold: a ``DTensor``, as FSDP2 and tensor parallelism make."""
+    return hasattr(tensor, "full_tensor")
+
+
+def is_summand(tensor: Tensor) -> bool:
+    """Whether it is this process's addend of a sum that nobody has formed yet: a ``DTensor`` that is partial."""
+    return type(tensor) is not Tensor and any(each.is_partial() for each in getattr(tensor, "placements", ()))
+
+
+def is_flattened(parameter: Tensor) -> bool:
+    """Whether it is one of ``FullyShardedDataParallel`` (FSDP1): a part that nothing tells from a whole."""
+    return bool(getattr(parameter, "_fsdp_flattened", False))
+
+
+def local_part(tensor: Any) -> Any:
+    """What this process holds of a tensor, in the same memory; waits for the collective that still brings it."""
+    part = tensor.to_local() if is_sharded(tensor) else tensor
+    return part.trigger_wait() if type(part).__name__ == "AsyncCollectiveTensor" else part
+
+
+def shard_again(model: nn.Module) -> None:
+    """Let each process hold its part alone of the parameters that a forward under FSDP2 has put together."""
+    for module in model.modules():
+        if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
+            module.reshard()  # type: ignore[operator]
+
+
+# ---- what is held of a tensor ----
+
+Holds = Literal["copy", "shard", "summand", "own"]
+
+_MOST_NODES = 100_000
+"""Nodes that are looked at, at most, to tell what a plain tensor was made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What this process holds at a site.
+
+    Attributes:
+        holds: ``copy``: the same as others; ``shard``: a part of a tensor that others hold the rest of; ``summand``:
+            its addend of a sum that nobody has formed; ``own``: a tensor of its own, as of other data or another layer.
+        ranks: the processes that hold the very same elements, this one among them, rising.
+        spec: torch's words for it, where it has some.
+    """
+
+    holds: Holds
+    ranks: tuple[int, ...]
+    spec: str = ""
+
+
+def place_own() -> Placement:
+    """Each process has its own."""
+    return Placement("own", (own_rank(),))
+
+
+def place_copies(ranks: Iterable[int]) -> Placement:
+    """These have the same."""
+    found = tuple(sorted({own_rank(), *ranks}))
+    return Placement("copy" if len(found) > 1 else "own", found)
+
+
+def place_spread(tensor: Any, beside: Iterable[int] = ()) -> Placement:
+    """The placement of a ``DTensor``; ``beside`` are processes that have the same where its mesh does not say more."""
+    found = _read_spec(tensor._spec)
+    others = set(beside) - {own_rank()}
+    if not others or others & set(_mesh_of(tensor).mesh.flatten().tolist()):
+        return found
+    return replace(found, ranks=tuple(sorted({*found.ranks, *others})))
+
+
+def find_tensor_parallel_ranks(model: nn.Module) -> tuple[int, ...]:
+    """The processes that share one forward of a model with this one, this one among them; empty where none do.
+
+    They are found along those dimensions of the parameters' meshes along which FSDP2 does not hand out data.
+    """
+    found: set[int] = set()
+    for module, data in walk_data_ranks(model):
+        for parameter in module._parameters.values():
+            if parameter is not None and is_sharded(parameter):
+                found.update(_ranks_beside(_mesh_of(parameter), data))
+    return tuple(sorted(found)) if len(found) > 1 else ()
+
+
+class PlainPlacements:
+    """Placements of plain tensors in a model under tensor parallelism.
+
+    Args:
+        ranks: the processes that share a forward with this one.
+    """
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self.ranks = ranks
+
+    def place(self, tensor: Tensor) -> Placement:
+        """A tensor is the same in all those processes unless something that it was computed of is not.
+
+        Data and plain parameters are taken to be the same, as tensor parallelism asks for.
+        """
+        same = set(self.ranks)
+        holds: Holds = "own"
+        for spec in _find_specs(tensor):
+            placement = _read_spec(spec)
+            same &= {*placement.ranks}
+            if placement.holds in ("shard", "summand"):
+                holds = "shard"
+        if len(same) > 1:
+            return place_copies(same)
+        return Placement(holds, (own_rank(),))
+
+
+def _find_specs(tensor: Tensor) -> list[Any]:
+    """The specifications of the ``DTensor``s that a plain tensor was computed of."""
+    specs: list[Any] = []
+    seen: set[Any] = set()
+    queue: list[Any] = [tensor.grad_fn]
+    while queue and len(seen) < _MOST_NODES:
+        node = queue.pop()
+        if node is None or node in seen or is_leaf(node):
+            continue
+        seen.add(node)
+        spec = getattr(node, "dtensor_spec", None)
+        if spec is not None:
+            specs.append(spec)
+        else:
+            queue.extend(following for following, _ in node.next_functions)
+    return specs
+
+
+def _mesh_of(tensor: Any) -> Any:
+    return tensor.device_mesh
+
+
+def _read_spec(spec: Any) -> Placement:
+    mesh, placements = spec.mesh, spec.placements
+    coordinate = mesh.get_coordinate()
+    text = f"{tuple(placements)} on {tuple(mesh.shape)}"
+    if coordinate is None:
+        return Placement("own", (own_rank(),), text)
+    line = tuple(
+        slice(None) if each.is_replicate() else place for each, place in zip(placements, coordinate, strict=True)
+    )
+    ranks = tuple(sorted(torch.as_tensor(mesh.mesh[line]).flatten().tolist()))
+    if any(each.is_partial() for each in placements):
+        return Placement("summand", ranks, text)
+    if not all(each.is_replicate() for each in placements):
+        return Placement("shard", ranks, text)
+    return Placement("copy" if len(ranks) > 1 else "own", ranks, text)
+
+
+def walk_data_ranks(model: nn.Module) -> Iterable[tuple[nn.Module, frozenset[int]]]:
+    """Modules, each with the processes among which FSDP2 shards its parameters."""
+    found: dict[str, frozenset[int]] = {}
+    for name, module in model.named_modules():
+        above = found.get(name.rpartition(".")[0], frozenset()) if name else frozenset()
+        found[name] = _ranks_of_fsdp(module) or above
+        yield module, found[name]
+
+
+def _ranks_of_fsdp(module: nn.Module) -> frozenset[int]:
+    if not any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
+        return frozenset()
+    state: Any = module._get_fsdp_state()  # type: ignore[operator]
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    meshes = [group.mesh_info.mesh for group in groups if group is not None]
+    return frozenset(rank for mesh in meshes for rank in mesh.mesh.flatten().tolist())
+
+
+def _ranks_beside(mesh: Any, data: frozenset[int]) -> set[int]:
+    """This process's neighbours along the dimensions of a mesh that leave its share of the data."""
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return set()
+    line = []
+    for dimension, place in enumerate(coordinate):
+        along = tuple(slice(None) if each == dimension else at for each, at in enumerate(coordinate))
+        neighbours = set(mesh.mesh[along].tolist())
+        line.append(place if neighbours <= data else slice(None))
+    return set(torch.as_tensor(mesh.mesh[tuple(line)]).flatten().tolist())
+
+
+# ---- wrappers that reduce gradients ----
+#
+# DDP leaves in ``.grad`` the mean over all processes once a pass is over, or, under ``no_sync()``, what this process
+# has found alone. FSDP2 puts this process's part of the mean there, and without reduction nothing.
+
+
+class Exchange:
+    """What reduces the gradients of some parameters.
+
+    Attributes:
+        ranks: the processes that get the very same gradients; empty where each gets a part.
+    """
+
+    ranks: tuple[int, ...] = ()
+
+    def __init__(self, parameters: Collection[Tensor]) -> None:
+        self._parameters = WeakIdKeyDictionary(dict.fromkeys(parameters))
+
+    def reduces(self, parameter: Tensor) -> bool:
+        """Whether the gradient of this parameter is among them."""
+        return parameter in self._parameters
+
+    def has_begun(self) -> bool:
+        """Whether gradients that have come are being reduced, or have been; asked after a pass that brought some."""
+        return True
+
+    def has_ended(self) -> bool:
+        """Whether all of them have been."""
+        return True
+
+    def close(self) -> None:
+        """What was reduced has been seen."""
+
+    def remove(self) -> None:
+        """Take all hooks away."""
+
+
+class Sharding(Exchange):
+    """FSDP2: a gradient that is there is reduced."""
+
+
+class Averaging(Exchange):
+    """A ``DistributedDataParallel``. It reduces in the pass after a forward with grad, outside of ``no_sync()``."""
+
+    def __init__(self, wrapper: Any) -> None:
+        ignored = wrapper.parameters_to_ignore
+        super().__init__([each for name, each in wrapper.module.named_parameters() if name not in ignored])
+        self.ranks = tuple(torch.distributed.get_process_group_ranks(wrapper.process_group))
+        self._wrapper = weakref.ref(wrapper)
+        self._is_due = False
+        self._tap = CallTap(wrapper, self, outermost=True)
+
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The wrapper is called."""
+        if torch.is_grad_enabled() and module.require_backward_grad_sync:
+            self._is_due = True
+
+    def after_call(self, module: nn.Module, output: Any) -> None:
+        """That call has ended."""
+
+    def has_begun(self) -> bool:
+        return self._is_due
+
+    def has_ended(self) -> bool:
+        wrapper: Any = self._wrapper()
+        if wrapper is None:
+            return False
+        try:
+            wrapper._check_reducer_finalized()
+        except RuntimeError:  # some parameters are still to have their gradients, in another pass
+            return False
+        return True
+
+    def close(self) -> None:
+        self._is_due = False
+
+    def remove(self) -> None:
+        self._tap.remove()
+
+
+def find_exchanges(model: nn.Module) -> Iterator[Exchange]:
+    """Those of a model and its modules."""
+    for module in model.modules():
+        if is_averaging(module):
+            yield Averaging(module)
+    sharded = [
+        parameter
+        for module, data in walk_data_ranks(model)
+        for parameter in module._parameters.values()
+        if data and parameter is not None and is_sharded(parameter)
+    ]
+    if sharded:
+        yield Sharding(sharded)
+
+
+def is_averaging(module: nn.Module) -> bool:
+    """Whether it is a ``DistributedDataParallel`` of several processes; one alone has nothing to reduce."""
+    return type(module).__name__ == "DistributedDataParallel" and module.process_group.size() > 1  # type: ignore[operator]
+
+
+def running_wrapper() -> nn.Module | None:
+    """The ``DistributedDataParallel`` whose forward runs now."""
+    parallel: Any = sys.modules.get("torch.nn.parallel.distributed")
+    return parallel.DistributedDataParallel._active_ddp_module if parallel is not None else None
+
+
+# ---- stages of a pipeline ----
+
+_FORWARD = ("forward_one_chunk",)
+"""The method of torch's stages that runs a part of the model on one micro-batch."""
+
+_REHEARSAL = ("_forward_metadata_inference", "_shape_inference")
+"""Those that run it before the first step, on memory that nobody has written to, to learn the shapes."""
+
+
+def running_stage() -> int | None:
+    """The index, in the whole pipeline, of the stage whose forward runs in this thread; None where none does."""
+    stage = _find_stage(_FORWARD)
+    return None if stage is None else int(stage.stage_index)
+
+
+def is_rehearsal() -> bool:
+    """Whether a stage in this thread runs its part of the model for the shapes alone."""
+    return _find_stage(_REHEARSAL) is not None
+
+
+def _find_stage(methods: Collection[str]) -> Any:
+    """The stage of which one of these methods runs in this thread."""
+    pipelining: Any = sys.modules.get("torch.distributed.pipelining.stage")
+    frame = None if pipelining is None else sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in methods:
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, pipelining._PipelineStageBase):
+                return owner
+        frame = frame.f_back
+    return None

@@ -1,0 +1,158 @@
+"""One table for each command: its fields are its options, on the command line and on their way to other processes."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from types import NoneType
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+
+Check = Callable[[str, Any], object]
+"""Given the name of an option and its value, raises if that value is not possible."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option of a command.
+
+    Attributes:
+        names: as they are typed, as in ``-o`` and ``--output``; an argument has one name without a dash.
+        help: what it does, in a few words.
+        metavar: what stands for its value in the help; empty for its choices or its name.
+        check: raises for a value that is not possible; None where each one is.
+        group: options of the same group exclude one another; empty for none.
+        field: the field of the command that it sets.
+        default: the value where it is not given; :data:`dataclasses.MISSING` where it must be given.
+        type: type of one value; ``bool`` for a switch.
+        choices: the only values there are; empty for any.
+        is_list: whether it takes several values.
+    """
+
+    names: tuple[str, ...]
+    help: str
+    metavar: str = ""
+    check: Check | None = None
+    group: str = ""
+    field: str = ""
+    default: Any = None
+    type: type = str
+    choices: tuple[str, ...] = ()
+    is_list: bool = False
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is typed without a name."""
+        return not self.names[0].startswith("-")
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is typed without a value."""
+        return self.type is bool
+
+
+def option(names: str, default: Any, does: str, **details: Any) -> Any:
+    """A field of a command that an option sets; the type of the field says how its value is written.
+
+    ``bool`` is a switch, a ``tuple`` takes one value or several, and ``Literal`` allows its values alone.
+
+    Args:
+        names: as they are typed, as in ``"-o --output"``; a name without a dash is that of an argument.
+        default: the value where it is not given; :data:`dataclasses.MISSING` where it must be given.
+        does: what it does, in a few words.
+        details: ``metavar``, ``check`` and ``group`` of :class:`Option`.
+    """
+    return field(default=default, metadata={"option": Option(names=tuple(names.split()), help=does, **details)})
+
+
+class Command(ABC):
+    """A command of ours: a dataclass of its options, which knows how to carry itself out.
+
+    The first line of its docstring is what the help says of it.
+
+    Attributes:
+        name: as it is typed.
+        examples: what stands below its options in the help.
+        usage: what stands above them; empty for what argparse makes of the options.
+        runs: whether a command of the user's stands behind its options, in the field ``command``.
+    """
+
+    name: ClassVar[str]
+    examples: ClassVar[str] = ""
+    usage: ClassVar[str] = ""
+    runs: ClassVar[bool] = False
+
+    @classmethod
+    def options(cls) -> list[Option]:
+        """Its options, in the order of its fields."""
+        hints = get_type_hints(cls)
+        return [
+            replace(each.metadata["option"], field=each.name, default=each.default, **_read_type(hints[each.name]))
+            for each in fields(cls)  # type: ignore[arg-type]  # every command is a dataclass
+            if "option" in each.metadata
+        ]
+
+    def check(self) -> None:
+        """Find what can be found wrong before anything runs.
+
+        Raises:
+            RetrogradError: saying what.
+        """
+        for each in self.options():
+            value = getattr(self, each.field)
+            if each.check is not None and value is not None:
+                each.check(each.names[-1], value)
+
+    @abstractmethod
+    def carry_out(self) -> int | None:
+        """Do what was asked for; returns the exit code, None for 0.
+
+        Raises:
+            RetrogradError: it cannot be done.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Command):
+    """A command that runs a program, and travels to each of its processes: as JSON, in one environment variable.
+
+    Attributes:
+        variable: that environment variable. Where it is missing, nothing is done.
+        command: what the user asked to run.
+        path: folder for what is found, absolute, since a script may change its directory; empty where there is none.
+        shown: the same as the user wrote it, for messages.
+    """
+
+    variable: ClassVar[str]
+    runs: ClassVar[bool] = True
+
+    command: tuple[str, ...] = ()
+    path: str = ""
+    shown: str = ""
+
+    def write(self) -> str:
+        """The request as the text of :attr:`variable`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Self:
+        """The request that this process was started with.
+
+        Raises:
+            KeyError: if it was not started by this command.
+        """
+        given = json.loads(environment[cls.variable])
+        values: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        return cls(**values)
+
+
+def _read_type(hint: Any) -> dict[str, Any]:
+    """How a value of this type is written on the command line."""
+    if NoneType in get_args(hint):  # T | None
+        return _read_type(get_args(hint)[0])
+    if get_origin(hint) is tuple:
+        return _read_type(get_args(hint)[0]) | {"is_list": True}
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint)}
+    return {"type": hint}

@@ -1,0 +1,107 @@
+"""Command lines: where our options end and the user's command begins, and what a command of ours is asked for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any, NoReturn
+
+from retrograd.launch.options import Command, Option
+
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "uv", "srun", "mpirun", "env", "bash", "sh")
+
+
+def make_parser(commands: Sequence[type[Command]], description: str, examples: str) -> argparse.ArgumentParser:
+    """A parser of these commands; :func:`read_command` makes one of them of what it has parsed."""
+    parser = argparse.ArgumentParser(prog="retrograd", description=description, epilog=examples, **_FORM)
+    parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version")
+    known = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for kind in commands:
+        does = (kind.__doc__ or "").partition("\n")[0]
+        summary = does[:1].lower() + does[1:].removesuffix(".")
+        each = known.add_parser(kind.name, help=summary, description=does, epilog=kind.examples, **_FORM)
+        each.usage = kind.usage or None
+        each.set_defaults(kind=kind)
+        groups: dict[str, Any] = {"": each}
+        for option in kind.options():
+            if option.group not in groups:
+                groups[option.group] = each.add_mutually_exclusive_group()
+            groups[option.group].add_argument(*_name(option), **_describe(option))
+    return parser
+
+
+def read_command(parsed: argparse.Namespace, command: Sequence[str]) -> Command:
+    """The command that was parsed.
+
+    Args:
+        parsed: by the parser of :func:`make_parser`.
+        command: what the user asked to run; left out where nothing can be run.
+    """
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(parsed).items()}
+    kind: Callable[..., Command] = parsed.kind
+    del given["kind"]
+    return kind(**given, **({"command": tuple(command)} if parsed.kind.runs else {}))
+
+
+def split_command(words: Sequence[str], kind: type[Command]) -> tuple[list[str], list[str]]:
+    """Our options, and the command behind them.
+
+    The command begins at ``--``, at ``-m``, or at the first word that belongs to no option. A list of patterns ends
+    at what can only be a command: a ``.py`` file or a launcher.
+
+    Args:
+        words: what follows the name of our command.
+        kind: that command.
+    """
+    options = {name: option for option in kind.options() for name in option.names if not option.is_switch}
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if word == "--":
+            return list(words[:position]), list(words[position + 1 :])
+        if word == "-m" or not word.startswith("-"):
+            break
+        position += 1
+        if word in options:
+            position += 1
+            while options[word].is_list and position < len(words) and not _ends_list(words[position]):
+                position += 1
+    return list(words[:position]), list(words[position:])
+
+
+_FORM: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+
+
+def _name(option: Option) -> Sequence[str]:
+    return [option.field] if option.is_argument else option.names
+
+
+def _describe(option: Option) -> dict[str, Any]:
+    """How argparse is told of an option. What is not given is left to the default of the field."""
+    if option.is_argument:
+        told: dict[str, Any] = {"metavar": option.names[0]} | ({} if option.default is MISSING else {"nargs": "?"})
+    else:
+        told = {"dest": option.field, "required": option.default is MISSING, "default": argparse.SUPPRESS}
+    told["help"] = option.help
+    if option.is_switch:
+        return told | {"action": "store_false" if option.default else "store_true"}
+    if option.is_list:
+        told |= {"nargs": "+", "action": "extend"}
+    if option.metavar:
+        told["metavar"] = option.metavar
+    return told | {"type": option.type} | ({"choices": option.choices} if option.choices else {})
+
+
+def _ends_list(word: str) -> bool:
+    name = Path(word).name.rstrip("0123456789.")  # python3.12
+    return word.startswith("-") or word.endswith(".py") or name in _LAUNCHERS
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"retrograd {version('retrograd')}")
+        parser.exit()

@@ -1,0 +1,263 @@
+"""The commands that run a program: their options, which travel to its processes.
+
+Adding an option is one line here. Loads without torch, and within a moment, as ``--help`` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal, NoReturn
+
+from retrograd.errors import SavedTensorError, ScheduleError, TraceError
+from retrograd.launch.options import Command, Request, option
+from retrograd.launch.start import start
+from retrograd.recording.schedule import NamedSchedule, every, log_schedule
+from retrograd.sites.selection import Selection
+
+Passes = tuple[int, int | None]
+
+
+def _check_patterns(name: str, patterns: tuple[str, ...]) -> None:
+    Selection(patterns)
+
+
+def _check_every(name: str, steps: int) -> None:
+    every(steps)
+
+
+def _check_number(name: str, number: int) -> None:
+    if number < 0:
+        raise SavedTensorError(f"{name} {number} is before the first.", repair="count from 0.")
+
+
+def _make_usage(name: str, *more: str) -> str:
+    lines = [
+        *more,
+        "[--] train.py [ARGS]",
+        "[--] -m MODULE [ARGS]",
+        "[--] torchrun | accelerate launch | any program [ARGS]",
+    ]
+    return "\n       ".join(f"retrograd {name} [OPTIONS] {line}" for line in lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(Request):
+    """Record a training script, unmodified.
+
+    Attributes:
+        watch: whether what is too dear for every recording is noted too: writes, where NaN is made, kinks.
+        limit: how many steps are recorded before the program is ended; None for as many as it makes.
+    """
+
+    name: ClassVar[str] = "run"
+    variable: ClassVar[str] = "RETROGRAD_RUN"
+    usage: ClassVar[str] = _make_usage("run")
+    examples: ClassVar[str] = """
+examples:
+  retrograd run train.py --lr 0.1
+  retrograd run -o runs/first --every 10 -m package.train
+  retrograd run --sites 'blocks.*:output.grad' '*:weight.grad' -- train.py
+  retrograd run --tensors '*.attn:output' --schedule log train.py
+  retrograd run --inventory 1 train.py
+  retrograd run torchrun --nproc-per-node 2 train.py
+
+What stands behind the command belongs to it, and so do its output and its exit code. We write one line to stderr
+when it starts, one at once for what is critical, and when it ends what was found.
+"""
+
+    shown: str = option("-o --output", "", "run folder (default: runs/<script>-<date>-<time>)", metavar="DIR")
+    sites: tuple[str, ...] | None = option(
+        "--sites", None, "what to record, as in 'blocks.*:output.grad'", metavar="PATTERN", check=_check_patterns
+    )
+    every: int = option("--every", 1, "record every N-th step", metavar="N", check=_check_every, group="steps")
+    schedule: Literal["log"] | None = option(
+        "--schedule", None, "record every step at first, then ever fewer", group="steps"
+    )
+    tensors: tuple[str, ...] | None = option(
+        "--tensors", None, "sites whose tensors are kept whole", metavar="PATTERN", check=_check_patterns
+    )
+    histogram: bool = option("--no-histogram", True, "no histograms of exponents")
+    inventory: int | None = option(
+        "--inventory",
+        None,
+        "show in the report what autograd keeps in backward pass N, from 0",
+        metavar="N",
+        check=_check_number,
+    )
+    resume: bool = option("--resume", False, "go on with the run that DIR holds")
+    quiet: bool = option("-q --quiet", False, "say nothing of findings, or of what goes well")
+    watch: bool = False
+    limit: int | None = None
+
+    def make_schedule(self) -> NamedSchedule:
+        """Which steps are recorded.
+
+        Raises:
+            ScheduleError: for a number of steps below 1.
+        """
+        return log_schedule() if self.schedule else every(self.every)
+
+    def check(self) -> None:
+        super().check()
+        if self.limit is not None and self.limit < 1:
+            raise ScheduleError(f"After {self.limit} steps there is nothing to explain.", repair="give at least 1.")
+
+    def carry_out(self) -> NoReturn:
+        start(self, "" if self.quiet else "recording {} in {}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceRequest(Request):
+    """Trace every node of some backward passes of an unmodified script."""
+
+    name: ClassVar[str] = "trace"
+    variable: ClassVar[str] = "RETROGRAD_TRACE"
+    usage: ClassVar[str] = _make_usage("trace")
+    examples: ClassVar[str] = """
+examples:
+  retrograd trace train.py --lr 0.1
+  retrograd trace --steps 100:102 --memory --by module train.py
+  retrograd trace --live --nodes 'blocks.3*' --norms -m package.train
+  retrograd trace -o traces/first torchrun --nproc-per-node 2 train.py
+
+DIR/rank*/chrome.json opens in ui.perfetto.dev, and rg.Trace.load() reads DIR/rank*/trace.json.gz. The table goes to
+stderr when the script has ended; the script's output and exit code are its own. When a traced pass raises, the
+exception says in which node, and how to run that node again. After the traced passes only the last events are kept,
+for `retrograd watch DIR`.
+"""
+
+    shown: str = option("-o --output", "", "folder (default: traces/<script>-<date>-<time>)", metavar="DIR")
+    steps: str = option(
+        "--steps",
+        "3",
+        "the first N backward passes, or A to B-1 from 0 (default: 3)",
+        metavar="N|A:B",
+        check=lambda _, text: parse_passes(text),
+    )
+    nodes: str | None = option(
+        "--nodes", None, "nodes to show, as in 'blocks.3*'; the files hold all", metavar="PATTERN"
+    )
+    live: bool = option("--live", False, "print each of them to stderr as soon as it has run")
+    norms: bool = option("--norms", False, "norms of what goes in and comes out")
+    memory: bool = option("--memory", False, "bytes that each node gains")
+    by: Literal["node", "module", "kind"] = option("--by", "node", "what makes a line of the table")
+    sort: Literal["time", "memory"] = option("--sort", "time", "order of the table")
+
+    @property
+    def passes(self) -> Passes:
+        """Which backward passes are traced, counted from 0: from the first number up to the last, None for no end."""
+        return parse_passes(self.steps)
+
+    def carry_out(self) -> NoReturn:
+        start(self, "tracing {} into {}", parent="traces")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InventoryRequest(Request):
+    """Find what autograd keeps between forward and backward in one step of an unmodified script."""
+
+    name: ClassVar[str] = "inventory"
+    variable: ClassVar[str] = "RETROGRAD_INVENTORY"
+    usage: ClassVar[str] = _make_usage("inventory")
+    examples: ClassVar[str] = """
+examples:
+  retrograd inventory train.py --batch-size 256
+  retrograd inventory --step 100 --by tensor -m package.train
+
+DIR/rank*/inventory.html opens in a browser, and rg.Inventory.load() reads DIR/rank*/inventory.parquet. The table goes
+to stderr when the script has ended; the script's output and exit code are its own.
+"""
+
+    shown: str = option("-o --output", "", "folder (default: inventories/<script>-<date>-<time>)", metavar="DIR")
+    step: int = option(
+        "--step",
+        1,
+        "which backward pass, counted from 0 (default: 1, the second)",
+        metavar="N",
+        check=_check_number,
+    )
+    by: Literal["module", "node", "tensor"] = option("--by", "module", "what makes a line of the table")
+    timed: bool = option("--timed", False, "measure how long operations take")
+
+    def carry_out(self) -> NoReturn:
+        start(self, "taking an inventory of {} into {}", parent="inventories")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebugRequest(Request):
+    """Stop inside the backward passes of an unmodified script, and look."""
+
+    name: ClassVar[str] = "debug"
+    variable: ClassVar[str] = "RETROGRAD_DEBUG"
+    usage: ClassVar[str] = """\
+retrograd debug [--break WHERE ...] [--] train.py [ARGS]
+       retrograd debug [--break WHERE ...] [--] -m MODULE [ARGS]"""
+    examples: ClassVar[str] = """
+examples:
+  retrograd debug train.py
+  retrograd debug --break 'blocks.3*' 'norm > 100' -- train.py --lr 0.1
+  retrograd debug --break non-finite -m package.train
+
+A prompt opens where a pass stops: at a breakpoint, at the first gradient that is not finite, at an exception.
+"""
+
+    breakpoints: tuple[str, ...] = option(
+        "--break", (), "nodes, as in 'blocks.3*', or conditions, as in non-finite and 'norm > 100'", metavar="WHERE"
+    )
+    nonfinite: bool = option("--no-non-finite", True, "go on where a gradient is not finite")
+
+    def carry_out(self) -> NoReturn:
+        start(self, "debugging {}; a prompt opens where a backward pass stops", parent="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(Command):
+    """The options of ``retrograd explain``: what to explain, and how."""
+
+    name: ClassVar[str] = "explain"
+    runs: ClassVar[bool] = True
+    usage: ClassVar[str] = _make_usage("explain", "[RUN]")
+    examples: ClassVar[str] = """
+examples:
+  retrograd explain                                      the newest run below runs/
+  retrograd explain runs/train-20250131-120000 -v        with the evidence
+  retrograd explain runs/first --json --fail-on warning  JSON lines, and an exit code for CI
+  retrograd explain train.py --lr 0.1                    run it, watched closely, and explain what it did
+  retrograd explain --steps 20 -m package.train          no longer than 20 steps
+
+A run is explained from its record alone. A command is run, and watched more closely than `retrograd run` does: also
+writes to what autograd has saved, where exactly NaN is made, and points without a derivative. The exit code is that of
+the command, or 0 for a run; 1 where --fail-on says so; 2 for what cannot be carried out.
+"""
+
+    command: tuple[str, ...] = ()
+    run: Path | None = option("RUN", None, "folder of a run (default: the newest)")
+    verbose: bool = option("-v --verbose", False, "what each finding rests on, and what it explains")
+    all: bool = option("--all", False, "all findings (default: at most five)")
+    not_checked: bool = option("--not-checked", False, "what could not be checked, and why")
+    json: bool = option("--json", False, "all findings, as lines of JSON")
+    fail_on: Literal["critical", "warning", "note"] | None = option(
+        "--fail-on", None, "exit with 1 if there is a finding that is as severe, or worse"
+    )
+    steps: int | None = option("--steps", None, "of a command: end it after N steps", metavar="N")
+    output: str | None = option("-o --output", None, "of a command: run folder, as of `retrograd run`", metavar="DIR")
+
+
+def parse_passes(text: str) -> Passes:
+    """Which backward passes: ``3`` for the first three, ``10:12`` for 10 and 11, ``10:`` for all from 10 on.
+
+    Raises:
+        TraceError: for anything else, and for none at all.
+    """
+    begin, colon, end = text.rpartition(":")
+    try:
+        first, last = int(begin or 0), (int(end) if end or not colon else None)
+    except ValueError:
+        first, last = 0, 0
+    if first < 0 or (last is not None and last <= first):
+        raise TraceError(
+            f"--steps {text} selects no backward pass.",
+            repair="--steps 3 for the first three, --steps 10:12 for the passes 10 and 11, counted from 0.",
+        )
+    return first, last

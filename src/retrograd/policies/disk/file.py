@@ -1,0 +1,186 @@
+"""One file without a name, in which stretches of memory wait; space that is free again is used again."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from torch import Tensor
+
+from retrograd.policies.disk.free_space import Extent, FreeSpace
+from retrograd.policies.disk.pages import BLOCK, map_pages, whole_blocks
+
+CHUNK = 4 << 20
+"""So much is written at once: in pieces of a quarter of it the disk takes half as much processor time again."""
+_PREFIX = "retrograd-saved-"
+
+
+class SpillFile:
+    """A file of this process that vanishes with it, however it ends.
+
+    Its name is gone as soon as it is open. Where that cannot be (Windows), the next one to open a file in the folder
+    removes it. Pages do not stay in the page cache: they are written around it where the file system can
+    (``O_DIRECT``), else dropped after they have been written.
+
+    Args:
+        folder: where.
+
+    Raises:
+        OSError: it cannot be made there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        remove_leftovers(folder)
+        self._descriptor, path = tempfile.mkstemp(prefix=_PREFIX, suffix=".bin", dir=folder)
+        try:
+            self._is_direct = self._go_direct(path)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel's own reading ahead stays
+        finally:
+            with suppress(OSError):  # Windows: an open file keeps its name
+                Path(path).unlink()
+        self._space = FreeSpace()
+        self._lock = threading.Lock()
+        self._returned: deque[Extent] = deque()
+        self._local = threading.local()
+
+    def take(self, nbytes: int) -> Extent:
+        """Room for so many bytes."""
+        with self._lock:
+            while self._returned:
+                self._space.give(self._returned.popleft())
+            return self._space.take(whole_blocks(nbytes))
+
+    def give(self, extent: Extent) -> None:
+        """A part is free again. Takes no lock: it is called when objects are deleted, whatever runs then."""
+        self._returned.append(extent)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the part of the file that is in use."""
+        return self._space.end
+
+    def write(self, parts: Iterable[Tensor], extent: Extent) -> None:
+        """Write the memory of contiguous CPU tensors one after another, each from the beginning of a block.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        buffer = self._buffer()
+        start = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        offset, filled = extent.offset, 0
+        for values in parts:
+            source, left = values.data_ptr(), values.nbytes
+            while left:
+                count = min(left, CHUNK - filled)
+                ctypes.memmove(start + filled, source, count)  # lets other threads run meanwhile
+                source, left = source + count, left - count
+                filled += whole_blocks(count)
+                if filled == CHUNK:
+                    self._write_all(buffer, offset)
+                    offset, filled = offset + filled, 0
+        self._write_all(buffer[:filled], offset)
+        self._drop_pages(extent, written=True)
+
+    def read(self, offset: int, memory: memoryview) -> None:
+        """Read whole blocks into memory that begins at a block.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        extent = Extent(offset, len(memory))
+        while memory:
+            count = os.preadv(self._descriptor, [memory], offset)
+            if not count:
+                raise OSError(f"the file ends at byte {offset}")
+            memory, offset = memory[count:], offset + count
+        self._drop_pages(extent, written=False)
+
+    def _go_direct(self, path: str) -> bool:
+        """Open the file anew for direct I/O, if that can be."""
+        if not hasattr(os, "O_DIRECT"):
+            return False
+        try:
+            direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+        except OSError:
+            return False
+        os.close(self._descriptor)
+        self._descriptor = direct
+        return True
+
+    def _buffer(self) -> memoryview:
+        """This thread's own blocks to copy into: direct I/O cannot read where tensors lie."""
+        buffer: memoryview | None = getattr(self._local, "buffer", None)
+        if buffer is None:
+            buffer = self._local.buffer = map_pages(CHUNK)
+        return buffer
+
+    def _write_all(self, memory: memoryview, offset: int) -> None:
+        while memory:
+            count = os.pwrite(self._descriptor, memory, offset) // BLOCK * BLOCK
+            if not count:
+                raise OSError(errno.ENOSPC, "only a part could be written")
+            memory, offset = memory[count:], offset + count
+
+    def _drop_pages(self, extent: Extent, *, written: bool) -> None:
+        if self._is_direct or not hasattr(os, "posix_fadvise"):
+            return
+        if written:
+            os.fdatasync(self._descriptor)  # a page that is not on the disk yet cannot be dropped
+        os.posix_fadvise(self._descriptor, extent.offset, extent.length, os.POSIX_FADV_DONTNEED)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, OSError):  # it could not be opened
+            os.close(self._descriptor)
+
+
+_open: WeakValueDictionary[tuple[Path, int], SpillFile] = WeakValueDictionary()
+_opening = threading.Lock()
+
+
+def open_spill_file(folder: Path) -> SpillFile:
+    """The file of this process in a folder; a process that was forked gets one of its own.
+
+    Raises:
+        OSError: there is none, and none can be made.
+    """
+    key = (folder, os.getpid())
+    with _opening:
+        file = _open.get(key)
+        if file is None:
+            file = _open[key] = SpillFile(folder)
+        return file
+
+
+def _forget_parents() -> None:
+    """In a process that was forked, where another thread may have held the lock."""
+    global _opening
+    _opening = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parents)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove files that a process which was killed has left, where an open file keeps its name. One in use stays."""
+    for path in folder.glob(f"{_PREFIX}*.bin"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def default_folder() -> Path:
+    """Where large temporary files belong: ``TMPDIR`` if set, else ``/var/tmp``, since ``/tmp`` is often memory."""
+    lasting = Path("/var/tmp")
+    chosen = os.environ.get("TMPDIR")
+    if chosen is None and lasting.is_dir() and os.access(lasting, os.W_OK):
+        return lasting
+    return Path(tempfile.gettempdir())

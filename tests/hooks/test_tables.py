@@ -1,0 +1,126 @@
+"""A model is scripted, pickled and copied without our hooks, and keeps them."""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import pickle
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from retrograd.hooks.module import CallTap, unwatch_forward, watch_forward
+from retrograd.hooks.tables import enter_node, hidden_hooks
+
+
+class Watcher:
+    switch = type("Switch", (), {"awake": True})()
+    calls = 0
+
+    def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.calls += 1
+
+    def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.calls += 1
+
+    def after_call(self, module: nn.Module, output: Any) -> None:
+        self.calls += 1
+
+
+@pytest.fixture(autouse=True)
+def hidden() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        hidden_hooks.hold()
+        hidden_hooks.hold()
+        hidden_hooks.release()
+        yield
+        hidden_hooks.release()
+
+
+def test_it_keeps_its_hooks_in_order() -> None:
+    model, watcher = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Watcher()
+    watch_forward(model[0], watcher)
+    tap = CallTap(model, watcher, outermost=True)
+    before = [list(module._forward_hooks.items()) for module in model.modules()]
+    scripted = torch.jit.script(model)
+    assert [list(module._forward_hooks.items()) for module in model.modules()] == before
+    scripted(torch.ones(1, 2))
+    assert watcher.calls == 0
+    model(torch.ones(1, 2))
+    assert watcher.calls == 3
+    tap.remove()
+    unwatch_forward(model[0], watcher)
+
+
+def test_what_cannot_be_scripted_keeps_its_hooks_too() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return {**x}
+
+    model, watcher = Odd(), Watcher()
+    watch_forward(model, watcher)
+    with pytest.raises(torch.jit.frontend.FrontendError):
+        torch.jit.script(model)
+    assert len(model._forward_hooks) == 1
+    unwatch_forward(model, watcher)
+
+
+def test_a_reducer_of_somebody_else_is_still_asked() -> None:
+    """One that was there before us, about all but our hooks; one that came after us stays when we go."""
+    hidden_hooks.release()
+    try:
+        copyreg.pickle(OrderedDict, theirs := lambda table: (dict, (list(table.items()),)))
+        hidden_hooks.hold()
+        model, watcher = nn.Linear(2, 2), Watcher()
+        watch_forward(model, watcher)
+        assert pickle.loads(pickle.dumps([model._forward_hooks, OrderedDict(a=1)])) == [{}, {"a": 1}]
+        unwatch_forward(model, watcher)
+        copyreg.pickle(OrderedDict, later := lambda table: theirs(table))
+        hidden_hooks.release()
+        assert copyreg.dispatch_table[OrderedDict] is later
+    finally:
+        copyreg.dispatch_table.pop(OrderedDict, None)
+        hidden_hooks.hold()
+
+
+def test_other_ordered_dicts_are_pickled_as_ever() -> None:
+    class Ours(OrderedDict[str, int]): ...
+
+    plain: Any = OrderedDict(b=1, a=2)
+    plain.attribute = 3
+    plain["self"] = plain
+    hidden = [pickle.dumps(plain, number) for number in range(pickle.HIGHEST_PROTOCOL + 1)]
+    twin = copy.deepcopy(plain)
+    assert twin["self"] is twin
+    assert twin.attribute == 3
+    assert type(copy.deepcopy(Ours(a=1))) is Ours
+    hidden_hooks.release()
+    try:
+        assert OrderedDict not in copyreg.dispatch_table
+        assert [pickle.dumps(plain, number) for number in range(pickle.HIGHEST_PROTOCOL + 1)] == hidden
+    finally:
+        hidden_hooks.hold()
+
+
+def test_hooks_of_the_program_have_the_numbers_that_they_would_have() -> None:
+    model, watcher = nn.Linear(2, 2), Watcher()
+    number = RemovableHandle.next_id
+    watch_forward(model, watcher)
+    tap = CallTap(model, watcher)
+    node = model(torch.ones(1, 2)).grad_fn
+    entries = [enter_node(node.register_hook, watcher), enter_node(node.register_prehook, watcher)]
+    assert RemovableHandle.next_id == number
+    theirs = node.register_hook(print)
+    assert [entry.number < 0 for entry in entries] == [True, True]
+    assert theirs.id == number
+    for each in (tap, *entries):
+        each.remove()
+    assert list(theirs.hooks_dict_ref()) == [number]
+    unwatch_forward(model, watcher)
