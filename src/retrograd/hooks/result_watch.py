@@ -125,7 +125,7 @@ class ResultWatch(QuietMode):
     @uncompiled_itself
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         first = next_sequence_number()
-        result = function(*args, **kwargs) if kwargs else function(*args)
+        result = self.frames.call(sys._getframe(1), function, args, kwargs)
         if current_graph_task() == OUTSIDE and self.is_started and not self._is_broken:
             last = next_sequence_number()
             if last != first:

@@ -125,7 +125,7 @@ class SavedWatch(QuietMode):
             return function(*args, **kwargs) if kwargs else function(*args)
         seen = self.writes.before(args, kwargs or {})
         first = next_sequence_number()
-        result = function(*args, **kwargs) if kwargs else function(*args)
+        result = self.frames.call(sys._getframe(1), function, args, kwargs)
         try:
             with torch._C.DisableTorchFunction():
                 is_written = any(tensor._version != version for tensor, version in seen)
