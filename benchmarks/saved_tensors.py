@@ -60,6 +60,7 @@ from device import (
 from interleaved import show
 from nets import Block, Bottleneck, Net, make_gpt2, make_gpt2_medium, make_resnet
 from options import make_plain_parser
+from retrograd.amounts import show_bytes
 from retrograd.budget.planned import Planned
 from retrograd.errors import RetrogradError
 from retrograd.policies.cpu import Cpu
@@ -68,7 +69,6 @@ from retrograd.policies.keep import Keep
 from retrograd.policies.lossless import Lossless
 from retrograd.policies.precision import Bfloat16, EightBit
 from retrograd.policies.recompute import Recompute
-from retrograd.policies.sizes import show_bytes
 from retrograd.saved.keeping import Policies, keep_saved
 
 T = TypeVar("T")

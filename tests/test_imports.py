@@ -12,6 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "retrograd"
 
 MAY_IMPORT = {
+    "amounts": set(),
     "errors": set(),
     "files": set(),
     "foreign": set(),
@@ -43,9 +44,10 @@ MAY_IMPORT = {
     },
     "hooks": {"sites"},
     "memory": set(),
+    "progress": set(),
     "rules": {"memory", "history", "sites"},
     "testing": {"findings", "recording", "history", "rules", "memory", "saved", "policies", "functions"},
-    "rewriting": {"rules", "memory", "hooks", "runs", "history", "sites"},
+    "rewriting": {"progress", "rules", "memory", "hooks", "runs", "history", "sites"},
     "functions": {"memory", "hooks"},
     "features": {"hooks", "runs", "sites"},
     "adjoint": {"kinks", "hooks", "sites"},
@@ -58,7 +60,7 @@ MAY_IMPORT = {
     "findings": {"history", "runs", "sites", "statistics"},
     "gradients": {"findings", "graph", "hooks", "sites"},
     "comparing": {"findings", "history", "runs", "sites"},
-    "recording": {"facts", "hooks", "history", "sites", "statistics", "runs"},
+    "recording": {"facts", "progress", "hooks", "history", "sites", "statistics", "runs"},
     "launch": {
         "facts",
         "findings",
@@ -78,7 +80,7 @@ MAY_IMPORT = {
 }
 """Room → the rooms it may import. The package's ``__init__`` re-exports."""
 
-OPEN = {"errors", "files", "foreign", "norms", "notices", "randomness", "trials"}
+OPEN = {"amounts", "errors", "files", "foreign", "norms", "notices", "randomness", "trials"}
 """What is no room, and open to all."""
 
 DEFERRED = {

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrograd.amounts import show_bytes
 from retrograd.budget.plan import make_plan
 from retrograd.budget.planner import Solution, evaluate, find_plan, find_smallest, keep_all
 from retrograd.budget.simulation import Choice, Event, Link, Recording, Stretch
 from retrograd.errors import BudgetError, SavedPolicyError
-from retrograd.policies.sizes import read_budget, show_bytes
+from retrograd.policies.sizes import read_budget
 from tests.budget.test_simulation import LINK, chain
 
 FACTOR = 1.25

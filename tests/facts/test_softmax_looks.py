@@ -40,6 +40,29 @@ def test_how_sure_a_softmax_is() -> None:
         assert abs(fact.value - float(weights.square().sum() / weights.sum())) < 1e-5
 
 
+class Pooling(nn.Module):
+    """Attention over 5 places, whose weights have shape [4, 5, 1]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(6, 1)
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.softmax(self.score(x), dim=1)
+        self.seen.append(weights.detach().double())
+        return (weights * x).sum(1)
+
+
+def test_a_softmax_along_another_dimension() -> None:
+    model = Pooling()
+    found = train(nn.Sequential(model))
+    assert [fact.entries for fact in found] == [5, 5, 5]
+    for fact, weights in zip(found, model.seen, strict=True):
+        assert torch.allclose(weights.sum(1), torch.ones(4, 1).double())
+        assert abs(fact.value - float(weights.square().sum() / weights.sum())) < 1e-5
+
+
 def test_one_that_picks_one_is_sure() -> None:
     assert all(fact.value > 0.95 for fact in train(nn.Sequential(Attention(300.0))))
 

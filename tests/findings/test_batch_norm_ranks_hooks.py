@@ -103,6 +103,7 @@ def test_a_gradient_that_is_multiplied() -> None:
     [found] = ask(HooksScale, make_hooked(50.0))
     assert (found.site, found.line) == ("0:output", "train.py:1")
     assert "by 50:" in found.message
+    assert "by 0:" in ask(HooksScale, make_hooked(0.0))[0].message
     [found] = ask(HooksScale, make_hooked(1.0, weight=1e-6))
     assert found.site == "0:weight"
 

@@ -65,6 +65,34 @@ def test_the_loss_whose_graphs_are_kept() -> None:
     assert [each.line for each in ask(GraphLeaks, _sizes([9.0] * 7, LOOKS, [inner]))] == ["train.py:12"]
 
 
+def test_graphs_that_are_kept_for_an_epoch() -> None:
+    [found] = ask(GraphLeaks, _sizes([9.0] * 7, [0, 1, 2, 4, 8, 16, 2]))
+    assert (found.step, found.last_step) == (1, 16)
+    assert (
+        "16 graphs of earlier steps are still held at step 16, so memory grows with every step until" in found.message
+    )
+    assert not ask(GraphLeaks, _sizes([9.0] * 7, [0, 1, 2, 4, 4, 4, 2]))
+    assert not ask(GraphLeaks, _sizes([9.0] * 7, [0, 1, 2, 4, 8, 8, 8]))  # a fixed number
+    assert not ask(GraphLeaks, _sizes([9.0] * 7, [0, 0, 2, 4, 8, 16, 2]))
+
+
+def _passes(*nodes: float, lines: int = 1) -> Record:
+    """Steps of as many passes, whose graphs have these numbers of nodes."""
+    facts = [GraphSize(value=n, moment=Moment(step, micro)) for step in range(3) for micro, n in enumerate(nodes)]
+    names = ("forward", *["backward", "second backward"][:lines] * len(nodes), "step")
+    return make_program([*facts, *make_calls([names] * 3)])
+
+
+def test_a_graph_that_grows_within_a_step() -> None:
+    [found] = ask(GraphGrows, _passes(20, 28, 36, 44, 52, 60, 68))
+    assert (
+        "grows by 8 nodes a pass: backward ran through 20 nodes in pass 0 of step 0 and 68 in pass 6" in found.message
+    )
+    assert not ask(GraphGrows, _passes(20, 28, 36, 44, 52, 60, 68, lines=2))  # several losses
+    assert not ask(GraphGrows, _passes(20, 20, 20, 20, 20))
+    assert not ask(GraphGrows, _passes(20, 70))
+
+
 def test_a_few_graphs_that_are_kept() -> None:
     assert not ask(GraphLeaks, _sizes([9.0] * 7))
     assert not ask(GraphLeaks, _sizes([9.0] * 7, [0, 1, 2, 4, 5, 5, 5]))

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +70,24 @@ def test_a_loss_that_is_negated() -> None:
     [found] = ask(WrongSign, make_program([make_optimizer(), chain], [-1.0, -1.5, -2.0, -4.0, -9.0]))
     assert (found.severity, found.line) == ("critical", "train.py:32")
     assert "negative of mse_loss" in found.message
+
+
+@pytest.mark.parametrize(
+    ("last", "wrong"),
+    [
+        ([("add", (0, 2), ((), ()), ()), ("neg", (3,), ((),), ())], True),  # −(mse + 0.1 kl)
+        ([("sub", (2, 0), ((), ()), ()), ("neg", (3,), ((),), ())], False),  # mse − …: one of each sign
+        ([("neg", (0,), ((),), ()), ("sub", (3, 2), ((), ()), ())], True),  # −mse − 0.1 kl
+        ([("neg", (0,), ((),), ()), ("sub", (3, 2), ((), ()), ()), ("neg", (4,), ((),), ())], False),  # of an ELBO
+        ([("add", (0, 2), ((), ()), ()), ("mul", (3,), ((),), (), "-0.5")], True),
+        ([("sub", (0, 2), ((), ()), ()), ("mul", (3,), ((),), (), "2")], False),
+    ],
+)
+def test_the_signs_within_a_sum(last: list[tuple[Any, ...]], wrong: bool) -> None:
+    terms = [("mse_loss", (-1, -1), ((8, 1), (8, 1)), ()), ("kl_div", (-1, -1), ((8, 3), (8, 3)), ()),
+             ("mul", (1,), ((),), (), "0.1")]  # fmt: skip
+    record = make_program([make_chain(*terms, *last, outputs=())], losses=[-1.0, -2.0, -5.0, -9.0])
+    assert len(ask(WrongSign, record)) == wrong
 
 
 def test_a_likelihood_without_its_minus() -> None:

@@ -100,6 +100,24 @@ def test_numbers_that_grow_to_infinity_are_the_fault_of_what_made_them_grow() ->
     assert not [each for each in found if each.detector.startswith("nan") and each.severity != "note"]
 
 
+def test_an_overflow_that_is_cleared_before_the_update_is_none() -> None:
+    def run(net: nn.Module) -> None:
+        torch.manual_seed(0)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        for _ in range(6):
+            for size in (1e3, 0.0):
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(net(torch.randn(16, 4) * size), torch.rand(16, 3))
+                scaler.scale(loss).backward()
+            assert all(bool(each.grad.isfinite().all()) for each in net.parameters() if each.grad is not None)
+            scaler.step(optimizer)
+            scaler.update()
+
+    found = find(Program(Simple, run, "", "", "", "", None))
+    assert not [each for each in found if each.detector.startswith("nan")]
+
+
 def test_gradients_that_loss_scaling_skips_are_expected() -> None:
     def run(net: nn.Module) -> None:
         torch.manual_seed(0)

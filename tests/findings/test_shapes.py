@@ -2,10 +2,15 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from retrograd.findings.detectors.nonlinearity import MissingNonlinearity
 from retrograd.findings.detectors.shapes import BroadcastLoss, ReshapeMixes, WrongDimension
+from retrograd.findings.explain import make_record
 from retrograd.findings.record import Record
+from retrograd.recording.record import record
 from tests.findings.by_hand import ask
 from tests.findings.programs import make_chain, make_program
 
@@ -37,8 +42,8 @@ def test_shapes_that_are_meant_to_broadcast() -> None:
     before = chain(
         ("mul", (-1, -1), ((8, 1), (8,)), (8, 8)), ("linear", (0, -1), ((8, 8), (1, 8)), (8, 1)), outputs=(1,)
     )
-    for record in (same, pairs, bias, before):
-        assert not ask(BroadcastLoss, record)
+    for each in (same, pairs, bias, before):
+        assert not ask(BroadcastLoss, each)
 
 
 def test_a_softmax_over_the_batch() -> None:
@@ -181,3 +186,61 @@ def test_layers_that_need_no_activation() -> None:
     assert not ask(MissingNonlinearity, _stack(6, 64, 2, between="layer_norm"))
     assert not ask(MissingNonlinearity, _stack(64, 8, 64))
     assert not ask(MissingNonlinearity, _stack(6, 2))
+
+
+@pytest.mark.parametrize("wrap", [spectral_norm, weight_norm, nn.Identity])
+@pytest.mark.parametrize("between", [nn.Identity, nn.Tanh])
+def test_layers_whose_weights_are_normalised(wrap: Any, between: Any) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 16), nn.Linear(16, 16)]
+    listed = layers if wrap is nn.Identity else [wrap(each) for each in layers]
+    net = nn.Sequential(listed[0], between(), listed[1], between(), nn.Linear(16, 1))
+    with record(net) as recording:
+        net(torch.randn(8, 6)).square().mean().backward()
+    net.eval()
+    x, y = torch.randn(2, 8, 6)
+    with torch.no_grad():
+        bent = net(x + y) - net(x) - net(y) + net(torch.zeros(8, 6))  # 0 for what is affine
+    assert len(ask(MissingNonlinearity, make_record(recording))) == bool(bent.abs().max() < 1e-5)
+
+
+def test_weights_that_are_made_of_data() -> None:
+    data = [("linear", (-1, -1), ((8, 6), (6, 6)), (8, 6)), ("tanh", (0,), ((8, 6),), (8, 6))]
+    made = ("linear", (-1, 1), ((8, 6), (8, 6)), (8, 8))
+    last = [("linear", (2, -1), ((8, 8), (9, 8)), (8, 9)), ("mean", (3,), ((8, 9),), ())]
+    assert not ask(MissingNonlinearity, chain(*data, made, *last, outputs=(3,)))
+
+
+@pytest.mark.parametrize(("dim", "wrong"), [("0", True), ("-1", False), ("1", False)])
+def test_a_gate_that_picks_experts(dim: str, wrong: bool) -> None:
+    record = chain(
+        ("linear", (-1, -1), ((8, 5), (3, 5)), (8, 3)),
+        ("softmax", (0,), ((8, 3),), (8, 3), f"dim={dim}"),
+        ("max", (1,), ((8, 3),), (8,), "dim=-1"),
+        ("mul", (2, -1), ((8,), (8,)), (8,)),
+        ("linear", (3, -1), ((8,), (8,)), (8,)),
+        ("mean", (4,), ((8,),), ()),
+        outputs=(4,),
+    )
+    assert len(ask(WrongDimension, record)) == wrong
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("along", [0, 1])
+def test_vectors_that_are_normalised_for_their_products(dim: int, along: int) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.normalize(self.fc(x), dim=dim)
+
+    net = Net()
+    with record(net) as recording:
+        one, other = net(torch.randn(8, 6)), net(torch.randn(8, 6))
+        product = one @ other.t() if along == 1 else one.T @ other
+        product.square().mean().backward()
+    largest = (one @ one.t() if along == 1 else one.T @ one).diagonal()
+    is_cosine = bool(torch.allclose(largest, torch.ones(len(largest))))
+    assert len(ask(WrongDimension, make_record(recording))) == (not is_cosine)

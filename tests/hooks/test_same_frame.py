@@ -15,8 +15,7 @@ from torch import nn
 import retrograd as rg
 from retrograd.hooks.operation_clock import OperationClock
 from retrograd.hooks.operation_notes import OperationNotes
-from retrograd.hooks.result_watch import ResultWatch
-from retrograd.hooks.saved_watch import SavedWatch
+from retrograd.hooks.program_watch import ProgramWatch
 from retrograd.hooks.writes import WriteLog
 
 
@@ -38,13 +37,8 @@ def noted() -> AbstractContextManager[None]:
     return between(notes.begin, notes.end)
 
 
-def results() -> AbstractContextManager[None]:
-    watch = ResultWatch(lambda module: None, lambda born: None, fail)
-    return between(watch.begin, watch.end)
-
-
-def saved() -> AbstractContextManager[None]:
-    watch = SavedWatch(lambda module: None, fail)
+def watched() -> AbstractContextManager[None]:
+    watch = ProgramWatch(lambda module: None, fail)
     return between(watch.begin, watch.end)
 
 
@@ -64,7 +58,7 @@ def traced() -> AbstractContextManager[Any]:
 
 @contextmanager
 def stacked() -> Iterator[None]:
-    with noted(), results(), saved():
+    with noted(), watched():
         yield
 
 
@@ -77,7 +71,7 @@ def warn_always() -> Iterator[None]:
     torch.set_warn_always(before)
 
 
-SEERS = {each.__name__: each for each in (noted, results, saved, timed, written, traced, stacked)}
+SEERS = {each.__name__: each for each in (noted, watched, timed, written, traced, stacked)}
 
 
 @pytest.mark.parametrize("seer", SEERS)

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrograd.history.sink import Moment
+from retrograd.progress.leader import Leader
+from retrograd.progress.steps import Steps
 from retrograd.recording import clock as clock_module
 from retrograd.recording.clock import Clock
 from retrograd.recording.lane import Lane, Lanes, Mode
@@ -20,13 +22,22 @@ A, B = 1, 2
 ROOT = 10
 
 
+class Led(Steps):
+    """Steps whose optimizers are numbers."""
+
+    def __init__(self, leader: Leader) -> None:
+        super().__init__()
+        self._leader = leader
+
+
 class Driver:
     """A clock whose lanes note what happened in them: F3 is the third forward, G a gradient that came."""
 
     def __init__(self, schedule: Any = None, touched: Any = lambda: False) -> None:
         self.lanes = Lanes(Settings())
         self.emitted: list[tuple[Moment, str]] = []
-        self.clock = Clock(schedule or every(1), self.lanes, self, touched, 0)
+        self.leader = Leader()
+        self.clock = Clock(schedule or every(1), self.lanes, self, Led(self.leader), touched, 0)
         self.notes: dict[Mode, list[str]] = {mode: [] for mode in Mode}
         self.forwards = 0
 
@@ -52,8 +63,12 @@ class Driver:
         self.clock.leave_backward(failed)
 
     def update(self, optimizer: int = A) -> None:
-        self.clock.update_begins(optimizer)
-        self.clock.update_made(optimizer)
+        self.leader.update_begins(optimizer)
+        self.end_update(optimizer)
+
+    def end_update(self, optimizer: int = A) -> None:
+        if self.leader.ends_step(optimizer):
+            self.clock.end_step()
 
     def play(self, score: str) -> list[tuple[int, int, int, str, str]]:
         """F forward, E in eval mode, N without grad, I inference, X raising, B backward, U and V updates of A and B."""
@@ -141,11 +156,11 @@ def test_a_loop_without_an_optimizer_steps_when_parameters_were_touched() -> Non
 def test_a_closure_runs_within_the_update() -> None:
     driver = Driver(touched=lambda: True)
     for _ in range(2):
-        driver.clock.update_begins(A)
+        driver.leader.update_begins(A)
         for _ in range(3):
             driver.forward()
             driver.backward()
-        driver.clock.update_made(A)
+        driver.end_update(A)
     driver.clock.close_all()
     assert [(m.step, m.micro) for m, _ in driver.emitted] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
 

@@ -15,7 +15,7 @@ from retrograd.errors import RetrogradWarning, TensorPolicyError
 from retrograd.history.kept import is_overwritten
 from retrograd.history.sink import Moment
 from retrograd.recording.holder import Bundle, Holder, count_bytes
-from retrograd.recording.keep import Keep, parse_bytes
+from retrograd.recording.keep import Keep, read_limit
 from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.sites.site import Site
 from tests.recording.collector import Collector, collect
@@ -330,13 +330,13 @@ def test_holding_and_counting() -> None:
     ],
 )
 def test_bytes_are_read(text: Any, size: int) -> None:
-    assert parse_bytes(text) == size
+    assert read_limit(text) == size
 
 
 @pytest.mark.parametrize("text", [-1, True, 1.5, "", "lots", "5 apples", None])
 def test_what_is_no_number_of_bytes_is_refused(text: Any) -> None:
     with pytest.raises(TensorPolicyError):
-        parse_bytes(text)
+        read_limit(text)
 
 
 @pytest.mark.parametrize("last", [-1, 1.5, True, "3"])

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from retrograd.hooks.calls import count_calls, count_steps
-from retrograd.hooks.leader import Leader
 from retrograd.hooks.nested import flatten
 from retrograd.recording.manual_updates import ManualUpdates
 
@@ -105,31 +104,6 @@ def test_nothing_is_touched_before_the_first_backward() -> None:
     assert not manual.touched()
     manual.remember()
     assert not manual.touched()
-
-
-# ---- leaders --------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.integers(0, 3), max_size=40))
-def test_steps_are_those_of_the_most_busy_optimizer_or_a_few_less(updates: list[int]) -> None:
-    leader = Leader()
-    steps = 0
-    for number in updates:
-        leader.update_begins(number)
-        steps += leader.ends_step(number)
-    most = max((updates.count(number) for number in range(4)), default=0)
-    assert steps <= len(updates)
-    assert steps >= most / 2
-    assert leader.is_known == bool(updates)
-
-
-@pytest.mark.parametrize(
-    ("updates", "ends"),
-    [("aaa", "111"), ("abab", "1010"), ("aabaab", "110110"), ("abb", "101"), ("abcabc", "100100"), ("abbbb", "10111")],
-)
-def test_who_leads(updates: str, ends: str) -> None:
-    leader = Leader()
-    assert "".join(str(int(leader.ends_step(ord(update)))) for update in updates) == ends
 
 
 # ---- the stack ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.views.report.detail import FEWEST_COLUMNS, MANTISSAS, choose_detail
+from retrograd.views.report.scope import FEWEST_COLUMNS, MANTISSAS, choose_detail
 
 
 @given(st.integers(0, 5000), st.integers(0, 10**6), st.integers(FEWEST_COLUMNS, 4000), st.floats(1e5, 1e8))

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.views.report.exponents import (
+from retrograd.views.report.blocks import (
     LEVELS_PER_OCTAVE,
     SMALLEST_SHARE,
     add_columns,

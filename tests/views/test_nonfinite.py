@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from retrograd.views.places import group_places
-from retrograd.views.report.nonfinite import find_first_nonfinite
+from retrograd.views.report.findings import find_first_nonfinite
 from retrograd.views.report.scope import choose_scope
+from retrograd.views.shown import group_places
 from tests.views.invented import Numbers, make_history
 
 SITES = ["a:output", "a:output.grad", "a:weight.grad", "a:weight.update", "b:output", "b:output.grad"]

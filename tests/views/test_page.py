@@ -21,9 +21,7 @@ from retrograd.graph.node import Edge, Node
 from retrograd.history.sink import Event, Moment
 from retrograd.views.graph_picture import draw_graph
 from retrograd.views.inventory_page import write_inventory
-from retrograd.views.page.embedding import escape_json, pack_json
-from retrograd.views.page.frame import frame_page
-from retrograd.views.page.modules import join_modules, wrap_module
+from retrograd.views.page.frame import escape_json, frame_page, join_modules, pack_json, wrap_module
 from retrograd.views.report import write_report
 from tests.views.invented import Numbers, make_history
 from tests.views.invented_inventory import invent_inventory

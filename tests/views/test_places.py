@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retrograd.views.places import group_places
+from retrograd.views.shown import group_places
 
 
 def test_places_come_in_the_order_of_their_first_site() -> None:

@@ -8,11 +8,16 @@ from pathlib import Path
 from retrograd.history.history import History
 from retrograd.history.sink import Event, EventKind, Moment
 from retrograd.runs.reader import Rank
-from retrograd.views.places import group_places
-from retrograd.views.report.header import make_header, print_command
-from retrograd.views.report.recorded import MOST_LINES, describe_recorded, list_troubles
+from retrograd.views.report.facts import (
+    MOST_LINES,
+    describe_recorded,
+    list_modules,
+    list_troubles,
+    make_header,
+    print_command,
+)
 from retrograd.views.report.scope import choose_scope
-from retrograd.views.report.structure import list_modules
+from retrograd.views.shown import group_places
 
 
 def event(kind: EventKind, step: int = 0, name: str = "", value: float = float("nan"), text: str = "") -> Event:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.views.sparkline import BLOCKS, draw_sparkline
+from retrograd.views.terminal import BLOCKS, draw_sparkline
 
 
 def test_heights_follow_the_numbers() -> None:

@@ -10,9 +10,8 @@ import pytest
 from retrograd.errors import NoSuchNodeError, TraceError
 from retrograd.graph.node import Line, TensorInfo
 from retrograd.tracing.trace import Trace
-from retrograd.views.trace_events import own_memory, own_times, print_bytes
-from retrograd.views.trace_lines import LiveLines, format_event
-from retrograd.views.trace_table import print_trace
+from retrograd.views.trace_events import own_memory, own_times
+from retrograd.views.trace_text import LiveLines, format_event, print_trace
 from tests.views.invented_trace import backward, event, invent_nested, invent_trace, leaf, make_trace
 
 BY_NODE = """\
@@ -122,14 +121,6 @@ def test_a_terminal_without_arrows_gets_plain_letters() -> None:
 def test_names_are_no_markup_and_no_orders_to_the_terminal() -> None:
     trace = make_trace([leaf("[red]x\x1b[2J", 0, 1)], [backward(0, 0, 1)])
     assert "[red]x\\x1b[2J" in table(trace)[-1]
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "+999 B"), (1000, "+1 kB"), (-1250, "-1.25 kB"), (999_999, "+1 MB"), (3 * 10**13, "+30 TB")],
-)
-def test_bytes(count: int, text: str) -> None:
-    assert print_bytes(count) == text
 
 
 def test_a_line_says_what_is_known() -> None:

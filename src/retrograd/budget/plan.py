@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
+from retrograd.amounts import show_bytes
 from retrograd.budget.planner import Solution, evaluate, find_plan, find_smallest, keep_all
 from retrograd.budget.simulation import Choice, Link, Recording
 from retrograd.errors import BudgetError
-from retrograd.policies.sizes import show_bytes
 
 _CURVE_POINTS = 6
 _CURVE_TRIALS = 200

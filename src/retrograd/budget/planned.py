@@ -9,6 +9,7 @@ import weakref
 import torch
 from torch import Tensor
 
+from retrograd.amounts import show_bytes
 from retrograd.budget.backends import Load
 from retrograd.budget.episode import Episode
 from retrograd.budget.findings import Probed
@@ -30,7 +31,7 @@ from retrograd.hooks.saved import is_in_backward
 from retrograd.notices import warn
 from retrograd.policies.lossless import Lossless
 from retrograd.policies.policy import Packed, Policy, Saved, Stays
-from retrograd.policies.sizes import Budget, read_budget, show_bytes
+from retrograd.policies.sizes import Budget, read_budget
 
 _PROBED_PASSES = 32
 """Passes in which it is tried what lossless copies take, and what can be made again. A program of which no two passes

@@ -16,14 +16,13 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.facts.calls import CallSource
+from retrograd.facts.exact_watch import ExactWatch
 from retrograd.facts.inputs import InputSource
 from retrograd.facts.kink_watch import KinkWatch
 from retrograd.facts.looks import is_look
 from retrograd.facts.modes import ModeSource
 from retrograd.facts.nonfinite_look import NonFiniteLook
-from retrograd.facts.nonfinite_watch import NonFiniteWatch
 from retrograd.facts.operations import ForwardOperations
-from retrograd.facts.overwrite_watch import OverwriteWatch
 from retrograd.facts.source import FactSource, MakeSource
 from retrograd.facts.states import StateSource
 from retrograd.facts.units import UnitLooks
@@ -41,7 +40,7 @@ SOURCES: tuple[MakeSource, ...] = (
 )  # fmt: skip
 """What every recording notes."""
 
-WATCHES: tuple[MakeSource, ...] = (KinkWatch, NonFiniteWatch, OverwriteWatch)
+WATCHES: tuple[MakeSource, ...] = (KinkWatch, ExactWatch)
 """What is too dear for every recording, and noted where a program is run to be explained."""
 
 

@@ -6,7 +6,6 @@ A mask of −inf is none, nor is what nothing comes of: told is what reaches the
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from retrograd.facts.gradient_reasons import find_gradient_reason, operation_of
+from retrograd.facts.graph_births import find_birth
 from retrograd.facts.nonfinite_look import MOST_TOLD
 from retrograd.facts.reasons import Case, describe_values, find_reason
 from retrograd.facts.source import FactHost, FactSource
@@ -22,9 +22,11 @@ from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.calls import running_module
 from retrograd.hooks.function_names import tensors_of
 from retrograd.hooks.gradient_births import BornGradient, GradientBirths
+from retrograd.hooks.node_places import Place
 from retrograd.hooks.node_tap import NodeTaps
 from retrograd.hooks.operation_tap import is_in_compiled_call
-from retrograd.hooks.result_watch import BornOperation, ResultWatch, is_fine
+from retrograd.hooks.program_watch import ProgramWatch
+from retrograd.hooks.result_watch import BornOperation, ResultWatch, are_fine, is_fine
 from retrograd.hooks.thread_logs import user_frame
 
 _NAMES = ("self", "other", "third", "fourth")
@@ -33,14 +35,21 @@ _TAUGHT = ("input", "target", "weight")
 
 
 class NonFiniteWatch(FactSource):
-    """Watches every step until the first number is made that is not finite."""
+    """Watches every step until the first number is made that is not finite.
 
-    def __init__(self, host: FactHost) -> None:
+    Nodes of a backward pass are watched where a derivative may be infinite, and at looks.
+
+    Args:
+        host: the recorder.
+        watch: sees the program; one of its own where it is left out.
+    """
+
+    def __init__(self, host: FactHost, watch: ProgramWatch | None = None) -> None:
         super().__init__(host)
-        self._results = ResultWatch(host.name_module, self._see, self._fail)
+        self._watch = watch or ProgramWatch(host.name_module, self._fail)
+        self._results = ResultWatch(self._see, self._search)
         self._taps = NodeTaps()
         self._runs: dict[EngineRun, GradientBirths] = {}
-        self._thread = 0
         self._waiting: NonFinite | None = None
         """A gradient that is not finite, and no update has been made with it yet: loss scaling may skip that."""
         self._last: NonFinite | None = None
@@ -58,8 +67,9 @@ class NonFiniteWatch(FactSource):
         self._tell(self._waiting)
         self._last = self._results.newest or self._last
         if not self._is_over and not is_in_compiled_call():
-            self._thread = threading.get_ident()
-            self._results.begin()
+            self._watch.begin()
+            self._watch.see_result = self._look
+            self._watch.resume()
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """Is the loss finite?"""
@@ -67,12 +77,13 @@ class NonFiniteWatch(FactSource):
         bad = [root for root in roots if not is_fine(root)]
         self._is_over &= bool(bad) or self._told >= MOST_TOLD  # it may have recovered: loss scaling skips updates
         for root in bad:
-            self._tell(self._results.birth_of(root))
+            self._tell(self._results.birth_of(root) or self._search(root))
 
     def run_begins(self, run: EngineRun) -> None:
         """A pass begins: watch its nodes."""
-        is_ours = self._thread == threading.get_ident() and not self._is_over and self._waiting is None
-        if is_ours and not run.is_batched and not run.is_nested:
+        is_ours = self._watch.is_here and not self._is_over and self._waiting is None
+        is_needed = self._watch.is_rough or self.host.is_look
+        if is_ours and is_needed and not run.is_batched and not run.is_nested:
             try:
                 self._runs[run] = GradientBirths(self._taps, run, self._fail)
             except Exception as error:
@@ -89,23 +100,56 @@ class NonFiniteWatch(FactSource):
         """What comes now is no forward; what is waiting is being applied."""
         self._tell(self._waiting)
         self._updating = self.host.now
-        self._results.end()
+        if self._watch.is_here:
+            self._forget()
+            self._watch.pause()
 
     def update_ends(self, optimizer: Optimizer) -> None:
         """Has it made what is not finite? If it was skipped, nothing was."""
         self._waiting = None
-        if not self._is_over and self._thread:
+        if self._watch.is_here:
+            self._watch.resume()
+            self._watch.begin_step()
+        if not self._is_over and self._watch.is_here:
             groups = [(group, each) for group in optimizer.param_groups for each in group["params"]]
-            self._tell(next((self._blame(optimizer, *each) for each in groups if not is_fine(each[1])), None))
+            if not are_fine([each for _, each in groups]):
+                self._tell(next((self._blame(optimizer, *each) for each in groups if not is_fine(each[1])), None))
 
     def end(self) -> None:
         """Leave nothing behind."""
         self._tell(self._waiting)
         self._tell(self._results.newest or self._last)
         backward_followers.remove(self)
-        self._results.end()
+        self._forget()
+        self._watch.end()
+
+    def _forget(self) -> None:
+        self._watch.see_result = None
+        self._watch.is_bad = False
+        self._results.forget()
 
     # ---- what was found ----
+
+    def _look(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if self._results.look(function, args, kwargs, result):
+            self._watch.is_bad = True
+
+    def _search(self, tensor: Tensor) -> NonFinite | None:
+        """What it goes back to, as far as its graph holds that."""
+        born = find_birth([tensor])
+        if born is None:
+            return None
+        place = self._watch.places.find(born.number) if born.leaf is None else Place()
+        leaf = self.host.name_parameter(born.leaf) if born.leaf is not None else None
+        return NonFinite(
+            name=place.module or leaf or "",
+            born=born.born,
+            operation=place.operation.rstrip("_") or born.operation,
+            line=str(place),
+            reason=born.reason or next(map(self._tell_broken, born.operands.values()), ""),
+            operands={name: describe_values(each) for name, each in born.operands.items()},
+            moment=self.host.now,
+        )
 
     def _tell(self, found: NonFinite | None) -> None:
         if found is not None and not self._is_over:
@@ -139,17 +183,20 @@ class NonFiniteWatch(FactSource):
     def _find_reason(self, name: str, born: BornOperation, operands: list[Tensor], made: Tensor | None) -> str:
         if born.broken is None:
             return find_reason(_make_case(name, born, operands, made))
-        parameter = self.host.name_parameter(born.broken)
-        return f"{parameter or 'what came in'} was not finite before: {describe_values(born.broken)}"
+        return self._tell_broken(born.broken)
+
+    def _tell_broken(self, tensor: Tensor) -> str:
+        parameter = self.host.name_parameter(tensor)
+        return f"{parameter or 'what came in'} was not finite before: {describe_values(tensor)}"
 
     def _describe_gradient(self, born: BornGradient) -> NonFinite:
-        line, module = self._results.place_of(born.number)
+        place = self._watch.places.find(born.number)
         leaf = self.host.name_parameter(born.leaf) if born.leaf is not None else None
         return NonFinite(
-            name=module or leaf or "",
+            name=place.module or leaf or "",
             born="backward",
             operation=operation_of(born.node),
-            line=line,
+            line=str(place),
             reason=find_gradient_reason(born.node, born.saved),
             operands={name: describe_values(each) for name, each in born.saved.items() if isinstance(each, Tensor)},
             moment=self.host.now,

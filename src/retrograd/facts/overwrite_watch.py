@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +13,9 @@ from retrograd.graph.origins import Origin
 from retrograd.graph.overwritten import Overwritten, explain_overwritten, name_behind, storage_of
 from retrograd.history.facts import Overwrite
 from retrograd.hooks.backward import EngineRun, backward_followers
-from retrograd.hooks.nodes import LEAF_NUMBER, name_of, number_of
+from retrograd.hooks.engine import without_functions
+from retrograd.hooks.nodes import name_of, number_of
+from retrograd.hooks.program_watch import ProgramWatch
 from retrograd.hooks.reach import find_nodes_of, guard_nodes
 from retrograd.hooks.saved import version_of
 from retrograd.hooks.saved_watch import Changed, SavedWatch
@@ -26,14 +26,18 @@ _TOLD = 20
 
 
 class OverwriteWatch(FactSource):
-    """Notes lines and writes of every step, and at looks digests of all that is saved."""
+    """Notes lines and writes of every step, and at looks digests of all that is saved.
 
-    def __init__(self, host: FactHost) -> None:
+    Args:
+        host: the recorder.
+        watch: sees the program; one of its own where it is left out.
+    """
+
+    def __init__(self, host: FactHost, watch: ProgramWatch | None = None) -> None:
         super().__init__(host)
-        self._watch = SavedWatch(host.name_module, lambda error: host.fault("overwrites", error))
-        self._nodes: dict[EngineRun, Sequence[Any]] = {}
+        self._watch = watch or ProgramWatch(host.name_module, lambda error: host.fault("overwrites", error))
+        self._saved = SavedWatch(self._watch.writes)
         self._told: set[tuple[str, str, str]] = set()
-        self._thread = 0
 
     # ---- what is told where nodes are explained ----
 
@@ -44,67 +48,72 @@ class OverwriteWatch(FactSource):
 
     def find(self, number: int) -> Origin | None:
         """Where the node with this sequence number was made."""
-        found = self._watch.made_at(number) if number != LEAF_NUMBER else None
-        if found is None:
-            return None
-        file, line, function, module = found
-        return Origin(module or None, 1, Line(file, line, function))
+        place = self._watch.places.find(number)
+        return Origin(place.module or None, 1, Line(place.file, place.line, place.function)) if place.file else None
 
     # ---- what happens ----
 
     def begin(self) -> None:
         """Watch the thread in which the recording begins."""
-        self._thread = threading.get_ident()
         self._watch.begin()
         backward_followers.add(self)
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """Take digests at looks."""
-        if threading.get_ident() == self._thread:
-            self._watch.takes_digests = self.host.is_look and len(self._told) < _TOLD
-            self._watch.forward_begins()
+        if self._watch.is_here:
+            takes_digests = self.host.is_look and len(self._told) < _TOLD
+            self._watch.see_nodes = self._saved.see_nodes if takes_digests else None
+            self._saved.forward_begins()
+            self._watch.resume()
 
     def run_begins(self, run: EngineRun) -> None:
         """Is what the nodes of this pass have saved still what it was?"""
-        if run.is_batched or threading.get_ident() != self._thread:
+        if run.is_batched or self._saved.is_empty or not self._watch.is_here:
             return
         try:
             if any(isinstance(root, Tensor) and not root.requires_grad for root in run.roots):
                 return
             nodes, reach = find_nodes_of(run)
-            for changed in self._watch.find_changed(nodes, is_kept=run.keeps_graph):
+            for changed in self._saved.find_changed(nodes, is_kept=run.keeps_graph):
                 self._tell_silent(changed)
             guard_nodes(reach.nodes, reach.links)
-            self._nodes[run] = nodes
         except Exception as error:
             self.host.fault("overwrites", error)
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """Was it refused?"""
-        nodes = self._nodes.pop(run, ())
-        if isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error):
+        """Was it refused? What it would have run is still there."""
+        if not isinstance(error, RuntimeError) or "modified by an inplace operation" not in str(error):
+            return
+        if run.is_batched or not self._watch.is_here:
+            return
+        try:
+            nodes, reach = find_nodes_of(run)
             found = explain_overwritten(nodes, self, self.host.name_parameter)
+            guard_nodes(reach.nodes, reach.links)
             if found is not None:
                 self.host.note_fact(_make_fact(found))
+        except Exception as fault:
+            self.host.fault("overwrites", fault)
 
     def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """What is saved from here on is of the next forward."""
-        if threading.get_ident() == self._thread:
-            self._watch.takes_digests = False
+        if self._watch.is_here:
+            self._watch.see_nodes = None
             self._watch.pause()
 
     def update_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """It has written to its parameters."""
-        if threading.get_ident() == self._thread:
+        if self._watch.is_here:
             held = [each for group in optimizer.param_groups for each in group["params"]]
-            self.writes.note_update(held, f"{type(optimizer).__name__}.step", program_line())
+            with without_functions():
+                self.writes.note_update(held, f"{type(optimizer).__name__}.step", program_line())
             self._watch.resume()
 
     def end(self) -> None:
         """Leave nothing behind."""
         backward_followers.remove(self)
         self._watch.end()
-        self._nodes.clear()
+        self._saved.end()
 
     def _tell_silent(self, changed: Changed) -> None:
         origin = self.find(number_of(changed.node)) or Origin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import torch
@@ -29,7 +30,7 @@ class SoftmaxLooks:
     def see(self, noted: NotedOperation, result: Tensor) -> None:
         """An operation has been called."""
         if noted.name == "softmax" and noted.module and len(self._held) < _MOST and _is_readable(result):
-            entries, now = result.shape[-1], self._host.now
+            entries, now = _count_entries(noted.arguments, result), self._host.now
             fact = Softmax(name=noted.module, line=noted.line, value=0.0, entries=entries, moment=now)
             self.are_there = True
             self._held.append((fact, _add_up(without_graph(result))))
@@ -44,6 +45,12 @@ class SoftmaxLooks:
             squares, total = pair.tolist()
             if total > 0:
                 self._host.note_fact(replace(fact, value=squares / total))
+
+
+def _count_entries(arguments: str, result: Tensor) -> int:
+    """How many numbers add up to one: those along the dimension that it was called with, else the last one."""
+    found = re.search(r"\bdim=(-?\d+)", arguments)
+    return result.shape[int(found[1]) if found else -1]
 
 
 def _is_readable(result: Tensor) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from retrograd.amounts import count_of
 from retrograd.errors import FeatureError
 from retrograd.features.holding import copy_detached, hold_with_graph
 from retrograd.features.wanted import EVERY_CALL, SLOTS, Slot, Wanted, find_wanted
@@ -235,7 +236,7 @@ class _Forward:
                 f"{wanted.text!r} matches no tensor of this forward.", repair=f"ask for all that is there: {path!r}."
             )
         return FeatureError(
-            f"{wanted.text!r} was not reached: {path!r} was called {calls} {'time' if calls == 1 else 'times'}.",
+            f"{wanted.text!r} was not reached: {path!r} was called {count_of(calls, 'time')}.",
             repair=f"ask for {path!r} or a number up to {calls}.",
         )
 

@@ -212,6 +212,16 @@ class Births:
             return bool(operation.node) and not is_square
         return operation.module == birth.site if birth.site else number in chain.behind_outputs
 
+    def _is_harmless(self, step: int) -> bool:
+        """Whether loss scaling has skipped the update, or gradients overflowed and were cleared before a finite one."""
+        if step in self.skipped:
+            return True
+        rows, sites = self._rows, [parse_leniently(name) for name in self._record.history.site_names]
+        is_update = np.array([site.quantity == "update" for site in sites], np.bool_)
+        of_step = (rows["step"] == step) & is_update[rows["site"]]
+        is_scaled = any(call.name.startswith("scaler.") for call in self._record.calls)
+        return is_scaled and bool(of_step.any()) and not bool((of_step & self._bad).any())
+
     @cached_property
     def _bad(self) -> npt.NDArray[np.bool_]:
         """Rows of training that hold what is not finite; −inf of a value may be a mask."""
@@ -233,7 +243,7 @@ class Births:
     def _first_step(self) -> int | None:
         """The first step at which the loss, or what trains the weights, is not finite."""
         bad = self._rows["step"][self._bad & ~self._is_value]
-        told = [*self._lost_steps, *(int(step) for step in np.unique(bad) if int(step) not in self.skipped)]
+        told = [*self._lost_steps, *(int(step) for step in np.unique(bad) if not self._is_harmless(int(step)))]
         if not told and self._record.status == "failed":
             told = [int(step) for step in np.unique(self._rows["step"][self._bad])]
         return min(told, default=None)

@@ -379,7 +379,7 @@ class Softmax(Fact):
 
     Attributes:
         line: where it is called.
-        entries: numbers along its last dimension.
+        entries: numbers that add up to one, along its dimension.
     """
 
     kind = "softmax"

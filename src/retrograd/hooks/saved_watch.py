@@ -1,50 +1,28 @@
-"""Watches a program's operations: where nodes were made, what was written to, and digests of what nodes have saved."""
+"""Digests of what nodes have saved, taken when they are made, and held against what is there when they run."""
 
 from __future__ import annotations
 
-import sys
 import zlib
-from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from operator import itemgetter
-from types import CodeType
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from retrograd.hooks.calls import running_module
 from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.dispatch import plain_torch
-from retrograd.hooks.engine import (
-    current_graph_task,
-    grad_enabled,
-    is_tracing,
-    next_sequence_number,
-    uncompiled,
-    uncompiled_itself,
-)
+from retrograd.hooks.engine import grad_enabled, uncompiled
 from retrograd.hooks.function_names import tensors_of
-from retrograd.hooks.module_calls import OUTSIDE
 from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, identity_of, number_of, saved_tensors_of
-from retrograd.hooks.quiet_mode import QuietMode, lowest_place
 from retrograd.hooks.saved import is_plain, version_of
-from retrograd.hooks.thread_logs import user_frame
 from retrograd.hooks.writes import WriteNotes
 
 _MOST = 20_000
-"""Operations, and nodes with digests, that are remembered."""
+"""Nodes with digests that are remembered."""
 
 _UPDATED_BY_THEIR_OWN = frozenset({"running_mean", "running_var"})
 """What batch norm saves, writes to itself, and does not use in training."""
-
-_ATTRIBUTES = ("__get__", "__set__")
-
-_first = itemgetter(0)
-
-Made = tuple[int, int, CodeType, int, str]
-"""First number of its nodes and the one after the last; code and offset in it; path of the module."""
 
 
 class SavedDigest(NamedTuple):
@@ -81,71 +59,36 @@ class Changed(NamedTuple):
     order: int
 
 
-class SavedWatch(QuietMode):
-    """Notes operations of the thread that starts it, but for those within a backward pass.
+class SavedWatch:
+    """Takes digests of what nodes save.
 
     Args:
-        name_module: the path of a module, None where it has no name.
-        fault: told of an error of ours; nothing is noted behind it.
-
-    Attributes:
         writes: the last writes in place.
-        takes_digests: whether digests are taken of what nodes save.
     """
 
-    def __init__(self, name_module: Callable[[nn.Module], str | None], fault: Callable[[Exception], None]) -> None:
-        super().__init__()
-        self._name_module = name_module
-        self._fault = fault
+    def __init__(self, writes: WriteNotes) -> None:
+        self._writes = writes
         self._guard = DeepGraphGuard()
-        self._made: list[Made] = []
         self._digests: OrderedDict[tuple[int, int], tuple[SavedDigest, ...]] = OrderedDict()
-        self._has_failed = False
-        self._put_on: Callable[[], None] | None = None
-        self.writes = WriteNotes()
-        self.takes_digests = False
 
-    def begin(self) -> None:
-        """Watch from now on."""
-        if not self.is_started:
-            self.start(lowest_place())
+    @property
+    def is_empty(self) -> bool:
+        """Whether no digest is remembered."""
+        return not self._digests
+
+    def forward_begins(self) -> None:
+        """A model is called by the program."""
+        self._guard.part()
 
     def end(self) -> None:
-        """Watch no more, and forget."""
-        self._put_on = None
-        self.stop()
+        """Forget everything."""
         self._guard.part()
-        self._made.clear()
         self._digests.clear()
 
-    @uncompiled_itself
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_attribute = getattr(function, "__name__", "") in _ATTRIBUTES
-        if is_attribute or self._has_failed or not self.is_started or current_graph_task() != OUTSIDE or is_tracing():
-            return function(*args, **kwargs) if kwargs else function(*args)
-        seen = self.writes.before(args, kwargs or {})
-        first = next_sequence_number()
-        result = self.frames.call(sys._getframe(1), function, args, kwargs)
-        try:
-            with torch._C.DisableTorchFunction():
-                is_written = any(tensor._version != version for tensor, version in seen)
-                self.writes.after(seen, function, result, sys._getframe(1))
-                if next_sequence_number() > first:
-                    self._note(first, result, is_written=is_written)
-        except Exception as error:
-            self._has_failed = True
-            self._fault(error)
-        return result
-
     @uncompiled
-    def _note(self, first: int, result: Any, *, is_written: bool) -> None:
-        frame = user_frame(sys._getframe(2))
-        module = running_module()
-        path = self._name_module(module) if module is not None else None
-        if len(self._made) >= _MOST:
-            del self._made[: _MOST // 2]
-        self._made.append((first, next_sequence_number(), frame.f_code, frame.f_lasti, path or ""))
-        if self.takes_digests and grad_enabled():
+    def see_nodes(self, first: int, result: Any, is_written: bool) -> None:
+        """Take digests of what the nodes of a result have saved that were made since this number."""
+        if grad_enabled():
             tensors = [each for each in tensors_of((result,), None) if not (is_written and each._is_view())]
             self._take_digests([each.grad_fn for each in tensors if each.requires_grad], first)
 
@@ -156,7 +99,7 @@ class SavedWatch(QuietMode):
             self._guard.saw(node)
             number, key = number_of(node), identity_of(node)
             if first <= number < LEAF_NUMBER and key not in self._digests:
-                order = self.writes.count
+                order = self._writes.count
                 found = tuple(
                     SavedDigest(name, digest_of(tensor), version_of(tensor), order)
                     for name, tensor, _ in _held_by(node)
@@ -165,22 +108,6 @@ class SavedWatch(QuietMode):
                 if len(self._digests) > _MOST:
                     self._digests.popitem(last=False)
                 waiting.extend(following for following, _ in edges_of(node) if following is not None)
-
-    def forward_begins(self) -> None:
-        """A model is called by the program."""
-        self._guard.part()
-        self.resume()
-
-    def pause(self) -> None:
-        """Be out of the way of an optimizer, which reads a thousand attributes."""
-        if self._put_on is None:
-            self._put_on = self.take_off()
-
-    def resume(self) -> None:
-        """Take that back."""
-        put_on, self._put_on = self._put_on, None
-        if put_on is not None and self.is_started:
-            put_on()
 
     def find_changed(self, nodes: Iterable[Any], *, is_kept: bool) -> list[Changed]:
         """What some nodes have saved and something has changed, where autograd does not see it.
@@ -201,15 +128,6 @@ class SavedWatch(QuietMode):
             if not is_kept:
                 self._digests.pop(key, None)
         return found
-
-    def made_at(self, number: int) -> tuple[str, int, str, str] | None:
-        """File, line, function and module of the operation that made the node with this number."""
-        place = bisect_right(self._made, number, key=_first) - 1
-        if place < 0 or number >= self._made[place][1]:
-            return None
-        _, _, code, offset, path = self._made[place]
-        lines = [each[0] for each in code.co_positions()]
-        return code.co_filename, lines[offset // 2] or code.co_firstlineno, code.co_name, path
 
 
 def _held_by(node: Any) -> Iterator[tuple[str, Tensor, bool]]:

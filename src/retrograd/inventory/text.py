@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from retrograd.amounts import show_bytes
 from retrograd.graph.node import name_place
 from retrograd.inventory.columns import PERMANENT
 from retrograd.inventory.timeline import Peak, Timeline
 
 _MOST_MODULES = 12
 _MOST_TENSORS = 8
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 class Described(Protocol):
@@ -34,14 +34,6 @@ class Described(Protocol):
     @property
     def timeline(self) -> Timeline: ...
     def by_module(self) -> pa.Table: ...
-
-
-def print_size(count: float) -> str:
-    """Bytes in three digits, in units of thousands: ``45.4 GB``."""
-    unit = 0
-    while count >= 999.5 and unit < len(_UNITS) - 1:
-        count, unit = count / 1000, unit + 1
-    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 or count >= 100 else f"{count:.3g} {_UNITS[unit]}"
 
 
 def print_place(row: dict[str, Any]) -> str:
@@ -74,7 +66,7 @@ def _lines(inventory: Described) -> Iterator[str]:
 
 
 def _tell_kept(inventory: Described, count: int) -> str:
-    size, copies = print_size(inventory.resident), print_size(inventory.asked)
+    size, copies = show_bytes(inventory.resident), show_bytes(inventory.asked)
     if count == 1:
         return f"1 saved tensor keeps {size}; a copy of it would take {copies}."
     return f"{count:,} saved tensors keep {size}; copies of them would take {copies}."
@@ -92,7 +84,7 @@ def _tell_modules(rows: list[dict[str, Any]]) -> Iterator[str]:
     width = max(len(row["module"] or "(no module)") for row in rows[:_MOST_MODULES])
     yield f"{'module':<{width}}  {'tensors':>8}  {'resident':>9}  {'asked':>9}  {'at peak':>9}"
     for row in rows[:_MOST_MODULES]:
-        sizes = "  ".join(f"{print_size(row[name]):>9}" for name in ("resident", "asked", "at_peak"))
+        sizes = "  ".join(f"{show_bytes(row[name]):>9}" for name in ("resident", "asked", "at_peak"))
         yield f"{row['module'] or '(no module)':<{width}}  {row['tensors']:>8,}  {sizes}"
     if len(rows) > _MOST_MODULES:
         yield f"and {len(rows) - _MOST_MODULES:,} more modules"
@@ -106,10 +98,10 @@ def _tell_peak(inventory: Described) -> Iterator[str]:
     at = int(timeline.entry[peak.position])
     what = "runs" if timeline.runs[peak.position] else "is made"
     where = f"while {print_place(rows[at])} {what}" if at >= 0 else "at the end"
-    yield f"Peak: {print_size(peak.bytes)} at position {peak.position:,} of {inventory.positions - 1:,}, {where}."
+    yield f"Peak: {show_bytes(peak.bytes)} at position {peak.position:,} of {inventory.positions - 1:,}, {where}."
     largest = [rows[entry] for entry in peak.entries if rows[entry]["resident"]][:_MOST_TENSORS]
     for row in largest:
-        yield f"  {print_size(row['resident']):>9}  {print_entry(row)}"
+        yield f"  {show_bytes(row['resident']):>9}  {print_entry(row)}"
     rest = len(peak.entries) - len(largest)
     if rest:
         yield f"  and {rest:,} more that {'is' if rest == 1 else 'are'} alive then"

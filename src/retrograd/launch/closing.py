@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from retrograd.amounts import count_of
+
 SPEAKER = "RETROGRAD_SPEAKER"
 """Environment variable with the number of the one process that speaks, the first Python process that was started."""
 
@@ -43,9 +45,12 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
     request = json.loads(os.environ[asked])
     folder = Path(request["path"])
     others = sum(1 for _ in folder.glob(left)) - bool(done)
-    plural = "process" if others == 1 else "processes"
     if others > 0:
-        done = f"{done}, and {others} more {plural}" if done else f"in {others} {plural}"
+        done = (
+            f"{done}, and {count_of(others, 'more process', 'more processes')}"
+            if done
+            else f"in {count_of(others, 'process', 'processes')}"
+        )
     if not done and saw_nothing and any(folder.glob("rank*")):
         obstacle = f"a backward pass began and did not end; see where with: retrograd watch {request['shown']}"
     if not done:

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from torch import Tensor
 
+from retrograd.amounts import count_of
 from retrograd.errors import RetrogradError
 from retrograd.hangs.watch import HangWatch, watch_hangs
 from retrograd.launch.closing import say
@@ -23,7 +24,7 @@ from retrograd.runs.ranks import RankClaim, ask_rank
 from retrograd.tracing.trace import Trace
 from retrograd.tracing.tracer import Tracing, trace
 from retrograd.views.chrome_trace import write_chrome_trace
-from retrograd.views.trace_lines import LiveLines
+from retrograd.views.trace_text import LiveLines
 
 TRACE = "trace.json.gz"
 CHROME = "chrome.json"
@@ -135,10 +136,10 @@ class TracingSession(PassSession):
 
     def _tell_done(self) -> str:
         count = self._count_traced()
-        return f"{count} backward {'pass' if count == 1 else 'passes'}" if count else ""
+        return count_of(count, "backward pass", "backward passes") if count else ""
 
     def _show(self, file: TextIO) -> None:
-        from retrograd.views.trace_table import print_trace
+        from retrograd.views.trace_text import print_trace
 
         request = self._request
         try:

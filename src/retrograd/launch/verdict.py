@@ -6,12 +6,12 @@ import contextlib
 import sys
 from pathlib import Path
 
+from retrograd.amounts import count_of
 from retrograd.files import to_utf8
 from retrograd.findings.explain import explain
 from retrograd.findings.findings import Findings
 from retrograd.findings.stored import store_findings
 from retrograd.runs.reader import open_run
-from retrograd.views.counts import count_of
 from retrograd.views.findings_text import list_findings
 
 MOST_ROWS = 1_000_000

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from retrograd.amounts import show_bytes
 from retrograd.notices import warn
-from retrograd.policies.sizes import show_bytes
 
 _UNIT = 64 << 10
 """Buffers begin at multiples of this, in bytes."""

@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 import re
 
+from retrograd.amounts import parse_bytes
 from retrograd.errors import SavedPolicyError
 
 Budget = int | float | str
 
-_UNITS = {
-    "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
-    "tib": 1 << 40,
-}  # fmt: skip
 _SHARE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*")
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
 def read_budget(budget: Budget) -> int | float:
@@ -36,20 +32,10 @@ def read_budget(budget: Budget) -> int | float:
         return budget
     if isinstance(budget, str) and (percent := _SHARE.fullmatch(budget)) and 0 < float(percent[1]) <= 100:
         return float(percent[1]) / 100
-    match = _SIZE.fullmatch(budget) if isinstance(budget, str) else None
-    unit = None if match is None else _UNITS.get(match[2].lower())
-    if match is not None and unit is not None and float(match[1]) * unit >= 1:
-        return round(float(match[1]) * unit)
+    is_size = isinstance(budget, str) and not budget[-1:].isdigit()  # a number alone may be meant as a share
+    if is_size and (found := parse_bytes(str(budget))):
+        return found
     raise SavedPolicyError(
-        f"{budget!r} is no budget.",
+        f"{budget!r} is not a valid budget.",
         repair='give bytes (8_000_000_000 or "8GB") or a share of what would be held (0.5, "50%").',
     )
-
-
-def show_bytes(count: float) -> str:
-    """Three digits and a unit: ``"6.92 MB"``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from retrograd.history.sink import Moment
-from retrograd.hooks.leader import Leader
+from retrograd.progress.steps import Steps
 from retrograd.recording.lane import Lane, Lanes, Mode
 from retrograd.recording.schedule import Schedule
 
@@ -52,6 +52,7 @@ class Clock:
         schedule: which steps are recorded.
         lanes: where forwards are recorded.
         outlet: where they go when they are complete.
+        steps: says whether an optimizer makes the steps.
         parameters_touched: asked, when no optimizer has been seen, whether an update was made by hand.
         step: number of the first step.
 
@@ -69,7 +70,6 @@ class Clock:
     __slots__ = (
         "_aside",
         "_emitted_at",
-        "_leader",
         "_outlet",
         "_over",
         "_parameters_touched",
@@ -77,6 +77,7 @@ class Clock:
         "_roots",
         "_saw_forward",
         "_schedule",
+        "_steps",
         "_stopped",
         "awake",
         "backward",
@@ -98,13 +99,14 @@ class Clock:
         schedule: Schedule,
         lanes: Lanes,
         outlet: Outlet,
+        steps: Steps,
         parameters_touched: Callable[[], bool],
         step: int = 0,
     ) -> None:
         self._schedule = schedule
         self._outlet = outlet
         self._parameters_touched = parameters_touched
-        self._leader = Leader()
+        self._steps = steps
         self._roots: list[int] = []
         self._emitted_at = time.monotonic()
         self._over = self._stopped = self._saw_forward = False
@@ -145,16 +147,6 @@ class Clock:
         """The lane of the outermost call that runs now, if that is recorded and a backward pass may follow it."""
         is_outermost = len(self._roots) == 1 and self.on
         return self.lane if is_outermost and self.lane is self.lanes.grad else None
-
-    @property
-    def has_leader(self) -> bool:
-        """Whether an optimizer makes the steps."""
-        return self._leader.is_known
-
-    @property
-    def leader(self) -> int | None:
-        """The number of that optimizer."""
-        return self._leader.number
 
     # ---- forward ----
 
@@ -217,7 +209,7 @@ class Clock:
         """A backward pass begins, and no model has run so far."""
         if self.stale:
             self._turn(Mode.GRAD)
-        elif not self._leader.is_known and self._parameters_touched():  # which shows only by what the pass goes to
+        elif not self._steps.has_leader and self._parameters_touched():  # which shows only by what the pass goes to
             self.step += 1
             self.micro = 0
             self.on = self.awake = self._schedule(self.step)
@@ -264,20 +256,10 @@ class Clock:
 
     # ---- updates ----
 
-    def update_begins(self, optimizer: int) -> None:
-        """An optimizer, known by a number, is about to update."""
-        self._leader.update_begins(optimizer)
-
-    def update_made(self, optimizer: int, rests: Callable[[], bool] = lambda: False) -> bool:
-        """That optimizer has updated, or was skipped by loss scaling; returns whether a step is over thereby.
-
-        ``rests()`` is asked as :meth:`retrograd.hooks.leader.Leader.ends_step` says.
-        """
-        if not self._leader.ends_step(optimizer, rests):
-            return False
+    def end_step(self) -> None:
+        """An update has ended the step."""
         self.settle()  # a second update without a forward in between
         self._over = self.stale = self.awake = True
-        return True
 
     def settle(self) -> None:
         """Begin the next step at once if this one is over, so that all of it can be read."""
@@ -333,7 +315,7 @@ class Clock:
 
     def _turn(self, mode: Mode) -> None:
         """A forward begins after a backward or an update."""
-        if self._over or (not self._leader.is_known and self._parameters_touched()):
+        if self._over or (not self._steps.has_leader and self._parameters_touched()):
             self._advance()
         elif mode is Mode.GRAD:
             if not self.is_piped:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from retrograd.amounts import parse_bytes
 from retrograd.errors import TensorPolicyError
 from retrograd.recording.trigger import Trigger
 from retrograd.sites.pattern import Candidate, Pattern
@@ -18,8 +19,6 @@ Part = Callable[[torch.Tensor], torch.Tensor]
 
 DEFAULT_BUDGET = 2 * 1024**3
 """Bytes of kept tensors, held or written, that a recording never passes unless told otherwise: 2 GiB."""
-
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -81,16 +80,16 @@ def find_keep(keeps: Sequence[Keep], candidate: Candidate) -> Keep | None:
     return next((keep for keep in keeps if keep.selection.wants(candidate)), None)
 
 
-def parse_bytes(given: int | str) -> int:
+def read_limit(given: int | str) -> int:
     """A number of bytes from 1_000_000 or "500MB" (powers of 1000) or "2GiB" (powers of 1024).
 
     Raises:
         TensorPolicyError: for anything else.
     """
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-        return given
-    match = _SIZE.fullmatch(given) if isinstance(given, str) else None
-    if match is None:
-        raise TensorPolicyError(f"{given!r} is no number of bytes.", repair="write 500_000_000, '500MB' or '2GiB'.")
-    base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** " kmgt".index(match[2].lower() or " "))
+    is_number = isinstance(given, int) and not isinstance(given, bool) and given >= 0
+    found = given if is_number else parse_bytes(given) if isinstance(given, str) else None
+    if found is None:
+        raise TensorPolicyError(
+            f"{given!r} is not a valid number of bytes.", repair="write 500_000_000, '500MB' or '2GiB'."
+        )
+    return int(found)

@@ -123,14 +123,14 @@ class SlotWatch:
             call = self._next_call(calls)
         place = calls.plain[call]
         if place is not None and type(value) is torch.Tensor:
-            hooked = self._visit_alone(place, value) if count_function_modes() else self._visit(place, value)
+            hooked = (self._visit_past_modes if count_function_modes() else self._visit)(place, value)
         else:
             hooked = self._see_nested(lane, calls, call, value)
         if not hooked and lane.mode is Mode.GRAD and not grad_enabled():
             calls.unhooked.append((next_sequence_number(), calls.places[call]))
 
-    def _visit_alone(self, place: Place, tensor: torch.Tensor) -> bool:
-        """Record a tensor; what we ask of it is none of the program's operations, but statistics of the user's are."""
+    def _visit_past_modes(self, place: Place, tensor: torch.Tensor) -> bool:
+        """The same past function modes, through which each attribute would be read; not where users have statistics."""
         if place.value is not None and place.value.custom is not None:
             return self._visit(place, tensor)
         with without_functions():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from retrograd.amounts import show_bytes
 from retrograd.hooks.candidates import name_models, walk_modules
 from retrograd.recording.keep import Keep, find_keep
 from retrograd.recording.settings import Settings
@@ -59,11 +60,11 @@ class Plan:
             kept = "tensor" if site.tensor_bytes != 0 else ""
             kept = f"statistics {kept}".strip() if site.statistics else kept
             lines.append(f"{site.name:<{width}}  {site.kind:<20} {elements:>12}  {kept}")
-        held, a_step = _human(self.memory), _human(self.bytes_per_step)
+        held, a_step = show_bytes(self.memory), show_bytes(self.bytes_per_step)
         total = f"{len(self.sites)} sites; statistics: {held} held, at most {a_step} a step"
         tensors = [site.tensor_bytes for site in self.sites if site.tensor_bytes != 0]
         if tensors:
-            total += f"; tensors of {len(tensors)} sites, {_human(sum(filter(None, tensors)))} a step known"
+            total += f"; tensors of {len(tensors)} sites, {show_bytes(sum(filter(None, tensors)))} a step known"
         lines.append(total)
         return "\n".join(lines)
 
@@ -108,12 +109,3 @@ def plan(
     rows = sum(site.statistics for site in planned)
     size = rows * (_BYTES_A_ROW + (_BYTES_A_HISTOGRAM if histogram else 0))
     return Plan(tuple(planned), memory=size, bytes_per_step=size)
-
-
-def _human(size: int) -> str:
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError

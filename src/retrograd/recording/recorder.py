@@ -41,6 +41,7 @@ from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.hooks.reach import find_leaves
 from retrograd.hooks.tables import Entry, hidden_hooks
 from retrograd.notices import warn
+from retrograd.progress.steps import Steps
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.faults import Faults
@@ -119,13 +120,14 @@ class Recorder:
         late = LateGradients()
         slots: list[SlotWatch] = []
         self._emitter = Emitter(sink, self._rows, slots, self.keeper, self, late, self.placements, self._forget_graph)
-        self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._manual.touched, step)
+        self._steps = Steps()
+        self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._steps, self._manual.touched, step)
         self.clock.is_free = models is None
         self._taps = Taps(self, self.settings, self._lanes, self._rows, slots, late)
         self._reductions = Reductions(self)
         self._interventions = InterventionWatch(self, self._taps, self._emitter)
-        self._optimizers = OptimizerWatch(self, self._taps.parameters, UpdateTap(self._lanes.grad))
-        self._loose = LooseParameters(self._taps, self._optimizers.knows, self._loose_found) if loose else None
+        self._optimizers = OptimizerWatch(self, self._steps, self._taps.parameters, UpdateTap(self._lanes.grad))
+        self._loose = LooseParameters(self._taps, self._steps.knows, self._loose_found) if loose else None
         self._facts = Facts(self, sources)
 
     # ---- setting up -------------------------------------------------------------------------------------------
@@ -170,7 +172,7 @@ class Recorder:
         self._manual.add(model.parameters())
         self.placements.add_model(model)
         self._reductions.add_model(model)
-        self._optimizers.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
+        self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
         compiled = compiled_regions(entries)
         if compiled:
             listed = ", ".join(region.removesuffix(".") or "the whole model" for region in compiled)
@@ -200,7 +202,7 @@ class Recorder:
             self._loose.see(optimizer)
 
     def _loose_found(self, tensors: list[torch.Tensor]) -> None:
-        self._optimizers.add_parameters(tensors)
+        self._steps.add_parameters(tensors)
 
     def _wants_step(self, step: int) -> bool:
         try:
@@ -237,7 +239,7 @@ class Recorder:
         if clock.outermost is None:
             self._find_stage(model)
         clock.forward_begins(id(model), mode_now(), model.training)
-        self._optimizers.model_runs(model)
+        self._steps.model_runs(model)
         if clock.is_outermost:
             self._facts.forward_begins(model, arguments)
         lane = clock.waiting_lane
@@ -290,7 +292,7 @@ class Recorder:
         if self._loose is not None:
             self._loose.look()
         if self.clock.is_free:
-            if not self.clock.has_leader:
+            if not self._steps.has_leader:
                 self._manual.look_at(find_leaves(roots))
             self.clock.begin_pass()
         self._scale = self._optimizers.scales.find(roots)
@@ -373,7 +375,7 @@ class Recorder:
         self._finish_inputs(failed)
         self.guard.restart()
         self.clock.leave_backward(failed)
-        if not self.clock.has_leader:
+        if not self._steps.has_leader:
             self._manual.remember()
 
     # ---- handing over -----------------------------------------------------------------------------------------

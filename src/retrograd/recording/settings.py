@@ -8,7 +8,7 @@ from typing import Any
 
 from retrograd.errors import StatisticError
 from retrograd.history.table import TAKEN_NAMES
-from retrograd.recording.keep import DEFAULT_BUDGET, Keep, as_keeps, parse_bytes
+from retrograd.recording.keep import DEFAULT_BUDGET, Keep, as_keeps, read_limit
 from retrograd.recording.schedule import Schedule, as_schedule
 from retrograd.sites.pattern import Candidate, Pattern
 from retrograd.sites.selection import Selection
@@ -52,7 +52,7 @@ class Settings:
         self.statistics = statistics is not False
         self.custom = [] if isinstance(statistics, bool) else [_check_custom(each) for each in statistics]
         self.histogram = histogram
-        self.tensor_budget = parse_bytes(tensor_budget)
+        self.tensor_budget = read_limit(tensor_budget)
 
     def check(self, candidates: Sequence[Candidate]) -> None:
         """Make sure that every pattern can match a site of the models.

@@ -9,6 +9,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.distributed import local_part
+from retrograd.hooks.engine import count_function_modes, without_functions
 from retrograd.recording.lane import Lane
 from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.stream import Stream
@@ -30,6 +31,13 @@ class UpdateTap:
 
     def begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch], fault: Fault) -> None:
         """An update begins: record values and copy those weights whose update is wanted."""
+        if count_function_modes() and self._lane.custom is None:  # each attribute would pass through them
+            with without_functions():
+                self._begin(optimizer, watches, fault)
+        else:
+            self._begin(optimizer, watches, fault)
+
+    def _begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch], fault: Fault) -> None:
         self._lane.touched = True
         copies: list[tuple[ParameterWatch, torch.Tensor]] = []
         size = 0

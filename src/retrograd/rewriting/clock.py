@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -14,9 +13,9 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.engine import current_graph_task, grad_enabled
-from retrograd.hooks.leader import Leader
-from retrograd.hooks.loss_scales import LossScales
 from retrograd.hooks.nested import flatten
+from retrograd.progress.loss_scales import LossScales
+from retrograd.progress.steps import Steps
 
 
 class _Here(threading.local):
@@ -37,7 +36,8 @@ class Clock:
     """Counts steps and forwards, and finds the loss scale of each backward pass.
 
     Attributes:
-        step: updates that the leading optimizer has made, those that loss scaling skipped among them.
+        step: how many have ended, as recordings count them; those that loss scaling skipped among them.
+        steps: says which updates end one.
         pass_number: of the outermost backward pass that began last.
         when_skipped: called with an optimizer whose update loss scaling has skipped.
     """
@@ -49,9 +49,7 @@ class Clock:
         self._here = _Here()
         self._ends = 0
         self._serials = itertools.count(1)
-        self._leader = Leader()
-        self._numbers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        self._next = itertools.count()
+        self.steps = Steps()
         self._last_scale: torch.Tensor | None = None
         self._is_scaling = False
 
@@ -96,6 +94,7 @@ class Clock:
         """A model is called."""
         if current_graph_task() != -1:
             return
+        self.steps.model_runs(module)
         here = self._here
         here.depth += 1
         if here.guard.count > FREE_DEPTH and not _continues_a_graph((args, kwargs)):
@@ -144,7 +143,8 @@ class Clock:
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """An optimizer is about to update."""
-        self._leader.update_begins(self._number(optimizer))
+        if self._is_heeded(optimizer):
+            self.steps.update_begins(optimizer)
 
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
         """It has updated."""
@@ -155,19 +155,18 @@ class Clock:
         self._end_update(optimizer)
         self.when_skipped(optimizer)
 
+    def _is_heeded(self, optimizer: Optimizer) -> bool:
+        """Whether an update counts. That of an optimizer which holds none of the parameters does if the models ran."""
+        concerns = self.steps.concerns(optimizer)
+        return self.steps.has_begun if concerns is None else concerns
+
     def _end_update(self, optimizer: Optimizer) -> None:
-        if self._leader.ends_step(self._number(optimizer)):
+        if self._is_heeded(optimizer) and self.steps.ends_step(optimizer):
             self.step += 1
             self._ends += 1
             self._here.scales.forget()
             self._last_scale = None
             self._here.depth = 0  # of a forward that was left by KeyboardInterrupt nobody has told the end
-
-    def _number(self, optimizer: Optimizer) -> int:
-        number = self._numbers.get(optimizer)
-        if number is None:
-            number = self._numbers[optimizer] = next(self._next)
-        return number
 
 
 def _continues_a_graph(arguments: Any) -> bool:

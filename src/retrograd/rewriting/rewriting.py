@@ -21,6 +21,7 @@ from retrograd.hooks.rewriters import announce_rewriter, withdraw_rewriter
 from retrograd.hooks.tables import hidden_hooks
 from retrograd.hooks.watched import leave_watched_tensors, rewrite_watched_tensors
 from retrograd.notices import warn
+from retrograd.progress.steps import held_by
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
 from retrograd.rewriting.chain import Chain
 from retrograd.rewriting.clock import Clock
@@ -128,6 +129,7 @@ class Rewriting:
         hidden_hooks.hold()
         try:
             for model in models.values():
+                self.clock.steps.add_parameters(model.parameters())
                 self._roots.append(CallTap(model, _Root(self), outermost=True))
             compiled = compiled_regions(entries)
             seen: set[int] = set()
@@ -142,6 +144,7 @@ class Rewriting:
 
     def attach_to_optimizer(self, optimizer: Optimizer) -> None:
         """Let the rules act on its gradients together."""
+        self.clock.steps.add_parameters(held_by(optimizer))
         self._joint = JointRewriter(optimizer, self._rules, self.clock)
         hidden_hooks.hold()
         self._listen()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from retrograd.amounts import count_of
 from retrograd.errors import DamagedRunError, NotARunError
 from retrograd.foreign.json_text import read_json
 from retrograd.foreign.kinds import check_kinds
@@ -95,7 +96,7 @@ class Run:
 
     def __repr__(self) -> str:
         extra = sum(rank.is_extra for rank in self.ranks)
-        ranks = "1 rank" if len(self.ranks) - extra == 1 else f"{len(self.ranks) - extra} ranks"
+        ranks = count_of(len(self.ranks) - extra, "rank")
         also = f", and {extra} by itself" if extra else ""
         return f"Run({str(self.path)!r}, {self.status}, {ranks}{also}, {self.history!r})"
 

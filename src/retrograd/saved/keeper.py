@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from retrograd.amounts import show_bytes
 from retrograd.hooks.engine import dispatch_modes
 from retrograd.hooks.operation_tap import OperationTap, carry_out_unseen, hide_taps
 from retrograd.hooks.saved import (
@@ -29,7 +30,6 @@ from retrograd.hooks.writes import program_line
 from retrograd.notices import warn
 from retrograd.policies.overwriting import FILLED_LATE, Place
 from retrograd.policies.policy import NEVER, Policy, Saved
-from retrograd.policies.sizes import show_bytes
 from retrograd.saved.entry import Entry, Held, View
 from retrograd.saved.residents import Residents
 

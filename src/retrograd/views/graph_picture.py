@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from retrograd.amounts import count_of
 from retrograd.errors import GraphError
 from retrograd.files import write_text
 from retrograd.graph.node import Node
-from retrograd.views.picture.details import describe_graph
+from retrograd.views.page.frame import frame_page, pack_json
 from retrograd.views.picture.drawing import draw_svg
-from retrograd.views.picture.folds import Outline, choose_depth, make_outline
-from retrograd.views.picture.page import build_page
+from retrograd.views.picture.folds import Fold, Gradient, Outline, choose_depth, make_outline
 from retrograd.views.picture.placing import place
-from retrograd.views.picture.scene import list_opened, make_scene
+from retrograd.views.picture.scene import Port, Scene, Sheet, Thing, list_folds, list_opened, make_scene
+from retrograd.views.picture.words import describe_fold, describe_graph, describe_node
 
 MOST_BOXES = 60
 """How many boxes a picture shows when no depth is asked for, and how many parts of a list are shown at once."""
@@ -71,3 +73,92 @@ def _write(target: Path, text: str) -> None:
             f"The graph cannot be drawn to {str(target)!r}: {error.strerror or error}.",
             repair="give a file in a folder that exists and can be written.",
         ) from error
+
+
+def build_page(outline: Outline, depth: int, most: int) -> str:
+    """The page as text. Whatever comes from the graph is escaped: it can be neither markup nor script.
+
+    Args:
+        outline: the graph.
+        depth: how many levels of folds are open at first.
+        most: how many boxes may be in the page; folds that lie deeper cannot be opened.
+    """
+    folds = list(list_folds(outline.top, most))
+    scene = make_scene(outline, folds)
+    first = set(list_opened(outline.top, depth))
+    opened = [number for number, fold in enumerate(folds) if number and fold in first]
+    return frame_page(
+        "retrograd.views.picture",
+        "Backward graph",
+        {"opened": opened, "notice": _say_what_is_missing(outline, len(folds))},
+        {"sheets": pack_json(list_sheets(scene))},
+        styles=("css/page.css", "css/graph.css"),
+        words={"about": describe_graph(outline)},
+    )
+
+
+def _say_what_is_missing(outline: Outline, shown: int) -> str:
+    everything = sum(1 for _ in list_folds(outline.top))
+    if shown == everything:
+        return ""
+    return (
+        f"This graph is too large for one page: {count_of(everything - shown, 'fold')} of {everything:,}, those that "
+        "lie deepest, cannot be opened here. Draw a smaller part, or look for nodes with graph.find()."
+    )
+
+
+Json = dict[str, Any]
+
+
+def list_sheets(scene: Scene) -> list[Json]:
+    """All sheets of a scene. They name each other by their places in this list."""
+    numbers = {fold: number for number, fold in enumerate(scene.sheets)}
+    return [_write_sheet(scene, sheet, numbers) for sheet in scene.sheets.values()]
+
+
+def _write_sheet(scene: Scene, sheet: Sheet, numbers: dict[Fold, int]) -> Json:
+    above = sheet.fold.above
+    return {
+        "title": sheet.fold.title,
+        "above": None if above is None else numbers[above],
+        "things": [_write_thing(scene, thing, numbers) for thing in sheet.things],
+        "rows": sheet.rows,
+        "lines": [
+            {
+                "from": line.sender,
+                "to": line.taker,
+                "chain": line.chain,
+                "turned": line.turned,
+                "gradients": [_write_gradient(gradient) for gradient in line.gradients],
+            }
+            for line in sheet.lines
+        ],
+    }
+
+
+def _write_thing(scene: Scene, thing: Thing, numbers: dict[Fold, int]) -> Json:
+    content, box = thing.content, thing.box
+    if isinstance(content, Port) or box is None:
+        assert isinstance(content, Port)
+        return {"gradient": _write_gradient(content.gradient), "enters": content.enters}
+    written = {
+        "name": thing.name,
+        "title": box.title,
+        "notes": box.notes,
+        "pills": box.pills,
+        "labels": box.labels,
+        "width": box.width,
+        "height": box.height,
+    }
+    if not isinstance(content, Fold):
+        return {**written, "kind": "node", "heading": content.name, "details": describe_node(scene.outline, content)}
+    number = numbers.get(content)
+    if content.only_node is not None:
+        written["alone"] = True
+    details = describe_fold(scene.outline, content, can_open=number is not None)
+    where = {} if number is None else {"fold": number}
+    return {**written, **where, "kind": "fold", "heading": content.title, "details": details}
+
+
+def _write_gradient(gradient: Gradient) -> str:
+    return f"{gradient[0]}.{gradient[1]}"

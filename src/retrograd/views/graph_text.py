@@ -9,13 +9,11 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
+from retrograd.amounts import count_of, show_bytes, show_count
 from retrograd.errors import GraphError
 from retrograd.graph.node import Line, Node, TensorInfo
-from retrograd.views.counts import count_of
-from retrograd.views.picture.boxes import name_leaf
-from retrograd.views.picture.details import describe_graph
 from retrograd.views.picture.folds import Fold, Outline, make_outline
-from retrograd.views.picture.sizes import print_amount, print_bytes
+from retrograd.views.picture.words import describe_graph, name_leaf
 from retrograd.views.terminal import can_print, open_console, print_name
 
 MOST_LINES = 60
@@ -103,9 +101,9 @@ class _Writer:
         facts = [count_of(fold.count, "node")]
         if fold.leaves:
             leaves = count_of(len(fold.leaves), "leaf", "leaves")
-            facts.append(f"{leaves} with {print_amount(fold.parameters)} elements")
+            facts.append(f"{leaves} with {show_count(fold.parameters)} elements")
         if fold.saved:
-            facts.append(f"{print_bytes(fold.saved)} saved")
+            facts.append(f"{show_bytes(fold.saved)} saved")
         return Text(self._name(fold.title), style="bold cyan") + Text(f"  {', '.join(facts)}", style="none")
 
     def _write_node(self, node: Node) -> Text:

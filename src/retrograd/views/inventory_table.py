@@ -13,12 +13,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from retrograd.amounts import count_of, show_bytes
 from retrograd.errors import SavedTensorError
 from retrograd.graph.node import Line
 from retrograd.inventory.columns import PERMANENT
 from retrograd.inventory.inventory import Inventory
-from retrograd.inventory.text import print_entry, print_place, print_size
-from retrograd.views.counts import count_of
+from retrograd.inventory.text import print_entry, print_place
 from retrograd.views.terminal import open_console, print_name, print_share
 from retrograd.views.trace_events import shorten_line
 
@@ -93,10 +93,10 @@ def _describe(inventory: Inventory, chosen: Sequence[Row]) -> str:
         return "no backward pass was seen"
     passes = count_of(inventory.passes, "backward pass", "backward passes")
     resident, asked = (sum(row[name] for row in chosen) for name in ("resident", "asked"))
-    whole = f" of {print_size(inventory.resident)}" if resident != inventory.resident else ""
+    whole = f" of {show_bytes(inventory.resident)}" if resident != inventory.resident else ""
     return (
         f"{passes}: {count_of(len(chosen), 'tensor is', 'tensors are')} kept beside parameters and buffers, "
-        f"{print_size(resident)}{whole}; copies of all would take {print_size(asked)}"
+        f"{show_bytes(resident)}{whole}; copies of all would take {show_bytes(asked)}"
     )
 
 
@@ -187,10 +187,10 @@ def _make_table(console: Console, lines: Sequence[_Line], by: By, titles: Sequen
     for line in lines:
         values = {
             "tensors": f"{line.count:,}",
-            "resident": print_size(line.sizes["resident"]),
+            "resident": show_bytes(line.sizes["resident"]),
             "share": print_share(line.sizes["resident"] / total if total else 0.0),
-            "asked": print_size(line.sizes["asked"]),
-            "at peak": print_size(line.sizes["at_peak"]),
+            "asked": show_bytes(line.sizes["asked"]),
+            "at peak": show_bytes(line.sizes["at_peak"]),
             "made in": "" if line.seconds is None else f"{1000 * line.seconds:,.3f} ms",
         }
         cells = [line.name, *(values[title] for title in titles), line.remake]
@@ -211,5 +211,5 @@ def _print_peak(console: Console, inventory: Inventory) -> None:
         places = inventory.table["entry"].to_pylist()
         row = inventory.table.slice(places.index(entry), 1).to_pylist()[0]
         where = f", while {print_place(row)} {what}"
-    words = f"peak: {print_size(peak.bytes)} at position {peak.position:,} of {inventory.positions - 1:,}{where}"
+    words = f"peak: {show_bytes(peak.bytes)} at position {peak.position:,} of {inventory.positions - 1:,}{where}"
     console.print(Text(print_name(console, words)), style="bold")

@@ -1,4 +1,4 @@
-"""What a terminal can show, and numbers short enough for it."""
+"""What a terminal can show: tables, curves in one line, and names and numbers short enough for it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import math
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+import numpy as np
+
 from retrograd.foreign.plain_text import show_plainly
 from retrograd.randomness import random_kept
+from retrograd.views.downsample import FloatArray, reduce_columns
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,3 +53,50 @@ def print_number(value: float) -> str:
 def print_share(value: float) -> str:
     """A share in per cent, or a dash for NaN."""
     return "-" if math.isnan(value) else f"{100 * value:.1f}%"
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+PLAIN_BLOCKS = "_.-~=+*#"
+"""For where block elements cannot be printed."""
+
+NOT_RECORDED = " "
+
+
+def draw_sparkline(values: FloatArray, width: int = 24, *, logarithmic: bool = True, blocks: str = BLOCKS) -> str:
+    """Draw numbers as blocks of rising height, at most ``width`` of them.
+
+    A block shows the largest of the numbers that share it. Numbers that are not finite are left out, and so are
+    those that are not positive on a logarithmic scale, unless all are zero.
+
+    Args:
+        values: shape (n,).
+        width: how many characters may be used.
+        logarithmic: whether heights are those of the logarithms.
+        blocks: characters, from the lowest.
+    """
+    n = len(values)
+    if n == 0:
+        return ""
+    highest = reduce_columns(np.where(np.isfinite(values), values, np.nan)[None, :], -(-n // width)).high[0]
+    if logarithmic and np.nanmax(highest, initial=0.0) > 0:
+        highest = np.log(np.where(highest > 0, highest, np.nan))
+    return "".join(shade_numbers(highest, blocks))
+
+
+def shade_numbers(values: FloatArray, shades: str, low: float | None = None, high: float | None = None) -> list[str]:
+    """A character for each number: the first of ``shades`` for the lowest, the last for the highest.
+
+    Args:
+        values: any numbers; NaN becomes :data:`NOT_RECORDED`.
+        shades: characters.
+        low: number that the first character stands for; the smallest when left out.
+        high: number that the last character stands for; the largest when left out.
+    """
+    known = values[~np.isnan(values)]
+    if len(known) == 0:
+        return [NOT_RECORDED] * len(values)
+    low = float(known.min()) if low is None else low
+    high = float(known.max()) if high is None else high
+    span = high - low if high > low else 1.0
+    places = np.clip((values - low) / span * len(shades), 0, len(shades) - 1)
+    return [NOT_RECORDED if np.isnan(place) else shades[int(place)] for place in places]

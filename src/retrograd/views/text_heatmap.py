@@ -14,9 +14,8 @@ from rich.text import Text
 from retrograd.history.history import History
 from retrograd.runs.reader import Run
 from retrograd.views.downsample import FloatArray, reduce_columns, share_columns
-from retrograd.views.history_of import choose_sites, find_phase, history_of
-from retrograd.views.sparkline import shade_numbers
-from retrograd.views.terminal import can_print, open_console, print_name, print_number
+from retrograd.views.shown import choose_sites, find_phase, history_of
+from retrograd.views.terminal import can_print, open_console, print_name, print_number, shade_numbers
 
 RAMP = "·░▒▓█"
 PLAIN_RAMP = ".:-=+*#%@"

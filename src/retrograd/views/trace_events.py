@@ -41,16 +41,6 @@ def print_flow(event: NodeEvent, arrow: str = "→") -> str:
     return f" {arrow} ".join(side for side in sides if side)
 
 
-def print_bytes(count: int) -> str:
-    """A number of bytes with a sign, to three digits, as in ``+1.25 MB``."""
-    size, unit = float(abs(count)), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 999.5:  # what is rounded up to 1000 belongs to the next unit
-            break
-        size, unit = size / 1000, larger
-    return f"{'-' if count < 0 else '+' if count else ''}{size:.3g} {unit}"
-
-
 def largest(norms: Iterable[float | None]) -> float:
     """The largest norm that is known: NaN counts as larger than any; -1 for none."""
     known = [norm for norm in norms if norm is not None]

@@ -146,14 +146,17 @@ class FreedGraph(Detector):
             message += f" ({shorten_line(again.line)})"
             repair = "add the losses up and call backward once, or give the first call retain_graph=True."
         else:
-            message = f"Backward ({said}) runs into the graph of an earlier step, which is freed"
+            message = (
+                f"Backward ({said}) runs into the graph of an earlier {'pass' if state and not state[1] else 'step'}"
+            )
+            message += ", which is freed"
             message += f": {state[0]}" if state else ": something made in that step is used again without detach()"
             repair = ""
         yield self.find(
             "critical",
             message,
             step=record.last_step,
-            line=state[1] if state else line,
+            line=(state[1] if state else "") or line,
             evidence=[Evidence("exception", _message(record)[:160]), Evidence("backward", line)],
             precondition=["torch has refused to run backward"],
             repair=repair,
@@ -169,11 +172,28 @@ def _same_graph(calls: list[Call]) -> Call | None:
 
 
 def _find_state(record: Record) -> tuple[str, str] | None:
-    """What a forward takes that an earlier step has made: a sentence, and where it is handed in."""
+    """What a forward takes that was made before it: a sentence, and where it is handed in.
+
+    Empty instead of that line where another line has made it, for another backward pass: then neither is wrong alone.
+    """
     if not record.chains:
         return None
     chain = record.chains[-1]
-    return tell_carried(record, chain) or _guess_state(record, chain)
+    found = tell_carried(record, chain) or _guess_state(record, chain)
+    maker = _find_other_maker(record, chain)
+    return (f"{found[0]}, by `{maker.name}` ({shorten_line(maker.line)})", "") if found and maker else found
+
+
+def _find_other_maker(record: Record, chain: Chain) -> Operation | None:
+    """What made the tensor that is carried over, where it is the output of another model, called at another line."""
+    before = [each for each in record.chains if each is not chain and each.step <= chain.step]
+    if not before or not chain.carried:
+        return None
+    operation, taken = chain.carried[0]
+    outputs = [before[-1].listed[number] for number in before[-1].outputs]
+    makers = {each.line: each for each in outputs if taken in each.makes[:1]}
+    is_other = len(makers) == 1 and not any(each.module == operation.module for each in makers.values())
+    return next(iter(makers.values())) if is_other and operation.line not in makers else None
 
 
 def _guess_state(record: Record, chain: Chain) -> tuple[str, str] | None:

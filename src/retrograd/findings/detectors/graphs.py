@@ -37,6 +37,31 @@ def find_pass(record: Record, step: int) -> Call | None:
     return next((call for call in record.calls if call.name == "backward" and call.step >= step), None)
 
 
+def _list_passes(record: Record) -> list[GraphSize]:
+    """The sizes at the passes of a step, where each step has the same ones, all from one line; else none."""
+    by_step: dict[int, list[GraphSize]] = {}
+    for each in record.of(GraphSize):
+        by_step.setdefault(each.step, []).append(each)
+    lines = {call.line for call in record.calls if call.name == "backward"}
+    alike = {tuple(each.value for each in passes) for passes in by_step.values()}
+    passes = next(iter(by_step.values()), [])
+    return passes if len(passes) >= FEWEST and len(lines) == len(alike) == 1 and len(by_step) > 1 else []
+
+
+def _find_slope(looks: list[GraphSize], by: str) -> float | None:
+    """Nodes by which the graph grows each time; None where it does not rise, threefold and in a straight line."""
+    times = np.array([getattr(each.moment, by) for each in looks], np.float64)
+    nodes = np.array([each.value for each in looks], np.float64)
+    if not (np.diff(nodes[1:]) > 0).all() or not nodes[-1] > 3 * nodes[0]:
+        return None
+    slope, begin = np.polyfit(times, nodes, 1)
+    return float(slope) if np.abs(nodes - (begin + slope * times)).max() <= 0.1 * nodes[-1] else None
+
+
+def _tell_when(look: GraphSize, *, is_within: bool) -> str:
+    return f"in pass {look.moment.micro} of step {look.step}" if is_within else f"at step {look.step}"
+
+
 class GraphGrows(Detector):
     """Each step's graph holds those of all steps before."""
 
@@ -44,8 +69,8 @@ class GraphGrows(Detector):
     words = Words(
         says="The graph that backward runs through grows with every step, so something is carried over without detach.",
         example="The graph grows by 5 nodes a step: backward ran through 9 nodes at step 0 and 329 at step 64.",
-        threshold="nodes rise at each of at least 4 looks, to 3 times their first number, and lie within 10 % of a "
-        "straight line",
+        threshold="nodes rise at each of at least 4 looks, or passes of each step, to 3 times their first number, and "
+        "lie within 10 % of a straight line",
         source="our own choice",
         guard="sequences of different lengths do not grow with the step number",
         repair="detach what is carried over (hidden state, running loss) before it is used in the next step.",
@@ -61,30 +86,29 @@ class GraphGrows(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        looks = list_sizes(record)
-        steps = np.array([each.step for each in looks], np.float64)
-        nodes = np.array([each.value for each in looks], np.float64)
-        if not (np.diff(nodes[1:]) > 0).all() or not nodes[-1] > 3 * nodes[0]:
+        within = _list_passes(record)
+        looks = within or list_sizes(record)
+        slope = _find_slope(looks, "micro" if within else "step")
+        if slope is None:
             return
-        slope, begin = np.polyfit(steps, nodes, 1)
-        if np.abs(nodes - (begin + slope * steps)).max() > 0.1 * nodes[-1]:
-            return
+        nodes = [each.value for each in looks]
         call = find_pass(record, looks[1].step)
         later = [chain for chain in record.chains if chain.step >= looks[1].step]
         state = next((found for chain in later if (found := tell_carried(record, chain))), None)
         yield self.find(
             "critical",
-            f"The graph grows by {slope:.0f} nodes a step: backward ran through {nodes[0]:.0f} nodes at step "
-            f"{steps[0]:.0f} and {nodes[-1]:.0f} at step {steps[-1]:.0f}, so something is carried over without detach"
+            f"The graph grows by {slope:.0f} nodes a {'pass' if within else 'step'}: backward ran through "
+            f"{nodes[0]:.0f} nodes {_tell_when(looks[0], is_within=bool(within))} and {nodes[-1]:.0f} "
+            f"{_tell_when(looks[-1], is_within=bool(within))}, so something is carried over without detach"
             f"{f': {state[0]}' if state else ''}",
             step=looks[1].step,
             last_step=looks[-1].step,
             line=state[1] if state else call.line if call else "",
             evidence=[
                 Evidence("nodes at the last look, by those at the first", float(nodes[-1] / nodes[0]), "> 3"),
-                Evidence("nodes a step", float(slope), "> 0"),
+                Evidence("nodes more each time", float(slope), "> 0"),
             ],
-            precondition=["the number of nodes rises in a straight line with the step"],
+            precondition=["the number of nodes rises in a straight line"],
             refute="each step is meant to differentiate through all steps before",
         )
 
@@ -96,7 +120,8 @@ class GraphLeaks(Detector):
     words = Words(
         says="Losses or outputs are kept with their graphs, so memory grows with every step.",
         example="Graphs are kept: 64 graphs of earlier steps are still held at step 64, one more at each step.",
-        threshold="graphs of earlier steps that are held, rising at each of the last 3 looks to at least 8",
+        threshold="graphs of earlier steps that are held, rising at each of the last 3 looks to at least 8; or "
+        "all of them at each look, up to 8 or more, before all are let go",
         source="our own choice",
         guard="a fixed number of graphs that are held (truncated backpropagation, replay) does not rise",
         repair="keep loss.item() or loss.detach() in place of the loss.",
@@ -105,25 +130,39 @@ class GraphLeaks(Detector):
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
         looks = list_sizes(record)
-        alive = [each.alive for each in looks]
-        if alive[-1] < 8 or not alive[-3] < alive[-2] < alive[-1]:
+        end = _find_end(record, looks)
+        if end is None:
             return
-        if alive[-1] < 0.5 * (len([s for s in record.steps if s < looks[-1].step])):
-            return
+        released = "" if end is looks[-1] else " until they are let go"
         first = next(each for each in looks if each.alive)
         made = next((line for chain in record.chains if (line := _find_loss_line(record, chain))), "")
+        where = f"; the loss is made in {shorten_line(made)}" if made else ""
         call = find_pass(record, first.step)
         yield self.find(
             "warning",
-            f"Graphs are kept: {alive[-1]} graphs of earlier steps are still held at step {looks[-1].step}, so memory "
-            f"grows with every step{f'; the loss is made in {shorten_line(made)}' if made else ''}",
+            f"Graphs are kept: {end.alive} graphs of earlier steps are still held at step {end.step}, so memory "
+            f"grows with every step{released}{where}",
             step=first.step,
-            last_step=looks[-1].step,
+            last_step=end.step,
             line=made or (call.line if call else ""),
-            evidence=[Evidence("graphs of earlier steps that are held", alive[-1], "≥ 8, and rising")],
+            evidence=[Evidence("graphs of earlier steps that are held", end.alive, "≥ 8, and rising")],
             precondition=["their number rises from look to look"],
             refute="a later backward pass runs through them",
         )
+
+
+def _find_end(record: Record, looks: list[GraphSize]) -> GraphSize | None:
+    """The last look at which graphs were kept, one for each step; None where they were not.
+
+    At the end of the record; or before all were let go at once, as those of an epoch are.
+    """
+    alive = [each.alive for each in looks]
+    if alive[-1] >= 8 and alive[-3] < alive[-2] < alive[-1]:
+        before = sum(1 for step in record.steps if step < looks[-1].step)
+        return looks[-1] if alive[-1] >= 0.5 * before else None
+    kept = [each for place, each in enumerate(looks) if alive[: place + 1] == [one.step for one in looks[: place + 1]]]
+    is_released = bool(kept) and min(alive[len(kept) :], default=8) < 8
+    return kept[-1] if is_released and kept[-1].alive >= 8 else None
 
 
 def _find_loss_line(record: Record, chain: Chain) -> str:

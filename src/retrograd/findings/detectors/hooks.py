@@ -53,6 +53,7 @@ class HooksScale(Detector):
         "not-updated",
         "learning-rate-too-high",
         "diverged",
+        "missing-gradient",
     )
 
     def check(self, record: Record) -> Iterator[Finding]:
@@ -140,4 +141,4 @@ def _input_rms(record: Record, steps: int) -> FloatArray:
 def _is_off(factors: FloatArray) -> bool:
     middle = float(np.median(factors))
     low, high = np.quantile(factors, [0.1, 0.9])
-    return abs(middle - 1) > APART and bool(high - low < STEADY * abs(middle))
+    return abs(middle - 1) > APART and bool(high - low <= STEADY * abs(middle))

@@ -163,9 +163,9 @@ class WrongSign(Detector):
         says="The loss has the wrong sign: training makes it fall without bound, and the model worse.",
         example="Backward begins from the negative of mse_loss, so training makes mse_loss larger: it has gone from "
         "5.9 to 21.",
-        threshold="a negation directly between a loss of torch, a mean of squares, or a mean of log-probabilities "
-        "that lacks one, and what backward begins from, which falls below 0 and by more than a tenth of its first "
-        "value; or an optimizer that maximises",
+        threshold="a negation between a loss of torch, or all losses of a sum, a mean of squares, or a mean of "
+        "log-probabilities that lacks one, and what backward begins from, which falls below 0 and by more than a tenth "
+        "of its first value; or an optimizer that maximises",
         source="our own choice",
         guard="programs with several optimizers (GANs, adversaries) are left alone, and so are negative "
         "log-likelihoods",
@@ -230,6 +230,10 @@ def _find_negation(chain: Chain, maximises: bool) -> tuple[int, str]:
             how = f"Backward begins from the negative of {what}" if is_negated else f"The optimizer maximises {what}"
             return first, f"{how}, so training makes {what} larger"
         return -1, ""
+    terms = _find_terms(chain, first)
+    if terms and not maximises and all(sign < 0 for _, sign in terms):
+        what = chain.name(terms[0][0])
+        return first, f"Backward begins from the negative of a sum that holds {what}, so training makes {what} larger"
     picked = chain.maker(
         loss, 0, frozenset({"getitem", "gather", "squeeze", "view", "diagonal", "diag", "mul", "sum", "index_select"})
     )
@@ -244,6 +248,30 @@ def _find_negation(chain: Chain, maximises: bool) -> tuple[int, str]:
             f"Backward begins from a {name} of log-probabilities without a minus, so training makes them smaller",
         )
     return -1, ""
+
+
+def _find_terms(chain: Chain, number: int, sign: int = 1) -> list[tuple[int, int]]:
+    """The losses of torch that a sum is made of, each with the sign that it has there."""
+    name, operands = chain.name(number), chain.listed[number].operands
+    if name in LOSSES:
+        return [(number, sign)]
+    factor = _factor(chain, number) if len(chain.operands(number)) == 1 else 0.0
+    if name == "neg" or (name in ("mul", "div") and factor):
+        sign = -sign if name == "neg" or factor < 0 else sign
+        return _find_terms(chain, operands[0], sign) if operands[0] >= 0 else []
+    if name not in ("add", "sub"):
+        return []
+    signs = (sign, -sign if name == "sub" else sign)
+    known = [(each, one) for each, one in zip(operands, signs, strict=False) if each >= 0]
+    return [found for each, one in known for found in _find_terms(chain, each, one)]
+
+
+def _factor(chain: Chain, number: int) -> float:
+    """The plain number that a tensor is multiplied or divided by; 0 where it is none."""
+    try:
+        return float(chain.listed[number].arguments.strip())
+    except ValueError:
+        return 0.0
 
 
 class SummedLoss(Detector):

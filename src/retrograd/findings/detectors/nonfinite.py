@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
 
@@ -48,10 +49,20 @@ _INFINITE = ("overflow", "log of 0", "too large", "division by 0", "0 to a negat
 """Words of reasons by which infinity is made, and not NaN."""
 
 
-class _Born(Detector):
-    """A birth of one kind."""
+def _make_words(says: str, example: str, repair: str, threshold: str = "One element.") -> Words:
+    return Words(says=says, example=example, threshold=threshold, source=_SOURCE, guard=_GUARD, repair=repair)
 
-    born = ""
+
+class _Born(Detector):
+    """A birth of one kind.
+
+    Attributes:
+        born: that of :class:`Birth`.
+        sentence: the message, without reason and growth.
+    """
+
+    born: ClassVar[str]
+    sentence: ClassVar[str]
     explains = _FOLLOWING
 
     def check(self, record: Record) -> Iterator[Finding]:
@@ -61,13 +72,11 @@ class _Born(Detector):
         if birth is not None and birth.born == self.born:
             yield self._tell(record, births, birth)
 
-    def say(self, birth: Birth, what: str) -> str:
-        """The message, without reason and growth."""
-        raise NotImplementedError
-
     def _tell(self, record: Record, births: Births, birth: Birth) -> Finding:
         lost = record.loss.steps[~np.isfinite(record.loss.values)]
-        what = "inf" if any(words in birth.reason for words in _INFINITE) else "NaN"
+        said = self.sentence.format(
+            what=_name_number(birth), where=_where(birth), site=birth.site or "a parameter", step=birth.step
+        )
         reason = f": {birth.reason}" if birth.reason else ""
         grown = births.growth >= 1
         growth = ", after numbers had grown step by step" if grown else ""
@@ -80,7 +89,7 @@ class _Born(Detector):
         evidence += [Evidence("growth before", births.growth * GREW, f"> {GREW:g}")] if grown else []
         return self.find(
             "critical" if len(lost) or not self._recovers(record) else "warning",
-            f"{self.say(birth, what)}{guess}{reason}{growth}",
+            f"{said}{guess}{reason}{growth}",
             site=birth.site,
             step=birth.step,
             last_step=record.last_step,
@@ -110,10 +119,14 @@ def _find_repair(birth: Birth, usual: str) -> str:
     return usual
 
 
+def _name_number(birth: Birth) -> str:
+    return "inf" if any(words in birth.reason for words in _INFINITE) else "NaN"
+
+
 def _where(birth: Birth) -> str:
-    if birth.site:
-        return f"in {birth.site}"
-    return "on the way from the model to the loss"
+    if birth.born == "input":
+        return f", first seen in {birth.site}" if birth.site else ""
+    return f"in {birth.site}" if birth.site else "on the way from the model to the loss"
 
 
 class NanInput(_Born):
@@ -121,20 +134,13 @@ class NanInput(_Born):
 
     slug = "nan-input"
     born = "input"
-    words = Words(
+    sentence = "{what} comes in with the data at step {step}{where}"
+    words = _make_words(
         says="What comes into the model, or the target, is not finite.",
         example="NaN comes in with the data at step 5, first seen in fc: what came in was not finite before: min -1.2, "
         "max 2.3, 1 of 24 are NaN",
-        threshold="One element.",
-        source=_SOURCE,
-        guard=_GUARD,
         repair="Look at the data of this step, and drop or fill what is missing (torch.nan_to_num).",
     )
-
-    def say(self, birth: Birth, what: str) -> str:
-        """What came in."""
-        seen = f", first seen in {birth.site}" if birth.site else ""
-        return f"{what} comes in with the data at step {birth.step}{seen}"
 
 
 class NanForward(_Born):
@@ -142,18 +148,13 @@ class NanForward(_Born):
 
     slug = "nan-forward"
     born = "forward"
-    words = Words(
+    sentence = "{what} is made {where}, step {step}"
+    words = _make_words(
         says="An operation of the forward makes a number that is not finite of numbers that are.",
         example="NaN is made in block.att, step 312: softmax over a row that is all −inf (train.py:48)",
-        threshold="One element that reaches the loss.",
-        source=_SOURCE,
-        guard=_GUARD,
         repair="Keep the operands of this operation where it is defined.",
+        threshold="One element that reaches the loss.",
     )
-
-    def say(self, birth: Birth, what: str) -> str:
-        """Where it is made."""
-        return f"{what} is made {_where(birth)}, step {birth.step}"
 
 
 class NanBackward(_Born):
@@ -161,18 +162,13 @@ class NanBackward(_Born):
 
     slug = "nan-backward"
     born = "backward"
-    words = Words(
+    sentence = "The gradient becomes {what} {where}, step {step}"
+    words = _make_words(
         says="The loss is finite, and a derivative is not.",
         example="The gradient becomes NaN in head, step 5: the derivative of sqrt is infinite at 0 (train.py:48)",
-        threshold="One element that reaches a weight.",
-        source=_SOURCE,
-        guard=_GUARD,
         repair="Look at sqrt, pow, norm, log and division by small numbers between this place and the loss: add eps.",
+        threshold="One element that reaches a weight.",
     )
-
-    def say(self, birth: Birth, what: str) -> str:
-        """Where it becomes so."""
-        return f"The gradient becomes {what} {_where(birth)}, step {birth.step}"
 
 
 class NanUpdate(_Born):
@@ -180,15 +176,9 @@ class NanUpdate(_Born):
 
     slug = "nan-update"
     born = "update"
-    words = Words(
+    sentence = "The update makes {site} {what} at step {step}"
+    words = _make_words(
         says="Gradients are finite, and a parameter is not, behind the update.",
         example="The update makes fc:weight NaN at step 5: 0 / 0 in RMSprop, whose eps is 0 (train.py:60)",
-        threshold="One element.",
-        source=_SOURCE,
-        guard=_GUARD,
         repair="Look at the learning rate, at eps, and at what is written to parameters by hand.",
     )
-
-    def say(self, birth: Birth, what: str) -> str:
-        """Which parameter."""
-        return f"The update makes {birth.site or 'a parameter'} {what} at step {birth.step}"

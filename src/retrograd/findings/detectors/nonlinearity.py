@@ -13,7 +13,15 @@ from retrograd.findings.record import Record
 THROUGH = VIEWS | {"dropout", "batch_norm"}
 """What keeps two affine layers one affine map."""
 
-_LINEAR = AFFINE | THROUGH | {"add", "sub", "mean", "sum", "avg_pool2d", "adaptive_avg_pool2d", "zeros", "ones"}
+_LINEAR = AFFINE | THROUGH | {
+    "add", "sub", "mean", "sum", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "zeros", "ones",
+    "adaptive_avg_pool2d", "adaptive_avg_pool3d", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "interpolate",
+    "upsample", "pad", "cat", "stack", "roll", "flip", "fold", "unfold", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d",
+}  # fmt: skip
+
+_OF_WEIGHTS = VIEWS | {"mv", "dot", "vdot", "normalize", "norm", "linalg_norm", "detach", "mul", "div", "weight_norm"}
+"""What spectral_norm and weight_norm make a weight by."""
 
 
 class MissingNonlinearity(Detector):
@@ -67,7 +75,22 @@ def find_pairs(chain: Chain) -> list[tuple[int, int]]:
 
 def _is_affine(chain: Chain) -> bool:
     """Whether all that the model's outputs are made of is affine."""
-    return bool(chain.outputs) and all(_is_affine_one(chain, each) for each in chain.of_outputs)
+    data = _list_data(chain)
+    weights = [chain.name(each) for each in chain.of_outputs - data]
+    return bool(data) and all(each in _OF_WEIGHTS for each in weights) and all(_is_affine_one(chain, e) for e in data)
+
+
+def _list_data(chain: Chain) -> frozenset[int]:
+    """The operations that data pass through, and not those that make weights of layers."""
+    found, waiting = set(chain.outputs), list(chain.outputs)
+    while waiting:
+        number = waiting.pop()
+        is_layer = chain.name(number) in AFFINE - {"addmm", "baddbmm"}
+        taken = chain.listed[number].operands[:1] if is_layer else chain.operands(number)
+        new = {each for each in taken if each >= 0} - found
+        found |= new
+        waiting += new
+    return frozenset(found)
 
 
 def _is_affine_one(chain: Chain, number: int) -> bool:

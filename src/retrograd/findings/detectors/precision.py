@@ -215,6 +215,7 @@ class ScalerChurn(Detector):
             f"Loss scaling has skipped {skipped.sum()} of {len(skipped)} updates: gradients overflow{at} too.",
             step=first.moment.step,
             last_step=record.last_step,
+            line=next((call.line for call in record.calls if call.name == "scaler.step"), ""),
             evidence=[Evidence("share of updates skipped", float(skipped.mean()), "> 0.2")],
             precondition=["the search for a scale is over"],
             refute="the gradients of these steps are finite at a scale of 1",

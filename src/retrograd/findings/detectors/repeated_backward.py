@@ -18,6 +18,9 @@ from retrograd.history.sink import Event
 SHARE = 0.8
 """Of the updates that must be concerned; our own choice."""
 
+CUT = 0.1
+"""Of the sums of micro-batches, above which clipping tells that they are no means; our own choice."""
+
 MANY_OPTIMIZERS = 2
 """With so many, several passes before an update are usual (GANs)."""
 
@@ -132,8 +135,8 @@ class AccumulationNotDivided(Detector):
         "updates, where each pass begins from a mean itself",
         source="our own choice",
         guard="a loss that is divided, multiplied or summed is left alone, and so are passes from different lines "
-        "(several losses, GANs); with optimizers whose updates do not grow with the gradient it is a note, unless most "
-        "sums are clipped to a norm that their mean would not reach",
+        "(several losses, GANs); with optimizers whose updates do not grow with the gradient it is a note, unless a "
+        "tenth of the sums are clipped to a norm that their mean would not reach",
         repair="divide the loss by the number of micro-batches before backward, or the learning rate by it.",
     )
     explains = (
@@ -166,7 +169,7 @@ class AccumulationNotDivided(Detector):
         severity: Severity = "warning"
         if kind not in SCALE_FREE:
             effect = f"the learning rate is {times} times that of the mean"
-        elif cut > len(updates) / 2:
+        elif cut > CUT * len(updates):
             effect = f"{cut} of {len(updates)} sums are clipped whose mean would not be"
         else:
             severity, effect = "note", f"{kind} hardly minds, but clipping and ε do"

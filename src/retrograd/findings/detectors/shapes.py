@@ -88,7 +88,8 @@ class WrongDimension(Detector):
         example="log_softmax runs over dimension 0 of float32[64, 2], which is the batch: probabilities of one sample "
         "do not add up to 1.",
         threshold="softmax before the loss over the batch, or over a dimension of size 1; attention whose weights are "
-        "normalised over the queries; classes in another dimension than dim 1 for cross_entropy; the last step taken "
+        "normalised over the queries, a gate whose are over the samples, vectors whose are over another dimension than "
+        "that of their inner products; classes in another dimension than dim 1 for cross_entropy; the last step taken "
         "along the batch of a recurrent layer that is not batch_first",
         source="our own choice; each is read from shapes and from the operations that made and use the tensor",
         guard="softmax over dim 0 inside the model, weights that are normalised again (slot attention), convolutions "
@@ -178,10 +179,47 @@ def _judge_attention(chain: Chain, number: int) -> str:
     summed = _summed_dimension(chain, number, len(shape))
     if summed is None or summed == dim:
         return ""
+    is_gate = any(chain.name(user) in _CHOOSING for user, _ in _users_behind(chain, number))
+    if is_gate:
+        return (
+            f"The weights of a gate, of shape {list(shape)}, are normalised by softmax over dimension {dim}, and the "
+            f"largest is picked along dimension {summed}: those of one sample do not add up to 1"
+        )
     return (
         f"Attention weights of shape {list(shape)} are normalised by softmax over dimension {dim}, and summed over "
         f"dimension {summed}: the weights of one sum do not add up to 1"
     )
+
+
+def _judge_normalize(chain: Chain, number: int) -> str:
+    """Vectors that are normalised along one dimension, and whose inner products run along the other one."""
+    shape = chain.taken(number)
+    if chain.name(number) != "normalize" or shape is None or len(shape) != 2:
+        return ""
+    text = argument_of(chain.listed[number], "dim")
+    dim = 1 if text is None else _dimension(chain, number)
+    along = _multiplied_along(chain, number)
+    if dim is None or along in (None, dim):
+        return ""
+    return (
+        f"normalize runs over dimension {dim} of {list(shape)}, and inner products over dimension {along}: the vectors "
+        "that are multiplied do not have length 1"
+    )
+
+
+def _multiplied_along(chain: Chain, number: int) -> int | None:
+    """The dimension of a matrix along which products with it are summed; None where that is not plain."""
+    found: set[int | None] = set()
+    for user in chain.users(number):
+        operands, name = chain.listed[user].operands, chain.name(user)
+        if name in ("matmul", "mm"):
+            found |= {place for place, each in ((1, operands[0]), (0, operands[1])) if each == number}
+        elif name in ("t", "T", "mT", "transpose"):
+            turned = _multiplied_along(chain, user)
+            found.add(None if turned is None else 1 - turned)
+        else:
+            found.add(None)
+    return next(iter(found)) if len(found) == 1 else None
 
 
 def _summed_dimension(chain: Chain, number: int, dimensions: int) -> int | None:
@@ -189,7 +227,8 @@ def _summed_dimension(chain: Chain, number: int, dimensions: int) -> int | None:
     found: set[int | None] = set()
     for user, made in _users_behind(chain, number):
         name = chain.name(user)
-        if name in ("matmul", "bmm") and made == chain.listed[user].operands[0] and dimensions > 2:
+        is_product = name in ("matmul", "bmm") and made == chain.listed[user].operands[0] and dimensions > 2
+        if is_product or (_picks_last(chain, user, dimensions) and _is_of_layer(chain, number)):
             found.add(dimensions - 1)
         elif name == "mul" and len(chain.operands(user)) == 2:
             sums = [each for each in chain.users(user) if chain.name(each) == "sum"]
@@ -197,6 +236,20 @@ def _summed_dimension(chain: Chain, number: int, dimensions: int) -> int | None:
         else:
             found.add(None)
     return next(iter(found)) if len(found) == 1 else None
+
+
+_CHOOSING = ("max", "topk", "argmax")
+"""What a gate picks experts by."""
+
+
+def _picks_last(chain: Chain, number: int, dimensions: int) -> bool:
+    return chain.name(number) in _CHOOSING and _dimension(chain, number) == dimensions - 1
+
+
+def _is_of_layer(chain: Chain, number: int) -> bool:
+    """Whether it works on what a linear layer has made, the features of which are in the last dimension."""
+    maker = chain.maker(number, 0, frozenset({"dropout", "to", "float", "add", "div", "mul"}))
+    return chain.name(maker) == "linear" and chain.made(maker) == chain.taken(number)
 
 
 def _users_behind(chain: Chain, number: int) -> list[tuple[int, int]]:
@@ -264,7 +317,7 @@ def _picked_dimension(chain: Chain, number: int) -> int | None:
     return _dimension(chain, number) if chain.name(number) in _WHAT else None
 
 
-_JUDGES = (_judge_softmax, _judge_attention, _judge_classes, _judge_recurrent)
+_JUDGES = (_judge_softmax, _judge_attention, _judge_normalize, _judge_classes, _judge_recurrent)
 
 
 class ReshapeMixes(Detector):

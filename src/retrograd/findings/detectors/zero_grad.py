@@ -69,14 +69,15 @@ class MissingZeroGrad(Detector):
                 yield self._describe(optimizer, stale, later)
 
     def _describe(self, optimizer: str, stale: list[Update], later: list[Update]) -> Finding:
-        how = "never" if len(stale) == len(later) else "mostly not"
+        is_never = len(stale) == len(later)
+        how = "never" if is_never else "mostly not"
         whose = f"updates of {optimizer}" if optimizer else "updates by hand"
         return self.find(
             "critical",
             f"Gradients are {how} cleared: {len(stale)} of {len(later)} {whose} add to what the batches before had "
             "left in .grad, so each is made of their sum",
             site=optimizer,
-            step=stale[0].step,
+            step=0 if is_never else stale[0].step,
             last_step=stale[-1].step,
             line=stale[0].named("backward")[-1].line,
             evidence=[

@@ -3,22 +3,26 @@
 A page is a package with ``page.html`` (its body), style sheets in ``css/`` and scripts in ``js/``, of which ``main.js``
 draws it. Sheets and scripts that all pages use stand beside this file; what several pages show is a part, a package
 with ``part.html``. A content security policy names the hashes of the page's own script and style: nothing else runs,
-and nothing is loaded from anywhere.
+and nothing is loaded from anywhere. Data are in it as JSON that ends no script, or packed as gzip in base64, which
+``js/payload.js`` reads.
+
+Scripts are ECMAScript modules with plain imports, so editors and linters understand them. A page that is opened from a
+disk may not load modules, so they are put one after the other, each in a function of its own.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata, resources
 from importlib.resources.abc import Traversable
 from string import Template
 from typing import Any
-
-from retrograd.views.page.embedding import escape_json
-from retrograd.views.page.modules import join_modules
 
 SHARED = resources.files("retrograd.views.page")
 _STYLES = ("css/theme.css", "css/base.css")
@@ -107,3 +111,57 @@ def _find_version() -> str:
 
 def _read(home: Traversable, name: str) -> str:
     return home.joinpath(name).read_text(encoding="utf-8")
+
+
+_IMPORT = re.compile(r'^import \{ ([^}]+) \} from "\./([\w-]+\.js)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?function|const) (\w+)", re.MULTILINE)
+
+
+def join_modules(entry: str, texts: Mapping[str, str]) -> str:
+    """A module and all that it imports, those that are imported before those that import them.
+
+    Args:
+        entry: the file name of the module that is run.
+        texts: what is in each file, by its name.
+    """
+    names = dict.fromkeys(_order(entry, texts))
+    return "\n".join(['"use strict";', *(wrap_module(name, texts[name]) for name in names)])
+
+
+def wrap_module(name: str, text: str) -> str:
+    """A module as an assignment: its imports taken from other such variables, its exports returned."""
+    body = _IMPORT.sub(lambda match: f"const {{ {match[1]} }} = {_variable(match[2])};\n", text)
+    body = _EXPORT.sub(r"\1 \2", body)
+    exports = ", ".join(match[2] for match in _EXPORT.finditer(text))
+    return f"const {_variable(name)} = (() => {{\n{body}return {{ {exports} }};\n}})();"
+
+
+def _order(name: str, texts: Mapping[str, str], above: tuple[str, ...] = ()) -> Iterator[str]:
+    if name in above:
+        raise ValueError(f"modules of the page import each other in a circle: {' → '.join((*above, name))}")
+    for match in _IMPORT.finditer(texts[name]):
+        yield from _order(match[2], texts, (*above, name))
+    yield name
+
+
+def _variable(name: str) -> str:
+    return f"module_{name.removesuffix('.js')}"
+
+
+def escape_json(value: Any) -> str:
+    """JSON that may stand inside a script element."""
+    return _print_json(value).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def pack_json(value: Any) -> str:
+    """Packed JSON; equal values give equal text."""
+    return pack_bytes(_print_json(value).encode())
+
+
+def pack_bytes(data: bytes) -> str:
+    """Packed bytes; equal bytes give equal text."""
+    return base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode("ascii")
+
+
+def _print_json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))

@@ -9,12 +9,10 @@ from xml.sax.saxutils import escape, quoteattr
 
 from retrograd.graph.node import Node
 from retrograd.views.page.frame import SHARED
-from retrograd.views.picture.boxes import LETTER, NOTE_LINE, PILL, PILL_LINE, TITLE_LINE, Box
-from retrograd.views.picture.contraction import Gradient
-from retrograd.views.picture.folds import Fold
+from retrograd.views.picture.folds import Fold, Gradient
 from retrograd.views.picture.placing import LABEL_LINE, Placed, Spot
 from retrograd.views.picture.scene import Line, Thing
-from retrograd.views.picture.sizes import clean
+from retrograd.views.picture.words import LETTER, NOTE_LINE, PILL, PILL_LINE, TITLE_LINE, Box, clean
 
 BORDER = 16.0
 _TIP = (

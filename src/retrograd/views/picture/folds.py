@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from retrograd.graph.node import Edge, Node
+from retrograd.graph.node import Edge, Node, TensorInfo
 from retrograd.sites.site import ROOT
-from retrograd.views.picture.sizes import bytes_of, elements_of
+
+_BITS = re.compile(r"[a-z]+(\d+)")
+
+Gradient = tuple[int, int]
+"""A place where gradients arrive: index of the node that takes them, and the slot."""
 
 Call = tuple[str, int]
 """A module's path, and which call of it."""
@@ -299,5 +304,18 @@ def _count(top: Fold, nodes: list[Node], leaves: dict[int, list[Node]]) -> None:
                 fold.count += 1
                 fold.kinds[part.name] += 1
                 fold.leaves |= dict.fromkeys(leaf.index for leaf in leaves.get(part.index, ()))
-                fold.saved += sum(bytes_of(saved.tensor) for saved in part.saved)
-        fold.parameters = sum(elements_of(nodes[leaf].incoming[0]) for leaf in fold.leaves if nodes[leaf].incoming)
+                fold.saved += sum(_bytes_of(saved.tensor) for saved in part.saved)
+        fold.parameters = sum(_elements_of(nodes[leaf].incoming[0]) for leaf in fold.leaves if nodes[leaf].incoming)
+
+
+def _elements_of(info: TensorInfo | None) -> int:
+    """Elements of a tensor; 0 where nothing is known of it."""
+    return 0 if info is None else math.prod(info.shape)
+
+
+def _bytes_of(info: TensorInfo | None) -> int:
+    """Bytes of a tensor's elements, by the digits in the name of its type; one byte where there are none (bool)."""
+    if info is None:
+        return 0
+    bits = _BITS.match(info.dtype)
+    return math.prod(info.shape) * (int(bits[1]) // 8 if bits else 1)

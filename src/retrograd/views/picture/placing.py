@@ -9,9 +9,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import pairwise
 
-from retrograd.views.picture.boxes import LETTER, TITLE
 from retrograd.views.picture.folds import Fold
 from retrograd.views.picture.scene import Line, Scene, Sheet
+from retrograd.views.picture.words import LETTER, TITLE
 
 Gate = tuple[int, int, bool]
 """A gradient (node and slot), and whether it enters."""

@@ -1,19 +1,65 @@
-"""Statistics of a history as blocks of the page: what is drawn, in as many columns as fit."""
+"""Numbers of a history as blocks of the page: what is drawn, in as many columns as fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from retrograd.errors import StatisticError
-from retrograd.views.downsample import FloatArray, reduce_columns
-from retrograd.views.page.embedding import pack_bytes
-from retrograd.views.report.measures import ALL_BANDS, Measure, list_measures
+from retrograd.statistics.row import EXPONENT_BIAS
+from retrograd.views.downsample import Columns, FloatArray, reduce_columns
+from retrograd.views.page.frame import pack_bytes
 from retrograd.views.report.packing import pack_floats
 from retrograd.views.report.scope import Scope
+
+Band = Literal["low", "mean", "high"]
+
+ALL_BANDS: tuple[Band, ...] = ("low", "mean", "high")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A statistic of the page.
+
+    Attributes:
+        name: the history's name for it.
+        label: its words on the page.
+        bands: what a column of several steps keeps of it.
+        signed: whether it is drawn around zero.
+        share: whether it lies between 0 and 1.
+        scale: the scale on which it is drawn at first.
+        is_custom: whether it is the user's own, of which nothing is known.
+    """
+
+    name: str
+    label: str
+    bands: tuple[Band, ...] = ALL_BANDS
+    signed: bool = False
+    share: bool = False
+    scale: Literal["log", "linear"] = "log"
+    is_custom: bool = False
+
+
+MEASURES = (
+    Measure("rms", "rms"),
+    Measure("mean", "mean", signed=True),
+    Measure("std", "standard deviation", ("mean", "high")),
+    Measure("min", "smallest element", ("low",), signed=True),
+    Measure("max", "largest element", ("high",), signed=True),
+    Measure("zero_share", "zeros share", share=True, scale="linear"),
+    Measure("update_ratio", "update ratio"),
+    Measure("nonfinite", "non-finite elements", ("high",)),
+)
+"""The largest magnitude is missing because the page has it from ``min`` and ``max``."""
+
+
+def list_measures(manifest: Mapping[str, Any]) -> list[Measure]:
+    """All statistics of the page: ours, then the user's own."""
+    return [*MEASURES, *(Measure(str(name), str(name), is_custom=True) for name in manifest.get("statistics") or ())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +149,79 @@ def make_loss_block(scope: Scope) -> Block | None:
 def pack_block(name: str, facts: dict[str, Any], data: bytes) -> Block:
     """A block of plain bytes."""
     return Block(name, facts, pack_bytes(data))
+
+
+LEVELS_PER_OCTAVE = 2
+SMALLEST_SHARE = -24
+"""log2 of the smallest share that has a code of its own."""
+
+MOST_CELLS = 3_000_000
+"""Cells of all histograms together; more are drawn in fewer columns."""
+
+_TYPICAL_BINS = 30
+_MOST_COLUMNS = 250
+
+
+def make_exponent_block(scope: Scope) -> Block | None:
+    """Histograms of all sites that have one, each cut to the bins it uses; ``None`` where there is none."""
+    columns = scope.columns
+    room = MOST_CELLS // (_TYPICAL_BINS * max(len(scope.sites), 1))
+    merged = max(1, -(-len(columns) // max(min(room, _MOST_COLUMNS), 20)))
+    wide = Columns(columns.steps, columns.width * merged)
+    stretches: dict[int, list[int]] = {}
+    parts: list[bytes] = []
+    offset = 0
+    for number, site in enumerate(scope.sites):
+        steps, counts = scope.history[site].select(phase=scope.phase).exponents
+        added = add_columns(counts, wide.place(steps), len(wide))
+        used = np.flatnonzero(added.any(axis=0))
+        if len(used) == 0:
+            continue
+        first, last = int(used[0]), int(used[-1]) + 1
+        part = encode_shares(added[:, first:last])
+        stretches[number] = [offset, first - EXPONENT_BIAS, last - first]
+        parts.append(part.tobytes())
+        offset += part.size
+    if not parts:
+        return None
+    facts = {
+        "columns": len(wide),
+        "merged": merged,
+        "stretches": stretches,
+        "levels": LEVELS_PER_OCTAVE,
+        "smallest": SMALLEST_SHARE,
+    }
+    return pack_block("exponents", facts, b"".join(parts))
+
+
+def add_columns(counts: npt.NDArray[np.int64], place: npt.NDArray[np.int64], columns: int) -> npt.NDArray[np.int64]:
+    """Add up histograms that share a column.
+
+    Args:
+        counts: shape (n, bins): a histogram a step.
+        place: the column of each step, ascending, shape (n,).
+        columns: how many columns there are.
+
+    Returns:
+        Counts of shape (columns, bins).
+    """
+    added = np.zeros((columns, counts.shape[1]), dtype=np.int64)
+    if len(place):
+        starts = np.flatnonzero(np.diff(place, prepend=-1))
+        added[place[starts]] = np.add.reduceat(counts, starts, axis=0)
+    return added
+
+
+def encode_shares(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Write shares of histograms as codes.
+
+    Args:
+        counts: shape (columns, bins).
+
+    Returns:
+        Codes of shape (bins, columns): 0 where no element was, else 1 + ``LEVELS_PER_OCTAVE`` times
+        (log2(share) − ``SMALLEST_SHARE``), rounded.
+    """
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    levels = LEVELS_PER_OCTAVE * (np.log2(np.maximum(shares, 2.0**SMALLEST_SHARE)) - SMALLEST_SHARE)
+    return np.ascontiguousarray(np.where(counts > 0, 1 + np.rint(levels), 0).astype(np.uint8).T)

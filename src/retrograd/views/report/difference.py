@@ -9,8 +9,7 @@ import numpy as np
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.views.downsample import FloatArray, IntArray
-from retrograd.views.report.blocks import Block, make_block
-from retrograd.views.report.measures import Measure
+from retrograd.views.report.blocks import Block, Measure, make_block
 from retrograd.views.report.scope import Scope
 
 FURTHEST = 64.0

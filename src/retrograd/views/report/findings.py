@@ -1,15 +1,20 @@
-"""What is wrong with the run: the head of the page."""
+"""What is wrong with the run: findings, and where the first number was that is not finite."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from retrograd.findings.finding import Finding
 from retrograd.findings.findings import SHOWN, Findings
 from retrograd.findings.telling import list_grounds, list_place, tell_repair
+from retrograd.history.history import History
+from retrograd.history.sink import Phase
 from retrograd.sites.site import ROOT
 from retrograd.views.report.scope import Scope
+from retrograd.views.shown import Place
 
 
 def describe_findings(findings: Findings, scope: Scope) -> dict[str, Any]:
@@ -50,3 +55,59 @@ def _find_site(name: str, sites: Sequence[str]) -> str | None:
     return next((each for each in near if each in sites), None) or next(
         (each for each in sites if each.startswith((f"{name}:", f"{name}#", f"{name}."))), None
     )
+
+
+_COUNTS = {"nan": "NaN", "pos_inf": "+∞", "neg_inf": "−∞"}
+
+
+def find_first_nonfinite(scope: Scope, places: Sequence[Place]) -> dict[str, Any] | None:
+    """The first step with such elements, and the first of its sites; ``None`` where all were finite.
+
+    Within a step the first is the one that was reached first. In a record that does not tell the order, values come
+    before gradients, gradients before updates; values count in call order and gradients against it.
+
+    Returns:
+        ``step``, ``site`` and ``text``, which counts the elements.
+    """
+    history, phase = scope.history, scope.phase
+    ordered = sorted(_rank_sites(places))
+    sites = [site for _, _, site in ordered]
+    matrix = history.matrix("nonfinite", sites, phase=phase)
+    bad = matrix.values > 0
+    columns = np.flatnonzero(bad.any(axis=0))
+    if len(columns) == 0:
+        return None
+    step = int(matrix.steps[columns[0]])
+    site = min((sites[row] for row in np.flatnonzero(bad[:, columns[0]])), key=lambda name: _reached(scope, name, step))
+    return {"step": step, "site": site, "text": _count(history, site, phase, step)}
+
+
+def _reached(scope: Scope, site: str, step: int) -> tuple[int, int]:
+    """Of the rows of a site at a step with such elements: micro-batch and order, the first of them."""
+    rows = scope.history[site].select(phase=scope.phase).rows
+    bad = (rows["step"] == step) & (rows["nan"] + rows["pos_inf"] + rows["neg_inf"] > 0)
+    return min(zip(rows["micro"][bad].tolist(), rows["order"][bad].tolist(), strict=True), default=(0, -1))
+
+
+def _rank_sites(places: Sequence[Place]) -> list[tuple[int, int, str]]:
+    ranked = []
+    for number, place in enumerate(places):
+        for quantity, site in place.sites.items():
+            if quantity == "value":
+                ranked.append((0, number, site))
+            elif quantity == "grad":
+                ranked.append((1 if place.kind == "activation" else 2, -number, site))
+            else:
+                ranked.append((3, number, site))
+    return ranked
+
+
+def _count(history: History, site: str, phase: Phase, step: int) -> str:
+    series = history[site].select(phase=phase)
+    place = int(np.searchsorted(series.steps, step))
+    parts = [
+        f"{int(getattr(series, name)[place]):,} {word}"
+        for name, word in _COUNTS.items()
+        if getattr(series, name)[place]
+    ]
+    return f"{', '.join(parts)} of {int(series.count[place]):,} elements"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.views.page.embedding import pack_bytes
+from retrograd.views.page.frame import pack_bytes
 
 MANTISSA_BITS = 23
 """Bits of a float32's mantissa: at this number nothing is rounded away."""

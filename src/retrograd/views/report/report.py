@@ -15,19 +15,21 @@ from retrograd.history.sink import Phase
 from retrograd.inventory.inventory import Inventory
 from retrograd.runs.layout import INVENTORY
 from retrograd.runs.reader import Run
-from retrograd.views.history_of import history_of
-from retrograd.views.kept.payload import pack_inventory, tell_inventory
+from retrograd.views.inventory_page import pack_inventory, tell_inventory
 from retrograd.views.page.frame import frame_page
-from retrograd.views.places import group_places
-from retrograd.views.report.blocks import Block, Blocks, make_loss_block, make_statistic_blocks
+from retrograd.views.report.blocks import Block, Blocks, make_exponent_block, make_loss_block, make_statistic_blocks
 from retrograd.views.report.difference import compare_runs
-from retrograd.views.report.exponents import make_exponent_block
-from retrograd.views.report.facts import describe_data, describe_run, name_run
-from retrograd.views.report.findings import describe_findings
-from retrograd.views.report.nonfinite import find_first_nonfinite
-from retrograd.views.report.recorded import describe_recorded, list_troubles
+from retrograd.views.report.facts import (
+    describe_data,
+    describe_recorded,
+    describe_run,
+    list_modules,
+    list_troubles,
+    name_run,
+)
+from retrograd.views.report.findings import describe_findings, find_first_nonfinite
 from retrograd.views.report.scope import choose_scope
-from retrograd.views.report.structure import list_modules
+from retrograd.views.shown import group_places, history_of
 
 FILE_NAME = "report.html"
 

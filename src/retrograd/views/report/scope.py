@@ -9,8 +9,8 @@ import numpy as np
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.views.downsample import Columns, share_columns
-from retrograd.views.history_of import find_phase
-from retrograd.views.report.detail import choose_detail
+from retrograd.views.report.packing import MANTISSA_BITS
+from retrograd.views.shown import find_phase
 
 _SHARE_OF_NUMBERS = 0.85  # of the file; the rest is code, facts and histograms
 
@@ -55,3 +55,30 @@ def choose_scope(history: History, phase: Phase | None, most_columns: int, megab
         columns=share_columns(counts.steps, columns),
         mantissa_bits=mantissa_bits,
     )
+
+
+FEWEST_COLUMNS = 100
+MANTISSAS = (MANTISSA_BITS, 13, 9)
+"""Bits to round to, finest first; the last leave three significant digits."""
+
+# Numbers a site has in a column, of which there are more where a column keeps several bands. Shares of zeros, update
+# ratios and counts are not among them: they are alike for most sites and cost next to nothing.
+_SINGLE_NUMBERS = 5
+_BAND_NUMBERS = 10
+
+_BYTES_BESIDE_MANTISSA = 0.35  # sign and exponent after compression, measured on noisy curves
+_BASE64 = 4 / 3
+
+
+def choose_detail(n_sites: int, n_steps: int, most_columns: int, max_bytes: float) -> tuple[int, int]:
+    """How many columns, and how many bits of mantissa, are expected to take at most ``max_bytes`` as packed text.
+
+    Digits are given up before columns.
+    """
+    columns = max(min(most_columns, n_steps), 1)
+    numbers = n_sites * (_SINGLE_NUMBERS if n_steps <= most_columns else _BAND_NUMBERS)
+    for bits in MANTISSAS:
+        column_bytes = numbers * (bits / 8 + _BYTES_BESIDE_MANTISSA) * _BASE64
+        if columns * column_bytes <= max_bytes:
+            return columns, bits
+    return min(columns, max(FEWEST_COLUMNS, int(max_bytes / column_bytes))), MANTISSAS[-1]

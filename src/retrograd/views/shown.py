@@ -1,4 +1,4 @@
-"""Places: a value together with its gradient and, for a parameter, its update.
+"""What of a run is shown: its history, the phase, the sites, and the places that they belong to.
 
 Sites are what is recorded; a place is what a person looks at. ``fc:weight``, ``fc:weight.grad`` and
 ``fc:weight.update`` are three sites of one place.
@@ -10,7 +10,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from retrograd.history.history import History
+from retrograd.history.sink import PHASES, Phase
+from retrograd.runs.reader import Run
 from retrograd.sites.site import WATCH, Quantity, Site, parse_leniently, says_call
+
+
+def history_of(run: Run | History) -> History:
+    """The history of a run, or the history itself."""
+    return run.history if isinstance(run, Run) else run
+
+
+def choose_sites(history: History, patterns: Iterable[str] | None) -> list[str]:
+    """Sites that the patterns select, in call order; all for None.
+
+    Raises:
+        NoSuchSiteError: for a pattern that matches nothing.
+    """
+    return history.sites if patterns is None else history.select(list(patterns))
+
+
+def find_phase(history: History) -> Phase:
+    """The first kind of forward of which there is anything: ``train`` where there was training."""
+    return next((phase for phase in PHASES if len(history.matrix("count", phase=phase).steps)), PHASES[0])
+
 
 Kind = Literal["activation", "parameter"]
 

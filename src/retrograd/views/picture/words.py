@@ -1,4 +1,4 @@
-"""What is written in the boxes of a picture, and how large they are for it.
+"""What is written of nodes and folds: in the boxes of a picture, which are as large as that, and beside it.
 
 Letters are of one width, so that Python knows the size of a text without a browser. ``js/place.js`` and ``js/draw.js``
 have the same measures.
@@ -6,15 +6,14 @@ have the same measures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from retrograd.graph.node import Node, TensorInfo
-from retrograd.views.counts import count_of
-from retrograd.views.picture.contraction import Gradient
-from retrograd.views.picture.folds import Fold, Outline
-from retrograd.views.picture.sizes import print_amount, print_bytes, print_shape
+from retrograd.amounts import count_of, show_bytes, show_count
+from retrograd.graph.node import Node, Saved, TensorInfo
+from retrograd.views.picture.folds import Fold, Gradient, Outline
 
 LETTER = 0.602
 TITLE, NOTE, PILL, LABEL = 13.0, 11.0, 10.5, 11.0
@@ -75,7 +74,7 @@ def _note_fold(fold: Fold) -> list[str]:
         nodes = f"{count:,} × {kind}"
     else:
         nodes = count_of(fold.count, "node")
-    return [nodes, f"{print_bytes(fold.saved)} saved"] if fold.saved else [nodes]
+    return [nodes, f"{show_bytes(fold.saved)} saved"] if fold.saved else [nodes]
 
 
 def _note_node(node: Node) -> list[str]:
@@ -89,7 +88,7 @@ def _pills_of_fold(outline: Outline, fold: Fold, usual: str) -> list[str]:
     leaves = [outline.nodes[index] for index in fold.leaves]
     if len(leaves) <= 2:
         return _list_pills(leaves, fold.path, usual)
-    return [f"{count_of(len(leaves), 'leaf', 'leaves')} · {print_amount(fold.parameters)} elements"]
+    return [f"{count_of(len(leaves), 'leaf', 'leaves')} · {show_count(fold.parameters)} elements"]
 
 
 def _list_pills(leaves: list[Node], module: str | None, usual: str) -> list[str]:
@@ -143,3 +142,108 @@ def _shorten(text: str, size: float) -> str:
         return text
     head = (longest - 1) // 2
     return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"
+
+
+Details = list[tuple[str, list[str]]]
+"""Terms, and what there is to say of each."""
+
+_MOST_LINES = 12
+
+
+def describe_graph(outline: Outline) -> str:
+    """How large a graph is."""
+    top = outline.top
+    leaves = count_of(len(top.leaves), "leaf", "leaves")
+    return (
+        f"{count_of(top.count, 'node')}, {leaves} with {show_count(top.parameters)} elements, "
+        f"{show_bytes(top.saved)} saved for the backward"
+    )
+
+
+def describe_node(outline: Outline, node: Node) -> Details:
+    """Everything that a node knows, but for what is empty."""
+    where = str(node.line) if node.line is not None else ""
+    operation = node.line.operation if node.line is not None else ""
+    call = f", call {node.call}" if node.call > 1 else ""
+    details = [
+        ("module", [f"{node.module}{call}"] if node.module is not None else []),
+        ("operation in the forward", [operation] if operation else []),
+        ("line", [where] if where else []),
+        ("comes in", [_print(info) for info in node.incoming]),
+        ("goes out", list(_list_outgoing(outline, node))),
+        ("saved", [_print_saved(saved) for saved in node.saved]),
+        ("sequence number", [str(node.number)]),
+        ("place in the backward", [f"{outline.places[node.index] + 1:,} of {len(outline.places):,}"]),
+        ("index in the graph", [str(node.index)]),
+    ]
+    return [(term, values) for term, values in details if values]
+
+
+def describe_fold(outline: Outline, fold: Fold, *, can_open: bool) -> Details:
+    """What there is in a fold.
+
+    Args:
+        outline: the graph.
+        fold: which.
+        can_open: whether its inside is part of the page.
+    """
+    kinds = sorted(fold.kinds.items(), key=lambda item: (-item[1], item[0]))
+    leaves = [_tell_leaf(outline.nodes[index]) for index in list(fold.leaves)[: _MOST_LINES + 1]]
+    call = f", call {fold.call}" if fold.call > 1 else ""
+    details = [
+        ("module", [f"{fold.path}{call}"] if fold.path else []),
+        ("nodes", [f"{fold.count:,}" + ("" if can_open else "; too many to be part of this page")]),
+        ("kinds", _cut([f"{count:,} × {name}" for name, count in kinds], len(kinds))),
+        ("leaves", _cut(leaves, len(fold.leaves))),
+        ("elements of the leaves", [f"{fold.parameters:,}"] if fold.leaves else []),
+        ("saved for the backward", [show_bytes(fold.saved)] if fold.saved else []),
+    ]
+    return [(term, values) for term, values in details if values]
+
+
+def _list_outgoing(outline: Outline, node: Node) -> Iterator[str]:
+    for i, edge in enumerate(node.edges):
+        info = node.outgoing[i] if i < len(node.outgoing) else None
+        if edge is None:
+            yield "nothing"
+            continue
+        other = outline.nodes[edge.node]
+        slot = f", slot {edge.slot}" if len(other.incoming) > 1 else ""
+        name = other.parameter or "an unnamed leaf" if other.is_leaf else f"{other.place} (n{other.index}{slot})"
+        yield f"{_print(info)} → {name}"
+
+
+def _print(info: TensorInfo | None) -> str:
+    return "not known" if info is None else str(info)
+
+
+def _print_saved(saved: Saved) -> str:
+    if saved.tensor is None:
+        return f"{saved.name} = {saved.value}" if saved.value else saved.name
+    version = f", version {saved.version}" if saved.version else ""
+    return f"{saved.name} {saved.tensor}{version}"
+
+
+def _tell_leaf(leaf: Node) -> str:
+    shape = f" {leaf.incoming[0]}" if leaf.incoming and leaf.incoming[0] is not None else ""
+    return f"{leaf.parameter or 'unnamed leaf'}{shape}"
+
+
+def _cut(lines: list[str], count: int) -> list[str]:
+    return lines if count <= _MOST_LINES else [*lines[:_MOST_LINES], f"and {count - _MOST_LINES:,} more"]
+
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def print_shape(info: TensorInfo | None, usual: str = "") -> str:
+    """``[8, 512]``, with the type where it is not the usual one; ``scalar`` for a tensor without dimensions."""
+    if info is None:
+        return ""
+    shape = f"[{', '.join(map(str, info.shape))}]" if info.shape else "scalar"
+    return shape if info.dtype == usual else f"{info.dtype} {shape}" if not info.shape else f"{info.dtype}{shape}"
+
+
+def clean(text: str) -> str:
+    """Without characters that XML does not have."""
+    return _NOT_XML.sub("\ufffd", text)
