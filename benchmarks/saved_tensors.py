@@ -65,8 +65,8 @@ from retrograd.budget.planned import Planned
 from retrograd.errors import RetrogradError
 from retrograd.policies.cpu import Cpu
 from retrograd.policies.disk.disk import Disk
-from retrograd.policies.keep import Keep
 from retrograd.policies.lossless import Lossless
+from retrograd.policies.policy import Keep
 from retrograd.policies.precision import Bfloat16, EightBit
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import Policies, keep_saved

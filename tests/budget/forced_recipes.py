@@ -16,19 +16,18 @@ from retrograd.budget.simulation import Choice, Decisions, Link, Recording
 
 def rerun_everything(recording: Recording, link: Link, budget: int, destination: str) -> Plan:
     """Stands in for ``make_plan``."""
-    choices: list[Choice] = ["rerun" if stretch.rerun else "keep" for stretch in recording.stretches]
+    choices: list[Choice] = ["rerun" if saved_range.rerun else "keep" for saved_range in recording.ranges]
     return Plan(budget, recording, link, Solution(Decisions(choices, 0), 0, 0.0), destination, 0)
 
 
 def mix_choices(dice: random.Random) -> Callable[[Recording, Link, int, str], Plan]:
-    """Stands in for ``make_plan``: plans that nobody would make, with any choice that is possible for each stretch."""
+    """Stands in for ``make_plan``: plans that nobody would make, with any choice that is possible for each range."""
 
     def mix(recording: Recording, link: Link, budget: int, destination: str) -> Plan:
         choices: list[Choice] = []
-        for stretch in recording.stretches:
+        for saved_range in recording.ranges:
             possible: list[Choice] = ["keep", "offload"]
-            possible += ["lossless"] if stretch.small_bytes is not None else []
-            possible += ["rerun", "rerun"] if stretch.rerun else []
+            possible += ["rerun", "rerun"] if saved_range.rerun else []
             choices.append(dice.choice(possible))
         return Plan(budget, recording, link, Solution(Decisions(choices, 0), 0, 0.0), destination, 0)
 
@@ -46,7 +45,7 @@ def made_again(policy: Planned) -> set[str]:
     return {
         word
         for plan in policy.plans
-        for stretch, choice in zip(plan.recording.stretches, plan.choices, strict=True)
+        for saved_range, choice in zip(plan.recording.ranges, plan.choices, strict=True)
         if choice == "rerun"
-        for word in stretch.rerun.split(", ")
+        for word in saved_range.rerun.split(", ")
     }

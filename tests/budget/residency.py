@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.budget.backends import DiskLoad
-from retrograd.budget.recipe import Rerun
-from retrograd.policies.lossless import Lossless
-from retrograd.policies.policy import Packed, Saved
+from retrograd.budget.recipe import Recipe
+from retrograd.policies.disk.disk import Spilled
 from retrograd.saved.keeper import Keeper
 
 
@@ -32,7 +30,6 @@ class Counter(TorchDispatchMode):
     """Counts storages that are alive and for which a saved tensor still waits: each once, before every operation.
 
     Attributes:
-        small: lossless copies.
         read: storages that were made again before they were asked for.
         read_memory: memory that was read from the disk before it was asked for; storages are made of it then.
         peak: the most that was seen.
@@ -42,7 +39,6 @@ class Counter(TorchDispatchMode):
         super().__init__()
         self.tokens: weakref.WeakSet[Token] = weakref.WeakSet()
         self.is_counted = is_counted
-        self.small: weakref.WeakSet[Packed] = weakref.WeakSet()
         self.read: list[weakref.ref[torch.UntypedStorage]] = []
         self.read_memory: list[weakref.ref[memoryview]] = []
         self.peak = 0
@@ -58,26 +54,19 @@ class Counter(TorchDispatchMode):
             memory = lease()
             if memory is not None:
                 alive[np.frombuffer(memory, dtype=np.uint8).ctypes.data] = len(memory)
-        small = sum(tensor.nbytes for packed in self.small for tensor in tensors_of(packed))
-        self.peak = max(self.peak, sum(alive.values()) + small)
+        self.peak = max(self.peak, sum(alive.values()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count()
         return func(*args, **(kwargs or {}))
 
 
-def tensors_of(packed: Packed) -> list[Tensor]:
-    """What it holds."""
-    values = [getattr(packed, name) for name in type(packed).__slots__]
-    return [value for value in values if isinstance(value, Tensor)]
-
-
 @contextmanager
 def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bool]) -> Iterator[Counter]:
     """Count while a block runs. What is read ahead is there at once, as if the disk took no time."""
     counter = Counter(is_counted)
-    plain_pack, plain_unpack, plain_squeeze, plain_run = Keeper.pack, Keeper.unpack, Lossless.pack, Rerun.run
-    plain_fetch = DiskLoad.fetch
+    plain_pack, plain_unpack, plain_run = Keeper.pack, Keeper.unpack, Recipe.run
+    plain_fetch = Spilled.fetch
 
     def pack(keeper: Keeper, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage()
@@ -97,30 +86,23 @@ def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bo
         counter.count()
         return tensor
 
-    def fetch(load: DiskLoad) -> None:
+    def fetch(load: Spilled) -> None:
         plain_fetch(load)
-        coming = load._spilled.coming
+        coming = load.coming
         if coming is not None:
             coming[0].wait()
             memory = coming[0].memory
             assert memory is not None
             counter.read_memory.append(weakref.ref(memory))
 
-    def run(rerun: Rerun, **given: Any) -> tuple[torch.UntypedStorage, int]:
+    def run(rerun: Recipe, **given: Any) -> tuple[torch.UntypedStorage, int]:
         storage, beside = plain_run(rerun, **given)
         counter.read.append(weakref.ref(storage))
         return storage, beside
 
-    def squeeze(policy: Lossless, saved: Saved) -> Packed | None:
-        small = plain_squeeze(policy, saved)
-        if small is not None:
-            counter.small.add(small)
-        return small
-
     with patch.context() as scope:
-        scope.setattr(Lossless, "pack", squeeze)
-        scope.setattr(Rerun, "run", run)
-        scope.setattr(DiskLoad, "fetch", fetch)
+        scope.setattr(Recipe, "run", run)
+        scope.setattr(Spilled, "fetch", fetch)
         scope.setattr(Keeper, "pack", pack)
         scope.setattr(Keeper, "unpack", unpack)
         with counter:

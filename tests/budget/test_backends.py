@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrograd.budget.backends import DiskCarrier, HostCarrier
-from retrograd.budget.link_speed import measure_link
+from retrograd.budget.offloader import DiskBackend, HostBackend, measure_link
+from retrograd.policies.cuda_copies import CudaCopies
 from retrograd.policies.policy import Saved
 from retrograd.saved.keeping import keep_saved
 from tests.policies.test_offloading import LateEngine
@@ -24,38 +24,38 @@ def as_saved(values: torch.Tensor) -> Saved:
 @pytest.mark.parametrize("is_fetched", [False, True])
 @pytest.mark.parametrize("is_written", [False, True])
 def test_a_file_gives_back_what_it_was_given(is_written: bool, is_fetched: bool, tmp_path: Path) -> None:
-    carrier = DiskCarrier(tmp_path, 1 << 20)
+    backend = DiskBackend(tmp_path, 1 << 20)
     values = torch.randn(10_000)
-    load = carrier.carry_out(as_saved(values.clone()))
+    load = backend.copy_out(as_saved(values.clone()))
     assert load is not None
     if is_written:
-        carrier.finish()
+        backend.finish()
     load.leave()
     if is_fetched:
         load.fetch()
     load.want()
     assert torch.equal(load.take(), values)
     assert torch.equal(load.take(), values)  # a graph that is retained asks again
-    carrier.close()
+    backend.close()
     assert torch.equal(load.take(), values)
 
 
 def test_passes_end_so_that_the_order_does_not_grow(tmp_path: Path) -> None:
-    carrier = DiskCarrier(tmp_path, 1 << 20)
-    first = carrier.carry_out(as_saved(torch.randn(5000)))
+    backend = DiskBackend(tmp_path, 1 << 20)
+    first = backend.copy_out(as_saved(torch.randn(5000)))
     assert first is not None
     first.want()
-    second = carrier.carry_out(as_saved(torch.randn(5000)))
-    assert first._spilled.position.of is not second._spilled.position.of  # type: ignore[attr-defined, union-attr]
-    carrier.close()
+    second = backend.copy_out(as_saved(torch.randn(5000)))
+    assert first.position.of is not second.position.of  # type: ignore[union-attr]
+    backend.close()
 
 
 @pytest.mark.parametrize("is_fetched", [False, True])
 def test_a_device_gives_back_what_it_was_given_however_late_it_copies(is_fetched: bool) -> None:
-    carrier = HostCarrier(CPU, LateEngine())
+    backend = HostBackend(LateEngine())  # type: ignore[arg-type]
     values = torch.randn(3000)
-    load = carrier.carry_out(as_saved(values.clone()))
-    other = carrier.carry_out(as_saved(values * 2))
+    load = backend.copy_out(as_saved(values.clone()))
+    other = backend.copy_out(as_saved(values * 2))
     assert load is not None
     assert other is not None
     load.leave()
@@ -65,25 +65,25 @@ def test_a_device_gives_back_what_it_was_given_however_late_it_copies(is_fetched
     assert torch.equal(load.take(), values)
     other.want()
     assert torch.equal(other.take(), values * 2)  # it had not left
-    carrier.close()
+    backend.close()
 
 
 def test_a_full_disk_leaves_memory_where_it_is(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="stay in memory"):
-        carrier = DiskCarrier(tmp_path / "there" / "is" / "none", 1 << 20)
-        assert carrier.carry_out(as_saved(torch.randn(5000))) is None
-    carrier.close()
+        backend = DiskBackend(tmp_path / "there" / "is" / "none", 1 << 20)
+        assert backend.copy_out(as_saved(torch.randn(5000))) is None
+    backend.close()
 
 
 def test_the_link_is_measured_and_no_random_number_is_drawn(tmp_path: Path) -> None:
-    carrier = DiskCarrier(tmp_path, 1 << 20)
+    backend = DiskBackend(tmp_path, 1 << 20)
     before = torch.get_rng_state()
-    link = measure_link(carrier, CPU)
+    link = measure_link(backend, CPU)
     assert torch.equal(torch.get_rng_state(), before)
     assert 1e5 < link.out < 1e12
     assert 1e5 < link.back < 1e12
     assert not any(tmp_path.iterdir())
-    carrier.close()
+    backend.close()
 
 
 # ---- on a device ------------------------------------------------------------------------------------------------
@@ -92,12 +92,12 @@ def test_the_link_is_measured_and_no_random_number_is_drawn(tmp_path: Path) -> N
 @pytest.mark.gpu
 def test_a_device_gives_back_what_it_was_given_and_its_link_is_measured() -> None:
     device = torch.device("cuda", 0)
-    carrier = HostCarrier(device)
-    link = measure_link(carrier, device)
+    backend = HostBackend(CudaCopies(device))
+    link = measure_link(backend, device)
     assert 1e8 < link.out < 2e12
     assert 1e8 < link.back < 2e12
     expected = [torch.randn(1_000_000, device=device) for _ in range(6)]
-    loads = [carrier.carry_out(as_saved(values.clone())) for values in expected]
+    loads = [backend.copy_out(as_saved(values.clone())) for values in expected]
     for load in loads:
         assert load is not None
         load.leave()
@@ -106,7 +106,7 @@ def test_a_device_gives_back_what_it_was_given_and_its_link_is_measured() -> Non
     for number in (2, 5, 1, 0, 4, 3):  # two of them at once, while others are on their way
         assert torch.equal(loads[number].take(), expected[number])  # type: ignore[union-attr]
     del loads
-    carrier.close()
+    backend.close()
 
 
 @pytest.mark.gpu

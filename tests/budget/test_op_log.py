@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from retrograd.budget import random_state
-from retrograd.budget.op_log import Tape
-from retrograd.budget.recipe import Rerun, find_rerun
+from retrograd.budget import op_info
+from retrograd.budget.op_log import OpLog
+from retrograd.budget.recipe import Recipe, find_recipe
 from retrograd.hooks.operation_tap import OperationTap
 
 
 @contextmanager
-def taped(tape: Tape) -> Iterator[None]:
-    tap = OperationTap(tape.carry_out)
+def taped(op_log: OpLog) -> Iterator[None]:
+    tap = OperationTap(op_log.carry_out)
     tap.put_on()
     try:
         yield
@@ -36,12 +36,12 @@ def taped(tape: Tape) -> Iterator[None]:
 class Memory:
     """Lends the bytes of a tensor, themselves: whoever wrote into them would be found out."""
 
-    def __init__(self, tape: Tape, tensor: Tensor) -> None:
+    def __init__(self, op_log: OpLog, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         self.storage = storage
         self.then = whole(storage).clone()
-        self.origin = tape.find(storage, tensor._version)
-        self.origin.packed = weakref.ref(self)
+        self.contents = op_log.find(storage, tensor._version)
+        self.contents.packed = weakref.ref(self)
 
     @property
     def is_as_it_was(self) -> bool:
@@ -55,28 +55,28 @@ def whole(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-def way_to(tape: Tape, tensor: Tensor) -> Rerun | None:
-    return find_rerun(tape.find(tensor.untyped_storage(), tensor._version), is_held=True)
+def way_to(op_log: OpLog, tensor: Tensor) -> Recipe | None:
+    return find_recipe(op_log.find(tensor.untyped_storage(), tensor._version), is_held=True)
 
 
-def words(tape: Tape, tensor: Tensor) -> str | None:
+def words(op_log: OpLog, tensor: Tensor) -> str | None:
     """The operations that would make it again; None where none would."""
-    found = way_to(tape, tensor)
+    found = way_to(op_log, tensor)
     return None if found is None else str(found)
 
 
 @pytest.fixture
-def tape() -> Tape:
-    tape = Tape(0)
-    tape.mark(0)
-    return tape
+def op_log() -> OpLog:
+    op_log = OpLog(0)
+    op_log.mark(0)
+    return op_log
 
 
 @pytest.fixture
-def x(tape: Tape) -> Iterator[Tensor]:
+def x(op_log: OpLog) -> Iterator[Tensor]:
     """What everything is made of, packed."""
     value = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
-    memory = Memory(tape, value)
+    memory = Memory(op_log, value)
     yield value
     assert torch.equal(memory.then, whole(memory.storage))
 
@@ -120,12 +120,12 @@ SEEN: dict[str, tuple[Callable[[Tensor], Tensor], str | None]] = {
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_it_is_made_again(name: str, tape: Tape, x: Tensor) -> None:
+def test_it_is_made_again(name: str, op_log: OpLog, x: Tensor) -> None:
     compute, expected = SEEN[name]
-    with taped(tape):
+    with taped(op_log):
         result = compute(x)
-    assert words(tape, result) == expected
-    rerun = way_to(tape, result)
+    assert words(op_log, result) == expected
+    rerun = way_to(op_log, result)
     assert rerun is not None
     storage, _ = rerun.run()
     assert torch.equal(whole(storage), whole(result.untyped_storage()))
@@ -220,26 +220,26 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("name", UNSEEN)
-def test_it_is_left_alone(name: str, tape: Tape, x: Tensor) -> None:
-    with taped(tape):
+def test_it_is_left_alone(name: str, op_log: OpLog, x: Tensor) -> None:
+    with taped(op_log):
         result = UNSEEN[name](x)
-    assert words(tape, result) is None
+    assert words(op_log, result) is None
 
 
-def test_a_write_that_was_not_seen(tape: Tape, x: Tensor) -> None:
-    with taped(tape):
+def test_a_write_that_was_not_seen(op_log: OpLog, x: Tensor) -> None:
+    with taped(op_log):
         y = x.exp()
     with torch.no_grad():
         y.add_(1)
-    assert words(tape, y) is None
+    assert words(op_log, y) is None
 
 
-def test_a_generator_that_nobody_else_draws_from(tape: Tape, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generator_that_nobody_else_draws_from(op_log: OpLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other threads may draw from the default one meanwhile."""
-    with taped(tape):
+    with taped(op_log):
         mask = torch.empty(64).bernoulli_(0.5)
-    monkeypatch.setattr(random_state, "write_random_state", pytest.fail)
-    rerun = way_to(tape, mask)
+    monkeypatch.setattr(op_info, "write_random_state", pytest.fail)
+    rerun = way_to(op_log, mask)
     assert rerun is not None
     assert torch.equal(whole(rerun.run()[0]), whole(mask.untyped_storage()))
 
@@ -247,34 +247,34 @@ def test_a_generator_that_nobody_else_draws_from(tape: Tape, monkeypatch: pytest
 # ---- what is held ---------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_held(tape: Tape, x: Tensor) -> None:
-    small = Tape(1 << 20)
+def test_nothing_is_held(op_log: OpLog, x: Tensor) -> None:
+    small = OpLog(1 << 20)
     gc.disable()
     try:
-        for each in (tape, small):
+        for each in (op_log, small):
             with taped(each):
                 y = x + 1
                 held = weakref.ref(y.untyped_storage())
                 z = y * 2
             del y
             assert held() is None
-            assert len(each._origins) <= 2
+            assert len(each._contents) <= 2
             del z
     finally:
         gc.enable()
-    assert len(tape._origins) == 1  # of x
-    assert not small._origins
+    assert len(op_log._contents) == 1  # of x
+    assert not small._contents
 
 
-def test_a_long_chain_of_writes_can_be_dropped(tape: Tape, x: Tensor) -> None:
+def test_a_long_chain_of_writes_can_be_dropped(op_log: OpLog, x: Tensor) -> None:
     """Each one knows the one before it."""
     y = x.exp()
     operation = torch.ops.aten.add_.Tensor
     for _ in range(20 * sys.getrecursionlimit()):
-        tape.carry_out(operation, (y, 1), {})
-    assert words(tape, y) is None
-    tape.clear()
-    assert not tape._origins
+        op_log.carry_out(operation, (y, 1), {})
+    assert words(op_log, y) is None
+    op_log.clear()
+    assert not op_log._contents
 
 
 # ---- what is wanted -------------------------------------------------------------------------------------------
@@ -283,10 +283,10 @@ def test_a_long_chain_of_writes_can_be_dropped(tape: Tape, x: Tensor) -> None:
 class Lent:
     """Lends what was there when it was packed."""
 
-    def __init__(self, tape: Tape, tensor: Tensor) -> None:
+    def __init__(self, op_log: OpLog, tensor: Tensor) -> None:
         self.then = whole(tensor.untyped_storage()).clone()
-        self.origin = tape.find(tensor.untyped_storage(), tensor._version)
-        self.origin.packed = weakref.ref(self)
+        self.contents = op_log.find(tensor.untyped_storage(), tensor._version)
+        self.contents.packed = weakref.ref(self)
 
     @property
     def is_as_it_was(self) -> bool:
@@ -339,15 +339,15 @@ WRITING: list[Callable[[Tensor, Tensor], object]] = [
 def test_whatever_is_wanted_nothing_is_made_again_wrongly(data: st.DataObject) -> None:
     """A random program; memory is dropped and its addresses are used again, and some of it is packed."""
     torch.manual_seed(data.draw(st.integers(0, 9)))
-    tape = Tape(0)
+    op_log = OpLog(0)
     if data.draw(st.booleans()):
-        tape.mark(0)
+        op_log.mark(0)
     alive = [torch.rand(4, 4), torch.rand(4, 4)]
-    packed = [Lent(tape, each) for each in alive]
+    packed = [Lent(op_log, each) for each in alive]
     wanted = data.draw(st.none() | st.frozensets(st.integers(0, 40)))
-    tape.wanted = wanted
+    op_log.wanted = wanted
     places = st.integers(0, 100)
-    with taped(tape):
+    with taped(op_log):
         for _ in range(data.draw(st.integers(1, 14))):
             x, y = (alive[data.draw(places) % len(alive)] for _ in range(2))
             kind = data.draw(st.sampled_from(["make", "make", "write", "write", "drop", "pack", "change"]))
@@ -359,13 +359,13 @@ def test_whatever_is_wanted_nothing_is_made_again_wrongly(data: st.DataObject) -
             elif kind == "drop" and len(alive) > 2:
                 alive.pop(data.draw(places) % len(alive))
             elif kind == "pack":
-                packed.append(Lent(tape, x))
+                packed.append(Lent(op_log, x))
             elif kind == "change":
-                tape.wanted = data.draw(st.none() | st.just(wanted))
+                op_log.wanted = data.draw(st.none() | st.just(wanted))
             del x, y
     state = torch.get_rng_state()
     for tensor in alive:
-        rerun = way_to(tape, tensor)
+        rerun = way_to(op_log, tensor)
         if rerun is not None:
             held = whole(tensor.untyped_storage()).clone()
             assert torch.equal(whole(rerun.run()[0]), held), str(rerun)
@@ -381,72 +381,72 @@ def program(x: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_what_a_rerun_needs_is_enough(place: int, x: Tensor, tape: Tape) -> None:
+def test_what_a_rerun_needs_is_enough(place: int, x: Tensor, op_log: OpLog) -> None:
     """Noting the operations of the rerun alone gives the same rerun in the next pass, and nothing else."""
-    memory = Memory(tape, x)
-    with taped(tape):
+    memory = Memory(op_log, x)
+    with taped(op_log):
         first = program(x)
-    rerun = way_to(tape, first[place])
+    rerun = way_to(op_log, first[place])
     assert rerun is not None
-    tape.clear()
-    tape.mark(0)
-    memory = Memory(tape, x)
-    tape.wanted = frozenset(rerun.numbers)
-    with taped(tape):
+    op_log.clear()
+    op_log.mark(0)
+    memory = Memory(op_log, x)
+    op_log.wanted = frozenset(rerun.numbers)
+    with taped(op_log):
         second = program(x)
-    again = way_to(tape, second[place])
+    again = way_to(op_log, second[place])
     assert again is not None
     assert again.numbers == rerun.numbers
     assert str(again) == str(rerun)
     assert torch.equal(whole(again.run()[0]), whole(second[place].untyped_storage()))
-    assert all(words(tape, each) is None for each in second[place + 1 :])
+    assert all(words(op_log, each) is None for each in second[place + 1 :])
     del memory
 
 
-def test_a_missing_link_stops_the_chain(x: Tensor, tape: Tape) -> None:
+def test_a_missing_link_stops_the_chain(x: Tensor, op_log: OpLog) -> None:
     """``data`` is an operation too."""
-    tape.wanted = frozenset({0, 3, 4})
-    with taped(tape):
+    op_log.wanted = frozenset({0, 3, 4})
+    with taped(op_log):
         y = x * 2
         y.data.add_(1)
         y.mul_(3)
         z = y.exp()
-    assert words(tape, y) is None
-    assert words(tape, z) is None
-    memory = Memory(tape, y)
-    assert words(tape, z) == "exp"
+    assert words(op_log, y) is None
+    assert words(op_log, z) is None
+    memory = Memory(op_log, y)
+    assert words(op_log, z) == "exp"
     del memory
 
 
-def test_a_write_through_two_counters_is_not_made_again(tape: Tape) -> None:
+def test_a_write_through_two_counters_is_not_made_again(op_log: OpLog) -> None:
     """``data`` counts by itself."""
     x = torch.rand(3, 4)
-    memory = Memory(tape, x)
-    with taped(tape):
+    memory = Memory(op_log, x)
+    with taped(op_log):
         x.add_(x)
         x.data.mul_(x)
-    assert way_to(tape, x) is None
+    assert way_to(op_log, x) is None
     del memory
 
 
-def test_another_pass_begins_with_all_that_is_wanted(x: Tensor, tape: Tape) -> None:
-    tape.wanted = frozenset()
-    with taped(tape):
+def test_another_pass_begins_with_all_that_is_wanted(x: Tensor, op_log: OpLog) -> None:
+    op_log.wanted = frozenset()
+    with taped(op_log):
         x.exp()
-    tape.clear()
-    memory = Memory(tape, x)
-    with taped(tape):
+    op_log.clear()
+    memory = Memory(op_log, x)
+    with taped(op_log):
         y = x.exp()
-    rerun = way_to(tape, y)
+    rerun = way_to(op_log, y)
     assert rerun is not None
     assert rerun.numbers == (-1,)
-    tape.mark(0)
-    with taped(tape):
+    op_log.mark(0)
+    with taped(op_log):
         y = x.exp()
-    tape.mark(1)
-    with taped(tape):
+    op_log.mark(1)
+    with taped(op_log):
         z = x.sin()
-    (first,), (second,) = (rerun.numbers for each in (y, z) if (rerun := way_to(tape, each)) is not None)
+    (first,), (second,) = (rerun.numbers for each in (y, z) if (rerun := way_to(op_log, each)) is not None)
     assert 0 <= first < second
     del memory
 
@@ -480,7 +480,7 @@ _PARTLY_BLANK = {"nn.functional.mse_loss", "nn.functional.smooth_l1_loss", "lina
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_every_operation_that_torch_lists() -> None:
-    """With the tape the same comes out; and all that can be made again is the same again."""
+    """With the op_log the same comes out; and all that can be made again is the same again."""
     infos = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
     count = 0
     for info in infos:
@@ -493,16 +493,16 @@ def test_every_operation_that_torch_lists() -> None:
             except (AssertionError, RuntimeError, TypeError):
                 continue  # it needs another device, or what `fresh` takes from it
             state = torch.get_rng_state()
-            tape = Tape(0)
+            op_log = OpLog(0)
             now_given = fresh(given)
-            packed = [Memory(tape, tensor) for tensor in in_memory(now_given)]
-            with taped(tape):
+            packed = [Memory(op_log, tensor) for tensor in in_memory(now_given)]
+            with taped(op_log):
                 found = run(info.op, now_given)
             assert torch.equal(state, torch.get_rng_state()), info.name
             for one, other in zip(in_memory(found), in_memory(expected), strict=True):
                 assert torch.allclose(one, other, rtol=0, atol=0, equal_nan=True), info.name
             for tensor in in_memory(found):
-                rerun = way_to(tape, tensor)
+                rerun = way_to(op_log, tensor)
                 if rerun is None:
                     continue
                 count += 1

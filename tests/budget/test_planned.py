@@ -16,15 +16,11 @@ from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.budget import planned as planned_module
-from retrograd.budget.episode import Episode
-from retrograd.budget.item import Item
-from retrograd.budget.known_plans import KnownPlans
-from retrograd.budget.listening import Listening
-from retrograd.budget.measuring import Log
-from retrograd.budget.origins import Origin
-from retrograd.budget.plan import Plan
+from retrograd.budget.op_log import Contents, OpLog
+from retrograd.budget.plan import KnownPlans, Plan
 from retrograd.budget.planned import Planned
-from retrograd.budget.trial import Trial
+from retrograd.budget.planned_pass import Item, PlannedPass
+from retrograd.budget.recipe import Recipe
 from retrograd.errors import BudgetError, SavedPolicyError
 from retrograd.policies.disk.disk import Disk
 from retrograd.policies.policy import Saved
@@ -141,7 +137,7 @@ class Forgetful(Planned):
     """Every pass is the first."""
 
     def _finish(self) -> None:
-        self._episode = None
+        self._pass = None
 
 
 # ---- passes of several kinds ----------------------------------------------------------------------------------
@@ -188,7 +184,7 @@ def test_times_are_taken_again_in_the_first_pass_that_follows_a_plan(
     first, second, third, fourth = seen[:4]
     assert first is not None
     assert second is not None
-    assert second.recording.stretches == first.recording.stretches
+    assert second.recording.ranges == first.recording.ranges
     assert second.recording.events == first.recording.events
     assert second.recording.seconds != first.recording.seconds
     assert third is second
@@ -213,14 +209,14 @@ def test_a_forward_of_which_no_backward_has_run_yet(budget: str, tmp_path: Path)
 
 
 class Interrupted(Planned):
-    """Stops at the n-th stretch, as a Ctrl-C might."""
+    """Stops at the n-th range, as a Ctrl-C might."""
 
     at = -1
 
-    def _carry_out(self, episode: Episode, number: int, saved: Saved, origin: Origin | None) -> Item:
+    def _place(self, current: PlannedPass, number: int, saved: Saved, contents: Contents | None) -> Item:
         if number == self.at:
             raise KeyboardInterrupt
-        return super()._carry_out(episode, number, saved, origin)
+        return super()._place(current, number, saved, contents)
 
 
 def test_an_interrupt_while_packing_leaves_no_half_pass(tmp_path: Path) -> None:
@@ -261,27 +257,22 @@ def test_another_batch_size_gets_a_plan_and_the_first_is_used_again(tmp_path: Pa
 
 
 def test_a_program_without_like_passes_is_not_held_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a stretch takes is tried in so many passes alone, be it made again or in fewer bytes."""
+    """What a range takes is tried in so many passes alone."""
     model, policy = make_layers(), planned(tmp_path, 2**40)
     tried: list[str] = []
-    plain_trial, plain_probe = Trial.__call__, Planned._probe
+    plain_trial = Item._try
 
-    def attempt(trial: Trial, item: Item, values: Tensor) -> None:
+    def attempt(item: Item, recipe: Recipe, values: Tensor) -> None:
         tried.append("trial")
-        plain_trial(trial, item, values)
+        plain_trial(item, recipe, values)
 
-    def probe(policy: Planned, log: Log, number: int, saved: Saved) -> None:
-        tried.append("probe")
-        plain_probe(policy, log, number, saved)
-
-    monkeypatch.setattr(Trial, "__call__", attempt)
-    monkeypatch.setattr(Planned, "_probe", probe)
-    monkeypatch.setattr(planned_module, "_PROBED_PASSES", 3)
-    plain_begin = Listening.begin_forward
+    monkeypatch.setattr(Item, "_try", attempt)
+    monkeypatch.setattr(planned_module, "_MEASURED_PASSES", 3)
+    plain_begin = OpLog.begin_forward
     monkeypatch.setattr(
-        Listening,
+        OpLog,
         "begin_forward",
-        lambda listening, stays, *, is_of_use, is_new: plain_begin(listening, stays, is_of_use=True, is_new=is_new),
+        lambda op_log, stays, *, is_of_use, is_new: plain_begin(op_log, stays, is_of_use=True, is_new=is_new),
     )
     seen = []
     with keep_saved(model, policy):
@@ -289,7 +280,7 @@ def test_a_program_without_like_passes_is_not_held_up_for_ever(tmp_path: Path, m
             model(torch.randn(size, 32)).square().sum().backward()
             seen.append(set(tried))
             tried.clear()
-    assert seen == [{"trial", "probe"}] * 3 + [set()] * 3
+    assert seen == [{"trial"}] * 3 + [set()] * 3
 
 
 def several_forwards(model: nn.Module) -> None:
@@ -391,11 +382,11 @@ def test_passes_of_all_kinds(kind: str, tmp_path: Path) -> None:
     assert plans or kind == "checkpoints"  # torch's own hooks take all
     assert share == 1.0 or any(set(plan.choices) != {"keep"} for plan in plans)
     assert all(plan.predicted_peak <= plan.budget for plan in plans)
-    assert policy._ledger.total() == 0
+    assert policy._counter.total() == 0
 
 
 def test_several_threads_share_a_budget(tmp_path: Path) -> None:
-    """Their stretches come in any order, so that hardly a pass is like another."""
+    """Their ranges come in any order, so that hardly a pass is like another."""
     model, inputs = make_layers(), [torch.randn(32, 32) for _ in range(4)]
 
     def slopes(x: Tensor) -> list[Tensor]:
@@ -412,7 +403,7 @@ def test_several_threads_share_a_budget(tmp_path: Path) -> None:
     assert all(same(one, other) for one, other in zip(found, expected, strict=True))
     del found
     gc.collect()
-    assert policy._ledger.total() == 0
+    assert policy._counter.total() == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -423,7 +414,7 @@ def test_passes_of_all_kinds_that_are_measured_under_a_tiny_budget(kind: str, tm
 
     policy = Forgetful(9000, folder=tmp_path, min_bytes=0)
     assert same(gradients(model, lambda: KINDS[kind](model), policy), expected)
-    assert policy._ledger.total() == 0
+    assert policy._counter.total() == 0
 
 
 # ---- budgets --------------------------------------------------------------------------------------------------
@@ -501,24 +492,12 @@ def test_nothing_is_held_when_the_graph_is_gone(tmp_path: Path) -> None:
             loss = model(x).square().sum()
             del x, loss
             assert held() is None
-            assert policy._ledger.total() == 0
+            assert policy._counter.total() == 0
         gone = weakref.ref(policy)
         del policy
         assert gone() is None
     finally:
         gc.enable()
-
-
-def test_a_lossless_copy_is_chosen_where_it_pays(tmp_path: Path) -> None:
-    """A disk cannot be faster than what takes no time; masks of a dropout take an eighth."""
-    torch.manual_seed(2)
-    model = nn.Sequential(*(part for _ in range(4) for part in (nn.ReLU(), nn.Dropout(0.9), nn.Linear(64, 64))))
-    x = torch.randn(512, 64)
-    with keep_saved(model, planned(tmp_path, 0.6)) as handle:
-        model(x).sum().backward()
-        plan = handle.plan
-    assert plan is not None
-    assert any(stretch.small_bytes is not None for stretch in plan.recording.stretches)
 
 
 def test_a_pass_that_fails_is_not_planned_for(tmp_path: Path) -> None:
@@ -538,7 +517,7 @@ def test_a_pass_that_fails_is_not_planned_for(tmp_path: Path) -> None:
         for _ in range(2):
             model(x).square().sum().backward()
         assert handle.plan is not None
-        assert all(stretch.asked is not None for stretch in handle.plan.recording.stretches)
+        assert all(saved_range.asked is not None for saved_range in handle.plan.recording.ranges)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, while it makes fake tensors

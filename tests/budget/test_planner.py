@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 
 from retrograd.amounts import show_bytes
 from retrograd.budget.plan import make_plan
+from retrograd.budget.planned import read_budget
 from retrograd.budget.planner import Solution, evaluate, find_plan, find_smallest, keep_all
-from retrograd.budget.simulation import Choice, Event, Link, Recording, Stretch
+from retrograd.budget.simulation import Choice, Event, Link, Recording, SavedRange
 from retrograd.errors import BudgetError, SavedPolicyError
-from retrograd.policies.sizes import read_budget
 from tests.budget.test_simulation import LINK, chain
 
 FACTOR = 1.25
 """How much slower than the fastest of all plans one may be that was found."""
-OPTIONS: list[Choice] = ["keep", "offload", "lossless", "rerun"]
+OPTIONS: list[Choice] = ["keep", "offload", "rerun"]
 
 
 @st.composite
 def recordings(draw: st.DrawFn) -> Recording:
-    """Passes whose backward asks in any order, with stretches that the program holds for a while.
+    """Passes whose backward asks in any order, with ranges that the program holds for a while.
 
     Some can be made again of others that are there still when they are asked for.
     """
@@ -33,36 +33,31 @@ def recordings(draw: st.DrawFn) -> Recording:
     events: list[Event] = [("pack", number) for number in range(count)]
     for number in order:
         events += [("ask", number), ("free", number)]
-    stretches = []
+    ranges = []
     for number in range(count):
         asked = count + 2 * order.index(number)
         nbytes = draw(st.integers(10, 100))
-        small = draw(st.one_of(st.none(), st.integers(1, nbytes)))
         left = draw(st.integers(number + 1, asked + 1))
-        speeds = draw(st.floats(0, 2)), draw(st.floats(0, 2))
-        stretches.append(Stretch(nbytes, "", "", number, left, asked, asked + 1, small, *speeds))
-    for number, stretch in enumerate(stretches):
+        ranges.append(SavedRange(nbytes, "", "", number, left, asked, asked + 1))
+    for number, saved_range in enumerate(ranges):
         there = [other for other in range(number) if order.index(other) > order.index(number)]
         if draw(st.booleans()) and (there or not number):
             sources = draw(st.lists(st.sampled_from(there), unique=True)) if there else []
             price = draw(st.floats(0, 2))
             beside = draw(st.integers(0, 30))
-            stretches[number] = replace(
-                stretch, rerun="relu", sources=tuple(sources), rerun_seconds=price, rerun_bytes=beside
+            ranges[number] = replace(
+                saved_range, rerun="relu", sources=tuple(sources), rerun_seconds=price, rerun_bytes=beside
             )
     seconds = draw(st.lists(st.floats(0.1, 3), min_size=len(events), max_size=len(events)))
-    return Recording(tuple(stretches), tuple(events), tuple(seconds))
+    return Recording(tuple(ranges), tuple(events), tuple(seconds))
 
 
 def search_all(recording: Recording, link: Link, budget: int) -> Solution | None:
     """The fastest of all plans."""
     found = []
-    for choices in product(OPTIONS, repeat=len(recording.stretches)):
-        pairs = zip(choices, recording.stretches, strict=True)
-        if any(
-            (choice == "lossless" and stretch.small_bytes is None) or (choice == "rerun" and not stretch.rerun)
-            for choice, stretch in pairs
-        ):
+    for choices in product(OPTIONS, repeat=len(recording.ranges)):
+        pairs = zip(choices, recording.ranges, strict=True)
+        if any(choice == "rerun" and not saved_range.rerun for choice, saved_range in pairs):
             continue
         solution = evaluate(recording, choices, link, budget)
         if solution is not None:
@@ -92,11 +87,11 @@ def test_the_smallest_budget_can_be_met(recording: Recording) -> None:
     found = find_plan(recording, LINK, smallest)
     assert found is not None
     assert found.peak <= smallest
-    assert smallest >= max(stretch.nbytes for stretch in recording.stretches)
+    assert smallest >= max(saved_range.nbytes for saved_range in recording.ranges)
 
 
 def test_a_transfer_that_is_hidden_is_free() -> None:
-    """Of eight equal stretches the first ones have all the time of the pass to leave and to come back."""
+    """Of eight equal ranges the first ones have all the time of the pass to leave and to come back."""
     recording = chain([100] * 8, seconds=10.0)
     found = find_plan(recording, LINK, 600)
     assert found is not None

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from retrograd.budget import planned
 from retrograd.budget.planned import Planned
-from retrograd.budget.recipe import Rerun
+from retrograd.budget.recipe import Recipe
 from retrograd.errors import OverwrittenError
 from retrograd.saved.keeping import keep_saved
 from tests.budget.forced_recipes import force_reruns, made_again, mix_choices
@@ -95,20 +95,20 @@ def check(
     expected = train(build(), step, None, passes)
     policy = force_reruns(patch)
     runs: list[str] = []
-    plain_run = Rerun.run
+    plain_run = Recipe.run
 
-    def run(rerun: Rerun, **given: Any) -> Any:
+    def run(rerun: Recipe, **given: Any) -> Any:
         runs.append(str(rerun))
         return plain_run(rerun, **given)
 
     with patch.context() as scope:
-        scope.setattr(Rerun, "run", run)
+        scope.setattr(Recipe, "run", run)
         found = train(build(), step, policy, passes, everywhere=everywhere)
     assert [name for (name, value), (_, other) in zip(found, expected, strict=True) if value != other] == []
     assert words <= made_again(policy), made_again(policy)
     followed = sum(choice == "rerun" for plan in policy.plans for choice in plan.choices)
     assert not words or len(runs) > followed  # in the measured pass, and then to follow the plan
-    assert policy._ledger.total() == 0
+    assert policy._counter.total() == 0
     return policy
 
 
@@ -355,9 +355,9 @@ def test_memory_that_no_operation_fills_is_never_made_again(monkeypatch: pytest.
             whole.copy_(x).mul_(2)
             return self.b(self.a(x) * half) * whole
 
-    plain_run = Rerun.run
+    plain_run = Recipe.run
 
-    def run(rerun: Rerun, **given: Any) -> Any:
+    def run(rerun: Recipe, **given: Any) -> Any:
         """Where blank memory is always zero."""
         with monkeypatch.context() as scope:
             operation = torch.ops.aten.empty_like.default
@@ -373,9 +373,9 @@ def test_memory_that_no_operation_fills_is_never_made_again(monkeypatch: pytest.
             )
             return plain_run(rerun, **given)
 
-    monkeypatch.setattr(Rerun, "run", run)
+    monkeypatch.setattr(Recipe, "run", run)
     policy = check(monkeypatch, HalfFilled, on(6, 16), {"copy", "mul"})
-    choices = [stretch.rerun for stretch in policy.plans[0].recording.stretches]
+    choices = [saved_range.rerun for saved_range in policy.plans[0].recording.ranges]
     assert choices.count("copy, mul") == 1  # the whole one
 
 
@@ -616,17 +616,17 @@ def test_any_mixture_of_choices(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_
     torch.manual_seed(4)
     assert train(activations(), mixed, policy, 6) == expected
     assert {choice for plan in policy.plans for choice in plan.choices} >= {"rerun", "offload"}
-    assert policy._ledger.total() == 0
+    assert policy._counter.total() == 0
 
 
 def test_what_fails_when_it_is_tried_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(rerun: Rerun, **given: Any) -> Any:
+    def fail(rerun: Recipe, **given: Any) -> Any:
         raise RuntimeError("no kernel")
 
     policy = force_reruns(monkeypatch)
     torch.manual_seed(4)
     expected = train(activations(), plain, None)
-    monkeypatch.setattr(Rerun, "run", fail)
+    monkeypatch.setattr(Recipe, "run", fail)
     torch.manual_seed(4)
     assert train(activations(), plain, policy) == expected
     assert not made_again(policy)
@@ -796,9 +796,9 @@ def test_nothing_is_held_and_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> N
                 loss.backward()
                 del loss
                 assert held() is None
-                assert policy._ledger.total() == 0
+                assert policy._counter.total() == 0
                 if number % 20 == 19:
-                    alive.append(len(policy._tape._origins))
+                    alive.append(len(policy._op_log._contents))
         assert alive == [0, 0, 0]
         assert "gelu" in made_again(policy)
         gone = weakref.ref(policy)
@@ -832,4 +832,4 @@ def test_what_compiled_code_saves_is_never_made_again(monkeypatch: pytest.Monkey
     policy = check(monkeypatch, make, on(2, 3, 8, 8), {"sigmoid"})
     assert counters["stats"]["unique_graphs"] == before + 2  # with and without, each compiled once
     for plan in policy.plans:
-        assert sum(stretch.rerun.count("convolution") for stretch in plan.recording.stretches) <= 1
+        assert sum(saved_range.rerun.count("convolution") for saved_range in plan.recording.ranges) <= 1

@@ -10,11 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.budget.findings import Probed
-from retrograd.budget.measuring import Log
+from retrograd.budget.measuring import Log, Tried
 from retrograd.budget.plan import make_plan
 from retrograd.budget.planner import evaluate, keep_all, window_of
-from retrograd.budget.prediction import predict_seconds
 from retrograd.budget.simulation import (
     Choice,
     Decisions,
@@ -22,9 +20,10 @@ from retrograd.budget.simulation import (
     EventKind,
     Link,
     Recording,
-    Stretch,
+    SavedRange,
     count_residency,
     find_departures,
+    predict_seconds,
 )
 from retrograd.policies.policy import Saved
 
@@ -37,11 +36,11 @@ def chain(sizes: list[int], seconds: float = 1.0, **more: int) -> Recording:
     events: list[Event] = [("pack", number) for number in range(count)]
     for number in reversed(range(count)):
         events += [("ask", number), ("free", number)]
-    stretches = []
+    ranges = []
     for number, size in enumerate(sizes):
         asked = count + 2 * (count - 1 - number)
-        stretches.append(Stretch(size, f"layer{number}", "float32", number, number + 1, asked, asked + 1, **more))
-    return Recording(tuple(stretches), tuple(events), (seconds,) * len(events))
+        ranges.append(SavedRange(size, f"layer{number}", "float32", number, number + 1, asked, asked + 1, **more))
+    return Recording(tuple(ranges), tuple(events), (seconds,) * len(events))
 
 
 def test_what_is_kept_adds_up() -> None:
@@ -71,19 +70,15 @@ def test_a_fetch_holds_from_its_position() -> None:
     assert count_residency(recording, decisions, gone).tolist() == [3, 8, 12, 12, 5, 8, 3, 3, 0]
 
 
-def test_a_lossless_copy_is_there_all_the_time() -> None:
-    recording = chain([4, 8], small_bytes=1)
-    held = count_residency(recording, Decisions(("lossless", "keep"), 0), {})
-    assert held.tolist() == [5, 9, 9, 1, 5, 0]
-
-
 def again(recording: Recording, *sources: tuple[int, ...], seconds: float = 0.25, beside: int = 0) -> Recording:
-    """The same pass, where each stretch with sources can be made of these."""
-    stretches = (
-        replace(stretch, rerun="relu", sources=given, rerun_seconds=seconds, rerun_bytes=beside) if given else stretch
-        for stretch, given in zip(recording.stretches, sources, strict=True)
+    """The same pass, where each range with sources can be made of these."""
+    ranges = (
+        replace(saved_range, rerun="relu", sources=given, rerun_seconds=seconds, rerun_bytes=beside)
+        if given
+        else saved_range
+        for saved_range, given in zip(recording.ranges, sources, strict=True)
     )
-    return replace(recording, stretches=tuple(stretches))
+    return replace(recording, ranges=tuple(ranges))
 
 
 def test_what_is_made_again_is_away_in_between_and_takes_what_it_needs_beside() -> None:
@@ -99,10 +94,10 @@ def test_what_others_are_made_of_is_made_before_them_and_stays() -> None:
         ("pack", 0), ("pack", 1), ("pack", 2), ("ask", 0),
         ("ask", 2), ("free", 2), ("ask", 1), ("free", 1), ("free", 0),
     )  # fmt: skip
-    stretches = (
-        Stretch(3, "", "", 0, 1, 3, 8), Stretch(5, "", "", 1, 2, 6, 7), Stretch(7, "", "", 2, 3, 4, 5),
+    ranges = (
+        SavedRange(3, "", "", 0, 1, 3, 8), SavedRange(5, "", "", 1, 2, 6, 7), SavedRange(7, "", "", 2, 3, 4, 5),
     )  # fmt: skip
-    recording = again(Recording(stretches, events, (1.0,) * 9), (), (0,), (1,))
+    recording = again(Recording(ranges, events, (1.0,) * 9), (), (0,), (1,))
     decisions = Decisions(("keep", "rerun", "rerun"), 0)
     assert count_residency(recording, decisions, {}).tolist() == [3, 8, 10, 3, 15, 8, 8, 3, 0]
     assert predict_seconds(recording, decisions, {}, LINK) == pytest.approx(9.5)
@@ -120,22 +115,22 @@ def test_what_others_are_made_of_comes_back_from_elsewhere_before_them() -> None
 def test_what_others_are_made_of_goes_after_them() -> None:
     """The first is freed before the second, which may be asked for once more."""
     events: tuple[Event, ...] = (("pack", 0), ("pack", 1), ("ask", 1), ("ask", 0), ("free", 0), ("free", 1))
-    stretches = Stretch(4, "", "", 0, 1, 3, 4), Stretch(6, "", "", 1, 2, 2, 5)
-    recording = again(Recording(stretches, events, (1.0,) * 6), (), (0,))
+    ranges = SavedRange(4, "", "", 0, 1, 3, 4), SavedRange(6, "", "", 1, 2, 2, 5)
+    recording = again(Recording(ranges, events, (1.0,) * 6), (), (0,))
     assert count_residency(recording, Decisions(("keep",) * 2, 0), {}).tolist() == [4, 10, 10, 10, 6, 0]
     assert count_residency(recording, Decisions(("keep", "rerun"), 0), {}).tolist() == [4, 10, 10, 10, 10, 0]
 
 
 def test_what_the_program_holds_does_not_leave() -> None:
-    stretch = Stretch(4, "", "", 0, 3, 3, 4)
-    other = Stretch(4, "", "", 1, 2, 2, 5)
+    saved_range = SavedRange(4, "", "", 0, 3, 3, 4)
+    other = SavedRange(4, "", "", 1, 2, 2, 5)
     events: tuple[Event, ...] = (("pack", 0), ("pack", 1), ("ask", 1), ("ask", 0), ("free", 0), ("free", 1))
-    recording = Recording((stretch, other), events, (1.0,) * 6)
+    recording = Recording((saved_range, other), events, (1.0,) * 6)
     assert find_departures(recording, Decisions(("offload",) * 2, 0)) == {}
 
 
 def test_time_by_hand() -> None:
-    """Two stretches of 100 bytes: 1 s to write, 2 s to read, 1 s between events."""
+    """Two ranges of 100 bytes: 1 s to write, 2 s to read, 1 s between events."""
     recording = chain([100, 100])
     decisions = Decisions(("offload",) * 2, 0)
     gone = find_departures(recording, decisions)
@@ -147,7 +142,7 @@ def test_time_by_hand() -> None:
 
 
 def test_what_is_asked_for_now_comes_before_what_was_fetched_ahead() -> None:
-    """Three stretches of 100 bytes, 2 s each to read: the second is not fetched ahead, and the first is, from 4 on."""
+    """Three ranges of 100 bytes, 2 s each to read: the second is not fetched ahead, and the first is, from 4 on."""
     recording = chain([100, 100, 100])
     decisions = Decisions(("offload",) * 3, 0, {0: 3})
     gone = find_departures(recording, decisions)
@@ -173,24 +168,23 @@ sizes = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 @settings(max_examples=150, deadline=None)
 @given(sizes, st.data())
 def test_residency_is_the_sum_of_what_is_there(given_sizes: list[int], data: st.DataObject) -> None:
-    """By asking of each stretch at each position whether it is there."""
-    options: list[Choice] = ["keep", "offload", "lossless"]
+    """By asking of each range at each position whether it is there."""
+    options: list[Choice] = ["keep", "offload"]
     choices = data.draw(st.lists(st.sampled_from(options), min_size=len(given_sizes), max_size=len(given_sizes)))
-    recording = chain(given_sizes, small_bytes=1)
+    recording = chain(given_sizes)
     decisions = Decisions(tuple(choices), data.draw(st.integers(0, 60)))
     gone = find_departures(recording, decisions)
     expected = []
     for position in range(len(recording.events)):
         total = 0
-        for number, (stretch, choice) in enumerate(zip(recording.stretches, choices, strict=True)):
-            assert stretch.asked is not None
-            if not stretch.packed <= position < stretch.freed:
+        for number, (saved_range, choice) in enumerate(zip(recording.ranges, choices, strict=True)):
+            assert saved_range.asked is not None
+            if not saved_range.packed <= position < saved_range.freed:
                 continue
-            is_away = position < stretch.asked and (
-                (choice == "offload" and number in gone and position >= gone[number])
-                or (choice == "lossless" and position > stretch.packed)
+            is_away = (
+                position < saved_range.asked and choice == "offload" and position >= gone.get(number, position + 1)
             )
-            total += (0 if is_away else stretch.nbytes) + (choice == "lossless")
+            total += 0 if is_away else saved_range.nbytes
         expected.append(total)
     assert count_residency(recording, decisions, gone).tolist() == expected
 
@@ -215,7 +209,7 @@ def test_fetching_ahead_never_exceeds_the_budget_nor_costs_time(
 
 def test_background_counts() -> None:
     recording = chain([3, 5])
-    later = Recording(recording.stretches, recording.events, recording.seconds, background=100)
+    later = Recording(recording.ranges, recording.events, recording.seconds, background=100)
     assert keep_all(later).peak == keep_all(recording).peak + 100
     assert np.all(count_residency(later, Decisions(("keep",) * 2, 0), {}) >= 100)
 
@@ -240,7 +234,7 @@ class DeviceEvent:
 
 
 def log_of(*happened: tuple[EventKind, int, float, float]) -> Log:
-    """A pass with two stretches, and what happened in it, from when until when."""
+    """A pass with two ranges, and what happened in it, from when until when."""
     log = Log()
     for number in range(2):
         values = torch.zeros(10 * (number + 1))
@@ -261,7 +255,7 @@ def test_our_own_part_in_a_pass_is_no_computing() -> None:
     )  # fmt: skip
     recording = log.make_recording()
     assert recording.seconds == (0.0, 3.0, 1.0, 0.0, 7.0, 2.0)
-    assert [stretch.freed for stretch in recording.stretches] == [5, 3]
+    assert [saved_range.freed for saved_range in recording.ranges] == [5, 3]
 
 
 def test_what_is_freed_while_we_are_at_work_is_no_end_of_computing() -> None:
@@ -286,16 +280,15 @@ def test_times_are_those_of_a_later_pass_in_which_the_same_happened() -> None:
     assert log_of(("pack", 0, 0.0, 0.0), ("pack", 1, 1.0, 1.0), ("ask", 1, 2.0, 2.0)).time_again(first) is None
 
 
-def test_a_device_times_lossless_copies_and_is_waited_for_behind_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_times_what_is_recomputed_and_is_waited_for_behind_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", DeviceEvent)
-    marks = [DeviceEvent(milliseconds) for milliseconds in (3.0, 5.0, 12.0)]
+    marks = [DeviceEvent(milliseconds) for milliseconds in (3.0, 5.0)]
     log = log_of(("pack", 0, 0.0, 0.0), ("pack", 1, 1.0, 1.0), ("ask", 0, 2.0, 2.0))
-    log.probed[0] = Probed(4, *marks)  # type: ignore[arg-type]
+    log.tried[0] = Tried("relu", (), *marks, 4, (7,), is_same=True)  # type: ignore[arg-type]
     assert not any(mark.is_waited_for for mark in marks)
-    stretch = log.make_recording().stretches[0]
-    assert stretch.small_bytes == 4
-    assert stretch.squeeze_seconds == pytest.approx(0.002)
-    assert stretch.expand_seconds == pytest.approx(0.007)
+    saved_range = log.make_recording().ranges[0]
+    assert (saved_range.rerun, saved_range.rerun_bytes, saved_range.rerun_numbers) == ("relu", 4, (7,))
+    assert saved_range.rerun_seconds == pytest.approx(0.002)
 
 
 def test_better_times_may_change_a_plan_and_never_exceed_its_budget() -> None:

@@ -7,7 +7,7 @@ import pytest
 from retrograd.findings.detectors.inputs import ConstantInput, UnscaledInput
 from retrograd.findings.detectors.loss_sense import BoundedOutput, SummedLoss, WrongSign
 from retrograd.findings.record import Record
-from retrograd.history.facts import Input
+from retrograd.history.facts import Input, NonFinite
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import ask, make_record
 from tests.findings.programs import make_chain, make_optimizer, make_program
@@ -134,6 +134,22 @@ def test_a_sum_that_is_too_steep() -> None:
     assert not ask(SummedLoss, make_program([make_optimizer(), SUM], FALLING))
     assert not ask(SummedLoss, make_program([make_optimizer("Adam#1"), SUM], RISING))
     assert not ask(SummedLoss, make_program([make_optimizer(), make_chain(LINEAR, MSE, outputs=[0])], RISING))
+
+
+def test_a_sum_whose_loss_is_lost() -> None:
+    """By steps that grow, which follows from the sum; or by a logarithm of 0, which does not."""
+
+    def lose(reason: str, sizes: list[float]) -> Record:
+        born = NonFinite(name="0", born="forward", operation="log", reason=reason, moment=Moment(19))
+        return make_record(
+            range(20), lambda step: {"0:output": np.full(4, sizes[step]), "0:weight.update": np.full(4, 1e-3)},
+            [*RISING[:19], np.nan], weights=lambda step: {"0:weight": 1.0}, facts=[make_optimizer(), SUM, born],
+        )  # fmt: skip
+
+    [found] = ask(SummedLoss, lose("overflow of float32", [10.0**step for step in range(20)]))
+    assert "nan-forward" in SummedLoss.explains
+    assert found.step == 0
+    assert not ask(SummedLoss, lose("log of 0", [1.0] * 20))
 
 
 def _input(mean: float, std: float, low: float, high: float, dtype: str = "float32") -> Callable[[int], Input]:

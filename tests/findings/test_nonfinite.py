@@ -106,7 +106,7 @@ def test_an_overflow_that_is_cleared_before_the_update_is_none() -> None:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
         for _ in range(6):
-            for size in (1e3, 0.0):
+            for size in (1e3, 1e3, 0.0):
                 optimizer.zero_grad()
                 loss = nn.functional.mse_loss(net(torch.randn(16, 4) * size), torch.rand(16, 3))
                 scaler.scale(loss).backward()

@@ -22,9 +22,9 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import SavedTensorError
-from retrograd.inventory.columns import PERMANENT, SCHEMA
 from retrograd.inventory.inventory import Inventory
 from retrograd.inventory.recorder import take_inventory
+from retrograd.inventory.timeline import PERMANENT, SCHEMA
 from tests.inventory.known_nets import Layer, ResNet
 from tests.inventory.oracle import count_packed
 from tests.recording.nets import ZOO, build, train

@@ -16,12 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from retrograd.budget import offloader as outlet
-from retrograd.budget.backends import HostCarrier
+from retrograd.budget import offloader
+from retrograd.budget.offloader import HostBackend
 from retrograd.budget.planned import Planned
-from retrograd.policies.cpu import Cpu
+from retrograd.policies.cpu import Cpu, HostOffloader, Offloaded
 from retrograd.policies.cuda_copies import Copying, CudaCopies
-from retrograd.policies.offloading import Offloaded, Offloader
 from retrograd.saved.keeping import keep_saved
 from tests.policies.stream_order import Device, Stream
 
@@ -68,7 +67,7 @@ def test_one_computing_stream_never_meets_a_copy(window: int, is_scarce: bool, s
     with pytest.MonkeyPatch.context() as monkeypatch:
         device = Device(monkeypatch)
         copies = Copies(DEVICE)
-        offloader = Offloader(copies, window)
+        offloader = HostOffloader(copies, window)
         chance = random.Random(seed)
         copies.chance = chance if is_scarce else None
         keep: list[Tensor] = []  # so that no address is used by two tensors of this test
@@ -78,7 +77,7 @@ def test_one_computing_stream_never_meets_a_copy(window: int, is_scarce: bool, s
         assert not device.lent
 
 
-def _run_pass(device: Device, offloader: Offloader, chance: random.Random, keep: list[Tensor]) -> None:
+def _run_pass(device: Device, offloader: HostOffloader, chance: random.Random, keep: list[Tensor]) -> None:
     packed, memory, freed = [], [], set()
     with device:
         for number in range(6):
@@ -118,7 +117,7 @@ def test_a_whole_plan_never_meets_a_copy(share: float, is_scarce: bool, monkeypa
     batch = torch.randn(128, 64)
     expected = gradients(model, batch)
     device, copies = Device(monkeypatch), Copies(DEVICE)
-    monkeypatch.setattr(outlet, "DiskCarrier", lambda folder, window: HostCarrier(DEVICE, copies))
+    monkeypatch.setattr(offloader, "DiskBackend", lambda folder, window: HostBackend(copies))
     policy = Planned(share, rerun=False, min_bytes=1024)
     with device, keep_saved(None, policy):
         for number in range(5):
@@ -136,7 +135,7 @@ def test_a_whole_plan_never_meets_a_copy(share: float, is_scarce: bool, monkeypa
 
 def test_what_is_asked_for_now_does_not_queue_behind_what_is_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch)
-    offloader = Offloader(Copies(DEVICE), window=0)
+    offloader = HostOffloader(Copies(DEVICE), window=0)
     memory = [torch.full((500,), float(number)) for number in range(4)]
     with device:
         packed = [offloader.add(values) for values in memory]
@@ -158,7 +157,7 @@ def test_what_is_asked_for_now_does_not_queue_behind_what_is_fetched_ahead(monke
 
 def test_what_one_stream_fetched_another_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch)
-    offloader = Offloader(Copies(DEVICE), window=0)
+    offloader = HostOffloader(Copies(DEVICE), window=0)
     home, other = device.current, Stream("other")
     memory = [torch.full((500,), float(number)) for number in range(2)]
     with device:
@@ -188,7 +187,7 @@ def test_what_is_dropped_elsewhere_is_waited_for_where_its_memory_is_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = Device(monkeypatch)
-    offloader = Offloader(Copies(DEVICE), window=0)
+    offloader = HostOffloader(Copies(DEVICE), window=0)
     values = [torch.full((500,), float(number)) for number in range(2)]
     with device:
         packed = [offloader.add(one) for one in values]
@@ -206,7 +205,7 @@ def test_what_is_dropped_elsewhere_is_waited_for_where_its_memory_is_used_again(
 
 def test_a_copy_back_follows_the_copy_out_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch)
-    offloader = Offloader(Copies(DEVICE), window=0)
+    offloader = HostOffloader(Copies(DEVICE), window=0)
     memory = [torch.full((500,), float(number)) for number in range(2)]
     with device:
         packed = [offloader.add(values) for values in memory]
@@ -221,7 +220,7 @@ def test_a_buffer_that_another_stream_has_read_is_not_overwritten(
     is_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = Device(monkeypatch)
-    offloader = Offloader(Copies(DEVICE), window=0)
+    offloader = HostOffloader(Copies(DEVICE), window=0)
     memory = [torch.full((500,), float(number)) for number in range(3)]
     with device:
         packed = [offloader.add(values) for values in memory[:2]]
@@ -320,7 +319,7 @@ def test_nothing_is_waited_for_and_memory_is_pinned_in_the_first_steps_alone() -
 @pytest.mark.gpu
 def test_pinned_memory_takes_little_more_than_what_is_in_it() -> None:
     copies = CudaCopies(torch.device("cuda"))
-    offloader = Offloader(copies, window=0)
+    offloader = HostOffloader(copies, window=0)
     torch.accelerator.empty_host_cache()
     before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
     packed = [offloader.add(torch.ones(49 << 16, device="cuda")) for _ in range(40)]  # 0.77 × 16 MB each

@@ -26,13 +26,10 @@ from torch import nn
 
 from retrograd.errors import RetrogradWarning
 from retrograd.policies.disk import file as spill_file
-from retrograd.policies.disk.disk import Disk
-from retrograd.policies.disk.file import CHUNK, SpillFile, open_spill_file
-from retrograd.policies.disk.free_space import Extent, FreeSpace
-from retrograd.policies.disk.pages import BLOCK, allocate, map_pages, whole_blocks
-from retrograd.policies.disk.reading import Reading
-from retrograd.policies.disk.slabs import Slabs
-from retrograd.policies.disk.spill import Spilled
+from retrograd.policies.disk.disk import Disk, Spilled
+from retrograd.policies.disk.file import CHUNK, Extent, FreeSpace, SpillFile, open_spill_file
+from retrograd.policies.disk.memory import BLOCK, Slabs, allocate, map_pages, whole_blocks
+from retrograd.policies.disk.ranges import Reading
 from retrograd.policies.order import Order
 from retrograd.policies.policy import Saved
 from retrograd.saved.keeping import keep_saved
@@ -192,8 +189,8 @@ def test_what_is_written_at_once_is_read_at_once(
     assert before.offset + before.length <= room.offset
 
 
-def test_stretches_are_written_and_read_many_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread is woken, and the kernel is called, for megabytes and not for each stretch."""
+def test_ranges_are_written_and_read_many_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread is woken, and the kernel is called, for megabytes and not for each range."""
     calls = {"write": 0, "read": 0}
     for name in calls:
         real = getattr(SpillFile, name)
@@ -525,7 +522,7 @@ def test_a_write_that_failed_holds_nothing_longer(tmp_path: Path, monkeypatch: p
 def test_who_flushes_does_not_wait_for_what_others_add_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A small stretch is sent with the next ones, and another thread may add none."""
+    """A small range is sent with the next ones, and another thread may add none."""
     policy, others = Disk(tmp_path, min_bytes=0), []
     write = SpillFile.write
 

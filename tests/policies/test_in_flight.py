@@ -7,8 +7,8 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.policies import in_flight as under_way_module
-from retrograd.policies.in_flight import UnderWay
+from retrograd.policies import in_flight
+from retrograd.policies.in_flight import InFlight
 from tests.saved.interrupter import Interrupter
 
 SIZES = st.integers(1, 100)
@@ -16,7 +16,7 @@ SIZES = st.integers(1, 100)
 
 @given(st.lists(SIZES), st.integers(0, 300))
 def test_what_stays_is_the_last_that_fits_and_the_newest_always(sizes: list[int], window: int) -> None:
-    under_way: UnderWay[int] = UnderWay()
+    under_way: InFlight[int] = InFlight()
     staying: list[int] = []
     for number, size in enumerate(sizes):
         staying.append(number)
@@ -33,7 +33,7 @@ def test_what_stays_is_the_last_that_fits_and_the_newest_always(sizes: list[int]
 
 def test_an_interrupt_at_any_instruction_leaves_what_fits() -> None:
     def fill(interrupter: Interrupter) -> None:
-        under_way: UnderWay[int] = UnderWay()
+        under_way: InFlight[int] = InFlight()
         with suppress(KeyboardInterrupt), interrupter:
             for number in range(6):
                 under_way.add(number, 10, 25)
@@ -43,7 +43,7 @@ def test_an_interrupt_at_any_instruction_leaves_what_fits() -> None:
         assert under_way.drain() == [18, 19]
         assert under_way.drain() == []
 
-    files = frozenset({str(under_way_module.__file__)})
+    files = frozenset({str(in_flight.__file__)})
     counter = Interrupter(files, 0, is_realistic=False)
     fill(counter)
     assert counter.count > 100

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from retrograd.errors import RetrogradWarning
 from retrograd.policies.buffer_pool import BufferPool
-from retrograd.policies.offloading import Offloaded, Offloader, Stayed
+from retrograd.policies.cpu import HostOffloader, Offloaded, Stayed
 from retrograd.policies.order import Order
 from retrograd.policies.policy import Packed
 
@@ -100,7 +100,7 @@ def values_of(number: int, size: int = 1000) -> Tensor:
     return torch.arange(size, dtype=torch.float32) + 10_000 * number
 
 
-def forward(offloader: Offloader, numbers: range, size: int = 1000) -> tuple[list[Packed], list[Tensor | None]]:
+def forward(offloader: HostOffloader, numbers: range, size: int = 1000) -> tuple[list[Packed], list[Tensor | None]]:
     """Packs; what is freed is written to at once, as the next layer's output would be."""
     packed: list[Packed] = []
     memory = [values_of(number, size) for number in numbers]
@@ -122,7 +122,7 @@ def forward(offloader: Offloader, numbers: range, size: int = 1000) -> tuple[lis
 )
 def test_values_come_back_whatever_the_window_and_the_order(window: int, passes: list[str], seed: int) -> None:
     engine = LateEngine()
-    offloader = Offloader(engine, window)
+    offloader = HostOffloader(engine, window)
     chance = random.Random(seed)
     for kind in passes:
         packed, memory = forward(offloader, range(8))
@@ -138,7 +138,7 @@ def test_values_come_back_whatever_the_window_and_the_order(window: int, passes:
 
 
 def test_no_more_than_the_window_is_held_on_the_way_out() -> None:
-    offloader = Offloader(LateEngine(), window=10_000)
+    offloader = HostOffloader(LateEngine(), window=10_000)
     packed, _ = forward(offloader, range(20))
     held = [one for one in packed if isinstance(one, Offloaded) and one.values is not None]
     assert sum(one.nbytes for one in held) <= 10_000
@@ -147,7 +147,7 @@ def test_no_more_than_the_window_is_held_on_the_way_out() -> None:
 
 def test_what_is_still_there_is_not_copied_back() -> None:
     engine = LateEngine()
-    offloader = Offloader(engine, window=8_000)
+    offloader = HostOffloader(engine, window=8_000)
     packed, memory = forward(offloader, range(6))
     assert packed[5].restore().data_ptr() == memory[5].data_ptr()  # type: ignore[union-attr]
     assert [kind for kind, _ in engine.copies].count("in") <= 2
@@ -155,7 +155,7 @@ def test_what_is_still_there_is_not_copied_back() -> None:
 
 def test_what_was_needed_first_does_not_leave_again() -> None:
     engine = LateEngine()
-    offloader = Offloader(engine, window=8_000)
+    offloader = HostOffloader(engine, window=8_000)
     for attempt in range(2):
         engine.copies.clear()
         packed, memory = forward(offloader, range(6))
@@ -168,7 +168,7 @@ def test_what_was_needed_first_does_not_leave_again() -> None:
 
 
 def test_the_next_ones_are_on_their_way_before_they_are_asked_for() -> None:
-    offloader = Offloader(LateEngine(), window=8_000)
+    offloader = HostOffloader(LateEngine(), window=8_000)
     packed, _ = forward(offloader, range(8))
     packed[7].restore()
     packed[6].restore()
@@ -182,7 +182,7 @@ def test_the_next_ones_are_on_their_way_before_they_are_asked_for() -> None:
 
 def test_what_was_not_foreseen_comes_at_once() -> None:
     engine = LateEngine()
-    offloader = Offloader(engine, window=8_000)
+    offloader = HostOffloader(engine, window=8_000)
     packed, _ = forward(offloader, range(8))
     packed[7].restore()
     packed[5].restore()  # nothing but the last two was there, and 4 and 5 are on their way
@@ -195,7 +195,7 @@ def test_what_was_not_foreseen_comes_at_once() -> None:
 def test_where_memory_is_scarce_less_is_fetched_ahead(room: int) -> None:
     """A thing that is asked for needs room for itself alone; it says so where there is none."""
     engine = SmallDevice(room)
-    offloader = Offloader(engine, window=12_000)
+    offloader = HostOffloader(engine, window=12_000)
     packed, _ = forward(offloader, range(8))
     for number in (7, 6, 5):
         assert torch.equal(packed[number].restore(), values_of(number))  # still there
@@ -214,7 +214,7 @@ def test_where_memory_is_scarce_less_is_fetched_ahead(room: int) -> None:
 
 def test_what_is_larger_than_the_window_is_not_waited_for_at_once() -> None:
     engine = LateEngine()
-    offloader = Offloader(engine, window=1_000)
+    offloader = HostOffloader(engine, window=1_000)
     packed = [offloader.add(values) for values in (values_of(0), values_of(1))]
     assert [one.values is None for one in packed] == [True, False]  # type: ignore[union-attr]
     assert list(engine.pending) == [2]
@@ -222,7 +222,7 @@ def test_what_is_larger_than_the_window_is_not_waited_for_at_once() -> None:
 
 def test_buffers_are_used_again_and_the_limit_holds() -> None:
     engine = LateEngine()
-    offloader = Offloader(engine, window=0, limit=6 * MB)
+    offloader = HostOffloader(engine, window=0, limit=6 * MB)
     for _ in range(5):
         packed = [offloader.add(values_of(n, MB // 4)) for n in range(8)]
         assert [one is None for one in packed] == [False] * 6 + [True] * 2
@@ -234,7 +234,7 @@ def test_buffers_are_used_again_and_the_limit_holds() -> None:
 
 def test_a_copy_that_cannot_begin_leaves_nothing_behind() -> None:
     engine = LateEngine()
-    offloader = Offloader(engine, window=0)
+    offloader = HostOffloader(engine, window=0)
     engine.is_broken = True
     with pytest.raises(RuntimeError, match="launch failure"):
         offloader.add(values_of(0))
@@ -245,7 +245,7 @@ def test_a_copy_that_cannot_begin_leaves_nothing_behind() -> None:
 def test_nothing_is_held_when_the_graph_is_gone() -> None:
     gc.disable()
     try:
-        offloader = Offloader(LateEngine(), window=4_000)
+        offloader = HostOffloader(LateEngine(), window=4_000)
         packed, _ = forward(offloader, range(6))
         packed[5].restore()
         packed[4].restore()
@@ -284,7 +284,7 @@ def test_what_the_host_has_no_memory_for_stays_and_it_is_said_once() -> None:
     host = Host(room=6 * MB, largest=2 * MB)
     engine = LateEngine()
     engine.allocate = host.allocate  # type: ignore[method-assign]
-    offloader = Offloader(engine, window=0)
+    offloader = HostOffloader(engine, window=0)
     with pytest.warns(RetrogradWarning, match=r"no room in 6\.29 MB .* \(CUDA error: out of memory\)") as caught:
         packed = [offloader.add(values_of(number, MB // 4)) for number in range(9)]
     assert len(caught) == 1

@@ -9,9 +9,8 @@ import torch
 
 from retrograd.policies.cpu import Cpu
 from retrograd.policies.disk.disk import Disk
-from retrograd.policies.keep import Keep
 from retrograd.policies.lossless import Lossless
-from retrograd.policies.policy import Policy
+from retrograd.policies.policy import Keep, Policy
 from retrograd.policies.precision import Bfloat16, EightBit
 from retrograd.policies.when import When
 from retrograd.testing.policy_tests import PolicyTests

@@ -14,7 +14,7 @@ from retrograd.errors import OverwrittenError
 from retrograd.policies.disk.disk import Disk
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import Policies, keep_saved
-from tests.saved.test_stretches import Noting
+from tests.saved.test_ranges import Noting
 
 
 class Block(nn.Module):

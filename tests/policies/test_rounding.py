@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from retrograd.errors import SavedPolicyError
-from retrograd.policies.keep import Keep
 from retrograd.policies.lossless import Lossless, pack_bits, unpack_bits
-from retrograd.policies.policy import Policy, Saved
+from retrograd.policies.policy import Keep, Policy, Saved
 from retrograd.policies.precision import MEASURED_EVERY, Bfloat16, EightBit
 from retrograd.policies.recompute import Recompute
 from retrograd.policies.when import When
 from retrograd.saved.gradient_error import measure_gradient_error
 from retrograd.saved.keeping import keep_saved
-from tests.saved.test_stretches import Noting
+from tests.saved.test_ranges import Noting
 
 
 def as_saved(values: Tensor, path: str = "layer") -> Saved:

@@ -19,11 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from retrograd.errors import RecomputeError
 from retrograd.hooks.saved import is_plain
-from retrograd.policies import late_comparison
-from retrograd.policies.late_comparison import LateComparison
-from retrograd.policies.overwriting import Place
+from retrograd.policies import samples
+from retrograd.policies.overwriting import SaveSite
 from retrograd.policies.recompute import Recompute
-from retrograd.policies.samples import _take_vector, take_sample
+from retrograd.policies.samples import LateComparison, _take_vector, take_sample
 from retrograd.saved.keeping import keep_saved
 
 Draw = Callable[[int], tuple[float, list[int]]]
@@ -343,13 +342,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     Event.is_over = False
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(late_comparison, "_allocate", lambda count: torch.empty(count, dtype=torch.bool))
+    monkeypatch.setattr(samples, "_allocate", lambda count: torch.empty(count, dtype=torch.bool))
 
 
 @pytest.mark.usefixtures("device")
 def test_on_a_device_nothing_is_waited_for() -> None:
     late, one = LateComparison(), torch.ones(16, dtype=torch.float64)
-    good, bad = Place("good"), Place("bad")
+    good, bad = SaveSite("good"), SaveSite("bad")
     for number in range(100):
         is_bad = number == 40
         assert late.note(one, one * (2 if is_bad else 1), torch.float32, bad if is_bad else good) is None
@@ -359,8 +358,8 @@ def test_on_a_device_nothing_is_waited_for() -> None:
 
 
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize(("factor", "expected"), [(1 + 1e-6, None), (1.01, Place("block"))])
-def test_what_is_left_is_compared_at_the_end(factor: float, expected: Place | None) -> None:
+@pytest.mark.parametrize(("factor", "expected"), [(1 + 1e-6, None), (1.01, SaveSite("block"))])
+def test_what_is_left_is_compared_at_the_end(factor: float, expected: SaveSite | None) -> None:
     late, one = LateComparison(), torch.ones(16, dtype=torch.float64)
-    assert late.note(one, one * factor, torch.float32, Place("block")) is None
+    assert late.note(one, one * factor, torch.float32, SaveSite("block")) is None
     assert late.end() == expected

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from retrograd.policies.disk.disk import Disk
-from retrograd.policies.keep import Keep
 from retrograd.policies.lossless import Lossless
-from retrograd.policies.policy import Packed, Policy, Saved
+from retrograd.policies.policy import Keep, Packed, Policy, Saved
 from retrograd.policies.precision import Bfloat16
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import SavedHandle, keep_saved

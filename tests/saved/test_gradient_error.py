@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.errors import SavedTensorError
-from retrograd.policies.keep import Keep
+from retrograd.policies.policy import Keep
 from retrograd.saved.gradient_error import measure_gradient_error
 
 

@@ -12,8 +12,7 @@ from torch import nn
 from retrograd.budget.planned import Planned
 from retrograd.errors import BudgetError, RetrogradWarning
 from retrograd.policies.disk.disk import Disk
-from retrograd.policies.keep import Keep
-from retrograd.policies.policy import Packed, Policy, Saved
+from retrograd.policies.policy import Keep, Packed, Policy, Saved
 from retrograd.policies.precision import Bfloat16
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import Policies, keep_saved

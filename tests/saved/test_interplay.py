@@ -30,9 +30,8 @@ from retrograd.hooks import saved as saved_hooks
 from retrograd.hooks.operation_tap import CarryOut
 from retrograd.inventory.recorder import take_inventory
 from retrograd.policies.disk.disk import Disk
-from retrograd.policies.keep import Keep
 from retrograd.policies.lossless import Lossless
-from retrograd.policies.policy import Policy, Stays
+from retrograd.policies.policy import Keep, Policy, Stays
 from retrograd.policies.recompute import Recompute
 from retrograd.saved import calls
 from retrograd.saved.keeping import SavedHandle, keep_saved

@@ -16,12 +16,11 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import NoSuchSiteError, PatternError, SavedPolicyError
 from retrograd.policies.disk.disk import Disk
-from retrograd.policies.keep import Keep
-from retrograd.policies.policy import Packed, Policy, Saved
+from retrograd.policies.policy import Keep, Packed, Policy, Saved
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import keep_saved
 from tests.saved.test_exactness import Elsewhere
-from tests.saved.test_stretches import Noting
+from tests.saved.test_ranges import Noting
 
 
 class Blocks(nn.Module):

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from retrograd.errors import OverwrittenError
-from retrograd.policies.keep import Keep
-from retrograd.policies.policy import Policy
+from retrograd.policies.policy import Keep, Policy
 from retrograd.saved.keeping import keep_saved
 from tests.saved.test_exactness import Elsewhere
 

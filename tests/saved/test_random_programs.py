@@ -19,8 +19,8 @@ from retrograd.budget.plan import Plan
 from retrograd.budget.planned import Planned
 from retrograd.budget.simulation import Link, Recording
 from retrograd.policies.disk.disk import Disk
-from retrograd.policies.keep import Keep
 from retrograd.policies.lossless import Lossless
+from retrograd.policies.policy import Keep
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.entry import Entry
 from retrograd.saved.keeping import Policies, SavedHandle, keep_saved
@@ -69,7 +69,7 @@ READ_WHAT_THEY_WRITE = frozenset({"running_mean", "saved_buffer"})
 
 def choose_anything(recording: Recording, link: Link, budget: int, destination: str) -> Plan:
     """A plan that nobody would make, the same for each pass of its kind."""
-    return mix_choices(random.Random(len(recording.stretches)))(recording, link, budget, destination)
+    return mix_choices(random.Random(len(recording.ranges)))(recording, link, budget, destination)
 
 
 CHOOSERS: dict[str, Callable[[Recording, Link, int, str], Plan]] = {
@@ -135,7 +135,7 @@ def check(program: Program, name: str, folder: Path, least: int, *, everywhere: 
     while entries and time.monotonic() < deadline:  # or when its thread has ended, which is after ``join``
         time.sleep(0.001)
     assert not entries, (program, handle.accounts)  # the handle is there still, and holds nothing
-    assert not isinstance(policy, Planned) or policy._ledger.total() == 0
+    assert not isinstance(policy, Planned) or policy._counter.total() == 0
     return policy
 
 

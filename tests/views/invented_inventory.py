@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from retrograd.inventory.columns import SCHEMA
 from retrograd.inventory.inventory import Inventory
+from retrograd.inventory.timeline import SCHEMA
 
 HOSTILE = '</script><script>document.title="gone"</script>&amp;'
 

@@ -1,8 +1,9 @@
-"""What a planner has to know of a pass: what happened to saved tensors in it, and when."""
+"""Measure a pass for a planner: what happens to saved tensors in it, and when."""
 
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,20 +13,76 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from retrograd.budget.findings import Probed, Remade, Squeezed, Tried
-from retrograd.budget.marks import Mark, seconds_between, take_time
-from retrograd.budget.simulation import Event, EventKind, Recording, Stretch
+from retrograd.budget.simulation import Event, EventKind, Recording, SavedRange
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_in_compiled_backward
 from retrograd.hooks.memory import is_held_elsewhere
 from retrograd.policies.policy import Packed, Saved
 
+Mark = float | torch.cuda.Event
+
+
+def take_time(values: Tensor) -> Mark:
+    """Now, as the device of these values sees it, without waiting for it."""
+    if not values.is_cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(values.device))
+    return event
+
+
+def seconds_between(first: Mark, second: Mark) -> float:
+    """Time between two marks; a device is waited for."""
+    if isinstance(first, float) and isinstance(second, float) and not math.isnan(first + second):
+        return max(0.0, second - first)
+    if isinstance(first, torch.cuda.Event) and isinstance(second, torch.cuda.Event):
+        first.synchronize()
+        second.synchronize()
+        return max(0.0, float(first.elapsed_time(second)) / 1000)
+    return 0.0  # there is one mark alone, where a plan was followed at first
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """How it went when a range was recomputed. A device is not waited for: it may not have come so far yet.
+
+    Attributes:
+        operations: what was run, in words.
+        sources: ranges that these were given.
+        began, ended: marks before and after.
+        nbytes: memory that they needed besides.
+        numbers: of the operations, in the pass.
+        is_same: whether all bits are; one element where a device says so.
+    """
+
+    operations: str
+    sources: tuple[int, ...]
+    began: Mark
+    ended: Mark
+    nbytes: int
+    numbers: tuple[int, ...]
+    is_same: bool | Tensor
+
+    def describe(self, saved_range: SavedRange) -> SavedRange:
+        """Add what it takes to a range, if it came out the same. A device is waited for."""
+        if not self.is_same:
+            return saved_range
+        return replace(
+            saved_range,
+            rerun=self.operations,
+            sources=self.sources,
+            rerun_seconds=seconds_between(self.began, self.ended),
+            rerun_bytes=self.nbytes,
+            rerun_numbers=self.numbers,
+        )
+
+
 Key = tuple[int, torch.dtype, str]
-"""Bytes, dtype and module of a stretch: what tells two passes apart."""
+"""Bytes, dtype and module of a range: what tells two passes apart."""
 
 
 @dataclass(slots=True)
 class Pending:
-    """A stretch that the program itself holds. ``values`` is not held here: the memory may go."""
+    """A range that the program itself holds. ``values`` is not held here: the memory may go."""
 
     number: int
     item: weakref.ref[Packed]
@@ -40,20 +97,18 @@ class Pending:
 
 @dataclass(slots=True)
 class Log:
-    """Notes of one pass: from the first stretch that is packed until autograd holds nothing of it.
+    """Notes of one pass: from the first range that is packed until autograd holds nothing of it.
 
     Attributes:
-        keys: of the stretches, in the order in which they were packed.
+        keys: of the ranges, in the order in which they were packed.
         shapes: of the tensors by which they were saved first.
         events: what happened, with marks before and after our own part in it.
-        asked: stretches that were asked for.
-        freed: stretches that autograd has let go of. It grows when objects are deleted, in any thread.
-        left: stretch → position from which the program did not hold it.
+        asked: ranges that were asked for.
+        freed: ranges that autograd has let go of. It grows when objects are deleted, in any thread.
+        left: range → position from which the program did not hold it.
         pending: those that it holds still.
-        probed: lossless copies that were made.
-        squeezed: what they take.
-        tried: how it went when they were made again.
-        remade: what making them again takes.
+        tried: how it went when they were recomputed.
+        earlier: the first ranges as an earlier pass, which was the same so far, has shown them.
         background: bytes of earlier passes when it began.
         is_timed: whether the clock is read.
         unfinished: backward passes over it that have begun and not ended, as torch numbers them; those that an error or
@@ -69,10 +124,8 @@ class Log:
     freed: list[int] = field(default_factory=list)
     left: dict[int, int] = field(default_factory=dict)
     pending: list[Pending] = field(default_factory=list)
-    probed: dict[int, Probed] = field(default_factory=dict)
-    squeezed: dict[int, Squeezed] = field(default_factory=dict)
     tried: dict[int, Tried] = field(default_factory=dict)
-    remade: dict[int, Remade] = field(default_factory=dict)
+    earlier: tuple[SavedRange, ...] = ()
     unfinished: set[int] = field(default_factory=set)
 
     @property
@@ -81,7 +134,7 @@ class Log:
         return len(self.freed) == len(self.keys)
 
     def add(self, saved: Saved) -> int:
-        """A stretch is packed; returns its number."""
+        """A range is packed; returns its number."""
         self.keys.append((saved.nbytes, saved.values.dtype, saved.path))
         self.shapes.append(saved.shape)
         return len(self.keys) - 1
@@ -95,13 +148,13 @@ class Log:
         self.events.append((kind, number, began, ended))
 
     def watch(self, number: int, item: Packed, values: Tensor) -> None:
-        """Find out when the program lets go of a stretch."""
+        """Find out when the program lets go of a range."""
         source = weakref.ref(values.untyped_storage())
         self.pending.append(Pending(number, weakref.ref(item), weakref.ref(values), source))
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether a backward pass over it was begun and has failed. While one runs that cannot be told."""
+        """Whether a backward pass over it was begun and has failed. Unknown while one runs."""
         return bool(self.unfinished) and current_graph_task() == -1
 
     def see_end_of_backward(self) -> None:
@@ -112,7 +165,7 @@ class Log:
             at_end_of_backward(partial(self.unfinished.discard, task))
 
     def look_after(self) -> None:
-        """Of which stretches has the program let go?"""
+        """Of which ranges has the program let go?"""
         if not self.pending:
             return
         still = []
@@ -127,64 +180,28 @@ class Log:
 
     def inherit(self, earlier: Recording) -> None:
         """Take over what an earlier pass, which was the same so far, has shown."""
-        for number in range(len(self.keys) - 1):
-            stretch = earlier.stretches[number]
-            if stretch.left < len(self.events):
-                self.left[number] = stretch.left
-            if stretch.small_bytes is not None:
-                self.squeezed[number] = Squeezed(stretch.small_bytes, stretch.squeeze_seconds, stretch.expand_seconds)
-            if stretch.rerun:
-                self.remade.setdefault(
-                    number,
-                    Remade(
-                        stretch.rerun,
-                        stretch.sources,
-                        stretch.rerun_seconds,
-                        stretch.rerun_bytes,
-                        stretch.rerun_numbers,
-                    ),
-                )
+        self.earlier = earlier.ranges[: len(self.keys) - 1]
+        for number, saved_range in enumerate(self.earlier):
+            if saved_range.left < len(self.events):
+                self.left[number] = saved_range.left
 
     def make_recording(self) -> Recording:
         """The pass as plain data. A device is waited for."""
-        self.squeezed |= {number: probed.settle() for number, probed in self.probed.items()}
-        for number, tried in self.tried.items():
-            if (settled := tried.settle()) is not None:
-                self.remade[number] = settled
         events: list[Event] = [(kind, number) for kind, number, _, _ in self.events]
         at: dict[Event, int] = {}
         for position, event in enumerate(events):
             at.setdefault(event, position)
-        stretches = []
+        ranges = []
         for number, (nbytes, dtype, path) in enumerate(self.keys):
             freed = at.get(("free", number), len(events))
-            stretch = Stretch(
-                nbytes,
-                path,
-                f"{str(dtype).removeprefix('torch.')}{list(self.shapes[number])}",
-                at["pack", number],
-                min(self.left.get(number, freed), freed),
-                at.get(("ask", number)),
-                freed,
-            )
-            if (squeezed := self.squeezed.get(number)) is not None:
-                stretch = replace(
-                    stretch,
-                    small_bytes=squeezed.nbytes,
-                    squeeze_seconds=squeezed.squeeze_seconds,
-                    expand_seconds=squeezed.expand_seconds,
-                )
-            if (remade := self.remade.get(number)) is not None:
-                stretch = replace(
-                    stretch,
-                    rerun=remade.operations,
-                    sources=remade.sources,
-                    rerun_seconds=remade.seconds,
-                    rerun_bytes=remade.nbytes,
-                    rerun_numbers=remade.numbers,
-                )
-            stretches.append(stretch)
-        return Recording(tuple(stretches), tuple(events), self._seconds(events), self.background)
+            left = min(self.left.get(number, freed), freed)
+            kind = f"{str(dtype).removeprefix('torch.')}{list(self.shapes[number])}"
+            saved_range = SavedRange(nbytes, path, kind, at["pack", number], left, at.get(("ask", number)), freed)
+            if number < len(self.earlier):
+                saved_range = self.earlier[number].at_positions_of(saved_range)
+            tried = self.tried.get(number)
+            ranges.append(saved_range if tried is None else tried.describe(saved_range))
+        return Recording(tuple(ranges), tuple(events), self._seconds(events), self.background)
 
     def time_again(self, recording: Recording) -> Recording | None:
         """An earlier pass with the times of this one; None where not the same happened. A device is waited for."""

@@ -1,10 +1,14 @@
-"""What is known of each kind of operation before it is carried out: what it writes to, and whether it is repeatable."""
+"""Op info: what a kind of operation writes to, whether it can be repeated, and from which generator it draws."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from retrograd.hooks.dispatch import entry_of, is_operation, is_random
@@ -27,8 +31,8 @@ _RUNNING = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
 
 
 @dataclass(frozen=True, slots=True)
-class Trait:
-    """What is known of a kind of operation.
+class OpInfo:
+    """A kind of operation, and what its schema says of it.
 
     Attributes:
         function: the operation.
@@ -49,10 +53,10 @@ class Trait:
     has_running: bool
 
 
-def find_trait(function: Any) -> Trait:
-    """What is known of a kind of operation, from its schema."""
+def find_op_info(function: Any) -> OpInfo:
+    """Read the schema of a kind of operation."""
     if not is_operation(function):
-        return Trait(function, function, False, (), (), False, False)
+        return OpInfo(function, function, False, (), (), False, False)
     schema, name = function._schema, function._schema.name.partition("::")[2]
     written = [
         (place, argument)
@@ -70,15 +74,68 @@ def find_trait(function: Any) -> Trait:
     )
     places = tuple((place, argument.name) for place, argument in written)
     tensors = tuple(place for place, argument in enumerate(schema.arguments) if "Tensor" in str(argument.type))
-    return Trait(function, entry_of(function), is_noted, tensors, places, is_random(function), name in _RUNNING)
+    return OpInfo(function, entry_of(function), is_noted, tensors, places, is_random(function), name in _RUNNING)
 
 
-def find_written(trait: Trait, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def find_written(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors that an operation writes to."""
-    given = (args[place] if place < len(args) else kwargs.get(name) for place, name in trait.written)
+    given = (args[place] if place < len(args) else kwargs.get(name) for place, name in info.written)
     return [
         tensor
         for value in given
         for tensor in (value if isinstance(value, (list, tuple)) else (value,))
         if isinstance(tensor, Tensor)
     ]
+
+
+def read_random_state(device: torch.device) -> Tensor:
+    """Read the state of a device's default generator; the device is not waited for."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.default_generator.get_state()
+
+
+def write_random_state(device: torch.device, state: Tensor) -> None:
+    """Draw from here."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+def can_be_read(device: torch.device) -> bool:
+    """Whether there is a generator that can be asked now."""
+    return device.type == "cpu" or (device.type == "cuda" and not torch.cuda.is_current_stream_capturing())
+
+
+@contextmanager
+def draw_again(
+    operation: Any, args: list[Any], kwargs: dict[str, Any], state: Tensor, device: torch.device
+) -> Iterator[None]:
+    """The operation draws from here, and the program's generators are afterwards as they were.
+
+    It is given a generator of its own if it takes one; else other threads must not draw from the default one meanwhile.
+    """
+    place, name = _find_generator(operation)
+    if name:
+        generator = torch.Generator(device)
+        generator.set_state(state)
+        if place < len(args):
+            args[place] = generator
+        else:
+            kwargs[name] = generator
+        yield
+        return
+    now = read_random_state(device)
+    write_random_state(device, state)
+    try:
+        yield
+    finally:
+        write_random_state(device, now)
+
+
+@cache
+def _find_generator(operation: Any) -> tuple[int, str]:
+    """Place and name of the argument that is a generator; no name where there is none."""
+    for place, argument in enumerate(operation._schema.arguments):
+        if "Generator" in str(argument.type):
+            return place, str(argument.name)
+    return 0, ""

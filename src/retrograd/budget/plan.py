@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from retrograd.amounts import show_bytes
+from retrograd.budget.measuring import Key
 from retrograd.budget.planner import Solution, evaluate, find_plan, find_smallest, keep_all
 from retrograd.budget.simulation import Choice, Link, Recording
 from retrograd.errors import BudgetError
@@ -18,7 +20,7 @@ _KINDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where each stretch of memory waits, and what comes of it. ``print(plan)`` explains it.
+    """Where each storage range waits, and what comes of it. ``print(plan)`` explains it.
 
     Attributes:
         budget: bytes that may be held at any position.
@@ -38,7 +40,7 @@ class Plan:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """One for each stretch, in the order in which they are packed."""
+        """One for each range, in the order in which they are packed."""
         return tuple(self.solution.decisions.choices)
 
     @property
@@ -48,7 +50,7 @@ class Plan:
 
     @property
     def predicted_seconds(self) -> float:
-        """Of forward and backward, from the first stretch that is packed to the last that is freed."""
+        """Of forward and backward, from the first range that is packed to the last that is freed."""
         return self.solution.seconds
 
     @property
@@ -69,7 +71,7 @@ class Plan:
         return replace(self, recording=recording, solution=min(solutions, key=lambda solution: solution.seconds))
 
     def curve(self) -> list[tuple[int, float]]:
-        """What other budgets would cost: bytes and predicted seconds, the smallest budget first."""
+        """Predict what other budgets would cost: bytes and seconds, the smallest budget first."""
         kept = self.kept_peak
         steps = range(_CURVE_POINTS)
         budgets = {self.smallest + (kept - self.smallest) * step // (_CURVE_POINTS - 1) for step in steps}
@@ -104,23 +106,27 @@ class Plan:
 
     def _reruns(self) -> list[str]:
         chosen = [
-            stretch for stretch, choice in zip(self.recording.stretches, self.choices, strict=True) if choice == "rerun"
+            saved_range
+            for saved_range, choice in zip(self.recording.ranges, self.choices, strict=True)
+            if choice == "rerun"
         ]
         if not chosen:
             return []
-        counts = Counter(stretch.rerun for stretch in chosen).most_common()
+        counts = Counter(saved_range.rerun for saved_range in chosen).most_common()
         shown = "; ".join(f"{count} × {operations}" for operations, count in counts[:_KINDS])
         more = f"; and {len(counts) - _KINDS} more kinds" if len(counts) > _KINDS else ""
-        return [f"Run again, in {_milliseconds(sum(stretch.rerun_seconds for stretch in chosen))}: {shown}{more}."]
+        return [
+            f"Run again, in {_milliseconds(sum(saved_range.rerun_seconds for saved_range in chosen))}: {shown}{more}."
+        ]
 
     def _table(self) -> list[str]:
         sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
-        for stretch, choice in zip(self.recording.stretches, self.choices, strict=True):
+        for saved_range, choice in zip(self.recording.ranges, self.choices, strict=True):
             entry = sums[
-                stretch.path or "(no module)", stretch.kind, self.destination if choice == "offload" else choice
+                saved_range.path or "(no module)", saved_range.kind, self.destination if choice == "offload" else choice
             ]
             entry[0] += 1
-            entry[1] += stretch.nbytes
+            entry[1] += saved_range.nbytes
         rows = sorted(sums.items(), key=lambda item: -item[1][1])
         width = max((len(key[0]) for key, _ in rows[:_ROWS]), default=6)
         kinds = max((len(key[1]) for key, _ in rows[:_ROWS]), default=4)
@@ -153,3 +159,79 @@ def make_plan(recording: Recording, link: Link, budget: int, destination: str) -
 
 def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
+
+
+_MOST = 16
+"""One for each sequence of sizes, such as that of a last, smaller batch."""
+
+
+@dataclass(slots=True)
+class Known:
+    """A plan, and how to tell that a pass is like the one it was made for.
+
+    Attributes:
+        keys: of the ranges of that pass.
+        plan: for it.
+        is_timed: whether its times are those of a pass that followed a plan.
+        triggers: range → those to bring back when it is first asked for.
+        wanted: numbers of the operations that are run again.
+    """
+
+    keys: tuple[Key, ...]
+    plan: Plan
+    is_timed: bool = False
+    triggers: dict[int, list[int]] = field(default_factory=dict)
+    wanted: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        events = self.plan.recording.events
+        for number, position in self.plan.solution.decisions.fetches.items():
+            self.triggers.setdefault(events[position][1], []).append(number)
+        choices = zip(self.plan.recording.ranges, self.plan.choices, strict=True)
+        self.wanted = frozenset(
+            number for saved_range, choice in choices if choice == "rerun" for number in saved_range.rerun_numbers
+        )
+
+    def has_at(self, number: int, key: Key) -> bool:
+        """Whether this range of its pass was like that."""
+        return number < len(self.keys) and self.keys[number] == key
+
+
+class KnownPlans:
+    """As many as are worth their memory; the one used last is forgotten last."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[Key, ...], Known] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    @property
+    def plans(self) -> list[Plan]:
+        """All of them, the one used last at the end."""
+        return [known.plan for known in self._known.values()]
+
+    @property
+    def have_reruns(self) -> bool:
+        """Whether one of them runs operations again."""
+        return any(known.wanted for known in self._known.values())
+
+    def add(self, keys: Sequence[Key], plan: Plan, *, is_timed: bool = False) -> None:
+        """Remember a plan for passes with these ranges."""
+        known = Known(tuple(keys), plan, is_timed)
+        self._known[known.keys] = known
+        if len(self._known) > _MOST:
+            self._known.popitem(last=False)
+
+    def forget(self, known: Known) -> None:
+        """Forget a plan that was made from a pass unlike others."""
+        self._known.pop(known.keys, None)
+
+    def find(self, beginning: Sequence[Key]) -> Known | None:
+        """The one used last of those whose passes begin with these ranges."""
+        wanted = tuple(beginning)
+        for known in reversed(self._known.values()):
+            if known.keys[: len(wanted)] == wanted:
+                self._known.move_to_end(known.keys)
+                return known
+        return None

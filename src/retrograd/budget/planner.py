@@ -1,4 +1,4 @@
-"""Choose where each stretch of memory waits, so that a budget is kept at every position, at the least time.
+"""Choose where each storage range waits, so that a budget is kept at every position, at the least time.
 
 Every plan that is considered is simulated as a whole. What is returned has been checked at each position, so that a
 poor guess costs time and never the budget.
@@ -6,13 +6,161 @@ poor guess costs time and never the budget.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from retrograd.budget.orders import Move, list_moves, list_orders, list_steady_orders, with_pushes
-from retrograd.budget.prediction import predict_seconds
-from retrograd.budget.prefetching import schedule_fetches, with_fetches
-from retrograd.budget.simulation import Choice, Decisions, Link, Recording, count_residency, find_departures
+import numpy as np
+import numpy.typing as npt
+
+from retrograd.budget.simulation import (
+    Choice,
+    Decisions,
+    Link,
+    Recording,
+    SavedRange,
+    count_residency,
+    find_departures,
+    find_spans,
+    predict_seconds,
+)
+
+Move = tuple[int, Choice]
+
+
+def list_orders(recording: Recording, link: Link) -> Iterator[list[Move]]:
+    """Orders in which to move ranges, each with where it goes."""
+    moves = _all_moves(recording)
+    prices = {move: _price(recording.ranges[move[0]], move[1], link) for move in moves}
+    yield _first_of_each(sorted(moves, key=lambda move: prices[move] / max(1, _freed(recording.ranges[move[0]]))))
+    by_price = sorted(moves, key=lambda move: prices[move])
+    recomputed_first = sorted(by_price, key=lambda move: move[1] == "offload")
+    dearness = sorted(_dearness(saved_range) for saved_range in recording.ranges)
+    for least in (0.0, dearness[len(dearness) // 2]):
+        yield _first_of_each([*_hidden_offloads(recording, link, least), *recomputed_first])
+    yield from list_steady_orders(recording)
+
+
+def _hidden_offloads(recording: Recording, link: Link, least: float) -> list[Move]:
+    """List what can leave at no cost while the forward runs: whatever is packed while the link is free.
+
+    Args:
+        recording: the pass.
+        link: its speed.
+        least: seconds a byte below which a range is recomputed instead.
+    """
+    can_leave = {move[0] for move in _all_moves(recording) if move[1] == "offload"}
+    hidden: list[Move] = []
+    now = free_at = 0.0
+    for (kind, number), seconds in zip(recording.events, recording.seconds, strict=True):
+        now += seconds
+        saved_range = recording.ranges[number]
+        if kind == "pack" and number in can_leave and free_at <= now and _dearness(saved_range) >= least:
+            free_at = now + saved_range.nbytes / link.out
+            hidden.append((number, "offload"))
+    return hidden
+
+
+def _dearness(saved_range: SavedRange) -> float:
+    """Seconds a byte that recomputing it takes."""
+    return saved_range.rerun_seconds / saved_range.nbytes if saved_range.rerun else float("inf")
+
+
+def list_steady_orders(recording: Recording) -> Iterator[list[Move]]:
+    """Orders that depend on no clock, so that the smallest budget of a pass is found again for the next one."""
+    moves = _all_moves(recording)
+    by_size = sorted(moves, key=lambda move: -recording.ranges[move[0]].nbytes)
+    for first in ("offload", "rerun"):
+        yield _first_of_each(sorted(by_size, key=lambda move: move[1] != first))
+    yield _first_of_each(sorted(moves, key=lambda move: -_freed(recording.ranges[move[0]])))
+
+
+def _freed(saved_range: SavedRange) -> int:
+    """Bytes and positions that can be freed."""
+    return saved_range.nbytes * (saved_range.needed - max(saved_range.left, saved_range.packed + 1))
+
+
+def _all_moves(recording: Recording) -> list[Move]:
+    return [move for number, saved_range in enumerate(recording.ranges) for move in list_moves(number, saved_range)]
+
+
+def list_moves(number: int, saved_range: SavedRange) -> Iterator[Move]:
+    """List what could be done with a range to free memory."""
+    if max(saved_range.left, saved_range.packed + 1) < saved_range.needed:
+        yield number, "offload"
+        if saved_range.rerun:
+            yield number, "rerun"
+
+
+def _price(saved_range: SavedRange, choice: Choice, link: Link) -> float:
+    """Seconds for each byte that is freed, if nothing ran beside it."""
+    seconds = saved_range.rerun_seconds if choice == "rerun" else link.price(saved_range.nbytes)
+    return seconds / max(1, saved_range.nbytes)
+
+
+def _first_of_each(moves: list[Move]) -> list[Move]:
+    seen: set[int] = set()
+    return [move for move in moves if not (move[0] in seen or seen.add(move[0]))]  # type: ignore[func-returns-value]
+
+
+def with_pushes(recording: Recording, order: list[Move]) -> list[Move]:
+    """Append, as the last resort, what cannot leave itself: what left before it leaves for good when it follows."""
+    moved = {number for number, _ in order}
+    return order + [(number, "offload") for number in range(len(recording.ranges)) if number not in moved]
+
+
+_HASTE = 2.0
+"""Copies back begin so many times their own duration before they have to, since links and clocks are not steady."""
+
+
+def schedule_fetches(
+    recording: Recording,
+    decisions: Decisions,
+    departures: Mapping[int, int],
+    held: npt.NDArray[np.int64],
+    link: Link,
+    budget: int,
+) -> dict[int, int]:
+    """After which request each range is brought back.
+
+    Args:
+        recording: the pass.
+        decisions: what becomes of its ranges.
+        departures: what leaves, and when.
+        held: bytes at each position if everything is brought back when it is asked for.
+        link: its speed.
+        budget: bytes that must not be exceeded at any position.
+
+    Returns:
+        Range → position of a first request, as in :attr:`Decisions.fetches`.
+    """
+    held = held.copy()
+    times = np.cumsum(recording.seconds)
+    triggers_at = {saved_range.asked for saved_range in recording.ranges if saved_range.asked is not None}
+    triggers = sorted(triggers_at)
+    spans = find_spans(recording, decisions.choices)
+    asked = [(at, number) for number in departures if (at := spans.needed[number]) in triggers_at]
+    fetches: dict[int, int] = {}
+    busy_from = float("inf")
+    for needed, number in sorted(asked, reverse=True):
+        nbytes = recording.ranges[number].nbytes
+        busy_from = min(busy_from, float(times[needed])) - _HASTE * nbytes / link.back
+        ideal = bisect_right(triggers, int(np.searchsorted(times, busy_from, side="right")) - 1) - 1
+        start = max(triggers[max(ideal, 0)], departures[number])
+        full = np.flatnonzero(held[start:needed] + nbytes > budget)
+        if len(full):
+            start += int(full[-1]) + 1
+        chosen = triggers[bisect_left(triggers, start)]
+        if chosen < needed:
+            held[chosen:needed] += nbytes
+            fetches[number] = chosen
+    return fetches
+
+
+def with_fetches(decisions: Decisions, fetches: Mapping[int, int]) -> Decisions:
+    """The same decisions, with these."""
+    return Decisions(decisions.choices, decisions.window, fetches)
+
 
 _TRIALS = 1000
 """Simulations spent on improving a plan: a second or two for a ResNet-152."""
@@ -26,7 +174,7 @@ class Solution:
     """Decisions and what comes of them.
 
     Attributes:
-        decisions: what becomes of each stretch.
+        decisions: what becomes of each range.
         peak: bytes held at the worst position.
         seconds: how long the pass takes.
     """
@@ -37,14 +185,14 @@ class Solution:
 
 
 def window_of(budget: int) -> int:
-    """Bytes that may be on their way out under a budget: an eighth of it."""
+    """Bytes that may be in flight under a budget: an eighth of it."""
     return budget // _WINDOW_SHARE
 
 
 def keep_all(recording: Recording) -> Solution:
-    """What happens without a plan."""
+    """Simulate a pass without a plan."""
     keep: Choice = "keep"
-    decisions = Decisions((keep,) * len(recording.stretches), 0)
+    decisions = Decisions((keep,) * len(recording.ranges), 0)
     peak = int(count_residency(recording, decisions, {}).max(initial=recording.background))
     return Solution(decisions, peak, sum(recording.seconds))
 
@@ -64,7 +212,7 @@ def evaluate(recording: Recording, choices: Sequence[Choice], link: Link, budget
 def find_plan(recording: Recording, link: Link, budget: int, trials: int = _TRIALS) -> Solution | None:
     """The fastest plan found that holds no more than the budget at any position.
 
-    Stretches are moved in several orders, in each as few as suffice; then, in the fastest of these plans, single
+    Ranges are moved in several orders, in each as few as suffice; then, in the fastest of these plans, single
     choices are taken back or changed as long as that saves time.
 
     Args:
@@ -110,7 +258,7 @@ def _move_few(recording: Recording, order: list[Move], link: Link, budget: int) 
     order = with_pushes(recording, order)
 
     def solve(count: int) -> Solution | None:
-        choices: list[Choice] = ["keep"] * len(recording.stretches)
+        choices: list[Choice] = ["keep"] * len(recording.ranges)
         for number, choice in order[:count]:
             choices[number] = choice
         return evaluate(recording, choices, link, budget)
@@ -128,11 +276,10 @@ def _move_few(recording: Recording, order: list[Move], link: Link, budget: int) 
 
 
 def _improve(recording: Recording, best: Solution, link: Link, budget: int, trials: int) -> Solution:
-    """Change one choice at a time while that saves time, the largest stretches first."""
-    numbers = sorted(range(len(recording.stretches)), key=lambda number: -recording.stretches[number].nbytes)
+    """Change one choice at a time while that saves time, the largest ranges first."""
+    numbers = sorted(range(len(recording.ranges)), key=lambda number: -recording.ranges[number].nbytes)
     options: dict[int, list[Choice]] = {
-        number: ["keep", *(choice for _, choice in list_moves(number, recording.stretches[number]))]
-        for number in numbers
+        number: ["keep", *(choice for _, choice in list_moves(number, recording.ranges[number]))] for number in numbers
     }
     has_changed = True
     while has_changed and trials > 0:

@@ -1,28 +1,29 @@
-"""What a plan would hold at each position of a recorded pass. Nothing is run here.
+"""Simulate a recorded pass under a plan: the bytes at each position, and the time. Nothing is run here.
 
-Positions count events: a stretch of memory is packed, asked for, or freed by autograd.
+Positions count events: a storage range is packed, asked for, or freed by autograd.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.policies.in_flight import UnderWay
+from retrograd.policies.in_flight import InFlight
 
-Choice = Literal["keep", "offload", "lossless", "rerun"]
+Choice = Literal["keep", "offload", "rerun"]
 EventKind = Literal["pack", "ask", "free"]
 Event = tuple[EventKind, int]
-"""What happens, and the number of the stretch to which it does."""
+"""What happens, and the number of the range to which it does."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """A stretch of memory that autograd held in a recorded pass.
+class SavedRange:
+    """A storage range that autograd held in a recorded pass.
 
     Attributes:
         nbytes: its size.
@@ -32,11 +33,8 @@ class Stretch:
         left: first position at which the program itself does not hold it any more.
         asked: position at which a backward pass first asks for it; None: never.
         freed: position at which autograd lets go of it; the number of positions where it has not.
-        small_bytes: what a lossless copy takes; None where there is none.
-        squeeze_seconds: how long it takes to make one.
-        expand_seconds: how long it takes to read one.
-        rerun: the operations that make it again, in words; empty where none do.
-        sources: stretches, packed before it, that these are given.
+        rerun: the operations that recompute it, in words; empty where none do.
+        sources: ranges, packed before it, that these are given.
         rerun_seconds: how long they take.
         rerun_bytes: memory that they need besides.
         rerun_numbers: which operations of the pass they are.
@@ -49,9 +47,6 @@ class Stretch:
     left: int
     asked: int | None
     freed: int
-    small_bytes: int | None = None
-    squeeze_seconds: float = 0.0
-    expand_seconds: float = 0.0
     rerun: str = ""
     sources: tuple[int, ...] = ()
     rerun_seconds: float = 0.0
@@ -63,19 +58,23 @@ class Stretch:
         """Position up to which it may be away."""
         return self.freed if self.asked is None else self.asked
 
+    def at_positions_of(self, other: SavedRange) -> SavedRange:
+        """The same range in another pass, with what was found out about this one."""
+        return replace(self, packed=other.packed, left=other.left, asked=other.asked, freed=other.freed)
+
 
 @dataclass(frozen=True, slots=True)
 class Recording:
     """A forward pass and what followed, until autograd held nothing of it.
 
     Attributes:
-        stretches: in the order in which they were packed.
+        ranges: in the order in which they were packed.
         events: what happened, in order.
         seconds: computing time between each event and the one before it.
         background: bytes held by earlier passes while it began.
     """
 
-    stretches: tuple[Stretch, ...]
+    ranges: tuple[SavedRange, ...]
     events: tuple[Event, ...]
     seconds: tuple[float, ...]
     background: int = 0
@@ -88,7 +87,7 @@ class Link:
     Attributes:
         out: bytes a second away from the device.
         back: bytes a second to the device.
-        latency: seconds that the program spends on each stretch.
+        latency: seconds that the program spends on each range.
         work_out: seconds for each byte that leaves that its copying takes from the program: on a CPU, other threads
             do it, for which the program has one core less.
         work_back: the same for each byte that comes back.
@@ -101,7 +100,7 @@ class Link:
     work_back: float = 0.0
 
     def price(self, nbytes: int) -> float:
-        """Seconds for a stretch that leaves and comes back, if nothing ran beside it."""
+        """Seconds for a range that leaves and comes back, if nothing ran beside it."""
         return 2 * self.latency + nbytes * (1 / self.out + 1 / self.back + self.work_out + self.work_back)
 
 
@@ -110,9 +109,9 @@ class Decisions:
     """A plan, as far as a simulation needs it.
 
     Attributes:
-        choices: one for each stretch.
-        window: bytes that may be on their way out. The last stretch that left stays until the next one follows.
-        fetches: stretch → position of the first request after which it is brought back; without an entry it is
+        choices: one for each range.
+        window: bytes that may be in flight. The last range that left stays until the next one follows.
+        fetches: range → position of the first request after which it is brought back; without an entry it is
             brought back when it is asked for.
     """
 
@@ -123,7 +122,7 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """When stretches have to be there.
+    """When ranges have to be there.
 
     Attributes:
         needed: position up to which each may be away: it is asked for, or another is made of it.
@@ -135,33 +134,33 @@ class Spans:
 
 
 def find_spans(recording: Recording, choices: Sequence[Choice]) -> Spans:
-    """What is made again needs what it is made of."""
-    needed = [stretch.needed for stretch in recording.stretches]
-    freed = [stretch.freed for stretch in recording.stretches]
+    """Find out when ranges have to be there: what is recomputed needs its sources."""
+    needed = [saved_range.needed for saved_range in recording.ranges]
+    freed = [saved_range.freed for saved_range in recording.ranges]
     for number in reversed(range(len(choices))):
         if choices[number] == "rerun":
-            for source in recording.stretches[number].sources:
+            for source in recording.ranges[number].sources:
                 needed[source] = min(needed[source], needed[number])
                 freed[source] = max(freed[source], freed[number])
     return Spans(needed, freed)
 
 
 def find_departures(recording: Recording, decisions: Decisions) -> dict[int, int]:
-    """When stretches that are taken elsewhere are gone.
+    """When ranges that are taken elsewhere are gone.
 
     Returns:
-        Stretch → position before which its memory is still there, for those that are really gone before they are
+        Range → position before which its memory is still there, for those that are really gone before they are
         needed. What is among the last bytes of the window turns round without having left.
     """
     gone: dict[int, int] = {}
-    leaving: UnderWay[int] = UnderWay()
-    stretches, spans = recording.stretches, find_spans(recording, decisions.choices)
+    leaving: InFlight[int] = InFlight()
+    ranges, spans = recording.ranges, find_spans(recording, decisions.choices)
     for number, choice in enumerate(decisions.choices):
-        stretch = stretches[number]
+        saved_range = ranges[number]
         if choice != "offload":
             continue
-        for first in leaving.add(number, stretch.nbytes, decisions.window):
-            position = max(stretches[first].left, stretch.packed + 1)
+        for first in leaving.add(number, saved_range.nbytes, decisions.window):
+            position = max(ranges[first].left, saved_range.packed + 1)
             if position < spans.needed[first]:
                 gone[first] = position
     return gone
@@ -173,18 +172,15 @@ def count_residency(recording: Recording, decisions: Decisions, departures: Mapp
     positions = len(recording.events)
     change = np.zeros(positions + 1, dtype=np.int64)
     beside = np.zeros(positions, dtype=np.int64)
-    for number, stretch in enumerate(recording.stretches):
-        nbytes, choice = stretch.nbytes, decisions.choices[number]
+    for number, saved_range in enumerate(recording.ranges):
+        nbytes, choice = saved_range.nbytes, decisions.choices[number]
         needed, freed = spans.needed[number], spans.freed[number]
-        change[stretch.packed] += nbytes
+        change[saved_range.packed] += nbytes
         change[freed] -= nbytes
-        away = max(stretch.left, stretch.packed + 1)
-        if choice == "lossless" and stretch.small_bytes is not None:
-            change[stretch.packed] += stretch.small_bytes
-            change[freed] -= stretch.small_bytes
-        elif choice == "rerun":
+        away = max(saved_range.left, saved_range.packed + 1)
+        if choice == "rerun":
             if away < needed < positions:
-                beside[needed] = max(beside[needed], stretch.rerun_bytes)
+                beside[needed] = max(beside[needed], saved_range.rerun_bytes)
         else:
             away = departures.get(number, needed)
         back = decisions.fetches.get(number, needed)
@@ -193,3 +189,85 @@ def count_residency(recording: Recording, decisions: Decisions, departures: Mapp
             change[back] += nbytes
     held: npt.NDArray[np.int64] = np.cumsum(change[:-1]) + beside + recording.background
     return held
+
+
+def predict_seconds(recording: Recording, decisions: Decisions, departures: Mapping[int, int], link: Link) -> float:
+    """How long the pass takes. Copies cost nothing as long as something is computed beside them."""
+    clock = _Clock(recording.ranges, decisions, departures, link)
+    wanted: dict[int, list[int]] = {}
+    for number, position in enumerate(find_spans(recording, decisions.choices).needed):
+        wanted.setdefault(position, []).append(number)
+    for position, (kind, number) in enumerate(recording.events):
+        clock.now += recording.seconds[position]
+        if kind == "pack":
+            clock.pack(number)
+        elif kind == "ask" and position == recording.ranges[number].asked:
+            clock.fetch(position)
+            for each in wanted.get(position, ()):  # sources first: they were packed before
+                clock.bring(each, position)
+    return clock.now
+
+
+class _Clock:
+    """Time while a pass is gone through; each direction of the link is busy by itself."""
+
+    def __init__(
+        self, ranges: Sequence[SavedRange], decisions: Decisions, departures: Mapping[int, int], link: Link
+    ) -> None:
+        self.now = 0.0
+        self._ranges = ranges
+        self._decisions = decisions
+        self._departures = departures
+        self._link = link
+        self._out_free = 0.0
+        self._back_free = 0.0
+        self._written: dict[int, float] = {}
+        self._arrived: dict[int, float] = {}
+        self._arriving: deque[int] = deque()
+        self._leaving: InFlight[int] = InFlight()
+        self._wanted_at: dict[int, list[int]] = {}
+        for number, position in decisions.fetches.items():
+            self._wanted_at.setdefault(position, []).append(number)
+
+    def pack(self, number: int) -> None:
+        """A range is packed; what is beyond the window is waited for."""
+        saved_range, choice = self._ranges[number], self._decisions.choices[number]
+        if choice != "offload":
+            return
+        self.now += self._link.latency + saved_range.nbytes * self._link.work_out
+        self._out_free = max(self.now, self._out_free) + saved_range.nbytes / self._link.out
+        self._written[number] = self._out_free
+        for first in self._leaving.add(number, saved_range.nbytes, self._decisions.window):
+            self.now = max(self.now, self._written[first])
+
+    def fetch(self, position: int) -> None:
+        """Others begin to come back."""
+        for wanted in self._wanted_at.get(position, ()):
+            self._fetch(wanted)
+
+    def bring(self, number: int, position: int) -> None:
+        """A range has to be there."""
+        saved_range, choice = self._ranges[number], self._decisions.choices[number]
+        if choice == "rerun" and saved_range.left < position:
+            self.now += saved_range.rerun_seconds
+        elif number in self._departures:
+            if number not in self._arrived:
+                self._fetch_at_once(number)
+            self.now = max(self.now, self._arrived[number])
+            self.now += self._link.latency + saved_range.nbytes * self._link.work_back
+
+    def _fetch(self, number: int) -> None:
+        start = max(self.now, self._back_free, self._written[number])
+        self._back_free = start + self._ranges[number].nbytes / self._link.back
+        self._arrived[number] = self._back_free
+        self._arriving.append(number)
+
+    def _fetch_at_once(self, number: int) -> None:
+        """Before what was fetched ahead and has not come yet, which comes so much later."""
+        start, seconds = max(self.now, self._written[number]), self._ranges[number].nbytes / self._link.back
+        self._arrived[number] = start + seconds
+        while self._arriving and self._arrived[self._arriving[0]] <= start:
+            self._arriving.popleft()
+        for ahead in self._arriving:
+            self._arrived[ahead] += seconds
+        self._back_free = max(self._back_free, start) + seconds

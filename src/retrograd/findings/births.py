@@ -213,14 +213,14 @@ class Births:
         return operation.module == birth.site if birth.site else number in chain.behind_outputs
 
     def _is_harmless(self, step: int) -> bool:
-        """Whether loss scaling has skipped the update, or gradients overflowed and were cleared before a finite one."""
+        """Whether loss scaling has skipped the update, or gradients that overflowed were cleared unused."""
         if step in self.skipped:
             return True
         rows, sites = self._rows, [parse_leniently(name) for name in self._record.history.site_names]
         is_update = np.array([site.quantity == "update" for site in sites], np.bool_)
         of_step = (rows["step"] == step) & is_update[rows["site"]]
         is_scaled = any(call.name.startswith("scaler.") for call in self._record.calls)
-        return is_scaled and bool(of_step.any()) and not bool((of_step & self._bad).any())
+        return is_scaled and not bool((of_step & self._bad).any())
 
     @cached_property
     def _bad(self) -> npt.NDArray[np.bool_]:

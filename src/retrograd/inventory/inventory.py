@@ -1,27 +1,43 @@
-"""What autograd keeps between forward and backward, as plain data."""
+"""The inventory: every tensor that autograd keeps between forward and backward, as plain data."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from retrograd.amounts import show_bytes
 from retrograd.errors import SavedTensorError
 from retrograd.files import write_file
 from retrograd.foreign.json_text import parse_object
 from retrograd.foreign.kinds import check_kinds
 from retrograd.foreign.tables import read_table
-from retrograd.inventory.columns import PERMANENT, SCHEMA
-from retrograd.inventory.text import describe_inventory
-from retrograd.inventory.timeline import HeldStorage, Peak, Timeline, is_held, list_storages, make_timeline
+from retrograd.graph.node import name_place
+from retrograd.inventory.timeline import (
+    PERMANENT,
+    SCHEMA,
+    HeldStorage,
+    Peak,
+    Timeline,
+    is_held,
+    list_storages,
+    make_timeline,
+)
 from retrograd.notices import warnings_kept
+
+_MOST_MODULES = 12
+_MOST_TENSORS = 8
+"""So many are shown of each."""
+
 
 _NEEDED = ("entry", "node", "slot", "held", "kind", "asked", "resident", "storages", "storage_bytes", "unpacked")
 _MOST_POSITIONS = 10_000_000
@@ -31,7 +47,7 @@ _KEY = b"retrograd.inventory"
 
 
 class Inventory:
-    """Every tensor that autograd keeps: where, how large, since when and until when, and what could make it again.
+    """Every tensor that autograd keeps: where, how large, since when and until when, and how it could be recomputed.
 
     It holds no tensor and no graph. ``print(inventory)`` says by module what is held, and what is alive at the peak.
 
@@ -70,7 +86,7 @@ class Inventory:
         return f"<Inventory of {len(self)} saved tensors, {self.resident:,} bytes>"
 
     def __str__(self) -> str:
-        return describe_inventory(self)
+        return "\n".join(_describe(self))
 
     @property
     def resident(self) -> int:
@@ -211,3 +227,70 @@ def _count_positions(table: pa.Table) -> int:
     packed = [position for position in table["packed"].to_pylist() if position is not None]
     unpacked = [position for positions in table["unpacked"].to_pylist() for position in positions]
     return max([*packed, *unpacked], default=-1) + 2
+
+
+def print_place(row: dict[str, Any]) -> str:
+    """The node that keeps a tensor: ``blocks.3.fc#2:AddmmBackward0``."""
+    return name_place(row["node"], row["module"], row["call"] or 1, None)
+
+
+def print_entry(row: dict[str, Any]) -> str:
+    """One saved tensor in words: ``blocks.3.fc:AddmmBackward0 mat1 float32[8, 64]``."""
+    shape = "" if row["shape"] is None else f"[{', '.join(map(str, row['shape']))}]"
+    return f"{print_place(row)} {row['slot']} {row['dtype'] or '(never there)'}{shape}"
+
+
+def _describe(inventory: Inventory) -> Iterator[str]:
+    """Lines of text: the total, by module what is kept, largest first, and what is alive at the peak."""
+    if not inventory.passes:
+        yield "No backward pass was seen, so nothing is known of what autograd keeps."
+        yield from inventory.notes
+        return
+    counts = Counter(inventory.table["kind"].to_pylist())
+    permanent = sum(counts[kind] for kind in PERMANENT)
+    yield f"{_describe_kept(inventory, counts.total() - permanent)}{_describe_permanent(permanent)}"
+    yield from _describe_modules(inventory.by_module().to_pylist())
+    yield from _describe_peak(inventory)
+    yield from inventory.notes
+
+
+def _describe_kept(inventory: Inventory, count: int) -> str:
+    size, copies = show_bytes(inventory.resident), show_bytes(inventory.asked)
+    if count == 1:
+        return f"1 saved tensor keeps {size}; a copy of it would take {copies}."
+    return f"{count:,} saved tensors keep {size}; copies of them would take {copies}."
+
+
+def _describe_permanent(count: int) -> str:
+    if count == 1:
+        return " 1 more is a parameter or buffer, which is there anyway."
+    return f" {count:,} more are parameters and buffers, which are there anyway." if count else ""
+
+
+def _describe_modules(rows: list[dict[str, Any]]) -> Iterator[str]:
+    if not rows:
+        return
+    width = max(len(row["module"] or "(no module)") for row in rows[:_MOST_MODULES])
+    yield f"{'module':<{width}}  {'tensors':>8}  {'resident':>9}  {'asked':>9}  {'at peak':>9}"
+    for row in rows[:_MOST_MODULES]:
+        sizes = "  ".join(f"{show_bytes(row[name]):>9}" for name in ("resident", "asked", "at_peak"))
+        yield f"{row['module'] or '(no module)':<{width}}  {row['tensors']:>8,}  {sizes}"
+    if len(rows) > _MOST_MODULES:
+        yield f"and {len(rows) - _MOST_MODULES:,} more modules"
+
+
+def _describe_peak(inventory: Inventory) -> Iterator[str]:
+    peak, timeline = inventory.peak, inventory.timeline
+    if not peak.bytes:
+        return
+    rows = {row["entry"]: row for row in inventory.table.to_pylist()}  # of a part, not those from 0 on
+    at = int(timeline.entry[peak.position])
+    what = "runs" if timeline.runs[peak.position] else "is made"
+    where = f"while {print_place(rows[at])} {what}" if at >= 0 else "at the end"
+    yield f"Peak: {show_bytes(peak.bytes)} at position {peak.position:,} of {inventory.positions - 1:,}, {where}."
+    largest = [rows[entry] for entry in peak.entries if rows[entry]["resident"]][:_MOST_TENSORS]
+    for row in largest:
+        yield f"  {show_bytes(row['resident']):>9}  {print_entry(row)}"
+    rest = len(peak.entries) - len(largest)
+    if rest:
+        yield f"  and {rest:,} more that {'is' if rest == 1 else 'are'} alive then"

@@ -1,4 +1,4 @@
-"""What could make a saved tensor again, from what, and at what price: one table, by the kind of node that made it.
+"""How a saved tensor could be recomputed, from what, and at what price: one table, by the kind of node that made it.
 
 The kinds are torch's own names of nodes. An operation that is not in the table is run again only as part of its module.
 """
@@ -15,7 +15,7 @@ Price = Literal["free", "cheap", "dear"]
 
 @dataclass(frozen=True, slots=True)
 class Remake:
-    """How a tensor is made again.
+    """How a tensor is recomputed.
 
     Attributes:
         action: what has to be run.
@@ -107,7 +107,7 @@ _DROPOUT = Remake("dropout mask", "the random state", "cheap", is_random=True)
 
 @functools.cache
 def find_remake(maker: str | None) -> Remake | None:
-    """How to make again what a node of this kind has made, as in ``"ReluBackward0"``; None where only its module can.
+    """Find how the result of a node such as ``"ReluBackward0"`` is recomputed; None where only its module can.
 
     Bitwise the same comes only of running the same kernel on the same bytes: a formula that is equal on paper is not.
     """
@@ -121,7 +121,7 @@ def is_view(maker: str) -> bool:
 
 
 def choose_remake(kind: str, maker: str | None, operation: str) -> Remake | None:
-    """How to make a saved tensor again.
+    """Choose how a saved tensor is recomputed.
 
     Args:
         kind: what it is, as in the column ``kind`` of an inventory.

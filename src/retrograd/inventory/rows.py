@@ -14,9 +14,9 @@ from retrograd.files import make_all_storable
 from retrograd.graph.node import Line
 from retrograd.graph.origins import Origin, Origins
 from retrograd.hooks.operation_clock import OperationClock
-from retrograd.inventory.columns import PERMANENT, SCHEMA
 from retrograd.inventory.facts import NodeFacts, SlotFacts, TensorFacts
 from retrograd.inventory.remakes import choose_remake
+from retrograd.inventory.timeline import PERMANENT, SCHEMA
 from retrograd.inventory.watch import SavedWatch
 
 _NOWHERE = Origin()

@@ -22,13 +22,13 @@ from retrograd.hooks.checkpoints import arguments_of, recompute_listeners
 from retrograd.hooks.engine import current_node, is_transformed, next_sequence_number
 from retrograd.hooks.faults import never_raise
 from retrograd.hooks.module_arguments import ModuleArguments
+from retrograd.hooks.module_paths import walk_buffers, walk_parameters
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import identity_of, name_of, variable_of
+from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.reach import find_nodes_of, guard_nodes
 from retrograd.hooks.saved_reading import Kept, is_blind, is_released, read_kept
-from retrograd.inventory.description import Describer, Storages, is_output
-from retrograd.inventory.facts import Held, Maker, NodeFacts, SlotFacts
-from retrograd.inventory.parameter_storages import PermanentMemory
+from retrograd.inventory.facts import Describer, Held, Maker, NodeFacts, SlotFacts, Storages, is_output
 
 _now = time.perf_counter_ns
 
@@ -100,7 +100,7 @@ class SavedWatch:
 
     @never_raise("the inventory failed, and is not complete")
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """It has ended."""
+        """A pass has ended."""
         with self._lock:
             watched = self._running.pop(run, None)
             if watched is not None:
@@ -108,7 +108,7 @@ class SavedWatch:
 
     @never_raise("the inventory failed, and is not complete")
     def recomputed(self, holder: object, tensor: Tensor) -> None:
-        """A checkpoint has made again what this holder stands for."""
+        """A checkpoint has recomputed what this holder stands for."""
         slot, facts, describer = self._holders.get(id(holder), (None, None, None))
         if slot is None or facts is None or describer is None or slot.tensor is not None or is_transformed(tensor):
             return
@@ -132,15 +132,15 @@ class SavedWatch:
         return watched
 
     def _read(self, nodes: list[Any]) -> None:
-        permanent = PermanentMemory(self._models())
+        parameters = _find_parameters(self._models())
         inner: list[Any] = []
         for node in nodes:
             leaf = variable_of(node)
             if leaf is None:
                 inner.append(node)
             elif isinstance(leaf, nn.Parameter) or not self.arguments.has(leaf):
-                permanent.add_leaf(leaf)
-        describer = Describer(self._storages, permanent, self.arguments)
+                parameters.add("parameter", "", leaf)
+        describer = Describer(self._storages, parameters, self.arguments)
         for node in inner:
             key = identity_of(node)
             known = self._known.get(key)
@@ -206,6 +206,16 @@ class SavedWatch:
 
     def _note_time(self) -> None:
         self.clock.append((threading.get_ident(), next_sequence_number(), _now()))
+
+
+def _find_parameters(models: Iterable[tuple[str, nn.Module]]) -> ParameterStorages:
+    """The memory of all parameters and buffers of some models, as it is now."""
+    named, found = list(models), ParameterStorages()
+    for name, parameter in walk_parameters(named):
+        found.add("parameter", name, parameter)
+    for name, buffer in walk_buffers(named):
+        found.add("buffer", name, buffer)
+    return found
 
 
 def _holder_of(kept: Kept) -> Held:

@@ -125,7 +125,7 @@ class BufferPool:
         self._ends[piece, end] = start
 
     def _use(self, start: int, end: int, piece: int) -> None:
-        """They are not."""
+        """Take these bytes of a piece, which are free as a whole."""
         del self._free[bisect_left(self._free, (end - start, piece, start))]
         del self._starts[piece, start], self._ends[piece, end]
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from retrograd.policies.offloading import CopyEngine
-
 
 @dataclass(frozen=True, slots=True)
 class Copying:
@@ -25,16 +23,16 @@ class Copying:
     values: Tensor | None = None
 
 
-class CudaCopies(CopyEngine):
+class CudaCopies:
     """One stream for each direction, so that the two copy engines of the device work at once.
 
     What is asked for now has a third one: copies on one stream are made one after the other, and it would come after
-    all that was fetched ahead. So it waits for no more than the copy that is under way.
+    all that was fetched ahead. So it waits for no more than the copy that is in flight.
 
     Memory that comes back is allocated on the computing stream, which uses and frees it; an event before the copy keeps
     it from overwriting what that stream still reads there. So no ``record_stream`` is needed, and memory is freed at a
     place of the program, not at a moment. Only where a program computes on several streams, one of them may ask for
-    what was allocated on another, which is told to the allocator then.
+    what was allocated on another, and the allocator is notified of that.
 
     Args:
         device: a CUDA device.

@@ -1,4 +1,4 @@
-"""What a forward draws from Python's and NumPy's generators, so that it draws the same when it is run again.
+"""Random numbers that a forward draws from Python's and NumPy's generators, drawn again when it is recomputed.
 
 Torch's own checkpoint puts back torch's. Generators that a module holds itself cannot all be found.
 """
@@ -92,7 +92,7 @@ _GENERATORS = (_Python(), _Numpy())
 
 
 class Drawing:
-    """What one forward draws. Made before it.
+    """The random numbers of one forward. Made before it.
 
     A generator that it leaves alone is left alone when it runs again: other threads may be drawing from it.
     """
@@ -109,7 +109,7 @@ class Drawing:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """What is run inside of it draws the same numbers; the generators are afterwards as they were before."""
+        """Draw the same numbers inside of it; the generators are afterwards as they were before."""
         now = [(generator, generator.read()) for generator, _ in self._begin]
         try:
             for generator, state in self._begin:

@@ -1,4 +1,4 @@
-"""Copies that are under way hold their memory: how many may."""
+"""Copies in flight, which hold their memory: how many may."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class UnderWay(Generic[T]):
-    """What is on its way out of memory, the oldest first.
+class InFlight(Generic[T]):
+    """Copies out of memory that are in flight, the oldest first.
 
     All that it knows is in one queue, so that an interrupt between two lines leaves nothing that does not fit.
     """
@@ -18,7 +18,7 @@ class UnderWay(Generic[T]):
         self._items: deque[tuple[T, int, int]] = deque()  # each with the bytes before it and up to its end
 
     def add(self, item: T, nbytes: int, window: int) -> list[T]:
-        """One more is under way; returns those that come out, since they are not among the last ``window`` bytes.
+        """Add one; returns those that come out, since they are not among the last ``window`` bytes.
 
         The one that is added does not come out, however large it is: nothing would be computed beside its copy.
         """
@@ -31,5 +31,5 @@ class UnderWay(Generic[T]):
         return gone
 
     def drain(self) -> list[T]:
-        """All come out."""
+        """Take all out."""
         return [self._items.popleft()[0] for _ in range(len(self._items))]

@@ -19,7 +19,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Lossless(Policy):
-    """What is saved waits in fewer bytes where it has structure, and stays as it is where it has none.
+    """Keep what is saved in fewer bytes where it has structure, and leave it as it is where it has none.
 
     Booleans take a bit each; integers as few bytes as the largest needs (indices of a max-pool); of a tensor with many
     zeros (the output of a ReLU) only a bit for each value and those that are not zero are kept. A sample of the values
@@ -29,7 +29,7 @@ class Lossless(Policy):
     Args:
         deflate: also split floating-point numbers into planes of bytes and deflate those that shrink (signs and
             exponents do); a fifth less memory, for many times the time.
-        min_bytes: smaller stretches of memory stay.
+        min_bytes: smaller storage ranges stay.
     """
 
     def __init__(self, *, deflate: bool = False, min_bytes: int = Policy.min_bytes) -> None:
@@ -88,7 +88,7 @@ class _Bits(Packed):
 
 
 class _Sparse(Packed):
-    """Values of which many are zero, told by their bits: −0.0 is none of them."""
+    """Values of which many are zero in all bits: −0.0 is not."""
 
     __slots__ = ("_bits", "_dtype", "_numel", "_words")
 

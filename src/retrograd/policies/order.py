@@ -44,7 +44,7 @@ class Pass:
     begun: int = 0
 
     def expect(self, learned: Iterable[int]) -> None:
-        """It will be asked for what was asked for in that order before, or for the last first."""
+        """Expect requests in the order of an earlier pass, and then for the last first."""
         count = len(self.items)
         first = dict.fromkeys(number for number in learned if number < count)
         route = [*first, *(number for number in range(count - 1, -1, -1) if number not in first)]
@@ -121,7 +121,7 @@ class Order(Generic[T]):
             asked.asked.append(position.number)
 
     def due(self, position: Position, window: int, least: int, *, is_missed: bool) -> Sequence[T]:
-        """Those that are to be brought back now that this one is asked for; most often none.
+        """List those that are to be brought back now that this one is asked for; most often none.
 
         As soon as less than half of the window lies ahead of it, it is filled again. Each is given out once in a pass.
 
@@ -151,7 +151,7 @@ class Order(Generic[T]):
         return [item for item in items if item is not None]
 
     def upcoming(self, position: Position) -> Iterator[T]:
-        """Those that will be asked for after this one, the next one first."""
+        """Go through those that will be asked for after this one, the next one first."""
         around = position.of
         turn = around.turns.get(position.number, around.expected)
         is_expected = turn < around.expected

@@ -15,7 +15,7 @@ FILLED_LATE = frozenset({"RReLU"})
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SaveSite:
     """Where something was saved.
 
     Attributes:
@@ -36,7 +36,7 @@ class Place:
 
 
 def refuse_overwritten(
-    size: torch.Size, dtype: torch.dtype, versions: tuple[int, int], place: Place, storage: int
+    size: torch.Size, dtype: torch.dtype, versions: tuple[int, int], site: SaveSite, storage: int
 ) -> NoReturn:
     """Raise what autograd would: a saved tensor is not what it was.
 
@@ -44,18 +44,18 @@ def refuse_overwritten(
         size: of the tensor.
         dtype: of the tensor.
         versions: when it was saved, and now.
-        place: where it was saved.
+        site: where it was saved.
         storage: identity of its storage.
     """
     then, now = versions
-    log = place.log
+    log = site.log
     writer, hint = "", "; `rg.keep_saved(…, watch_writes=True)` names the line that wrote"
     if log is not None:
         seen = log.notes.between(storage, then, now)
         writer = f" Written to by {'; then by '.join(map(str, seen))}." if seen else " No operation was seen writing."
         hint = ""
     raise OverwrittenError(
-        f"A tensor of shape {list(size)} and {dtype} that {place} saved for the backward pass was written to in place:"
+        f"A tensor of shape {list(size)} and {dtype} that {site} saved for the backward pass was written to in place:"
         f" it was at version {then} and is at version {now}.{writer}",
         repair=f"compute a new tensor instead (`x = x + 1` for `x += 1`), or write into a clone{hint}.",
         reason="the gradient would be that of other values than the forward used; autograd refuses it too.",

@@ -1,9 +1,9 @@
 """The contract of a policy: where the memory that autograd holds waits for the backward pass.
 
-Autograd saves tensors; memory is held by storages. What a policy is given is therefore a :class:`Saved`: a stretch of
-memory, once, however many tensors in it are saved. What it gives back is a :class:`Packed`, which can bring the
-stretch back, and whose last reference goes when autograd lets go. Views, strides, the check that nothing was
-overwritten, and what stays anyway (parameters, small tensors) are no concern of a policy.
+Autograd saves tensors; memory is held by storages. A policy is therefore given a :class:`Saved`: a storage range, once,
+however many tensors in it are saved. It returns a :class:`Packed`, which can bring the range back, and whose last
+reference goes when autograd lets go. Views, strides, the check that nothing was overwritten, and what stays anyway
+(parameters, small tensors) are no concern of a policy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Stays = Callable[[Tensor, torch.UntypedStorage], bool]
 """Whether a tensor lies in memory that stays anyway."""
 
 DEFAULT_MIN_BYTES = 64 * 1024
-"""Below this a stretch of memory is left alone. In a ResNet-50 at 96 px a third of the saved tensors is smaller, and
+"""Below this a storage range is left alone. In a ResNet-50 at 96 px a third of the saved tensors is smaller, and
 together they are a hundredth of its bytes."""
 
 NEVER = 2**63 - 1
@@ -30,14 +30,14 @@ NEVER = 2**63 - 1
 
 @dataclass(slots=True, eq=False)
 class Saved:
-    """A stretch of memory that autograd is about to hold. It is not to be changed.
+    """A storage range that autograd is about to hold. It is not to be changed.
 
     Attributes:
         values: the memory itself, detached and one-dimensional. It may be shared with tensors of the program: it must
             not be written to, and holding it holds the memory.
         shape: shape of the tensor that was saved first of those that lie in it.
         path: the module whose forward saves it; an empty text outside of modules.
-        number: how many stretches were packed before it in this forward pass. A model that does the same in each step
+        number: how many ranges were packed before it in this forward pass. A model that does the same in each step
             gives the same number to the same activation.
         version: how often the memory has been written to, as the tensors of the program count.
         witness: a tensor without memory that counts on with them; None where nobody else has the memory.
@@ -57,7 +57,7 @@ class Saved:
 
 
 class Packed:
-    """What a policy made of a :class:`Saved`. Subclasses write ``restore``.
+    """A :class:`Saved` that a policy has taken over. Subclasses write ``restore``.
 
     Whatever it holds it must release when it is deleted, which may happen in any thread, before it was ever restored.
 
@@ -91,7 +91,7 @@ class Policy:
 
     Attributes:
         is_exact: every bit comes back.
-        min_bytes: smaller stretches are not offered to the policy; they stay in memory.
+        min_bytes: smaller ranges are not offered to the policy; they stay in memory.
         has_failed: it has warned that it cannot do its work, and leaves all that it is offered.
     """
 
@@ -100,7 +100,7 @@ class Policy:
     min_bytes: int = DEFAULT_MIN_BYTES
 
     def pack(self, saved: Saved) -> Packed | None:
-        """Take over a stretch of memory; None leaves it where it is.
+        """Take over a storage range; None leaves it where it is.
 
         Runs in the middle of the forward pass, and should wait for nothing. The memory is freed when neither the
         program nor what is returned refers to ``saved.values``.
@@ -122,7 +122,7 @@ class Policy:
         """Something begins to use this policy. Called once for every :func:`keep_saved`."""
 
     def close(self) -> None:
-        """It has ended; with the last one, threads end too. What is packed must still come back afterwards."""
+        """Something has ended using it; with the last one, threads end too. What is packed must still come back."""
 
     def __repr__(self) -> str:
         given = ", ".join(f"{key}={value!r}" for key, value in vars(self).items() if not key.startswith("_"))
@@ -141,3 +141,13 @@ def check_policy(policy: object) -> Policy:
         f"{policy!r} is no policy for saved tensors.",
         repair="give an instance such as rg.saved.Disk(), or a dict from module patterns to policies.",
     )
+
+
+class Keep(Policy):
+    """Saved tensors stay in memory, as without any policy. For parts of a model that another policy would take in."""
+
+    min_bytes = NEVER
+
+    def pack(self, saved: Saved) -> Packed | None:
+        """Leave it."""
+        return None

@@ -12,7 +12,7 @@ from retrograd.norms import norm
 from retrograd.policies.policy import Packed, Policy, Saved
 
 MEASURED_EVERY = 16
-"""One stretch of memory in so many is brought back at once and compared."""
+"""One storage range in so many is brought back at once and compared."""
 
 
 class Coarse(Packed):
@@ -48,7 +48,7 @@ class LossyPolicy(Policy):
         self._adding = threading.Lock()
 
     def encode(self, values: Tensor) -> tuple[Tensor, ...]:
-        """What is kept of a one-dimensional tensor."""
+        """Encode a one-dimensional tensor: what is kept of it."""
         raise NotImplementedError
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype, numel: int) -> Tensor:
@@ -120,7 +120,7 @@ class EightBit(LossyPolicy):
 
     Args:
         group: so many values share a scale of 4 bytes.
-        min_bytes: smaller stretches of memory stay.
+        min_bytes: smaller storage ranges stay.
     """
 
     dtypes = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})

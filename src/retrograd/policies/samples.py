@@ -1,16 +1,18 @@
-"""A few elements of a tensor, to tell whether one that is computed again is the same."""
+"""A few elements of a tensor, which tell whether one that is recomputed is the same; no device is waited for."""
 
 from __future__ import annotations
 
 import math
+import threading
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.engine import dispatch_modes
+from retrograd.policies.overwriting import SaveSite
 
 _ELEMENTS = 16
 _MOST_OF_A_DIMENSION = 4
@@ -92,3 +94,73 @@ def are_apart(first: Tensor, second: Tensor, tolerance: float) -> Tensor:
     """Whether samples differ by more; with more than one dimension, each row by itself. A NaN tells nothing."""
     with plain_torch():
         return (second - first).abs().amax(-1) > tolerance * first.abs().amax(-1)
+
+
+_MOST_NOTED = 64
+"""Pairs that are compared at once, by six kernels."""
+Key = tuple[torch.cuda.Stream, float]
+
+
+class _Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+    site: SaveSite
+
+
+class _Question(NamedTuple):
+    answered: torch.cuda.Event
+    are_apart: Tensor
+    sites: list[SaveSite]
+
+
+class LateComparison:
+    """Pairs of samples, and the answers that are in flight to the host."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._noted: dict[Key, list[_Pair]] = {}
+        self._asked: list[_Question] = []
+
+    def note(self, first: Tensor, second: Tensor, dtype: torch.dtype, site: SaveSite) -> SaveSite | None:
+        """Compare two samples some time.
+
+        Returns:
+            A site of which earlier samples were not the same, if that is known by now.
+        """
+        key = torch.cuda.current_stream(second.device), tolerance_of(dtype)
+        with self._lock:
+            pairs = self._noted.setdefault(key, [])
+            pairs.append(_Pair(first, second, site))
+            if len(pairs) >= _MOST_NOTED:
+                self._asked.append(_ask(key, self._noted.pop(key)))
+            return self._read(is_end=False)
+
+    def end(self) -> SaveSite | None:
+        """Wait for the device; a site of which samples were not the same."""
+        with self._lock:
+            while self._noted:
+                self._asked.append(_ask(*self._noted.popitem()))
+            return self._read(is_end=True)
+
+    def _read(self, *, is_end: bool) -> SaveSite | None:
+        while self._asked and (is_end or self._asked[0].answered.query()):
+            question = self._asked.pop(0)
+            question.answered.synchronize()
+            for site, is_apart in zip(question.sites, question.are_apart.tolist(), strict=True):
+                if is_apart:
+                    return site
+        return None
+
+
+def _ask(key: Key, pairs: list[_Pair]) -> _Question:
+    stream, tolerance = key
+    with torch.cuda.stream(stream):  # the samples were taken on it
+        first, second = torch.stack([pair.first for pair in pairs]), torch.stack([pair.second for pair in pairs])
+        read = _allocate(len(pairs))
+        read.copy_(are_apart(first, second, tolerance), non_blocking=True)
+        return _Question(stream.record_event(), read, [pair.site for pair in pairs])
+
+
+def _allocate(count: int) -> Tensor:
+    """Memory that a device copies to while the program goes on."""
+    return torch.empty(count, dtype=torch.bool, pin_memory=True)

@@ -1,4 +1,4 @@
-"""Thresholds: which stretches of memory a policy is asked about."""
+"""Thresholds: which storage ranges a policy is asked about."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class When(Policy):
 
     Args:
         policy: for what fulfils all conditions.
-        min_bytes: of stretches of memory. Those that are smaller than the policy's own ``min_bytes`` are included only
+        min_bytes: of storage ranges. Those that are smaller than the policy's own ``min_bytes`` are included only
             if this says so.
         dtypes: of the values; all where it is left out.
         test: any question about a :class:`~retrograd.policies.policy.Saved`.

@@ -1,4 +1,4 @@
-"""Which policy is in charge: that of the innermost module call, in whatever thread makes it.
+"""The module calls that run, and the policy in charge: that of the innermost call, in whatever thread makes it.
 
 Torch keeps the pairs of saved-tensor hooks for each thread by itself, and a new thread begins with none: a pair that is
 set around a loop does nothing in the threads of ``nn.DataParallel``. So a pair is set where a module is called, and
@@ -19,36 +19,35 @@ from retrograd.hooks.engine import dispatch_modes
 from retrograd.hooks.operation_tap import OperationTap, is_in_compiled_call
 from retrograd.hooks.recomputation import Recomputation
 from retrograd.hooks.saved import belongs_to_checkpoint, can_recompute, is_in_backward, push_pair, remove_pair
-from retrograd.policies.overwriting import FILLED_LATE, Place
-from retrograd.policies.recompute import Recompute
-from retrograd.policies.rerun_guard import RerunGuard
+from retrograd.policies.overwriting import FILLED_LATE, SaveSite
+from retrograd.policies.recompute import Recompute, RecomputeGuard
 from retrograd.saved.keeper import Keeper
 
-NOWHERE = Place()
+NOWHERE = SaveSite()
 
 
 @dataclass(slots=True)
-class Call:
+class PolicyCall:
     """A module call that runs.
 
     Attributes:
         frame: identity of the frame in which torch makes it.
-        place: its name.
+        site: its name.
         keeper: in charge of what it saves.
         is_set: it has set the pair of hooks itself, and takes it off.
-        recomputation: it will be made again in the backward pass.
+        recomputation: runs it again in the backward pass.
         tap: shows the policy what is carried out in it.
     """
 
     frame: int
-    place: Place
+    site: SaveSite
     keeper: Keeper
     is_set: bool = False
     recomputation: Recomputation | None = None
     tap: OperationTap | None = None
 
     def end(self) -> None:
-        """It is over."""
+        """End it: take off what was set, and end the recomputation."""
         if self.recomputation is not None:
             self.recomputation.end()
         if self.is_set:
@@ -72,7 +71,7 @@ class Call:
             self.is_set = False
 
 
-class Calls(threading.local):
+class RunningCalls(threading.local):
     """The calls that run in this thread, the innermost last.
 
     Args:
@@ -83,16 +82,16 @@ class Calls(threading.local):
         covering: its pair of hooks is set in this thread anyway, whatever is called.
     """
 
-    def __init__(self, outside: Place = NOWHERE) -> None:
+    def __init__(self, outside: SaveSite = NOWHERE) -> None:
         self.outside = outside
-        self.running: list[Call] = []
+        self.running: list[PolicyCall] = []
         self.covering: Keeper | None = None
         self._tap: OperationTap | None = None
         self._modes = 0  # that the thread was in when it was covered
 
-    def place(self) -> Place:
+    def site(self) -> SaveSite:
         """Where this thread is."""
-        return self.running[-1].place if self.running else self.outside
+        return self.running[-1].site if self.running else self.outside
 
     def cover(self, keeper: Keeper) -> bool:
         """Set a pair of hooks for the whole thread; False where the program has forbidden all hooks."""
@@ -113,7 +112,7 @@ class Calls(threading.local):
             remove_pair(keeper.pack)
 
     def begin(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, keeper: Keeper
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], site: SaveSite, keeper: Keeper
     ) -> None:
         """A module is called."""
         frame, around = hooked_calls()
@@ -122,12 +121,12 @@ class Calls(threading.local):
             self.settle(frame)
         elif not running and self.covering is not None and not is_in_backward():
             self._listen(self.covering)
-        call = Call(frame, place, keeper)
+        call = PolicyCall(frame, site, keeper)
         is_inside = bool(running) and running[-1].keeper is keeper
         is_in_charge = keeper.is_open and not is_inside and self.covering is None and not belongs_to_checkpoint()
         policy = keeper.policy
         if is_in_charge and isinstance(policy, Recompute) and can_recompute(module):
-            guard = RerunGuard(place, self.place, keeper.residents.include, policy.late)
+            guard = RecomputeGuard(site, self.site, keeper.parameters.include, policy.late)
             is_whole = any(type(part).__name__ in FILLED_LATE for part in module.modules())
             call.recomputation = Recomputation(module, args, kwargs, guard, is_whole=is_whole)
         running.append(call)
@@ -188,18 +187,18 @@ class Calls(threading.local):
 class ModuleWatch:
     """Tells of the calls of one module; of its replicas too, which share its hooks."""
 
-    __slots__ = ("_calls", "_keeper", "_place")
+    __slots__ = ("_calls", "_keeper", "_site")
 
-    def __init__(self, place: Place, keeper: Keeper, calls: Calls) -> None:
-        self._place = place
+    def __init__(self, site: SaveSite, keeper: Keeper, calls: RunningCalls) -> None:
+        self._site = site
         self._keeper = keeper
         self._calls = calls
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The module is called."""
         if "_former_parameters" in module.__dict__:  # a replica of nn.DataParallel: its weights are other tensors
-            self._keeper.residents.learn(module)
-        self._calls.begin(module, args, kwargs, self._place, self._keeper)
+            self._keeper.parameters.learn(module)
+        self._calls.begin(module, args, kwargs, self._site, self._keeper)
 
     def after_call(self, module: nn.Module, output: Any) -> None:
         """The call ended."""
@@ -209,7 +208,7 @@ class ModuleWatch:
 class EveryModuleWatch:
     """Tells of the calls of all modules of the process, which are known by their type."""
 
-    def __init__(self, keeper: Keeper, calls: Calls, outside: Place) -> None:
+    def __init__(self, keeper: Keeper, calls: RunningCalls, outside: SaveSite) -> None:
         self._keeper = keeper
         self._calls = calls
         self._outside = outside
@@ -219,9 +218,9 @@ class EveryModuleWatch:
         """A module is called."""
         if module not in self._known:
             self._known.add(module)
-            self._keeper.residents.learn(module)
+            self._keeper.parameters.learn(module)
         name = type(module).__name__
-        self._calls.begin(module, args, kwargs, Place(name, name, log=self._outside.log), self._keeper)
+        self._calls.begin(module, args, kwargs, SaveSite(name, name, log=self._outside.log), self._keeper)
 
     def after_call(self, module: nn.Module, output: Any) -> None:
         """The call ended."""

@@ -1,4 +1,4 @@
-"""What stands in the graph for a saved tensor: the tensor itself, or a view of memory that a policy has packed."""
+"""Stand-ins for saved tensors in the graph: the tensor itself, or a view of memory that a policy has packed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch import Tensor
 
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.saved import base_of, set_bits, version_of, view_storage
-from retrograd.policies.overwriting import Place, refuse_overwritten
+from retrograd.policies.overwriting import SaveSite, refuse_overwritten
 from retrograd.policies.policy import Packed, Saved
 
 
 class Held:
     """A saved tensor that stays in memory. Autograd's own check for writes is done here."""
 
-    __slots__ = ("place", "tensor", "version")
+    __slots__ = ("site", "tensor", "version")
 
-    def __init__(self, tensor: Tensor, place: Place) -> None:
+    def __init__(self, tensor: Tensor, site: SaveSite) -> None:
         # the tensor itself would make a cycle with a node that saves its own output; a leaf that is trained stays one
         self.tensor = tensor if tensor.is_leaf and tensor.requires_grad else tensor.detach()
         self.version = version_of(tensor)
-        self.place = place
+        self.site = site
 
     def unpack(self) -> Tensor:
         """The tensor.
@@ -33,40 +33,42 @@ class Held:
         tensor = self.tensor
         if version_of(tensor) != self.version:
             versions = self.version, version_of(tensor)
-            refuse_overwritten(tensor.size(), tensor.dtype, versions, self.place, id(tensor.untyped_storage()))
+            refuse_overwritten(tensor.size(), tensor.dtype, versions, self.site, id(tensor.untyped_storage()))
         return tensor
 
 
 class Entry:
-    """A stretch of memory at one version, shared by all saved tensors that lie in it.
+    """A storage range at one version, shared by all saved tensors that lie in it.
 
     It is freed when autograd has let go of the last of them.
 
     Args:
-        saved: the stretch.
+        saved: the range.
         tensor: the tensor by which it was saved first.
         witness: counts writes with it.
         start: which element of its storage is its first.
         packed: what the policy made of it.
-        place: where it was saved first.
+        site: where it was saved first.
     """
 
     __slots__ = (
-        "__weakref__", "_brought_back", "_numel", "_packed", "_root", "_shift", "_source", "_start", "_uses", "_views",
-        "_wanted", "place", "storage", "version", "witness",
+        "__weakref__", "_brought_back", "_numel", "_packed", "_root", "_shift", "_source", "_uses", "_views", "_wanted",
+        "site", "start", "storage", "version", "witness",
     )  # fmt: skip
 
-    def __init__(self, saved: Saved, tensor: Tensor, witness: Tensor, start: int, packed: Packed, place: Place) -> None:
+    def __init__(
+        self, saved: Saved, tensor: Tensor, witness: Tensor, start: int, packed: Packed, site: SaveSite
+    ) -> None:
         values = saved.values
         storage = values.untyped_storage()
-        self.place = place
+        self.site = site
         self.storage = id(storage)
         self.witness = witness
         self.version = saved.version
         self._root = weakref.ref(_root_of(tensor))
         self._packed = packed
         self._numel = values.numel()
-        self._start = start
+        self.start = start
         self._source = weakref.ref(storage)
         self._brought_back: weakref.ref[torch.UntypedStorage] | None = None
         self._shift = 0
@@ -75,7 +77,7 @@ class Entry:
         self._wanted: torch.UntypedStorage | None = None
 
     def holds(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
-        """Whether this is the memory of that tensor, which is not told by an address, and what is in it now.
+        """Whether this is the memory of that tensor, by more than its address, and what is in it now.
 
         Tensors that share memory need not share the counter of writes (``unsafe_chunk`` in an LSTM, ``.data``); those
         that are views of one tensor do.
@@ -94,7 +96,7 @@ class Entry:
         source = self._source()
         if source is not None:
             self._packed.notice()
-            return source, self._start
+            return source, self.start
         storage = None if self._brought_back is None else self._brought_back()
         if storage is None:
             values = self._checked(self._packed.restore())
@@ -111,7 +113,7 @@ class Entry:
             raise SavedPolicyError(
                 f"{type(self._packed).__name__}.restore() gave {list(values.shape)} of {values.dtype} on"
                 f" {values.device} for {[self._numel]} of {expected[1]} on {expected[2]}, saved by"
-                f" {self.place.path or 'no module'}.",
+                f" {self.site.path or 'no module'}.",
                 repair="return the values with the shape, dtype and device of what `pack` was given.",
             )
         return values
@@ -122,12 +124,12 @@ class View:
 
     __slots__ = ("_bits", "_entry", "_offset", "_size", "_stride")
 
-    def __init__(self, tensor: Tensor, entry: Entry, start: int) -> None:
+    def __init__(self, tensor: Tensor, entry: Entry) -> None:
         entry.add_view()
         self._entry = entry
         self._size = tensor.size()
         self._stride = tensor.stride()
-        self._offset = int(tensor.storage_offset()) - start
+        self._offset = int(tensor.storage_offset()) - entry.start
         self._bits = tensor.is_conj(), tensor.is_neg()
 
     def unpack(self) -> Tensor:
@@ -141,7 +143,7 @@ class View:
         now = version_of(entry.witness)
         if now != entry.version:
             versions = entry.version, now
-            refuse_overwritten(self._size, entry.witness.dtype, versions, entry.place, entry.storage)
+            refuse_overwritten(self._size, entry.witness.dtype, versions, entry.site, entry.storage)
         storage, base = entry.memory()
         tensor = view_storage(storage, entry.witness, base + self._offset, self._size, self._stride)
         conjugate, negative = self._bits

@@ -1,4 +1,4 @@
-"""What a policy that rounds does to the gradients of a batch."""
+"""The error that a policy which rounds makes in the gradients of a batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from retrograd.errors import SavedTensorError
 from retrograd.hooks.module_paths import walk_parameters
 from retrograd.norms import norm
-from retrograd.policies.keep import Keep
+from retrograd.policies.policy import Keep
 from retrograd.saved.keeping import Policies, keep_saved
 from retrograd.trials import check_loss, check_loss_function, everything_restored
 

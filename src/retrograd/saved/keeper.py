@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from retrograd.amounts import show_bytes
 from retrograd.hooks.engine import dispatch_modes
 from retrograd.hooks.operation_tap import OperationTap, carry_out_unseen, hide_taps
+from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.saved import (
     in_forward_mode,
     is_in_backward,
@@ -28,20 +29,20 @@ from retrograd.hooks.saved import (
 )
 from retrograd.hooks.writes import program_line
 from retrograd.notices import warn
-from retrograd.policies.overwriting import FILLED_LATE, Place
-from retrograd.policies.policy import NEVER, Policy, Saved
+from retrograd.policies.overwriting import FILLED_LATE, SaveSite
+from retrograd.policies.policy import NEVER, Packed, Policy, Saved
 from retrograd.saved.entry import Entry, Held, View
-from retrograd.saved.residents import Residents
 
 Key = tuple[int, torch.dtype, int, int]
+"""Identity of a storage, dtype, and the elements of it that are kept."""
 
 
 @dataclass(slots=True)
 class Account:
-    """What a policy was given so far, added up over all passes.
+    """Count what a policy was given so far, over all passes.
 
     Attributes:
-        stretches: how many stretches of memory it took over.
+        stretches: how many storage ranges it took over.
         saved_bytes: their size.
         resident_bytes: what the policy held in memory for them, in bytes.
         pack_seconds: time that the forward spent in its ``pack``.
@@ -60,28 +61,28 @@ class Keeper:
 
     Args:
         policy: what becomes of it.
-        residents: what stays.
-        find_place: says where this thread is in the model.
+        parameters: memory that stays.
+        find_site: says where this thread is in the model.
     """
 
-    def __init__(self, policy: Policy, residents: Residents, find_place: Callable[[], Place]) -> None:
+    def __init__(self, policy: Policy, parameters: ParameterStorages, find_site: Callable[[], SaveSite]) -> None:
         self.policy = policy
         self.account = Account()
         self.is_open = False
-        self.residents = residents
-        self._find_place = find_place
+        self.parameters = parameters
+        self._find_site = find_site
         self._entries: WeakValueDictionary[Key, Entry] = WeakValueDictionary()
         self._count = 0
         self._has_unpacked = False
         self._largest = 0  # of what was too small
-        self._has_told = policy.min_bytes >= NEVER
+        self._has_warned = policy.min_bytes >= NEVER
         self._taps: WeakSet[OperationTap] = WeakSet()
 
     def watch_operations(self) -> OperationTap | None:
-        """What shows the policy what a thread carries out, to be put on; None if it wants to see nothing."""
+        """Make the tap that shows the policy the operations of a thread, to be put on; None if it wants to see none."""
         if in_forward_mode() or is_jit_tracing():
             return None
-        carry_out = self.policy.watch_operations(self.residents.include)
+        carry_out = self.policy.watch_operations(self.parameters.include)
         if carry_out is None:
             return None
         tap = OperationTap(carry_out)
@@ -103,26 +104,29 @@ class Keeper:
 
     @not_of_the_program
     def pack(self, tensor: Tensor) -> Held | View:
-        """What autograd is to hold for a tensor."""
+        """Return what autograd is to hold for a tensor."""
         if not self.is_open:  # it was ended by another thread, which could not take the pair off
             remove_pair(self.pack)
         if is_jit_tracing():
             with untraced():
                 return self.pack(tensor)
-        if not dispatch_modes():
-            return self._pack(tensor)
-        taps = hide_taps()
+        taps = hide_taps() if dispatch_modes() else ()
         try:
-            return self._pack(tensor)
+            site = self._find_site()
+            if site.log is not None:
+                site = replace(site, line=program_line())
+            elements = self._choose_elements(tensor)
+            entry = None if elements is None else self._find_entry(tensor, elements, site)
+            return Held(tensor, site) if entry is None else View(tensor, entry)
         finally:
             for tap in taps:
                 tap.put_on()
 
     def unpack(self, packed: Held | View) -> Tensor:
-        """The tensor again."""
+        """Return the tensor again."""
         self._has_unpacked = True
-        if not self._has_told:
-            self._tell()
+        if not self._has_warned:
+            self._warn_if_idle()
         if not dispatch_modes():
             return packed.unpack()
         taps = hide_taps()
@@ -133,32 +137,63 @@ class Keeper:
                 for tap in taps:
                     tap.put_on()
 
-    def _pack(self, tensor: Tensor) -> Held | View:
-        place = self._find_place()
-        if place.log is not None:
-            place = replace(place, line=program_line())
+    def _choose_elements(self, tensor: Tensor) -> tuple[int, int] | None:
+        """Choose the elements of a storage to offer to the policy for a tensor; None where it stays."""
         least = self.policy.min_bytes
         if not self.is_open or least >= NEVER or type(tensor) is Parameter or not is_plain(tensor):
-            return Held(tensor, place)
+            return None
+        if not tensor.numel():
+            return None
         storage = tensor.untyped_storage()
-        total = storage.nbytes()
-        if total < least or not tensor.numel() or self.residents.include(tensor, storage):
-            if not self._has_told and self._largest < total < least and not self.residents.include(tensor, storage):
-                self._largest = total
-            return Held(tensor, place)
-        start, end = _stretch(tensor, total)
-        if (end - start) * tensor.itemsize < least:
-            self._largest = max(self._largest, (end - start) * tensor.itemsize)
-            return Held(tensor, place)
-        key = (id(storage), tensor.dtype, start, end)
-        entry = self._entries.get(key)
-        if entry is None or not entry.holds(tensor, storage):
-            entry = self._make_entry(tensor, storage, key, place)
-        return Held(tensor, place) if entry is None else View(tensor, entry, start)
+        start, end = _elements_of(tensor, storage.nbytes())
+        nbytes = (end - start) * tensor.itemsize
+        is_small = nbytes < least
+        if (is_small and (self._has_warned or nbytes <= self._largest)) or self.parameters.include(tensor, storage):
+            return None
+        if is_small:
+            self._largest = nbytes
+            return None
+        return start, end
 
-    def _tell(self) -> None:
-        """A backward pass has begun: say once if the policy has nothing to do."""
-        self._has_told = True
+    def _find_entry(self, tensor: Tensor, elements: tuple[int, int], site: SaveSite) -> Entry | None:
+        """Find the entry of this memory, or offer it to the policy; None if it stays."""
+        storage = tensor.untyped_storage()
+        key = (id(storage), tensor.dtype, *elements)
+        entry = self._entries.get(key)
+        if entry is not None and entry.holds(tensor, storage):
+            return entry
+        if site.kind in FILLED_LATE:
+            return None
+        if self._has_unpacked:  # a backward pass lies between: what is saved now belongs to another forward
+            self._count, self._has_unpacked = 0, False
+        start, end = elements
+        values = view_storage(storage, tensor, start, (end - start,), (1,))
+        witness = witness_version(tensor)
+        saved = Saved(values, tensor.shape, site.path, self._count, version_of(tensor), witness)
+        self._count += 1
+        packed = self._offer(saved)
+        if packed is None:
+            return None
+        entry = self._entries[key] = Entry(saved, tensor, witness, start, packed, site)
+        return entry
+
+    def _offer(self, saved: Saved) -> Packed | None:
+        """Have the policy pack a storage range, and keep account of it."""
+        account = self.account
+        began = time.perf_counter()
+        packed = self.policy.pack(saved)
+        account.pack_seconds += time.perf_counter() - began
+        if packed is None:
+            account.left_bytes += saved.nbytes
+        else:
+            account.stretches += 1
+            account.saved_bytes += saved.nbytes
+            account.resident_bytes += packed.resident_bytes
+        return packed
+
+    def _warn_if_idle(self) -> None:
+        """Warn once, when a backward pass has begun, if the policy has nothing to do."""
+        self._has_warned = True
         if self.account.stretches or self.policy.has_failed:
             return
         if self.account.left_bytes:
@@ -172,32 +207,8 @@ class Keeper:
             why = "nothing was saved but what stays anyway, such as parameters"
         warn(f"{self.policy!r} has taken nothing: {why}.")
 
-    def _make_entry(self, tensor: Tensor, storage: torch.UntypedStorage, key: Key, place: Place) -> Entry | None:
-        """Offer a stretch to the policy; None if it stays."""
-        if place.kind in FILLED_LATE:
-            return None
-        start, end = key[2:]
-        if self._has_unpacked:  # a backward pass lies between: what is saved now belongs to another forward
-            self._count, self._has_unpacked = 0, False
-        values = view_storage(storage, tensor, start, (end - start,), (1,))
-        witness = witness_version(tensor)
-        saved = Saved(values, tensor.shape, place.path, self._count, version_of(tensor), witness)
-        self._count += 1
-        account = self.account
-        began = time.perf_counter()
-        packed = self.policy.pack(saved)
-        account.pack_seconds += time.perf_counter() - began
-        if packed is None:
-            account.left_bytes += saved.nbytes
-            return None
-        account.stretches += 1
-        account.saved_bytes += saved.nbytes
-        account.resident_bytes += packed.resident_bytes
-        entry = self._entries[key] = Entry(saved, tensor, witness, start, packed, place)
-        return entry
 
-
-def _stretch(tensor: Tensor, nbytes: int) -> tuple[int, int]:
+def _elements_of(tensor: Tensor, nbytes: int) -> tuple[int, int]:
     """The elements of a storage to keep for a tensor: all, or only its own where they are less than half.
 
     Tensors that share a storage (the parts of a fused projection) then share what is kept; but one batch of a data set

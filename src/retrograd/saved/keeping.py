@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from torch import nn
 
 from retrograd.budget.plan import Plan
-from retrograd.budget.planned import Planned
+from retrograd.budget.planned import Budget, Planned
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.candidates import NamedModule, walk_modules
 from retrograd.hooks.module import CallTap, EveryCallTap, is_compiled
+from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.tables import hidden_hooks
 from retrograd.hooks.writes import WriteLog
-from retrograd.policies.overwriting import Place
+from retrograd.policies.overwriting import SaveSite
 from retrograd.policies.policy import Policy, check_policy
 from retrograd.policies.recompute import Recompute
-from retrograd.policies.sizes import Budget
-from retrograd.saved.calls import Calls, EveryModuleWatch, ModuleWatch
+from retrograd.saved.calls import EveryModuleWatch, ModuleWatch, RunningCalls
 from retrograd.saved.keeper import Account, Keeper
-from retrograd.saved.residents import Residents
 from retrograd.sites.pattern import Candidate, Pattern, asks_for_call, compile_pattern, describe_pattern
 from retrograd.sites.selection import Selection
 from retrograd.sites.site import ROOT, Site
@@ -31,11 +30,8 @@ from retrograd.sites.site import ROOT, Site
 Policies = Policy | Mapping[Pattern, Policy]
 
 
-class Tap(Protocol):
-    """Hooks that can be taken away."""
-
-    def remove(self) -> None:
-        """Take them away."""
+Remove = Callable[[], None]
+"""Takes hooks away."""
 
 
 class SavedHandle:
@@ -45,7 +41,7 @@ class SavedHandle:
         accounts: what each policy was given in all passes so far, and what it held of that in memory.
     """
 
-    def __init__(self, keepers: list[Keeper], taps: list[Tap], calls: Calls, log: WriteLog | None) -> None:
+    def __init__(self, keepers: list[Keeper], taps: list[Remove], calls: RunningCalls, log: WriteLog | None) -> None:
         self.accounts: dict[Policy, Account] = {keeper.policy: keeper.account for keeper in keepers}
         self._is_removed = False
         self._ending = ExitStack()
@@ -54,7 +50,7 @@ class SavedHandle:
         for keeper in keepers:
             self._ending.callback(keeper.close)
         for tap in taps:
-            self._ending.callback(tap.remove)
+            self._ending.callback(tap)
         self._ending.callback(calls.leave)
         if log is not None:
             log.begin()
@@ -142,12 +138,12 @@ def keep_saved(
         policy = Planned(budget)
     assert policy is not None
     log = WriteLog() if watch_writes else None
-    calls = Calls(Place(log=log))
-    residents = Residents()
+    calls = RunningCalls(SaveSite(log=log))
+    parameters = ParameterStorages()
     if model is None:
-        keepers, taps = _tap_process(policy, calls, residents)
+        keepers, taps = _tap_process(policy, calls, parameters)
     else:
-        keepers, taps = _tap_model(model, policy, calls, residents)
+        keepers, taps = _tap_model(model, policy, calls, parameters)
     handle = SavedHandle(keepers, taps, calls, log)
     try:
         for keeper in keepers:
@@ -158,44 +154,44 @@ def keep_saved(
     return handle
 
 
-def _tap_process(policy: Policies, calls: Calls, residents: Residents) -> tuple[list[Keeper], list[Tap]]:
+def _tap_process(
+    policy: Policies, calls: RunningCalls, parameters: ParameterStorages
+) -> tuple[list[Keeper], list[Remove]]:
     if isinstance(policy, (Mapping, Recompute)):
         raise SavedPolicyError(
             f"{policy!r} needs a model.",
             repair="pass the model: rg.keep_saved(model, …).",
             reason="paths of modules, and forwards to run again, are those of one model.",
         )
-    keeper = Keeper(check_policy(policy), residents, calls.place)
-    return [keeper], [_ThreadPair(keeper, calls), EveryCallTap(EveryModuleWatch(keeper, calls, calls.outside))]
+    keeper = Keeper(check_policy(policy), parameters, calls.site)
+    return [keeper], [_cover_thread(keeper, calls), EveryCallTap(EveryModuleWatch(keeper, calls, calls.outside)).remove]
 
 
-class _ThreadPair:
-    """The pair of hooks of a whole thread."""
+def _cover_thread(keeper: Keeper, calls: RunningCalls) -> Remove:
+    """Set the pair of hooks of a whole thread. It is taken away there; in another thread it goes at the next saving."""
+    thread = threading.get_ident()
+    is_set = calls.cover(keeper)
 
-    def __init__(self, keeper: Keeper, calls: Calls) -> None:
-        self._calls = calls
-        self._thread = threading.get_ident()
-        self._is_set = calls.cover(keeper)
+    def uncover() -> None:
+        if is_set and threading.get_ident() == thread:
+            calls.uncover()
 
-    def remove(self) -> None:
-        """Take the pair away; that of another thread goes when something is saved there."""
-        if self._is_set and threading.get_ident() == self._thread:
-            self._calls.uncover()
+    return uncover
 
 
 def _tap_model(
-    model: nn.Module, policy: Policies, calls: Calls, residents: Residents
-) -> tuple[list[Keeper], list[Tap]]:
+    model: nn.Module, policy: Policies, calls: RunningCalls, parameters: ParameterStorages
+) -> tuple[list[Keeper], list[Remove]]:
     for module in model.modules():
-        residents.learn(module)
+        parameters.learn(module)
     keepers: dict[int, Keeper] = {}
-    taps: list[Tap] = []
+    taps: list[Remove] = []
     for entry, chosen in _choose(walk_modules("", model), policy):
         keeper = keepers.get(id(chosen))
         if keeper is None:
-            keeper = keepers[id(chosen)] = Keeper(chosen, residents, calls.place)
-        watch = ModuleWatch(Place(entry.path, type(entry.module).__name__, log=calls.outside.log), keeper, calls)
-        taps.append(CallTap(entry.tapped, watch, outermost=True))
+            keeper = keepers[id(chosen)] = Keeper(chosen, parameters, calls.site)
+        watch = ModuleWatch(SaveSite(entry.path, type(entry.module).__name__, log=calls.outside.log), keeper, calls)
+        taps.append(CallTap(entry.tapped, watch, outermost=True).remove)
     return list(keepers.values()), taps
 
 

@@ -11,8 +11,7 @@ from retrograd.amounts import count_of, show_bytes
 from retrograd.errors import SavedTensorError
 from retrograd.files import write_text
 from retrograd.graph.node import Line
-from retrograd.inventory.inventory import Inventory
-from retrograd.inventory.text import print_place
+from retrograd.inventory.inventory import Inventory, print_place
 from retrograd.inventory.timeline import HeldStorage, spans_of
 from retrograd.views.page.frame import frame_page, pack_json
 from retrograd.views.trace_events import shorten_line

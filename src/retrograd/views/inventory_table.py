@@ -16,9 +16,8 @@ from rich.text import Text
 from retrograd.amounts import count_of, show_bytes
 from retrograd.errors import SavedTensorError
 from retrograd.graph.node import Line
-from retrograd.inventory.columns import PERMANENT
-from retrograd.inventory.inventory import Inventory
-from retrograd.inventory.text import print_entry, print_place
+from retrograd.inventory.inventory import Inventory, print_entry, print_place
+from retrograd.inventory.timeline import PERMANENT
 from retrograd.views.terminal import open_console, print_name, print_share
 from retrograd.views.trace_events import shorten_line
 

@@ -257,7 +257,8 @@ class NotUpdated(Detector):
         known = np.isfinite(per_gradient).any(axis=0)
         usual = np.zeros(delta.shape[1])
         usual[known] = np.nanmedian(per_gradient[:, known], axis=0)
-        return gradients * usual
+        with np.errstate(invalid="ignore"):  # what is not finite stays so
+            return np.asarray(gradients * usual)
 
     def _is_meant(self, record: Record, site: object) -> bool:
         name = str(getattr(site, "value", site))

@@ -196,7 +196,7 @@ class ScalerChurn(Detector):
         guard="The search for a scale at the begin (the first 20 updates) is not counted.",
         repair="See what overflows: it is not finite at any scale.",
     )
-    explains = ("loss-flat", "not-updated")
+    explains = ("loss-flat", "not-updated", "underflow")
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Count skipped updates."""

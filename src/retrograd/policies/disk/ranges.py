@@ -1,12 +1,15 @@
-"""Stretches of memory that are read from the file together."""
+"""Storage ranges as the threads see them that write them to a file and read them again."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
 
-from retrograd.policies.disk.file import SpillFile
-from retrograd.policies.disk.free_space import Extent
+import torch
+from torch import Tensor
+
+from retrograd.policies.disk.file import Extent, SpillFile
+from retrograd.policies.policy import Packed
 
 
 class Reading:
@@ -59,3 +62,25 @@ class Reading:
         """Until it is over."""
         with self._is_over:
             pass
+
+
+class FileRange(Packed):
+    """A storage range in flight to the disk, there, or in flight back.
+
+    Attributes:
+        nbytes: its size.
+        values: the memory, until it has been written; for good if it was not.
+        ready: when it is computed, on a device.
+        extent: where it is in the file.
+        coming: what reads it with others before it is asked for, and at which byte of that it is.
+        is_wanted: it is needed so soon that it need not be written any more.
+    """
+
+    __slots__ = ("coming", "extent", "is_wanted", "nbytes", "ready", "values")
+
+    nbytes: int
+    values: Tensor | None
+    ready: torch.cuda.Event | None
+    extent: Extent | None
+    coming: tuple[Reading, int] | None
+    is_wanted: bool
