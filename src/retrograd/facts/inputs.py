@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from retrograd.facts.readings import Reading, Readings, name_type
+from retrograd.facts.readings import Readings, TensorReading, name_type
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Input, tell_number
 from retrograd.history.sink import Moment, Phase
@@ -122,7 +122,7 @@ def _bind(arguments: Any, names: list[str], rest: str) -> Iterator[tuple[tuple[s
         yield found
 
 
-def _tell(step: int, phase: Phase, reading: Reading) -> str:
+def _tell(step: int, phase: Phase, reading: TensorReading) -> str:
     numbers = (reading.mean, reading.min, reading.max, reading.std)
     told = ",".join(map(tell_number, numbers))
     return f'[{step},"{phase}",{told},{reading.nonfinite},"{reading.digest}"]'

@@ -26,7 +26,7 @@ def name_type(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class Reading(NamedTuple):
+class TensorReading(NamedTuple):
     """What was read of a tensor.
 
     Attributes:
@@ -72,10 +72,10 @@ class Readings:
         self._heads.append(first_bytes(tensor) if has_digest else None)
         return number
 
-    def collect(self) -> dict[int, Reading]:
+    def collect(self) -> dict[int, TensorReading]:
         """All that was read, by number. This waits for the devices; numbers begin anew."""
         heads, self._heads = self._heads, []
-        found: dict[int, Reading] = {}
+        found: dict[int, TensorReading] = {}
         if heads:
             for slab in self._slabs.values():
                 rows, _ = slab.drain()
@@ -83,7 +83,7 @@ class Readings:
         return found
 
 
-def _understand(rows: bytes, heads: list[bytes | Tensor | None]) -> Iterator[tuple[int, Reading]]:
+def _understand(rows: bytes, heads: list[bytes | Tensor | None]) -> Iterator[tuple[int, TensorReading]]:
     table = np.frombuffer(rows, ROW)
     numbers = table["row"].tolist()
     nonfinite = table["nan"] + table["pos_inf"] + table["neg_inf"]
@@ -95,7 +95,7 @@ def _understand(rows: bytes, heads: list[bytes | Tensor | None]) -> Iterator[tup
     low, high = (np.where(np.isnan(n), np.nan, table[name]) for name in ("min", "max"))
     columns = (table["count"], nonfinite, table["zeros"], mean, np.sqrt(variance), rms, low, high)
     digests = [_digest(rows, place, heads[number]) for place, number in enumerate(numbers)]
-    readings = map(Reading, *(column.tolist() for column in columns), digests)
+    readings = map(TensorReading, *(column.tolist() for column in columns), digests)
     return zip(numbers, readings, strict=True)
 
 

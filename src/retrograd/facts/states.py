@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from retrograd.facts.readings import Reading, Readings, name_type
+from retrograd.facts.readings import Readings, TensorReading, name_type
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Buffer, Parameter, tell_number
 from retrograd.history.sink import Moment
@@ -142,7 +142,7 @@ class _Look:
                 if number is not None:
                     self._gradients.setdefault(site, []).append(number)
 
-    def tell_parameters(self, found: dict[int, Reading]) -> list[str]:
+    def tell_parameters(self, found: dict[int, TensorReading]) -> list[str]:
         """The parameters as rows in JSON."""
         tied = {names[0]: json.dumps(names[1:]) for names in self._names.values() if len(names) > 1}
         rows = []
@@ -156,13 +156,13 @@ class _Look:
             )
         return rows
 
-    def _describe_gradient(self, site: str, found: dict[int, Reading]) -> str:
+    def _describe_gradient(self, site: str, found: dict[int, TensorReading]) -> str:
         read = [found[number] for number in self._gradients.get(site, ())]
         if not read:
             return "None" if self._has_gradients else ""
         return "zero" if all(each.zeros == each.elements for each in read) else "some"
 
-    def tell_buffers(self, found: dict[int, Reading]) -> list[str]:
+    def tell_buffers(self, found: dict[int, TensorReading]) -> list[str]:
         """The buffers as rows in JSON."""
         rows = []
         for site, dtype, number in self._buffers:

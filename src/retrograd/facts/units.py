@@ -108,7 +108,7 @@ class _Switch:
     awake: bool = False
 
 
-class _Watch:
+class _UnitTap:
     """Sees the calls of one module while its switch is on."""
 
     def __init__(self, switch: _Switch, see: Callable[[tuple[Any, ...], Any], None]) -> None:
@@ -129,7 +129,7 @@ class UnitLooks(FactSource):
         super().__init__(host)
         self._looking, self._training = _Switch(), _Switch()
         self._moment = NOW
-        self._watches: WeakKeyDictionary[nn.Module, _Watch] = WeakKeyDictionary()
+        self._watches: WeakKeyDictionary[nn.Module, _UnitTap] = WeakKeyDictionary()
         self._modules: dict[str, weakref.ref[nn.Module]] = {}
         self._channels_first: set[str] = set()
         self._held: dict[str, list[_Reduced]] = {}
@@ -169,14 +169,14 @@ class UnitLooks(FactSource):
 
     def _watch_units(self, path: str, bounds: tuple[float, float] | None) -> None:
         if sum(watch.switch is self._looking for watch in self._watches.values()) < _MOST_WATCHED:
-            self._watch(path, _Watch(self._looking, lambda args, output: self._see(path, bounds, output)))
+            self._watch(path, _UnitTap(self._looking, lambda args, output: self._see(path, bounds, output)))
 
     def _watch_rows(self, path: str, rows: int) -> None:
         if rows <= _MOST_ROWS:
             self._rows[path] = _Rows(rows)
-            self._watch(path, _Watch(self._training, lambda args, output: self._see_rows(path, args)))
+            self._watch(path, _UnitTap(self._training, lambda args, output: self._see_rows(path, args)))
 
-    def _watch(self, path: str, watch: _Watch) -> None:
+    def _watch(self, path: str, watch: _UnitTap) -> None:
         module = self._modules[path]()
         if module is not None and module not in self._watches:
             self._watches[module] = watch
