@@ -130,7 +130,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if count_steps(optimizer) > 1:
         return
     _here.stepping = weakref.ref(optimizer)
-    for listener in optimizer_listeners:
+    for listener in reversed(optimizer_listeners.all):  # who came last is around the others
         listener.update_begins(optimizer)
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from retrograd.hooks.engine import (
+    count_function_modes,
     current_graph_task,
     current_node,
     grad_enabled,
-    has_function_modes,
     inference_enabled,
     next_sequence_number,
     without_functions,
@@ -124,7 +124,7 @@ class SlotWatch:
             call = self._next_call(calls)
         recorder = calls.plain[call]
         if recorder is not None and type(value) is torch.Tensor:
-            hooked = (self._visit_past_modes if has_function_modes() else self._visit)(recorder, value)
+            hooked = (self._visit_past_modes if count_function_modes() else self._visit)(recorder, value)
         else:
             hooked = self._see_nested(buffer, calls, call, value)
         if not hooked and buffer.mode is Mode.GRAD and not grad_enabled():

@@ -9,7 +9,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.distributed import local_part
-from retrograd.hooks.engine import has_function_modes, without_functions
+from retrograd.hooks.engine import count_function_modes, without_functions
 from retrograd.recording.mode_buffer import ModeBuffer
 from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.site_recorder import TensorRecorder
@@ -31,7 +31,7 @@ class UpdateTap:
 
     def begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch], fault: Fault) -> None:
         """An update begins: record values and copy those weights whose update is wanted."""
-        if has_function_modes() and self._buffer.custom is None:  # each attribute would pass through them
+        if count_function_modes() and self._buffer.custom is None:  # each attribute would pass through them
             with without_functions():
                 self._begin(optimizer, watches, fault)
         else:
