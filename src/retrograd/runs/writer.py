@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from retrograd.errors import RunExistsError, RunWriteError
+from retrograd.errors import RunWriteError
 from retrograd.files import make_storable
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.notices import Notices, warnings_kept
@@ -260,7 +260,7 @@ class RunWriter:
         """Do this; False if the system refuses it, so that it is to be tried again. What fails otherwise is lost."""
         try:
             write()
-        except (OSError, RunExistsError) as error:
+        except OSError as error:
             what = getattr(error, "strerror", None) or getattr(error, "problem", f"{error!r}")
             self._notices.warn_once(
                 "disk",
