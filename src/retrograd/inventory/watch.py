@@ -58,7 +58,7 @@ class SavedWatch:
         self._storages = Storages()
         self._taps = NodeTaps()
         self._lock = threading.RLock()
-        self._running: dict[EngineRun, _Pass] = {}
+        self._running: dict[EngineRun, _FollowedPass] = {}
         self._known: dict[Key, NodeFacts] = {}
         self._holders: dict[int, tuple[SlotFacts, NodeFacts, Describer]] = {}
         """Identity of a checkpoint's holder → what it stands for."""
@@ -118,13 +118,13 @@ class SavedWatch:
             described = described._replace(maker=Maker(facts.name, facts.number))
         slot.tensor, slot.packed = described, _now()
 
-    def _follow(self, run: EngineRun) -> _Pass:
+    def _follow(self, run: EngineRun) -> _FollowedPass:
         nodes, reach = find_nodes_of(run)
         self._note_time()
         try:
             with torch.no_grad():
                 self._read(reach.nodes)
-            watched = _Pass(nodes, reach, self._taps, keeps_graph=run.keeps_graph)
+            watched = _FollowedPass(nodes, reach, self._taps, keeps_graph=run.keeps_graph)
             watched.watch()
         except BaseException:
             guard_nodes(reach.nodes, reach.links)
@@ -178,7 +178,7 @@ class SavedWatch:
             facts.slots.append(SlotFacts(f"checkpoint[{place}]", "argument", given, frame=number))
         return number
 
-    def _finish(self, watched: _Pass, *, failed: bool) -> None:
+    def _finish(self, watched: _FollowedPass, *, failed: bool) -> None:
         self._note_time()
         end = _now()
         runs = watched.end()
@@ -226,7 +226,7 @@ def _holder_of(kept: Kept) -> Held:
     return "hooks" if kept.packed is not None else "saved"
 
 
-class _Pass:
+class _FollowedPass:
     """One pass that is being followed. It holds the nodes until it has ended."""
 
     def __init__(self, nodes: list[Any], reach: Any, taps: NodeTaps, *, keeps_graph: bool) -> None:

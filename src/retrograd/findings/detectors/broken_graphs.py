@@ -11,7 +11,7 @@ from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.failed import line_of
 from retrograd.findings.finding import Evidence, Finding, shorten_line
 from retrograd.findings.gradients import Gradients
-from retrograd.findings.lost import Lost, find_last_cut
+from retrograd.findings.lost import LostGradient, find_last_cut
 from retrograd.findings.record import Record
 from retrograd.history.facts import Call, Operation, Overwrite
 
@@ -48,7 +48,7 @@ class NoGraph(Detector):
         elif (leaf := _find_leaf_loss(record)) is not None:
             yield self._say_leaf(record, leaf)
 
-    def _say_leaf(self, record: Record, lost: Lost) -> Finding:
+    def _say_leaf(self, record: Record, lost: LostGradient) -> Finding:
         call = next(each for each in record.calls if each.name == "backward")
         return self.find(
             "critical",
@@ -82,7 +82,7 @@ class NoGraph(Detector):
         )
 
 
-def _find_leaf_loss(record: Record) -> Lost | None:
+def _find_leaf_loss(record: Record) -> LostGradient | None:
     """The cut before a loss that is a leaf, where no parameter ever had a gradient."""
     looked = [each.grad for each in record.parameters if each.requires_grad and each.grad]
     chains = [chain for chain in record.chains if chain.loss >= 0]
@@ -95,7 +95,7 @@ def _find_leaf_loss(record: Record) -> Lost | None:
     return find_last_cut(chains[0])
 
 
-def _explain(record: Record, lost: Lost | None) -> tuple[str, str]:
+def _explain(record: Record, lost: LostGradient | None) -> tuple[str, str]:
     if lost is not None:
         return lost.sentence, lost.repair
     if _find_blind_line(record):
