@@ -44,6 +44,7 @@ from retrograd.recording.trigger import on_nonfinite as on_nonfinite
 from retrograd.rewriting.rewriting import Rewriting as Rewriting
 from retrograd.rewriting.rewriting import rewrite as rewrite
 from retrograd.rules.rehearsal import rehearse as rehearse
+from retrograd.runs.export import export as export
 from retrograd.runs.reader import Run as Run
 from retrograd.runs.reader import open_run as open_run
 from retrograd.saved.keeping import keep_saved as keep_saved
@@ -53,11 +54,18 @@ from retrograd.tracing.trace import Trace as Trace
 from retrograd.tracing.tracer import trace as trace
 from retrograd.views.chrome_trace import write_chrome_trace as write_chrome_trace
 from retrograd.views.graph_picture import draw_graph as draw_graph
+from retrograd.views.graph_text import format_graph as format_graph
 from retrograd.views.graph_text import print_graph as print_graph
 from retrograd.views.inventory_page import write_inventory as write_inventory
+from retrograd.views.inventory_table import format_inventory as format_inventory
 from retrograd.views.inventory_table import print_inventory as print_inventory
 from retrograd.views.report import write_report as write_report
+from retrograd.views.table import format_table as format_table
+from retrograd.views.table import print_table as print_table
+from retrograd.views.text_heatmap import format_heatmap as format_heatmap
+from retrograd.views.text_heatmap import print_heatmap as print_heatmap
 from retrograd.views.trace_text import LiveLines as LiveLines
+from retrograd.views.trace_text import format_trace as format_trace
 from retrograd.views.trace_text import print_trace as print_trace
 
 __version__: str

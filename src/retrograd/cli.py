@@ -34,6 +34,10 @@ examples:
 """
 
 
+_READERS = ("explain", "compare", "report", "view")
+"""Commands that read a run, and need no table of pandas."""
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Carry out a command line.
 
@@ -45,7 +49,12 @@ def main(words: Sequence[str] | None = None) -> int:
         ``run``, ``trace``, ``inventory`` and ``debug`` do not return: the process becomes the command.
     """
     try:
-        code = _parse(sys.argv[1:] if words is None else words).carry_out()
+        asked = _parse(sys.argv[1:] if words is None else words)
+        if words is None and asked.name in _READERS:
+            from retrograd.launch.lean import keep_pandas_out
+
+            keep_pandas_out()
+        code = asked.carry_out()
         sys.stdout.flush()
     except RetrogradError as error:
         print(f"retrograd: {show_plainly(str(error))}", file=sys.stderr)

@@ -14,8 +14,10 @@
     ├── RunError
     │   ├── RunExistsError         run-exists
     │   ├── NotARunError           not-a-run
+    │   ├── NothingRecordedError   nothing-recorded
     │   ├── DamagedRunError        damaged-run
-    │   └── RunWriteError          run-not-writable
+    │   ├── RunWriteError          run-not-writable
+    │   └── ExportError            cannot-export
     ├── GraphError
     │   ├── NoGraphError           no-graph
     │   ├── FreedGraphError        graph-freed
@@ -45,7 +47,8 @@
     └── TorchVersionError          old-torch
 
 Each class has a ``slug``: the name under which the documentation explains it.
-A message says what is wrong, then how to mend it, then why we insist.
+A message says what is wrong, then how to fix it, then why we insist. Where Python has an error for the same mistake
+(``KeyError``, ``ValueError``, ``TypeError``, ``FileNotFoundError`` …), ours is one of those too.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class RetrogradError(Exception):
         self.problem = problem
         self.repair = repair
         self.reason = reason
-        super().__init__(problem, repair, reason)
+        BaseException.__init__(self, problem, repair, reason)  # OSError's own takes them for a number and a file
 
     def __str__(self) -> str:
         parts = [f"{self.problem} [{self.slug}]"]
@@ -92,13 +95,13 @@ class SiteError(RetrogradError):
     slug = "site"
 
 
-class SiteSyntaxError(SiteError):
+class SiteSyntaxError(SiteError, ValueError):
     """A text is not the name of a site."""
 
     slug = "site-syntax"
 
 
-class NoSuchSiteError(SiteError):
+class NoSuchSiteError(SiteError, KeyError):
     """A name or pattern matches no site of this model or run."""
 
     slug = "no-such-site"
@@ -110,7 +113,7 @@ class NothingKeptError(SiteError, IndexError):
     slug = "nothing-kept"
 
 
-class PatternError(SiteError):
+class PatternError(SiteError, ValueError):
     """A selection is given in a form that selects nothing."""
 
     slug = "bad-pattern"
@@ -122,19 +125,19 @@ class RecordingError(RetrogradError):
     slug = "recording"
 
 
-class ScheduleError(RecordingError):
+class ScheduleError(RecordingError, ValueError):
     """A schedule that selects no step, or is no schedule."""
 
     slug = "bad-schedule"
 
 
-class StatisticError(RecordingError):
+class StatisticError(RecordingError, ValueError):
     """A user's statistic does not return one number per tensor."""
 
     slug = "bad-statistic"
 
 
-class TensorPolicyError(RecordingError):
+class TensorPolicyError(RecordingError, ValueError):
     """A request to keep tensors that cannot be carried out."""
 
     slug = "bad-tensor-policy"
@@ -152,16 +155,22 @@ class RunError(RetrogradError):
     slug = "run"
 
 
-class RunExistsError(RunError):
+class RunExistsError(RunError, FileExistsError):
     """The output folder already holds another run, or other files."""
 
     slug = "run-exists"
 
 
-class NotARunError(RunError):
+class NotARunError(RunError, FileNotFoundError):
     """A path is not a run folder."""
 
     slug = "not-a-run"
+
+
+class NothingRecordedError(RunError, TypeError):
+    """What was handed over holds nothing that was recorded."""
+
+    slug = "nothing-recorded"
 
 
 class DamagedRunError(RunError):
@@ -170,10 +179,16 @@ class DamagedRunError(RunError):
     slug = "damaged-run"
 
 
-class RunWriteError(RunError):
+class RunWriteError(RunError, OSError):
     """The run folder cannot be created or written."""
 
     slug = "run-not-writable"
+
+
+class ExportError(RunError, ValueError):
+    """There is no such format to write a run in."""
+
+    slug = "cannot-export"
 
 
 class GraphError(RetrogradError):
@@ -194,7 +209,7 @@ class FreedGraphError(GraphError):
     slug = "graph-freed"
 
 
-class NoSuchNodeError(GraphError):
+class NoSuchNodeError(GraphError, KeyError):
     """A pattern matches no node of the graph."""
 
     slug = "no-such-node"
@@ -254,7 +269,7 @@ class RewriteError(RetrogradError):
     slug = "rewrite"
 
 
-class RuleError(RewriteError):
+class RuleError(RewriteError, ValueError):
     """A rule is none, raised, wrote into its argument, or returned something that cannot take its place."""
 
     slug = "bad-rule"
@@ -284,7 +299,7 @@ class AdjointError(RetrogradError):
     slug = "cannot-check"
 
 
-class CompareError(RetrogradError):
+class CompareError(RetrogradError, ValueError):
     """Two runs cannot be compared."""
 
     slug = "cannot-compare"
@@ -314,19 +329,19 @@ class RecomputeError(SavedTensorError, RuntimeError):
     slug = "recomputed-otherwise"
 
 
-class SavedPolicyError(SavedTensorError):
+class SavedPolicyError(SavedTensorError, ValueError):
     """A policy for saved tensors is none, or gave back something else than it was given."""
 
     slug = "bad-saved-policy"
 
 
-class BudgetError(SavedTensorError):
+class BudgetError(SavedTensorError, ValueError):
     """A byte budget cannot be met."""
 
     slug = "budget-too-small"
 
 
-class ExplainError(RetrogradError):
+class ExplainError(RetrogradError, TypeError):
     """Something is to be explained that was not recorded."""
 
     slug = "cannot-explain"

@@ -110,6 +110,55 @@ def test_a_program_that_stops_at_nan_is_told_of() -> None:
     assert (found.operation, found.step) == ("log", 0)
 
 
+class Root(torch.autograd.Function):
+    """A square root whose derivative at 0 its author has forgotten."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        root = x.clamp(min=0).sqrt()
+        ctx.save_for_backward(root)
+        return root
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (root,) = ctx.saved_tensors
+        half = gradient * 0.0
+        return half / root  # born backward
+
+
+class Logarithm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.log()  # born forward
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient / ctx.saved_tensors[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "born", "operation", "mark"),
+    [(Root, "backward", "div", "# born backward"), (Logarithm, "forward", "log", "# born forward")],
+)
+def test_a_function_of_the_program_is_looked_into(
+    function: type[torch.autograd.Function], born: str, operation: str, mark: str
+) -> None:
+    def run(net: nn.Module) -> None:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for step in range(8):
+            out = net(torch.randn(6, 4))
+            out = out - out.detach().max()
+            loss = (function.apply(out) if step == 5 else out).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    [found] = record(Program(Simple, run, "", "", "", "", None), is_watched=True)
+    assert (found.born, found.operation, found.step) == (born, operation, 5)
+    assert found.line == line_of(mark, function)
+
+
 def train_watched(model: type[nn.Module], *, is_watched: bool) -> list[torch.Tensor]:
     torch.manual_seed(0)
     net = model()

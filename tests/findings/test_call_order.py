@@ -1,9 +1,14 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
+import retrograd as rg
 from retrograd.findings.detectors.call_order import BackwardNeverCalled, NeverSteps, StepBeforeBackward, StepTooSeldom
 from retrograd.findings.detectors.repeated_backward import AccumulationNotDivided, DoubleBackward
+from retrograd.findings.explain import make_record
+from retrograd.findings.finding import Finding
 from retrograd.history.sink import Event, Moment
 from tests.findings.by_hand import ask
 from tests.findings.programs import make_calls, make_chain, make_optimizer, make_program
@@ -55,6 +60,32 @@ def test_updates_without_a_backward_pass() -> None:
     assert (found.severity, found.line) == ("critical", "train.py:14")
     assert not ask(BackwardNeverCalled, make_program(make_calls([PLAIN] * 4)))
     assert not ask(BackwardNeverCalled, make_program(make_calls([("zero_grad", "forward", "step")] * 2)))
+
+
+def _adversaries(*, generator_runs: bool) -> list[Finding]:
+    """What is said of two networks that are trained in turn, the second perhaps without a backward pass."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(3, 3), nn.Linear(3, 1)
+    of_first, of_second = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (first, second))
+    with rg.record({"first": first, "second": second}) as recording:
+        for _ in range(5):
+            of_second.zero_grad()
+            second(first(torch.randn(4, 3)).detach()).square().mean().backward()
+            of_second.step()
+            of_first.zero_grad()
+            loss = second(first(torch.randn(4, 3))).square().mean()
+            if generator_runs:
+                loss.backward()
+            of_first.step()
+    seen = make_record(recording)
+    return [*ask(BackwardNeverCalled, seen), *ask(StepBeforeBackward, seen)]
+
+
+def test_one_of_two_that_never_has_a_gradient() -> None:
+    [found] = _adversaries(generator_runs=False)
+    assert (found.detector, found.severity) == ("backward-never-called", "critical")
+    assert "of its parameters has ever had a gradient" in found.message
+    assert not _adversaries(generator_runs=True)
 
 
 def test_an_update_before_its_backward_pass() -> None:

@@ -106,7 +106,7 @@ def test_detectors_of_ones_own_are_asked(tmp_path: Path) -> None:
 
 
 def test_what_was_not_recorded_cannot_be_explained(tmp_path: Path) -> None:
-    with pytest.raises(ExplainError, match="Linear is nothing that was recorded"):
+    with pytest.raises(ExplainError, match="Linear is not a run, a recording or a history"):
         rg.explain(torch.nn.Linear(2, 1))  # type: ignore[arg-type]
     with pytest.raises(NotARunError):
         rg.explain(tmp_path)

@@ -35,6 +35,10 @@ def test_what_a_growing_graph_carries_over() -> None:
     assert found.line == "train.py:30"
     state = Input(name="self:input.state", dtype="float32", shape=(1, 4, 8), moment=Moment(1))
     assert [each.line for each in ask(GraphGrows, _carry("rnn", state))] == ["train.py:11"]
+    cell = ("rnn_tanh_cell", (-1, -2, -1), ((4, 3), (4, 8), (8, 3)), (4, 8), "", "cell")
+    returned = make_chain(cell, ("mean", (0,), ((4, 8),), ()), outputs=[0], step=1)
+    grown = _sizes([9.0 + 5 * step for step in LOOKS], also=[returned])
+    assert [each.line for each in ask(GraphGrows, grown)] == ["train.py:11"]
 
 
 def test_a_graph_that_grows_with_the_step() -> None:

@@ -66,6 +66,13 @@ def test_what_a_loss_must_not_be_given(
     assert [each.severity for each in ask(detector, record(*between, loss=loss))] == [severity]
 
 
+def test_where_something_is_missing_it_is_the_line_of_the_loss() -> None:
+    assert [each.line for each in ask(NllOnProbabilities, record(loss="nll_loss"))] == ["train.py:31"]
+    assert [each.line for each in ask(NllOnProbabilities, record("softmax", loss="nll_loss"))] == ["train.py:31"]
+    added = record("matmul", "add", loss="nll_loss")
+    assert [each.line for each in ask(NllOnProbabilities, added)] == ["train.py:33"]
+
+
 @pytest.mark.parametrize(
     "detector", [SoftmaxBeforeCrossEntropy, SigmoidBeforeLogitsLoss, NllOnProbabilities, BceOnLogits, BoundedOutput]
 )

@@ -106,7 +106,7 @@ def test_an_overflow_that_is_cleared_before_the_update_is_none() -> None:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
         for _ in range(6):
-            for size in (1e3, 0.0):
+            for size in (1e3, 1e3, 0.0):
                 optimizer.zero_grad()
                 loss = nn.functional.mse_loss(net(torch.randn(16, 4) * size), torch.rand(16, 3))
                 scaler.scale(loss).backward()
@@ -132,3 +132,54 @@ def test_gradients_that_loss_scaling_skips_are_expected() -> None:
 
     found = find(Program(Simple, run, "", "", "", "", None))
     assert not [each for each in found if each.detector.startswith("nan")]
+
+
+class Neighbours(nn.Module):
+    """Means over neighbours, of an input that needs no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, degree: torch.Tensor) -> torch.Tensor:
+        total = x * (degree > 0)
+        mean = total / degree  # born
+        return self.fc(mean)
+
+
+def train_neighbours(net: nn.Module) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for step in range(8):
+        degree = torch.ones(6, 1)
+        degree[2] = 0.0 if step == BAD_STEP else 1.0
+        loss = net(torch.randn(6, 4), degree).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_what_is_made_without_a_graph_of_finite_inputs_does_not_come_in_with_them() -> None:
+    [found] = find(Program(Neighbours, train_neighbours, "forward", "div", "", "self", Neighbours))
+    assert (found.detector, found.step, found.site) == ("nan-forward", BAD_STEP, "self")
+    assert found.line == line_of("# born", Neighbours)
+
+
+def train_with_rewards(net: nn.Module, make: Any) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for step in range(8):
+        count = 1 if step == BAD_STEP else 5
+        reward = make(torch.arange(count, dtype=torch.float32))
+        loss = (net(torch.randn(count, 4)).mean(1) * reward).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_what_comes_in_beside_the_inputs_is_not_said_to_be_the_data() -> None:
+    def normalise(reward: torch.Tensor) -> torch.Tensor:
+        return (reward - reward.mean()) / reward.std()
+
+    [found] = find(Program(Simple, lambda net: train_with_rewards(net, normalise), "input", "mul", "", "", None))
+    assert (found.step, found.detector) == (BAD_STEP, "nan-input")
+    assert "beside the model's inputs, which are finite, at step 5, in what `mul` takes" in found.message
+    assert "standard deviation of one element" in found.repair

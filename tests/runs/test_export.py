@@ -89,7 +89,7 @@ def test_tensorboard_that_is_not_installed(run: Run, monkeypatch: pytest.MonkeyP
 
 
 def test_an_unknown_format(run: Run) -> None:
-    with pytest.raises(ValueError, match="'csv' or 'tensorboard', not to 'xls'"):
+    with pytest.raises(ValueError, match=r"'xls'.*\n.*'csv' or 'tensorboard'"):
         export(run, "xls")
 
 

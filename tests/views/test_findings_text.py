@@ -6,7 +6,7 @@ import re
 
 from retrograd.findings.finding import Finding
 from retrograd.findings.findings import Findings
-from retrograd.views.findings_text import list_findings, print_findings
+from retrograd.views.findings_text import format_findings, list_findings
 from tests.findings.made import MADE, SYMPTOM
 
 TEXT = """\
@@ -30,41 +30,41 @@ GROUNDS = [
 
 
 def test_what_is_said() -> None:
-    assert print_findings(MADE) == TEXT.rstrip("\n")
+    assert format_findings(MADE) == TEXT.rstrip("\n")
 
 
 def test_what_each_rests_on() -> None:
-    text = print_findings(MADE, verbose=True)
+    text = format_findings(MADE, verbose=True)
     assert [line.strip() for line in text.splitlines()][5:10] == GROUNDS
 
 
 def test_what_could_not_be_checked() -> None:
-    assert "not checked: scheduler: no learning rate was recorded" in print_findings(MADE, not_checked=True)
-    assert "all was checked" in print_findings(Findings(), not_checked=True)
+    assert "not checked: scheduler: no learning rate was recorded" in format_findings(MADE, not_checked=True)
+    assert "all was checked" in format_findings(Findings(), not_checked=True)
 
 
 def test_a_healthy_run() -> None:
     healthy = Findings((), (), "3 steps at 4 sites", ["a"])
-    assert print_findings(healthy) == "no findings in 3 steps at 4 sites; 1 check"
+    assert format_findings(healthy) == "no findings in 3 steps at 4 sites; 1 check"
 
 
 def test_five_are_printed_and_the_rest_counted() -> None:
     many = Findings([SYMPTOM] * 7)
-    assert print_findings(many).count("The loss") == 5
-    assert "2 more: --all" in print_findings(many)
-    assert print_findings(many, every=True).count("The loss") == 7
+    assert format_findings(many).count("The loss") == 5
+    assert "2 more: --all" in format_findings(many)
+    assert format_findings(many, every=True).count("The loss") == 7
 
 
 def test_no_line_is_wider_than_the_terminal() -> None:
-    text = print_findings(MADE, verbose=True, width=60)
+    text = format_findings(MADE, verbose=True, width=60)
     assert max(map(len, text.splitlines())) <= 60
-    assert "".join(text.split()) == "".join(print_findings(MADE, verbose=True).split())
+    assert "".join(text.split()) == "".join(format_findings(MADE, verbose=True).split())
 
 
 def test_colours_are_for_terminals_and_a_run_has_none_of_its_own() -> None:
     hostile = Findings([Finding(detector="a", severity="critical", message="\x1b]0;owned\x07 \u202e", site="\x9b31m")])
     for colour in (False, True):
-        text = print_findings(hostile, colour=colour)
+        text = format_findings(hostile, colour=colour)
         assert "owned" in text
         assert re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text) == ["\x1b"] * (2 * colour)
     assert not re.search(r"[\x00-\x1f]", "".join(list_findings(hostile)))

@@ -6,6 +6,7 @@ A mask of −inf is none, nor is what nothing comes of: told is what reaches the
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ class NonFiniteWatch(FactSource):
         is_needed = self._watch.is_rough or self.host.is_look
         if is_ours and is_needed and not run.is_batched and not run.is_nested:
             try:
-                self._runs[run] = GradientBirths(self._taps, run, self._fail)
+                self._runs[run] = GradientBirths(self._taps, run, self._fail, self._see)
             except Exception as error:
                 self._fail(error)
 
@@ -192,11 +193,13 @@ class NonFiniteWatch(FactSource):
     def _describe_gradient(self, born: BornGradient) -> NonFinite:
         place = self._watch.places.find(born.number)
         leaf = self.host.name_parameter(born.leaf) if born.leaf is not None else None
+        if isinstance(born.inside, NonFinite):
+            return replace(born.inside, name=place.module or leaf or "", born="backward", moment=self.host.now)
         return NonFinite(
             name=place.module or leaf or "",
             born="backward",
             operation=operation_of(born.node),
-            line=str(place),
+            line=str(place) or born.source,
             reason=find_gradient_reason(born.node, born.saved),
             operands={name: describe_values(each) for name, each in born.saved.items() if isinstance(each, Tensor)},
             moment=self.host.now,

@@ -13,12 +13,13 @@ def tell_carried(record: Record, chain: Chain) -> tuple[str, str] | None:
 
     Returns:
         That as a sentence, and the line at which it is handed in: that of the model's call, where the model was called
-        with it. None where there is no such tensor.
+        with such a tensor or returns one. None where there is no such tensor.
     """
     if not chain.carried:
         return None
     operation, taken = chain.carried[0]
     given = {f"{each.dtype}{list(each.shape)}" for looks in record.inputs.values() for each in looks}
+    given |= {made for number in chain.outputs for made in chain.listed[number].makes}
     calls = [each.line for each in record.calls if each.name == "forward" and each.step == chain.step]
     is_given = operation.module and taken in given and calls
     return tell_taken(operation, taken), calls[-1] if is_given else operation.line

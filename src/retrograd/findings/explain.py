@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from typing import Protocol
 
 from retrograd.errors import ExplainError
 from retrograd.findings.causes import rank_findings
@@ -13,21 +11,11 @@ from retrograd.findings.detectors import DETECTORS
 from retrograd.findings.finding import Finding
 from retrograd.findings.findings import Findings, NotChecked
 from retrograd.findings.record import Record
-from retrograd.history.history import History
-from retrograd.runs.reader import Run, open_run
+from retrograd.runs.given import Given, find_run
+from retrograd.runs.reader import Run
 
 
-class Recorded(Protocol):
-    """A recording, open or closed."""
-
-    @property
-    def history(self) -> History:
-        """What has been recorded so far."""
-
-
-def explain(
-    what: Run | History | Recorded | str | os.PathLike[str], *, detectors: Sequence[Detector] | None = None
-) -> Findings:
+def explain(what: Given, *, detectors: Sequence[Detector] | None = None) -> Findings:
     """Say what is wrong with a run.
 
     Args:
@@ -44,26 +32,25 @@ def explain(
     return explain_record(make_record(what), detectors)
 
 
-def make_record(what: Run | History | Recorded | str | os.PathLike[str]) -> Record:
+def make_record(what: Given) -> Record:
     """The record of what can be explained.
 
     Raises:
         NotARunError, DamagedRunError: the folder cannot be read.
         ExplainError: it is nothing that was recorded.
     """
-    if isinstance(what, Run | str | os.PathLike):
-        run = what if isinstance(what, Run) else open_run(what)
+    run = find_run(what)
+    if isinstance(run, Run):
         errors = [rank.facts.get("error") for rank in run.ranks if rank.facts.get("error")]
         events = run.events_by_rank if len(run.ranks) > 1 else None
         return Record(run.history, status=run.status, error=errors[0] if errors else None, events=events)
-    history = what if isinstance(what, History) else getattr(what, "history", None)
-    if not isinstance(history, History):
+    if run is None:
         raise ExplainError(
-            f"{type(what).__name__} is nothing that was recorded.",
+            f"{type(what).__name__} is not a run, a recording or a history.",
             repair="record some steps with `rg.record(model)`, and explain the recording; before any step is made, "
             "`rg.explain_gradients(model, loss)` and `rg.find_kinks(model, batch)` explain a model.",
         )
-    return Record(history, status=str(history.manifest.get("status", "")), error=history.manifest.get("error"))
+    return Record(run, status=str(run.manifest.get("status", "")), error=run.manifest.get("error"))
 
 
 def explain_record(record: Record, detectors: Sequence[Detector] | None = None) -> Findings:

@@ -17,7 +17,7 @@ from retrograd.hooks.engine import current_graph_task
 from retrograd.memory.memory import Memory
 
 
-class _Calls:
+class _PartCalls:
     """What one Function remembered at each of its calls in a part, and how far each pass has got with them."""
 
     __slots__ = ("positions", "snapshots")
@@ -27,15 +27,15 @@ class _Calls:
         self.positions: dict[int, int] = {}
 
 
-class _Here(threading.local):
+class _ThreadMemories(threading.local):
     def __init__(self) -> None:
         self.recalled: dict[int, Memory] = {}
 
 
-_calls: WeakKeyDictionary[Any, dict[int, _Calls]] = WeakKeyDictionary()
+_calls: WeakKeyDictionary[Any, dict[int, _PartCalls]] = WeakKeyDictionary()
 """By part and by Function, which lives as long as the part does."""
 
-_here = _Here()
+_here = _ThreadMemories()
 
 
 def note_memory(function: object, memory: Memory) -> None:
@@ -79,4 +79,4 @@ def _find(function: object, part: Any, otherwise: Mapping[str, Any]) -> Mapping[
 
 def _note(parts: list[Any], function: object, snapshot: Mapping[str, Any]) -> None:
     for part in parts:
-        _calls.setdefault(part, {}).setdefault(id(function), _Calls()).snapshots.append(snapshot)
+        _calls.setdefault(part, {}).setdefault(id(function), _PartCalls()).snapshots.append(snapshot)

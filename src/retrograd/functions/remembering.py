@@ -26,11 +26,11 @@ _lock = threading.RLock()
 """One for all memories, so that each can be copied and pickled. It is held for as long as a tuple is made."""
 
 
-class _Here(threading.local):
+class _ThreadSwitch(threading.local):
     remembers_nothing = False
 
 
-_here = _Here()
+_here = _ThreadSwitch()
 
 
 class History:

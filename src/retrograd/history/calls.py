@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from retrograd.history.facts import Call, Fact, Repeats
@@ -27,6 +26,7 @@ def expand_calls(facts: Iterable[Fact]) -> list[Call]:
 
 
 def _repeat(calls: list[Call], step: int, changes: Iterable[tuple[int, Any, Any]]) -> Iterator[Call]:
+    moment = Moment(step)
     changed = {index: (value, rates) for index, value, rates in changes}
     for index, call in enumerate(calls):
         value, details = call.value, call.details
@@ -34,4 +34,12 @@ def _repeat(calls: list[Call], step: int, changes: Iterable[tuple[int, Any, Any]
             new, rates = changed[index]
             value = float("nan") if new is None else float(new)
             details = details if rates is None else {**details, "lr": list(rates)}
-        yield replace(call, moment=Moment(step), value=value, details=details)
+        yield Call(
+            name=call.name,
+            value=value,
+            moment=moment,
+            rank=call.rank,
+            line=call.line,
+            about=call.about,
+            details=details,
+        )

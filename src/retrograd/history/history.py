@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -157,6 +157,9 @@ class History:
 
     def __contains__(self, site: object) -> bool:
         return site in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sites)
 
     def __len__(self) -> int:
         return len(self._names)

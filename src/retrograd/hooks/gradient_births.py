@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from retrograd.hooks.backward import EngineRun
+from retrograd.hooks.backward_look import BackwardLook
 from retrograd.hooks.engine import current_node, without_functions
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
-from retrograd.hooks.nodes import name_of, number_of, peek, saved_of, variable_of
+from retrograd.hooks.nodes import is_python, name_of, number_of, peek, saved_of, variable_of
 from retrograd.hooks.reach import find_nodes_of, guard_nodes, read_links
-from retrograd.hooks.result_watch import is_fine
+from retrograd.hooks.result_watch import BornOperation, is_fine
 
 _WATCHED = frozenset(
     {"SqrtBackward0", "RsqrtBackward0", "ReciprocalBackward0", "PowBackward0", "PowBackward1", "StdBackward0",
@@ -31,12 +32,16 @@ class BornGradient(NamedTuple):
         number: its sequence number.
         saved: what it had saved, where that was watched.
         leaf: the leaf at which it was found; None for another node.
+        inside: what was kept of the operation of a Python Function that made it; None if it is none.
+        source: ``file:line`` of the ``backward`` of that Function; empty for another node.
     """
 
     node: str
     number: int
     saved: dict[str, Any]
     leaf: Tensor | None
+    inside: Any = None
+    source: str = ""
 
 
 class GradientBirths:
@@ -46,9 +51,17 @@ class GradientBirths:
         taps: of the watcher.
         run: the run that is about to begin.
         fault: told of an error of ours.
+        see: told of what a Python Function makes in its backward.
     """
 
-    def __init__(self, taps: NodeTaps, run: EngineRun, fault: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        taps: NodeTaps,
+        run: EngineRun,
+        fault: Callable[[Exception], None],
+        see: Callable[[BornOperation], Any],
+    ) -> None:
+        self._look = BackwardLook(see, fault)
         self._taps = taps
         self._fault = fault
         self._nodes, self._reach = find_nodes_of(run)
@@ -66,6 +79,7 @@ class GradientBirths:
     def end(self) -> BornGradient | None:
         """The run has ended: what was found, if anything."""
         self._taps.end(self._tap)
+        self._look.next_node(None)
         try:
             return self._blame(*self._found) if self._found is not None and self._is_applied else None
         finally:
@@ -84,6 +98,7 @@ class GradientBirths:
             self._is_applied = self._found is not None and not _are_fine(incoming)
 
     def _see(self, incoming: tuple[Tensor | None, ...]) -> None:
+        self._look.next_node(None)
         if self._is_over or self._found is not None:
             return
         try:
@@ -92,6 +107,7 @@ class GradientBirths:
                 self._found = node, variable_of(node)
                 return
             self._ran.append(node)
+            self._look.next_node(node)
             if type(node).__name__ in _WATCHED:
                 self._saved[id(node)] = read_saved(node)
         except Exception as error:
@@ -110,7 +126,17 @@ class GradientBirths:
         if not ran:
             return None
         blamed = next((each for each in reversed(ran) if id(each) in self._saved), ran[-1])
-        return BornGradient(name_of(blamed), number_of(blamed), self._saved.get(id(blamed), {}), leaf)
+        saved = self._saved.get(id(blamed), {})
+        return BornGradient(
+            name_of(blamed), number_of(blamed), saved, leaf, self._look.found_in(blamed), source_of(blamed)
+        )
+
+
+def source_of(node: Any) -> str:
+    """``file:line`` of the ``backward`` of a Python ``Function``; empty for another node."""
+    backward = getattr(getattr(type(node), "_forward_cls", None), "backward", None) if is_python(node) else None
+    code = getattr(backward, "__code__", None)
+    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _are_fine(incoming: tuple[Tensor | None, ...]) -> bool:

@@ -26,7 +26,7 @@ from retrograd.launch.requests import ExplainOptions, RunRequest
 from retrograd.launch.start import choose_vacant
 from retrograd.runs.latest import find_latest, is_run
 from retrograd.runs.reader import open_run
-from retrograd.views.findings_text import print_findings
+from retrograd.views.findings_text import format_findings
 
 
 def is_command(words: Sequence[str]) -> bool:
@@ -123,7 +123,7 @@ def _print(about: str, findings: Findings, arguments: ExplainOptions) -> None:
         print(findings.as_json_lines(), end="")
         return
     is_seen = sys.stdout.isatty()
-    said = print_findings(
+    said = format_findings(
         findings,
         every=arguments.all,
         verbose=arguments.verbose,

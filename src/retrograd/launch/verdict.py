@@ -11,6 +11,7 @@ from retrograd.files import to_utf8
 from retrograd.findings.explain import explain
 from retrograd.findings.findings import Findings
 from retrograd.findings.stored import store_findings
+from retrograd.launch.lean import keep_pandas_out
 from retrograd.runs.reader import open_run
 from retrograd.views.findings_text import list_findings
 
@@ -41,4 +42,5 @@ def _list(findings: Findings, shown: str) -> str:
 
 
 if __name__ == "__main__":
+    keep_pandas_out()
     sys.stdout.buffer.write(to_utf8(find_verdict(Path(sys.argv[1]), sys.argv[2])))

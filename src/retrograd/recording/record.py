@@ -22,7 +22,7 @@ from retrograd.recording.recorder import Recorder, check_models
 from retrograd.recording.schedule import Schedule
 from retrograd.recording.settings import Settings, Statistic
 from retrograd.runs.ending import describe_exception, is_failure
-from retrograd.runs.reader import open_run
+from retrograd.runs.reader import Run, open_run
 from retrograd.runs.writer import RunWriter
 from retrograd.sites.pattern import Pattern
 from retrograd.sites.site import check_watch_name
@@ -43,6 +43,7 @@ class Recording:
         self._recorder = recorder
         self._sink = sink
         self._thread = threading.get_ident()
+        self._run: Run | None = None
         self.path = path
         recorder.attach()
         _active.append(self)
@@ -55,11 +56,23 @@ class Recording:
     @property
     def history(self) -> History:
         """What has been recorded so far, up to the last complete micro-batch."""
+        if (run := self.run) is not None:
+            return run.history
         self.flush()
+        assert isinstance(self._sink, History)
+        return self._sink
+
+    @property
+    def run(self) -> Run | None:
+        """What has been recorded so far as a run on disk, always the same one; None for a recording in memory."""
         if self.path is None:
-            assert isinstance(self._sink, History)
-            return self._sink
-        return open_run(self.path).history
+            return None
+        self.flush()
+        if self._run is None:
+            self._run = open_run(self.path)
+        else:
+            self._run.refresh()
+        return self._run
 
     def flush(self) -> None:
         """Wait until all that is complete can be read."""

@@ -14,11 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from retrograd.errors import RunError, RunWriteError
+from retrograd.errors import ExportError, NothingRecordedError, RunError, RunWriteError
 from retrograd.files import write_file
 from retrograd.history.rows import Picked, Rows
 from retrograd.history.series import Series
 from retrograd.history.sink import PHASES
+from retrograd.runs.given import Given, read_run
 from retrograd.runs.reader import Run
 from retrograd.statistics.row import EXPONENT_BIAS, STATISTICS, derive
 
@@ -37,22 +38,34 @@ _ROWS_AT_ONCE = 1 << 17
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def export(run: Run, to: str, path: str | os.PathLike[str] | None = None) -> Path:
-    """Export a run.
+def export(run: Given, to: str, path: str | os.PathLike[str] | None = None) -> Path:
+    """Write a run for other tools.
 
     Args:
-        run: the run.
+        run: a run, its folder, or a recording to a folder.
         to: ``csv`` or ``tensorboard``.
         path: the file, or for TensorBoard the folder; inside the run folder when left out.
 
     Returns:
         Where it was written.
+
+    Raises:
+        ExportError: there is no such format.
+        RunError: TensorBoard is not installed.
+        NothingRecordedError: it is not a run on disk.
+        NotARunError, DamagedRunError: the folder cannot be read.
+        RunWriteError: it cannot be written there.
     """
+    opened = read_run(run)
+    if not isinstance(opened, Run):
+        raise NothingRecordedError(
+            "A history in memory is not a run on disk.", repair="record to a folder: rg.record(model, path)."
+        )
     if to == "csv":
-        return export_csv(run, path or _find_place(run, "statistics.csv"))
+        return export_csv(opened, path or _find_place(opened, "statistics.csv"))
     if to == "tensorboard":
-        return export_tensorboard(run, path or _find_place(run, "tensorboard"))
-    raise ValueError(f"a run is exported to 'csv' or 'tensorboard', not to {to!r}")
+        return export_tensorboard(opened, path or _find_place(opened, "tensorboard"))
+    raise ExportError(f"A run is not exported to {to!r}.", repair="give 'csv' or 'tensorboard'.")
 
 
 def _find_place(run: Run, name: str) -> Path:

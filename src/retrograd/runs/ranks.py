@@ -47,6 +47,8 @@ class RankClaim:
         self._mark: int | None = None
         try:
             self.folder, self._lock = self._enter(resume=resume)
+        except RunExistsError:
+            raise
         except OSError as error:
             raise RunWriteError(
                 f"The run folder {str(run)!r} cannot be written: {error.strerror or error}.",

@@ -109,6 +109,8 @@ class Run:
         for _ in range(_ATTEMPTS):
             try:
                 self._load()
+            except NotARunError:
+                raise
             except FileNotFoundError:  # the writer has just merged a file into another one
                 continue
             return

@@ -16,7 +16,7 @@ _INDENT = 11
 """Columns in front of what is said: the longest severity, and a gap."""
 
 
-def print_findings(
+def format_findings(
     findings: Findings,
     *,
     every: bool = False,

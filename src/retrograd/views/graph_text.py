@@ -14,7 +14,7 @@ from retrograd.errors import GraphError
 from retrograd.graph.node import Line, Node, TensorInfo
 from retrograd.views.picture.folds import Fold, Outline, make_outline
 from retrograd.views.picture.words import describe_graph, name_leaf
-from retrograd.views.terminal import can_print, open_console, print_name
+from retrograd.views.terminal import can_print, giving_text, open_console, print_name
 
 MOST_LINES = 60
 """About how many lines are printed when no depth is asked for."""
@@ -56,6 +56,9 @@ def print_graph(graph: Iterable[Node], *, depth: int | None = None, file: TextIO
     writer = _Writer(outline, console, guides)
     for line in writer.list_lines(outline.top, _choose_depth(outline.top) if depth is None else depth, ""):
         console.print(line, soft_wrap=True)
+
+
+format_graph = giving_text(print_graph)
 
 
 class _Writer:

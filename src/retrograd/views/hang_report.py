@@ -16,7 +16,7 @@ from rich.text import Text
 from retrograd.hangs.rank_state import RankState, RingEvent, ThreadState
 from retrograd.hangs.ring_file import read_rings
 from retrograd.hangs.words import describe_age, describe_outside, describe_place, describe_places
-from retrograd.views.terminal import open_console, print_name
+from retrograd.views.terminal import giving_text, open_console, print_name
 
 INTERVAL = 1.0
 """Seconds between two looks at a run."""
@@ -47,6 +47,9 @@ def print_ranks(run: Path | str, *, limit: float | None = None, file: TextIO | N
         TraceError: there is no ring of events in this folder.
     """
     _print(open_console(file), read_rings(run), limit)
+
+
+format_ranks = giving_text(print_ranks)
 
 
 def watch_run(

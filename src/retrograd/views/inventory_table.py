@@ -18,7 +18,7 @@ from retrograd.errors import SavedTensorError
 from retrograd.graph.node import Line
 from retrograd.inventory.inventory import Inventory, print_entry, print_place
 from retrograd.inventory.timeline import PERMANENT
-from retrograd.views.terminal import open_console, print_name, print_share
+from retrograd.views.terminal import giving_text, open_console, print_name, print_share
 from retrograd.views.trace_events import shorten_line
 
 By = Literal["module", "node", "tensor"]
@@ -71,6 +71,9 @@ def print_inventory(
         _print_peak(console, inventory)
     for note in inventory.notes:
         console.print(Text(print_name(console, note)), style="yellow")
+
+
+format_inventory = giving_text(print_inventory)
 
 
 def _choose(inventory: Inventory, pattern: str | None) -> list[Row]:

@@ -1,4 +1,4 @@
-"""What of a run is shown: its history, the phase, the sites, and the places that they belong to.
+"""What of a run is shown: the phase, the sites, and the places that they belong to.
 
 Sites are what is recorded; a place is what a person looks at. ``fc:weight``, ``fc:weight.grad`` and
 ``fc:weight.update`` are three sites of one place.
@@ -12,13 +12,7 @@ from typing import Literal
 
 from retrograd.history.history import History
 from retrograd.history.sink import PHASES, Phase
-from retrograd.runs.reader import Run
 from retrograd.sites.site import WATCH, Quantity, Site, parse_leniently, says_call
-
-
-def history_of(run: Run | History) -> History:
-    """The history of a run, or the history itself."""
-    return run.history if isinstance(run, Run) else run
 
 
 def choose_sites(history: History, patterns: Iterable[str] | None) -> list[str]:

@@ -18,15 +18,16 @@ from retrograd.amounts import count_of
 from retrograd.errors import PatternError
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
-from retrograd.runs.reader import Run
+from retrograd.runs.given import Given, read_history
 from retrograd.sites.site import Quantity
 from retrograd.views.downsample import FloatArray
-from retrograd.views.shown import Place, choose_sites, find_phase, group_places, history_of
+from retrograd.views.shown import Place, choose_sites, find_phase, group_places
 from retrograd.views.terminal import (
     BLOCKS,
     PLAIN_BLOCKS,
     can_print,
     draw_sparkline,
+    giving_text,
     open_console,
     print_name,
     print_number,
@@ -37,7 +38,7 @@ SPARKLINE_WIDTH = 24
 
 
 def print_table(
-    run: Run | History,
+    run: Given,
     sites: Iterable[str] | None = None,
     *,
     statistic: str = "rms",
@@ -50,7 +51,7 @@ def print_table(
     For a terminal the table is coloured and as wide as the window; for a pipe it is plain and nothing is cut.
 
     Args:
-        run: a run folder as opened by ``open_run``, or a history.
+        run: a run, its folder, a recording, or a history.
         sites: names or globs, as in ``blocks.*:output.grad``; all sites when left out.
         statistic: the statistic of the columns ``value``, ``gradient`` and ``over steps``.
         sort: ``calls`` for call order, ``name``, or a column to sort by, largest first.
@@ -61,7 +62,7 @@ def print_table(
         StatisticError: for a statistic that was not recorded.
         PatternError: for an order that is none.
     """
-    history = history_of(run)
+    history = read_history(run)
     chosen = choose_sites(history, sites)
     phase = find_phase(history)
     summaries = sort_summaries(summarize(history, chosen, statistic, phase), sort)
@@ -73,6 +74,9 @@ def print_table(
         style="dim",
     )
     console.print(_make_table(summaries, BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS, console))
+
+
+format_table = giving_text(print_table)
 
 
 def _make_table(summaries: list[Summary], blocks: str, console: Console) -> Table:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import math
 import sys
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, TextIO
 
 import numpy as np
 
@@ -16,6 +19,27 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _PIPED_WIDTH = 10_000  # nothing is cut or wrapped for a program that reads along
+
+
+P = ParamSpec("P")
+
+
+def giving_text(show: Callable[P, None]) -> Callable[P, str]:
+    """From a function that prints something to one that gives its text: plain, and nothing is cut.
+
+    Args:
+        show: takes ``file``, where to print, beside what it shows. The function that is made takes the same but that.
+    """
+
+    @functools.wraps(show)
+    def give(*args: P.args, **options: P.kwargs) -> str:
+        page = io.StringIO()
+        show(*args, **{**options, "file": page})  # type: ignore[arg-type]
+        return page.getvalue()
+
+    give.__name__ = give.__qualname__ = show.__name__.replace("print_", "format_")
+    give.__doc__ = f"Give the text that :func:`{show.__name__}` prints to a file; takes all its arguments but that."
+    return give
 
 
 def open_console(file: TextIO | None = None) -> Console:

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from retrograd.history.history import History
-from retrograd.runs.reader import Run
+from retrograd.runs.given import Given, read_history
 from retrograd.views.downsample import FloatArray, reduce_columns, share_columns
-from retrograd.views.shown import choose_sites, find_phase, history_of
-from retrograd.views.terminal import can_print, open_console, print_name, print_number, shade_numbers
+from retrograd.views.shown import choose_sites, find_phase
+from retrograd.views.terminal import can_print, giving_text, open_console, print_name, print_number, shade_numbers
 
 RAMP = "·░▒▓█"
 PLAIN_RAMP = ".:-=+*#%@"
@@ -27,7 +27,7 @@ _PIPED_COLUMNS = 80
 
 
 def print_heatmap(
-    run: Run | History,
+    run: Given,
     sites: Iterable[str] | None = None,
     *,
     statistic: str = "rms",
@@ -38,7 +38,7 @@ def print_heatmap(
     A character shows the largest number of its steps; ``!`` stands for elements that were NaN or infinite.
 
     Args:
-        run: a run folder as opened by ``open_run``, or a history.
+        run: a run, its folder, a recording, or a history.
         sites: names or globs; all gradients of activations when left out, or all sites where there are none.
         statistic: which.
         file: where to print; standard output when left out.
@@ -47,7 +47,7 @@ def print_heatmap(
         NoSuchSiteError: for a pattern that matches nothing.
         StatisticError: for a statistic that was not recorded.
     """
-    history = history_of(run)
+    history = read_history(run)
     chosen = choose_sites(history, sites) if sites is not None else _default_sites(history)
     console = open_console(file)
     phase = find_phase(history)
@@ -69,6 +69,9 @@ def print_heatmap(
     console.print(
         f"{statistic}, log scale, {scale}; a character shows the largest of its steps, {NONFINITE} NaN or infinite"
     )
+
+
+format_heatmap = giving_text(print_heatmap)
 
 
 def _default_sites(history: History) -> list[str]:

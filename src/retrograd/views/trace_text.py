@@ -18,7 +18,7 @@ from retrograd.amounts import count_of, show_bytes
 from retrograd.errors import TraceError
 from retrograd.sites.site import parse_leniently
 from retrograd.tracing.trace import NodeEvent, Trace
-from retrograd.views.terminal import can_print, open_console, print_name, print_share
+from retrograd.views.terminal import can_print, giving_text, open_console, print_name, print_share
 from retrograd.views.trace_events import (
     choose_events,
     largest,
@@ -82,6 +82,9 @@ def print_trace(
         console.print(_make_table(console, shown, by, _outermost_time(trace), has_memory))
     if len(lines) > len(shown):
         console.print(f"and {len(lines) - len(shown):,} more", style="dim")
+
+
+format_trace = giving_text(print_trace)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.zero_grad import find_lost, is_divided, list_updates
 from retrograd.findings.finding import Evidence, Finding, Severity
+from retrograd.findings.gradients import Gradients
 from retrograd.findings.record import Record
 from retrograd.findings.updates import BY_HAND, Update, by_optimizer
 from retrograd.history.facts import Call
@@ -112,33 +113,48 @@ class BackwardNeverCalled(Detector):
         says="An optimizer makes updates, and no backward pass ever ran.",
         example="Adam#1 makes 40 updates, and no backward pass ever ran: parameters have no gradient to be updated by.",
         threshold="3 updates, no backward pass and no torch.autograd.grad in the whole run, and no parameter that "
-        "changes",
+        "changes; or, of one of several optimizers, none between forward and update, and no parameter that ever had a "
+        "gradient",
         source="our own choice",
         guard="programs that write .grad themselves change parameters",
         repair="call loss.backward(), with its parentheses, before optimizer.step().",
     )
-    explains = NOTHING_LEARNED
+    explains = (*NOTHING_LEARNED, "zero-grad-misplaced")
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
         updates = [update for update in record.updates if update.optimizer != BY_HAND]
         if not updates:
             raise CannotTell("no update was recorded")
-        has_gradients = any(call.name in ("backward", "grad") for call in record.calls)
-        if has_gradients or len(updates) < 3 or record.is_changed:
-            return
-        yield self.find(
+        if any(call.name in ("backward", "grad") for call in record.calls):
+            for optimizer, several in by_optimizer(updates).items():
+                if len(several) >= 3 and is_without_gradient(record, optimizer) and all(map(_is_early, several)):
+                    yield self._describe(
+                        several, "no backward pass for it ever ran: none of its parameters has ever had a"
+                    )
+        elif len(updates) >= 3 and not record.is_changed:
+            yield self._describe(updates, "no backward pass ever ran: parameters have no")
+
+    def _describe(self, updates: list[Update], why: str) -> Finding:
+        return self.find(
             "critical",
-            f"{updates[0].optimizer} makes {len(updates)} updates, and no backward pass ever ran: parameters have no "
-            "gradient to be updated by",
+            f"{updates[0].optimizer} makes {len(updates)} updates, and {why} gradient to be updated by",
             site=updates[0].optimizer,
-            step=updates[0].step,
+            step=0,
             last_step=updates[-1].step,
             line=updates[0].call.line,
             evidence=[Evidence("updates", len(updates), "≥ 3"), Evidence("backward passes", 0, "none")],
-            precondition=["no recorded parameter was changed by an update"],
+            precondition=["no recorded parameter of it was changed by an update, or had a gradient"],
             refute="gradients are written to .grad by the program itself",
         )
+
+
+def is_without_gradient(record: Record, optimizer: str) -> bool:
+    """Whether none of an optimizer's parameters ever had a gradient, and parameters of another one had some."""
+    gradients = record.once(Gradients)
+    made = record.optimizers.get(optimizer)
+    names = {str(name) for group in made.groups for name in group.get("parameters", ())} if made else set()
+    return bool(names) and not names & gradients.steps.keys() and bool(gradients.held & gradients.steps.keys())
 
 
 class StepBeforeBackward(Detector):
@@ -170,7 +186,8 @@ class StepBeforeBackward(Detector):
         for optimizer, updates in list_updates(record).items():
             early = [update for update in updates if _is_early(update)]
             has_passes = any(update.named("backward") for update in updates)
-            if optimizer != BY_HAND and has_passes and len(early) >= max(3, SHARE * len(updates)):
+            is_meant = optimizer != BY_HAND and not is_without_gradient(record, optimizer)
+            if is_meant and has_passes and len(early) >= max(3, SHARE * len(updates)):
                 yield self._describe(optimizer, early, len(updates))
             elif record.status == "finished" and len(record.optimizers) == 1 and _is_ahead(record.calls, updates):
                 yield self.find(

@@ -80,7 +80,7 @@ class WeightDecayDominates(Detector):
         half = max(len(updates.steps) // 2, 5)
         norms = np.sqrt(np.nansum(updates.weight[lines, :half] ** 2, axis=0))
         if group.get("decoupled_weight_decay"):
-            part = rate * decay * norms / np.sqrt(np.nansum(updates.delta[lines, :half] ** 2, axis=0))
+            part = divide(rate * decay * norms, np.sqrt(np.nansum(updates.delta[lines, :half] ** 2, axis=0)))
             return median(np.minimum(part, 1.0))
         sites = [str(updates.sites[k].value.grad) for k in lines]
         known = [site for site in sites if site in record.history]

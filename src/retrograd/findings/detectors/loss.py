@@ -212,14 +212,14 @@ def find_spikes(loss: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     logs = np.log(np.where(np.isfinite(loss) & (loss > 0), loss, np.nan))
     high = ~np.isfinite(loss)
     usual: list[float] = []
-    for place, value in enumerate(logs):
-        if len(usual) >= 20:
-            recent = np.array(usual[-WINDOW:])
+    for place, value in enumerate(logs.tolist()):
+        recent = usual[-WINDOW:]
+        if len(usual) >= 20 and not value <= min(recent) + np.log(2):  # else it is below twice the median, too
             middle = np.median(recent)
-            spread = max(1.4826 * float(np.median(np.abs(recent - middle))), 0.05)
+            spread = max(1.4826 * float(np.median(np.abs(np.array(recent) - middle))), 0.05)
             high[place] |= bool(value > middle + max(SPIKE * spread, np.log(2)))
         if not high[place]:
-            usual.append(float(value))
+            usual.append(value)
     return high
 
 

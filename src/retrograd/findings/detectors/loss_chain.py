@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
-from retrograd.findings.chain import SOFTMAXES, VIEWS, Chain, argument_of, name_of
+from retrograd.findings.chain import AFFINE, SOFTMAXES, VIEWS, Chain, argument_of, name_of
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.record import Record
@@ -68,12 +68,13 @@ class BeforeLoss(Detector):
         self, record: Record, chain: Chain, loss: int, maker: int, severity: Severity, message: str
     ) -> Finding:
         module, line = place_of(record, chain, maker)
+        is_layer = chain.name(maker) in AFFINE | {"add"}  # with which nothing is wrong: something is missing behind it
         return self.find(
             severity,
             message,
             site=module,
             step=chain.step,
-            line=line or chain.listed[loss].line,
+            line=chain.listed[loss].line if is_layer or not line else line,
             evidence=[
                 Evidence("what makes the loss's input", chain.name(maker)),
                 Evidence("the loss", chain.name(loss)),

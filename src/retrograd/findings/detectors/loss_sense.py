@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from retrograd.errors import RetrogradError
+from retrograd.findings.births import Births
 from retrograd.findings.chain import LOSSES, Chain, argument_of
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.loss_chain import SQUASHED, BeforeLoss, list_chains, place_of
@@ -287,7 +288,7 @@ class SummedLoss(Detector):
         "its begin",
         source="our own choice",
         guard="runs in which the loss falls are left alone, and so are optimizers whose updates do not grow with the "
-        "gradient",
+        "gradient, and numbers that are not finite though none had grown before",
         repair="use reduction='mean', or a learning rate that is smaller by the number of samples.",
     )
     explains = (
@@ -299,6 +300,9 @@ class SummedLoss(Detector):
         "dead-units",
         "saturated",
         "loss-flat",
+        "nan-forward",
+        "nan-backward",
+        "nan-update",
     )
 
     def check(self, record: Record) -> Iterator[Finding]:
@@ -307,7 +311,7 @@ class SummedLoss(Detector):
         loss = chain.loss
         is_sum = chain.name(loss) in LOSSES and argument_of(chain.listed[loss], "reduction") == "sum"
         plain = all(name.startswith("SGD") for name in record.optimizers)
-        if not is_sum or not plain or record.once(Training).fell:
+        if not is_sum or not plain or record.once(Training).fell or record.once(Births).is_sudden:
             return
         shape = list(chain.taken(loss) or ())
         yield self.find(

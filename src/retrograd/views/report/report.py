@@ -13,6 +13,7 @@ from retrograd.findings.explain import explain
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.inventory.inventory import Inventory
+from retrograd.runs.given import Given, read_history, read_run
 from retrograd.runs.layout import INVENTORY
 from retrograd.runs.reader import Run
 from retrograd.views.inventory_page import pack_inventory, tell_inventory
@@ -29,16 +30,16 @@ from retrograd.views.report.facts import (
 )
 from retrograd.views.report.findings import describe_findings, find_first_nonfinite
 from retrograd.views.report.scope import choose_scope
-from retrograd.views.shown import group_places, history_of
+from retrograd.views.shown import group_places
 
 FILE_NAME = "report.html"
 
 
 def write_report(
-    run: Run | History,
+    run: Given,
     path: str | os.PathLike[str] | None = None,
     *,
-    against: Run | History | None = None,
+    against: Given | None = None,
     phase: Phase | None = None,
     columns: int = 1000,
     megabytes: float = 8.0,
@@ -47,9 +48,9 @@ def write_report(
     """Write one HTML file that shows a run, opens offline and can be mailed.
 
     Args:
-        run: a run folder as opened by ``open_run``, or a history in memory.
+        run: a run, its folder, a recording, or a history.
         path: the file; ``report.html`` in the run folder, or here for a history, when left out.
-        against: another run to show the difference to, or a rank: ``open_run("runs/demo/rank00001")``.
+        against: another run to show the difference to, or a rank: ``"runs/demo/rank00001"``.
         phase: which kind of forward to show; the first of ``train``, ``forward``, ``eval`` … that was recorded,
             when left out.
         columns: the most columns in which steps are drawn. A column keeps the extremes of its steps.
@@ -61,17 +62,21 @@ def write_report(
         The path of the file.
 
     Raises:
+        NothingRecordedError: ``run`` holds nothing that was recorded.
+        NotARunError, DamagedRunError: a folder cannot be read.
         RunWriteError: if the file cannot be written.
         SavedTensorError: if the inventory in the run folder is damaged.
     """
+    run = read_run(run)
     if inventory is None and isinstance(run, Run):
         inventory = find_inventory(run)
-    history = history_of(run)
+    history = read_history(run)
     scope = choose_scope(history, phase, columns, megabytes)
     statistics = list(make_statistic_blocks(scope))
     further: dict[str, str] = {}
     if against is not None:
-        difference, further = compare_runs(scope, history_of(against), name_run(against))
+        other = read_run(against)
+        difference, further = compare_runs(scope, read_history(other), name_run(other))
         statistics = [*difference, *statistics]
     blocks = Blocks(statistics, make_loss_block(scope), make_exponent_block(scope))
     events, places = history.events, group_places(scope.sites)
