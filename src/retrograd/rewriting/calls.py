@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from retrograd.hooks.checkpoints import part_computed_again, parts_running
-from retrograd.hooks.engine import current_graph_task, grad_enabled
+from retrograd.hooks.checkpoints import CallsOfParts, part_computed_again
+from retrograd.hooks.engine import grad_enabled
 from retrograd.rewriting.clock import RuleClock
 
 Remembered = dict[Hashable, list[Mapping[str, Any]]]
@@ -31,16 +30,6 @@ class NumberedCall:
         self.remembered: Remembered = {}
 
 
-class _Part:
-    """The calls within one checkpointed part, and how far each backward pass has got with computing them again."""
-
-    __slots__ = ("calls", "positions")
-
-    def __init__(self) -> None:
-        self.calls: list[NumberedCall] = []
-        self.positions: dict[int, int] = {}
-
-
 class _ThreadCount(threading.local):
     def __init__(self) -> None:
         self.serial = -1
@@ -60,7 +49,7 @@ class CallNumbers:
         self._clock = clock
         self._here = _ThreadCount()
         self._only: NumberedCall | None = None
-        self._parts: WeakKeyDictionary[Any, _Part] = WeakKeyDictionary()
+        self._parts = CallsOfParts[NumberedCall]()
 
     def begin(self) -> NumberedCall:
         """A call begins that was not there before."""
@@ -87,24 +76,12 @@ class CallNumbers:
         """Remember the call of this number, for the case that a checkpointed part computes it again."""
         call = NumberedCall(number)
         self._here.only = self._only = call if number == 1 else None
-        self._enter(call)
+        self._parts.add(call)
         return call
 
     def find_again(self) -> NumberedCall | None:
         """The call that is computed again; None where it cannot be told from others."""
-        token = part_computed_again()
-        part = self._parts.get(token) if token is not None else None
-        if part is None:
+        part = part_computed_again()
+        if not self._parts.knows(part):
             return self._here.only if self._here.count else self._only  # a device's own thread has made no calls
-        task = current_graph_task()
-        position = part.positions.get(task, 0)
-        part.positions[task] = position + 1
-        if position >= len(part.calls):
-            return None
-        self._enter(part.calls[position])
-        return part.calls[position]
-
-    def _enter(self, call: NumberedCall) -> None:
-        """The call will be found again by all the parts that it is made in."""
-        for part in parts_running():
-            self._parts.setdefault(part, _Part()).calls.append(call)
+        return self._parts.find_next(part)
