@@ -49,13 +49,13 @@ class Cost(NamedTuple):
     this_thread: float
 
 
-def time_contender(contender: Contender, net: Net, seconds: float) -> Cost:
-    """Attach, warm up, measure as many steps as fit, detach."""
+def time_contender(contender: Contender, net: Net, seconds: float, steps: int = 0) -> Cost:
+    """Attach, warm up, measure so many steps, or as many as fit, detach."""
     with contender(net) as (step, finish):
         step()
         started = time.perf_counter()
         step()
-        count = max(2, round(seconds / (time.perf_counter() - started)))
+        count = steps or max(2, round(seconds / (time.perf_counter() - started)))
         gc.collect()
         all_threads, this_thread = time.process_time(), time.thread_time()
         for _ in range(count):
@@ -66,9 +66,9 @@ def time_contender(contender: Contender, net: Net, seconds: float) -> Cost:
 
 
 def measure_group(
-    net_name: str, make_net: Callable[[], Net], group: Group, rounds: int, seconds: float
+    net_name: str, make_net: Callable[[], Net], group: Group, rounds: int, seconds: float, steps: int = 0
 ) -> Iterator[Measure]:
-    """Measure the contenders of a group against its bare step."""
+    """Measure the contenders of a group against its bare step; for so many steps each, where that is given."""
     torch.manual_seed(0)
     net = make_net()
     names = list(group.contenders)
@@ -77,11 +77,11 @@ def measure_group(
     for contender in group.contenders.values():
         time_contender(contender, net, seconds=0.0)  # loads what is loaded at first use
     for number in range(rounds):
-        before = time_contender(group.bare, net, seconds)
+        before = time_contender(group.bare, net, seconds, steps)
         for name in names[number % len(names) :] + names[: number % len(names)]:
             show(f"{net_name}: round {number + 1} of {rounds}: {name}")
-            cost = time_contender(group.contenders[name], net, seconds)
-            after = time_contender(group.bare, net, seconds)
+            cost = time_contender(group.contenders[name], net, seconds, steps)
+            after = time_contender(group.bare, net, seconds, steps)
             costs[name].append(cost)
             ratios[name].append(Cost(*(2 * c / (b + a) for c, b, a in zip(cost, before, after, strict=True))))
             before = after

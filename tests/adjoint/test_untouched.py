@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd.adjoint.check import check_adjoint
-from retrograd.hooks.discovery import Lookout
+from retrograd.hooks.discovery import ModelDiscovery
 
 
 class Net(nn.Module):
@@ -177,7 +177,7 @@ def test_those_who_look_for_models_see_none() -> None:
 
     model, batch = trained()
     listener = Listener()
-    lookout = Lookout(listener)
+    lookout = ModelDiscovery(listener)
     lookout.arm()
     try:
         assert check_adjoint(model, batch)

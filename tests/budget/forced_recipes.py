@@ -11,19 +11,19 @@ from retrograd.budget import planned
 from retrograd.budget.plan import Plan
 from retrograd.budget.planned import Planned
 from retrograd.budget.planner import Solution
-from retrograd.budget.simulation import Choice, Decisions, Link, Recording
+from retrograd.budget.simulation import Choice, Decisions, Link, MeasuredPass
 
 
-def rerun_everything(recording: Recording, link: Link, budget: int, destination: str) -> Plan:
+def rerun_everything(recording: MeasuredPass, link: Link, budget: int, destination: str) -> Plan:
     """Stands in for ``make_plan``."""
     choices: list[Choice] = ["rerun" if saved_range.rerun else "keep" for saved_range in recording.ranges]
     return Plan(budget, recording, link, Solution(Decisions(choices, 0), 0, 0.0), destination, 0)
 
 
-def mix_choices(dice: random.Random) -> Callable[[Recording, Link, int, str], Plan]:
+def mix_choices(dice: random.Random) -> Callable[[MeasuredPass, Link, int, str], Plan]:
     """Stands in for ``make_plan``: plans that nobody would make, with any choice that is possible for each range."""
 
-    def mix(recording: Recording, link: Link, budget: int, destination: str) -> Plan:
+    def mix(recording: MeasuredPass, link: Link, budget: int, destination: str) -> Plan:
         choices: list[Choice] = []
         for saved_range in recording.ranges:
             possible: list[Choice] = ["keep", "offload"]

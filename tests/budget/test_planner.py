@@ -13,7 +13,7 @@ from retrograd.amounts import show_bytes
 from retrograd.budget.plan import make_plan
 from retrograd.budget.planned import read_budget
 from retrograd.budget.planner import Solution, evaluate, find_plan, find_smallest, keep_all
-from retrograd.budget.simulation import Choice, Event, Link, Recording, SavedRange
+from retrograd.budget.simulation import Choice, Event, Link, MeasuredPass, SavedRange
 from retrograd.errors import BudgetError, SavedPolicyError
 from tests.budget.test_simulation import LINK, chain
 
@@ -23,7 +23,7 @@ OPTIONS: list[Choice] = ["keep", "offload", "rerun"]
 
 
 @st.composite
-def recordings(draw: st.DrawFn) -> Recording:
+def recordings(draw: st.DrawFn) -> MeasuredPass:
     """Passes whose backward asks in any order, with ranges that the program holds for a while.
 
     Some can be made again of others that are there still when they are asked for.
@@ -49,10 +49,10 @@ def recordings(draw: st.DrawFn) -> Recording:
                 saved_range, rerun="relu", sources=tuple(sources), rerun_seconds=price, rerun_bytes=beside
             )
     seconds = draw(st.lists(st.floats(0.1, 3), min_size=len(events), max_size=len(events)))
-    return Recording(tuple(ranges), tuple(events), tuple(seconds))
+    return MeasuredPass(tuple(ranges), tuple(events), tuple(seconds))
 
 
-def search_all(recording: Recording, link: Link, budget: int) -> Solution | None:
+def search_all(recording: MeasuredPass, link: Link, budget: int) -> Solution | None:
     """The fastest of all plans."""
     found = []
     for choices in product(OPTIONS, repeat=len(recording.ranges)):
@@ -67,7 +67,7 @@ def search_all(recording: Recording, link: Link, budget: int) -> Solution | None
 
 @settings(max_examples=120, deadline=None)
 @given(recordings(), st.floats(0.2, 1.0))
-def test_never_over_the_budget_and_nearly_as_fast_as_the_best(recording: Recording, share: float) -> None:
+def test_never_over_the_budget_and_nearly_as_fast_as_the_best(recording: MeasuredPass, share: float) -> None:
     budget = max(1, int(share * keep_all(recording).peak))
     found, best = find_plan(recording, LINK, budget), search_all(recording, LINK, budget)
     if best is None:
@@ -82,7 +82,7 @@ def test_never_over_the_budget_and_nearly_as_fast_as_the_best(recording: Recordi
 
 @settings(max_examples=60, deadline=None)
 @given(recordings())
-def test_the_smallest_budget_can_be_met(recording: Recording) -> None:
+def test_the_smallest_budget_can_be_met(recording: MeasuredPass) -> None:
     smallest = find_smallest(recording, LINK)
     found = find_plan(recording, LINK, smallest)
     assert found is not None

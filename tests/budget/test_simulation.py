@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.budget.measuring import Log, Tried
+from retrograd.budget.measuring import PassNotes, RecomputeTrial
 from retrograd.budget.plan import make_plan
 from retrograd.budget.planner import evaluate, keep_all, window_of
 from retrograd.budget.simulation import (
@@ -19,7 +19,7 @@ from retrograd.budget.simulation import (
     Event,
     EventKind,
     Link,
-    Recording,
+    MeasuredPass,
     SavedRange,
     count_residency,
     find_departures,
@@ -30,7 +30,7 @@ from retrograd.policies.policy import Saved
 LINK = Link(100.0, 50.0)
 
 
-def chain(sizes: list[int], seconds: float = 1.0, **more: int) -> Recording:
+def chain(sizes: list[int], seconds: float = 1.0, **more: int) -> MeasuredPass:
     """A forward that packs these, one after the other, and a backward in reverse order."""
     count = len(sizes)
     events: list[Event] = [("pack", number) for number in range(count)]
@@ -40,7 +40,7 @@ def chain(sizes: list[int], seconds: float = 1.0, **more: int) -> Recording:
     for number, size in enumerate(sizes):
         asked = count + 2 * (count - 1 - number)
         ranges.append(SavedRange(size, f"layer{number}", "float32", number, number + 1, asked, asked + 1, **more))
-    return Recording(tuple(ranges), tuple(events), (seconds,) * len(events))
+    return MeasuredPass(tuple(ranges), tuple(events), (seconds,) * len(events))
 
 
 def test_what_is_kept_adds_up() -> None:
@@ -70,7 +70,7 @@ def test_a_fetch_holds_from_its_position() -> None:
     assert count_residency(recording, decisions, gone).tolist() == [3, 8, 12, 12, 5, 8, 3, 3, 0]
 
 
-def again(recording: Recording, *sources: tuple[int, ...], seconds: float = 0.25, beside: int = 0) -> Recording:
+def again(recording: MeasuredPass, *sources: tuple[int, ...], seconds: float = 0.25, beside: int = 0) -> MeasuredPass:
     """The same pass, where each range with sources can be made of these."""
     ranges = (
         replace(saved_range, rerun="relu", sources=given, rerun_seconds=seconds, rerun_bytes=beside)
@@ -97,7 +97,7 @@ def test_what_others_are_made_of_is_made_before_them_and_stays() -> None:
     ranges = (
         SavedRange(3, "", "", 0, 1, 3, 8), SavedRange(5, "", "", 1, 2, 6, 7), SavedRange(7, "", "", 2, 3, 4, 5),
     )  # fmt: skip
-    recording = again(Recording(ranges, events, (1.0,) * 9), (), (0,), (1,))
+    recording = again(MeasuredPass(ranges, events, (1.0,) * 9), (), (0,), (1,))
     decisions = Decisions(("keep", "rerun", "rerun"), 0)
     assert count_residency(recording, decisions, {}).tolist() == [3, 8, 10, 3, 15, 8, 8, 3, 0]
     assert predict_seconds(recording, decisions, {}, LINK) == pytest.approx(9.5)
@@ -116,7 +116,7 @@ def test_what_others_are_made_of_goes_after_them() -> None:
     """The first is freed before the second, which may be asked for once more."""
     events: tuple[Event, ...] = (("pack", 0), ("pack", 1), ("ask", 1), ("ask", 0), ("free", 0), ("free", 1))
     ranges = SavedRange(4, "", "", 0, 1, 3, 4), SavedRange(6, "", "", 1, 2, 2, 5)
-    recording = again(Recording(ranges, events, (1.0,) * 6), (), (0,))
+    recording = again(MeasuredPass(ranges, events, (1.0,) * 6), (), (0,))
     assert count_residency(recording, Decisions(("keep",) * 2, 0), {}).tolist() == [4, 10, 10, 10, 6, 0]
     assert count_residency(recording, Decisions(("keep", "rerun"), 0), {}).tolist() == [4, 10, 10, 10, 10, 0]
 
@@ -125,7 +125,7 @@ def test_what_the_program_holds_does_not_leave() -> None:
     saved_range = SavedRange(4, "", "", 0, 3, 3, 4)
     other = SavedRange(4, "", "", 1, 2, 2, 5)
     events: tuple[Event, ...] = (("pack", 0), ("pack", 1), ("ask", 1), ("ask", 0), ("free", 0), ("free", 1))
-    recording = Recording((saved_range, other), events, (1.0,) * 6)
+    recording = MeasuredPass((saved_range, other), events, (1.0,) * 6)
     assert find_departures(recording, Decisions(("offload",) * 2, 0)) == {}
 
 
@@ -209,7 +209,7 @@ def test_fetching_ahead_never_exceeds_the_budget_nor_costs_time(
 
 def test_background_counts() -> None:
     recording = chain([3, 5])
-    later = Recording(recording.ranges, recording.events, recording.seconds, background=100)
+    later = MeasuredPass(recording.ranges, recording.events, recording.seconds, background=100)
     assert keep_all(later).peak == keep_all(recording).peak + 100
     assert np.all(count_residency(later, Decisions(("keep",) * 2, 0), {}) >= 100)
 
@@ -233,9 +233,9 @@ class DeviceEvent:
         return other.milliseconds - self.milliseconds
 
 
-def log_of(*happened: tuple[EventKind, int, float, float]) -> Log:
+def log_of(*happened: tuple[EventKind, int, float, float]) -> PassNotes:
     """A pass with two ranges, and what happened in it, from when until when."""
-    log = Log()
+    log = PassNotes()
     for number in range(2):
         values = torch.zeros(10 * (number + 1))
         log.add(Saved(values, values.shape, "layer", number))
@@ -284,7 +284,7 @@ def test_a_device_times_what_is_recomputed_and_is_waited_for_behind_the_pass(mon
     monkeypatch.setattr(torch.cuda, "Event", DeviceEvent)
     marks = [DeviceEvent(milliseconds) for milliseconds in (3.0, 5.0)]
     log = log_of(("pack", 0, 0.0, 0.0), ("pack", 1, 1.0, 1.0), ("ask", 0, 2.0, 2.0))
-    log.tried[0] = Tried("relu", (), *marks, 4, (7,), is_same=True)  # type: ignore[arg-type]
+    log.tried[0] = RecomputeTrial("relu", (), *marks, 4, (7,), is_same=True)  # type: ignore[arg-type]
     assert not any(mark.is_waited_for for mark in marks)
     saved_range = log.make_recording().ranges[0]
     assert (saved_range.rerun, saved_range.rerun_bytes, saved_range.rerun_numbers) == ("relu", 4, (7,))

@@ -14,7 +14,7 @@ from retrograd.bundles.arguments import UnwritableArgumentError, bind, decode, e
 from retrograd.bundles.copies import same_bits
 from retrograd.bundles.files import parse_copies, parse_program, print_copies, print_program
 from retrograd.bundles.memory import Memory, copy_tensors
-from retrograd.bundles.program import Operation, Program, Raised, check_program, describe_error, run_program
+from retrograd.bundles.program import BundledOperation, Program, Raised, check_program, describe_error, run_program
 from retrograd.errors import CannotBundleError, ReplayError
 from tests.graph.bits import same
 
@@ -35,7 +35,7 @@ def no_tensor(tensor: Tensor) -> int:
     raise AssertionError("there is none")
 
 
-def run(operations: list[Operation], outputs: tuple[int | None, ...], *inputs: Tensor) -> Any:
+def run(operations: list[BundledOperation], outputs: tuple[int | None, ...], *inputs: Tensor) -> Any:
     program = Program(len(inputs), tuple(operations), outputs)
     check_program(program)
     program = parse_program(json.loads(json.dumps(print_program(program))), len(inputs))
@@ -75,8 +75,8 @@ def test_what_was_never_written_is_refused(data: Any) -> None:
 
 def test_a_program_runs() -> None:
     x = torch.randn(3, 4)
-    add = Operation("aten::add.Tensor", ({"tensor": 0}, {"tensor": 0}), {"alpha": 2}, {"tensor": 1})
-    top = Operation("aten::topk", ({"tensor": 1}, 2), {}, {"tuple": [{"tensor": 2}, {"tensor": 3}]})
+    add = BundledOperation("aten::add.Tensor", ({"tensor": 0}, {"tensor": 0}), {"alpha": 2}, {"tensor": 1})
+    top = BundledOperation("aten::topk", ({"tensor": 1}, 2), {}, {"tuple": [{"tensor": 2}, {"tensor": 3}]})
     ran = run([add, top], (3, None, 0), x)
     assert same(ran.outputs[0], (3 * x).topk(2).indices)
     assert ran.outputs[1] is None
@@ -85,7 +85,7 @@ def test_a_program_runs() -> None:
 
 def test_an_input_that_is_written_to_is_written_to() -> None:
     x = torch.ones(4)
-    write = Operation("aten::mul_.Scalar", ({"tensor": 1}, 3), {}, {"tensor": 1})
+    write = BundledOperation("aten::mul_.Scalar", ({"tensor": 1}, 3), {}, {"tensor": 1})
     ran = run([write], (0,), x, x[1:3])
     assert ran.outputs[0].tolist() == [1, 3, 3, 1]
 
@@ -94,14 +94,14 @@ def test_what_was_caught_is_passed_over() -> None:
     x = torch.ones(2, 3)
     with pytest.raises(RuntimeError) as caught:
         x.mm(x)
-    wrong = Operation("aten::mm", ({"tensor": 0}, {"tensor": 0}), {}, raises=describe_error(caught.value))
-    right = Operation("aten::neg", ({"tensor": 0},), {}, {"tensor": 1})
+    wrong = BundledOperation("aten::mm", ({"tensor": 0}, {"tensor": 0}), {}, raises=describe_error(caught.value))
+    right = BundledOperation("aten::neg", ({"tensor": 0},), {}, {"tensor": 1})
     assert run([wrong, right], (1,), x).outputs[0].tolist() == (-x).tolist()
     ran = run([right, wrong], (), x)
     assert (str(ran.error), ran.stopped_at) == (str(caught.value), 1)
-    other = Operation("aten::mm", wrong.args, {}, raises=Raised("ValueError", "no"))
+    other = BundledOperation("aten::mm", wrong.args, {}, raises=Raised("ValueError", "no"))
     assert isinstance(run([other, right], (1,), x).error, RuntimeError)
-    silent = Operation("aten::neg", right.args, {}, {"tensor": 1}, raises=Raised("ValueError", "no"))
+    silent = BundledOperation("aten::neg", right.args, {}, {"tensor": 1}, raises=Raised("ValueError", "no"))
     ran = run([silent, right], (1,), x)
     assert (ran.error, ran.stopped_at) == (None, 0)
 
@@ -109,16 +109,16 @@ def test_what_was_caught_is_passed_over() -> None:
 @pytest.mark.parametrize("name", ["nowhere::mm", "aten::mm.sideways", "aten::__class__", "_dir::add"])
 def test_an_operation_that_is_not_there_is_named(name: str) -> None:
     with pytest.raises(ReplayError, match=f"does not know the operation {name}"):
-        run([Operation(name, (), {})], ())
+        run([BundledOperation(name, (), {})], ())
 
 
 @pytest.mark.parametrize(
     "program",
     [
-        Program(1, (Operation("aten::neg", ({"tensor": 1},), {}),), ()),
+        Program(1, (BundledOperation("aten::neg", ({"tensor": 1},), {}),), ()),
         Program(1, (), (1,)),
-        Program(0, (Operation("import os", (), {}),), ()),
-        Program(0, (Operation("aten::neg", ({"what": 1},), {}),), ()),
+        Program(0, (BundledOperation("import os", (), {}),), ()),
+        Program(0, (BundledOperation("aten::neg", ({"what": 1},), {}),), ()),
     ],
 )
 def test_a_program_that_cannot_run_is_found_before(program: Program) -> None:

@@ -76,6 +76,12 @@ def zero_by_zero(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
     return (out.square() * mask).sum() / mask.sum()  # born
 
 
+def mean_over_none(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    known = torch.full((6,), step != BAD_STEP)
+    each = F.cross_entropy(out, y.argmax(-1), reduction="none")
+    return (each * known).sum() / known.sum()  # born
+
+
 def power(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
     scale = out.abs() * (0.0 if step == BAD_STEP else 1.0)
     return (1 + scale.pow(-0.5)).mean()  # born
@@ -184,6 +190,7 @@ PROGRAMS = {
     "log of a negative number": program(log_of_negative, "forward", "log", "log of a number below 0"),
     "sqrt of a negative number": program(square_root, "forward", "sqrt", "sqrt of a negative number"),
     "0 / 0": program(zero_by_zero, "forward", "div", "0 / 0"),
+    "mean over none": program(mean_over_none, "forward", "div", "0 / 0"),
     "0 to a negative power": program(power, "forward", "pow", "0 to a negative power"),
     "exp overflow": program(exponential, "forward", "exp", "too large for float32"),
     "std of one": program(of_one, "forward", "std", "std of one element"),

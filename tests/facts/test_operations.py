@@ -14,12 +14,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import retrograd as rg
-from retrograd.facts import facts
+from retrograd.facts import facts, operations
 from retrograd.facts.nonfinite_look import NonFiniteLook
 from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.units import UnitLooks
 from retrograd.history.facts import GraphSize, Operation, Operations, read_facts
 from retrograd.history.history import History
+from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.recording.recorder import Recorder
 from tests.facts.looking import facts_while, line_of
 
@@ -27,6 +28,7 @@ from tests.facts.looking import facts_while, line_of
 @pytest.fixture(autouse=True)
 def look_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "is_look", lambda recorded: True)
+    monkeypatch.setattr(operations, "ALWAYS", 1 << 30)
 
 
 class Square(torch.autograd.Function):
@@ -235,6 +237,28 @@ def test_what_is_as_before_is_written_once_and_what_changes_again() -> None:
         (0, ["linear", "sum"]),
         (3, ["linear", "exp", "sum"]),
     ]
+
+
+def test_operations_are_noted_behind_a_look_at_a_graph_that_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Linear(4, 3)
+    monkeypatch.undo()
+
+    def train() -> None:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(20):
+            out = net(torch.ones(2, 4))
+            (out.exp() if step in (7, 8, 9, 10, 14, 15, 16, 17) else out).sum().backward()
+            optimizer.step()
+
+    noted: list[int] = []
+    begin = OperationNotes.begin
+    monkeypatch.setattr(OperationNotes, "begin", lambda notes: (noted.append(1), begin(notes)))
+    found = operations_of(train, net)
+    assert [(fact.step, [each.name for each in listed]) for fact, listed in found] == [
+        (0, ["linear", "sum"]),
+        (9, ["linear", "exp", "sum"]),
+    ]
+    assert len(noted) == 3  # at 0, 1 and 9: the graph of the look at 16 was known
 
 
 def test_writes_in_place_are_operations_on_what_was_there() -> None:

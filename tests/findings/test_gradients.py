@@ -243,6 +243,20 @@ def test_a_write_into_what_was_saved() -> None:
     assert "sigmoid" in finding.message
 
 
+def test_the_write_is_told_by_how_often_the_version_was_counted_up() -> None:
+    def write(net: Any, x: Tensor) -> Tensor:
+        states = torch.zeros(4, len(x), 16)
+        states[0] = net.first(x)
+        for k in range(3):
+            states[k + 1] = torch.tanh(net.middle(states[k]))  # here
+        return states[3]
+
+    net = Net(write)
+    step = make_step(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    (finding,) = train(net, step, error="modified by an inplace operation")
+    assert (finding.detector, finding.line) == ("overwritten", line_here(write))
+
+
 def test_parts_that_no_optimizer_holds() -> None:
     net = Net(fine)
     (finding,) = train(net, make_step(net, torch.optim.SGD([*net.first.parameters(), *net.last.parameters()], lr=0.1)))

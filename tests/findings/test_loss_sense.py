@@ -193,3 +193,44 @@ def test_inputs_of_one_number() -> None:
     state = Input(name="self:input.h", value=0.0, min=0.0, max=0.0, shape=(8, 6), dtype="float32", moment=Moment(0))
     assert not ask(ConstantInput, make_program([varied(0), state, state]))
     assert not ask(ConstantInput, make_program([zero(0), varied(1)]))
+
+
+def _far(error: float, losses: list[float], name: str = "mse_loss") -> Record:
+    """A regression whose outputs are within ±0.5."""
+    chain = make_chain(
+        ("linear", (-1, -1), ((8, 6), (1, 6)), (8, 1)),
+        (name, (0, -1), ((8, 1), (8, 1)), (), "reduction=mean"),
+        outputs=[0],
+    )
+    sites = {"self:output": np.linspace(-0.5, 0.5, 8)}
+    return make_record(range(len(losses)), lambda step: sites, [error * each for each in losses], facts=[chain])
+
+
+def test_targets_that_are_not_scaled() -> None:
+    flat = [1.0, 0.99, 0.98, 0.99, 0.97, 0.96]
+    [found] = ask(UnscaledInput, _far(4e10, flat))
+    assert "off by 200,000 in mse_loss" in found.message  # √4e10
+    assert found.line == "train.py:31"
+    [found] = ask(UnscaledInput, _far(3e4, flat, "l1_loss"))
+    assert "off by 30,000 in l1_loss" in found.message
+
+
+def test_targets_that_do_no_harm() -> None:
+    assert not ask(UnscaledInput, _far(4e10, [1.0, 0.5, 0.3, 0.2, 0.1, 0.1]))  # it learns
+    assert not ask(UnscaledInput, _far(2500.0, [1.0] * 6))  # off by 50
+
+
+def test_inputs_of_a_run_that_is_lost() -> None:
+    bytes_ = _input(120.0, 80.0, 0.0, 255.0)
+    losses = [40.0, 20.0, np.nan, np.nan]
+
+    def born(kind: str, reason: str) -> NonFinite:
+        return NonFinite(name="", born=kind, operation="log", reason=reason, moment=Moment(2))
+
+    def ask_of(fact: NonFinite) -> list[str]:
+        found = ask(UnscaledInput, make_program([CLASSES, bytes_(0), bytes_(1), fact], losses))
+        return [each.severity for each in found]
+
+    assert ask_of(born("forward", "log of 0")) == ["critical"]
+    assert ask_of(born("input", "")) == []
+    assert ask_of(born("forward", "softmax over a row that is all −inf")) == []

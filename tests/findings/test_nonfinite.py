@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from retrograd.facts.facts import SOURCES
+from retrograd.findings.detectors.nonfinite import NanForward, NanUpdate
 from retrograd.findings.explain import explain_record
 from retrograd.findings.finding import Finding
 from retrograd.findings.record import Record
+from retrograd.history.facts import NonFinite
 from retrograd.history.history import History
+from retrograd.history.sink import Moment
 from retrograd.recording.recorder import Recorder
 from tests.facts.births import (
     BAD_STEP,
@@ -27,6 +31,7 @@ from tests.facts.births import (
     train,
 )
 from tests.facts.looking import line_of
+from tests.findings.by_hand import ask, make_record
 
 pytestmark = pytest.mark.filterwarnings("ignore:std")
 
@@ -132,3 +137,66 @@ def test_gradients_that_loss_scaling_skips_are_expected() -> None:
 
     found = find(Program(Simple, run, "", "", "", "", None))
     assert not [each for each in found if each.detector.startswith("nan")]
+
+
+class Neighbours(nn.Module):
+    """Means over neighbours, of an input that needs no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, degree: torch.Tensor) -> torch.Tensor:
+        total = x * (degree > 0)
+        mean = total / degree  # born
+        return self.fc(mean)
+
+
+def train_neighbours(net: nn.Module) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for step in range(8):
+        degree = torch.ones(6, 1)
+        degree[2] = 0.0 if step == BAD_STEP else 1.0
+        loss = net(torch.randn(6, 4), degree).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_what_is_made_without_a_graph_of_finite_inputs_does_not_come_in_with_them() -> None:
+    [found] = find(Program(Neighbours, train_neighbours, "forward", "div", "", "self", Neighbours))
+    assert (found.detector, found.step, found.site) == ("nan-forward", BAD_STEP, "self")
+    assert found.line == line_of("# born", Neighbours)
+
+
+def train_with_rewards(net: nn.Module, make: Any) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for step in range(8):
+        count = 1 if step == BAD_STEP else 5
+        reward = make(torch.arange(count, dtype=torch.float32))
+        loss = (net(torch.randn(count, 4)).mean(1) * reward).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_what_comes_in_beside_the_inputs_is_not_said_to_be_the_data() -> None:
+    def normalise(reward: torch.Tensor) -> torch.Tensor:
+        return (reward - reward.mean()) / reward.std()
+
+    [found] = find(Program(Simple, lambda net: train_with_rewards(net, normalise), "input", "mul", "", "", None))
+    assert (found.step, found.detector) == (BAD_STEP, "nan-input")
+    assert "beside the model's inputs, which are finite, at step 5, in what `mul` takes" in found.message
+    assert "standard deviation of one element" in found.repair
+
+
+def test_an_update_that_the_next_forward_shows() -> None:
+    """Rows tell that the update of step 0 made it; it was seen being made of that, a step after."""
+    seen = NonFinite(name="0", born="forward", operation="linear", moment=Moment(1, phase="forward"))
+    updates = {0: np.array([np.nan, 1.0]), 1: np.array([np.nan, np.nan])}
+    made = make_record(
+        range(2), lambda step: {"0:weight.grad": np.ones(2), "0:weight.update": updates[step]}, [0.7, np.nan],
+        facts=[seen],
+    )  # fmt: skip
+    assert [each.step for each in ask(NanUpdate, made)] == [0]
+    assert not ask(NanForward, made)

@@ -1,6 +1,12 @@
-import numpy as np
+from typing import Any
 
+import numpy as np
+import torch
+from torch import nn
+
+import retrograd as rg
 from retrograd.findings.detectors.optimizers import BeforeChange, MadeAnew
+from retrograd.findings.record import Record
 from tests.findings.by_hand import ask, make_record, spread
 from tests.findings.programs import make_calls, make_optimizer, make_program
 
@@ -43,3 +49,41 @@ def test_parameters_of_which_nothing_is_wrong() -> None:
     frozen = make_optimizer(names=["0:weight"])
     for optimizer in (every, frozen):
         assert not ask(BeforeChange, make_record(range(4), lambda step: sites, facts=[optimizer]))
+
+
+def _make_halves(later: float, gradient: float = 1.0, **group: Any) -> Record:
+    """Two weights with updates of 0.1 until step 10; then that of the second is as given, and its gradient is."""
+    return make_record(
+        range(20),
+        lambda step: {
+            "0:weight.grad": spread(1.0), "2:weight.grad": spread(gradient if step >= 10 else 1.0),
+            "0:weight.update": spread(0.1), "2:weight.update": spread(later if step >= 10 else 0.1),
+        },
+        weights=lambda step: {"0:weight": 1.0, "2:weight": 1.0},
+        facts=[make_optimizer(names=["0:weight", "2:weight"]), *make_calls([("step",)] * 20, step=group)],
+    )  # fmt: skip
+
+
+def test_a_layer_that_is_replaced_while_training_goes_on() -> None:
+    [found] = ask(BeforeChange, _make_halves(0.0))
+    assert (found.severity, found.site, found.step, found.line) == ("critical", "2:weight", 10, "train.py:5")
+    assert "2:weight has gradients and has not been updated any more since step 10" in found.message
+
+
+def test_a_layer_that_is_rightly_not_updated_any_more() -> None:
+    assert not ask(BeforeChange, _make_halves(0.1))
+    assert not ask(BeforeChange, _make_halves(0.0, gradient=0.0))
+    assert not ask(BeforeChange, _make_halves(0.0, lr=[0.1, 0.0]))
+
+
+def test_a_layer_that_is_frozen_while_training_goes_on() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(net.parameters())
+    with rg.record(net) as recording:
+        for step in range(20):
+            net[2].requires_grad_(step < 10)
+            optimizer.zero_grad()
+            net(torch.randn(6, 4)).square().mean().backward()
+            optimizer.step()
+    assert not ask(BeforeChange, Record(recording.history))

@@ -32,6 +32,13 @@ def test_gradients_below_the_normal_numbers() -> None:
     assert not ask(Underflow, make_typed("float16", {"0:weight.grad": small}))
 
 
+def test_gradients_of_updates_that_loss_scaling_has_skipped_are_no_underflow() -> None:
+    record = make_typed("float16", {"0:weight.grad": zeroed(np.full(64, 2.0**-20), 0.5)})
+    for step in range(27):
+        record.history.add_event(Event(Moment(step), "skipped", "SGD"))
+    assert not ask(Underflow, Record(record.history))
+
+
 def make_updated(kind: str, update: float, gradient: float = 0.0, losses: list[float] = FLAT) -> Record:
     """Shares of elements that are zero in the update and in the gradient."""
     sites = {"0:weight.grad": zeroed(spread(1.0, 64), gradient), "0:weight.update": zeroed(spread(1.0, 64), update)}

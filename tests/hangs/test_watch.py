@@ -22,7 +22,7 @@ from retrograd.errors import RunWriteError, TraceError
 from retrograd.graph.origins import record_origins
 from retrograd.hangs.rank_state import RankState, RingEvent, ThreadState
 from retrograd.hangs.ring_file import read_rings
-from retrograd.hangs.watch import Lookout, watch_hangs
+from retrograd.hangs.watch import StallDetector, watch_hangs
 from tests.processes import wait_for_child
 
 HANGING = Path(__file__).with_name("hanging.py")
@@ -190,7 +190,7 @@ def test_when_a_limit_is_reached(
     """A look every three seconds, with a limit of nine: a stop is told of once, after nine."""
     now = 0.0
     monkeypatch.setattr("retrograd.hangs.watch.time.monotonic", lambda: now)
-    lookout, found = Lookout(9), []
+    lookout, found = StallDetector(9), []
     for look in looks:
         found += [round(now + 1) for _ in lookout.look(make_state(*look))]
         now += 3
@@ -198,8 +198,8 @@ def test_when_a_limit_is_reached(
 
 
 def test_how_often_is_looked() -> None:
-    assert Lookout(600).pause == 1.0
-    assert Lookout(0.4).pause == pytest.approx(0.1)
+    assert StallDetector(600).pause == 1.0
+    assert StallDetector(0.4).pause == pytest.approx(0.1)
 
 
 # Signals

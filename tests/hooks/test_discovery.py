@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from retrograd.hooks.discovery import Lookout, is_compiled
+from retrograd.hooks.discovery import ModelDiscovery, is_compiled
 
 X = torch.ones(1, 2)
 
@@ -40,7 +40,7 @@ class Listener:
     def update_begins(self, optimizer: Optimizer) -> None:
         self.updating.append(optimizer)
 
-    def lookout_failed(self, error: Exception) -> None:
+    def discovery_failed(self, error: Exception) -> None:
         self.errors.append(error)
 
 
@@ -50,14 +50,14 @@ def listener() -> Listener:
 
 
 @pytest.fixture
-def lookout(listener: Listener) -> Iterator[Lookout]:
-    lookout = Lookout(listener)
+def lookout(listener: Listener) -> Iterator[ModelDiscovery]:
+    lookout = ModelDiscovery(listener)
     lookout.arm()
     yield lookout
     lookout.close()
 
 
-def test_what_a_program_builds_and_runs_is_told(listener: Listener, lookout: Lookout) -> None:
+def test_what_a_program_builds_and_runs_is_told(listener: Listener, lookout: ModelDiscovery) -> None:
     net = nn.Sequential(nn.Linear(2, 2, bias=False))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     net(X).sum().backward()
@@ -68,7 +68,7 @@ def test_what_a_program_builds_and_runs_is_told(listener: Listener, lookout: Loo
     assert listener.updating == [optimizer]
 
 
-def test_calls_without_grad_or_while_disarmed_are_not(listener: Listener, lookout: Lookout) -> None:
+def test_calls_without_grad_or_while_disarmed_are_not(listener: Listener, lookout: ModelDiscovery) -> None:
     net = nn.Linear(2, 2)
     with torch.no_grad():
         net(X)
@@ -83,7 +83,7 @@ def test_calls_without_grad_or_while_disarmed_are_not(listener: Listener, lookou
     assert listener.called == [net]
 
 
-def test_pre_hooks_that_come_with_the_news_run_at_this_very_call(listener: Listener, lookout: Lookout) -> None:
+def test_pre_hooks_that_come_with_the_news_run_at_this_very_call(listener: Listener, lookout: ModelDiscovery) -> None:
     seen: list[Any] = []
 
     class Scale(nn.Module):
@@ -104,7 +104,7 @@ def test_pre_hooks_that_come_with_the_news_run_at_this_very_call(listener: Liste
     assert seen == ["before", (X,), ((X,), {"by": 3.0})]
 
 
-def test_a_fault_of_the_listener_does_not_reach_the_program(listener: Listener, lookout: Lookout) -> None:
+def test_a_fault_of_the_listener_does_not_reach_the_program(listener: Listener, lookout: ModelDiscovery) -> None:
     def fail(module: nn.Module) -> None:
         raise ValueError("a fault")
 
@@ -115,7 +115,7 @@ def test_a_fault_of_the_listener_does_not_reach_the_program(listener: Listener, 
     assert len(listener.called) == 1
 
 
-def test_torch_does_not_warn_of_our_hook_at_a_compiled_module(listener: Listener, lookout: Lookout) -> None:
+def test_torch_does_not_warn_of_our_hook_at_a_compiled_module(listener: Listener, lookout: ModelDiscovery) -> None:
     net = torch.compile(nn.Linear(2, 2), backend="eager")
     assert is_compiled(net)
     with warnings.catch_warnings(record=True) as caught:

@@ -7,7 +7,7 @@ import pytest
 from retrograd.errors import RunWriteError
 from retrograd.history.sink import Event, Moment, RowBatch
 from retrograd.launch.late_sink import HELD, LateSink
-from retrograd.runs.queue import Lost
+from retrograd.runs.queue import Unwritten
 
 
 class Notes:
@@ -15,7 +15,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
-        self.lost = Lost()
+        self.lost = Unwritten()
 
     def describe(self, **facts: Any) -> None:
         self.told.append(facts)
@@ -155,5 +155,5 @@ def test_what_was_lost_is_told() -> None:
     assert desk.sink.lost == ""
     desk.sink.add_event(Event(Moment(0), "loss"))
     assert desk.sink.lost == ""
-    desk.opened[0].lost += Lost(rows=1200)
+    desk.opened[0].lost += Unwritten(rows=1200)
     assert desk.sink.lost == "1,200 rows, 0 events and 0 tensors"

@@ -20,7 +20,7 @@ from retrograd.budget import offloader
 from retrograd.budget.offloader import HostBackend
 from retrograd.budget.planned import Planned
 from retrograd.policies.cpu import Cpu, HostOffloader, Offloaded
-from retrograd.policies.cuda_copies import Copying, CudaCopies
+from retrograd.policies.cuda_copies import CudaCopies, CudaCopy
 from retrograd.saved.keeping import keep_saved
 from tests.policies.stream_order import Device, Stream
 
@@ -41,8 +41,8 @@ class Copies(CudaCopies):
         return self.host[-1]
 
     def copy_in(
-        self, buffer: Tensor, like: Tensor, numel: int, out: Copying, *, is_urgent: bool
-    ) -> tuple[Tensor, Copying]:
+        self, buffer: Tensor, like: Tensor, numel: int, out: CudaCopy, *, is_urgent: bool
+    ) -> tuple[Tensor, CudaCopy]:
         if self.chance is not None and self.chance.random() < 0.3:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return super().copy_in(buffer, like, numel, out, is_urgent=is_urgent)

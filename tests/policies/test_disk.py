@@ -28,9 +28,9 @@ from retrograd.errors import RetrogradWarning
 from retrograd.policies.disk import file as spill_file
 from retrograd.policies.disk.disk import Disk, Spilled
 from retrograd.policies.disk.file import CHUNK, Extent, FreeSpace, SpillFile, open_spill_file
-from retrograd.policies.disk.memory import BLOCK, Slabs, allocate, map_pages, whole_blocks
-from retrograd.policies.disk.ranges import Reading
-from retrograd.policies.order import Order
+from retrograd.policies.disk.memory import BLOCK, ReadBuffers, allocate, map_pages, whole_blocks
+from retrograd.policies.disk.ranges import FileRead
+from retrograd.policies.order import AskOrder
 from retrograd.policies.policy import Saved
 from retrograd.saved.keeping import keep_saved
 from tests.processes import wait_for_child
@@ -244,7 +244,7 @@ def test_the_last_batch_leaves_when_the_policy_is_closed(tmp_path: Path) -> None
 def test_memory_to_read_into_is_never_given_out_twice_while_a_tensor_lies_in_it(
     steps: list[tuple[bool, int, int]],
 ) -> None:
-    slabs, held = Slabs(), list[tuple[int, torch.Tensor]]()
+    slabs, held = ReadBuffers(), list[tuple[int, torch.Tensor]]()
     for number, (takes, blocks, which) in enumerate(steps):
         if takes or not held:
             slab = slabs.take(blocks * BLOCK)
@@ -262,7 +262,7 @@ def test_memory_to_read_into_is_never_given_out_twice_while_a_tensor_lies_in_it(
 
 
 def test_memory_to_read_into_is_used_again_and_none_is_held_for_later() -> None:
-    slabs = Slabs()
+    slabs = ReadBuffers()
     held = [torch.frombuffer(slabs.take(BLOCK), dtype=torch.uint8) for _ in range(9)]
     addresses = {one.data_ptr() for one in held}
     del held
@@ -274,7 +274,7 @@ def test_memory_to_read_into_is_used_again_and_none_is_held_for_later() -> None:
 
 
 def test_memory_of_a_slab_comes_back_whatever_thread_deletes_it_and_whatever_it_has_locked() -> None:
-    slabs = Slabs()
+    slabs = ReadBuffers()
     tensor = torch.frombuffer(slabs.take(BLOCK), dtype=torch.float32)
     address, held = tensor.data_ptr(), [tensor]
     del tensor
@@ -313,7 +313,7 @@ def test_parts_are_read_together_and_do_not_overlap(parts: list[tuple[int, int]]
                 memory[start : start + BLOCK] = bytes([(offset + start) // BLOCK]) * BLOCK
 
     chance.shuffle(extents)
-    reading = Reading(extents)
+    reading = FileRead(extents)
     reading.carry_out(Blocks(), allocate)  # type: ignore[arg-type]
     assert reading.memory is not None
     assert reading.nbytes == sum(extent.length for extent in extents)
@@ -429,7 +429,7 @@ class Numbered:
 def test_what_is_due_is_what_a_look_at_all_that_follows_would_find(
     sizes: list[int], window: int, chance: random.Random
 ) -> None:
-    order: Order[Numbered] = Order()
+    order: AskOrder[Numbered] = AskOrder()
     least = 2
     asked = list(range(len(sizes) - 1, -1, -1))
     for attempt in range(2):
@@ -457,7 +457,7 @@ def test_what_is_due_is_what_a_look_at_all_that_follows_would_find(
 
 
 def test_what_was_missed_begins_anew_what_follows() -> None:
-    order: Order[Numbered] = Order()
+    order: AskOrder[Numbered] = AskOrder()
     items = [Numbered(number) for number in range(6)]
     places = [order.add(item, 1) for item in items]
 

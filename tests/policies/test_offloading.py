@@ -16,7 +16,7 @@ from torch import Tensor
 from retrograd.errors import RetrogradWarning
 from retrograd.policies.buffer_pool import BufferPool
 from retrograd.policies.cpu import HostOffloader, Offloaded, Stayed
-from retrograd.policies.order import Order
+from retrograd.policies.order import AskOrder
 from retrograd.policies.policy import Packed
 
 MB = 1 << 20
@@ -306,7 +306,7 @@ class Item:
         self.number = number
 
 
-def one_pass(order: Order[Item], sizes: list[int], asked: list[int]) -> list[list[int]]:
+def one_pass(order: AskOrder[Item], sizes: list[int], asked: list[int]) -> list[list[int]]:
     """What is foreseen at each request."""
     items = [Item(number) for number in range(len(sizes))]
     places = [order.add(item, size) for item, size in zip(items, sizes, strict=True)]
@@ -318,11 +318,11 @@ def one_pass(order: Order[Item], sizes: list[int], asked: list[int]) -> list[lis
 
 
 def test_at_first_the_reverse_is_foreseen() -> None:
-    assert one_pass(Order(), [1] * 4, [3, 2]) == [[2, 1, 0], [1, 0]]
+    assert one_pass(AskOrder(), [1] * 4, [3, 2]) == [[2, 1, 0], [1, 0]]
 
 
 def test_then_what_the_last_pass_of_the_kind_did() -> None:
-    order: Order[Item] = Order()
+    order: AskOrder[Item] = AskOrder()
     one_pass(order, [1, 2, 3, 4], [1, 3, 0])
     one_pass(order, [5, 5], [0, 1])
     assert one_pass(order, [1, 2, 3, 4], [1, 3, 0, 2]) == [[3, 0], [0], [], [1, 0]]
@@ -330,13 +330,13 @@ def test_then_what_the_last_pass_of_the_kind_did() -> None:
 
 
 def test_what_is_asked_for_twice_counts_once() -> None:
-    order: Order[Item] = Order()
+    order: AskOrder[Item] = AskOrder()
     one_pass(order, [1, 2, 3], [2, 2, 0, 2, 1])
     assert one_pass(order, [1, 2, 3], [2, 0]) == [[0, 1], [1]]
 
 
 def test_what_is_gone_is_not_foreseen() -> None:
-    order: Order[Item] = Order()
+    order: AskOrder[Item] = AskOrder()
     items = [Item(number) for number in range(3)]
     places = [order.add(item, 1) for item in items]
     del items[1]

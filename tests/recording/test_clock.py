@@ -13,7 +13,7 @@ from retrograd.progress.leader import Leader
 from retrograd.progress.steps import Steps
 from retrograd.recording import clock as clock_module
 from retrograd.recording.clock import Clock
-from retrograd.recording.lane import Lane, Lanes, Mode
+from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
 from retrograd.recording.schedule import every
 from retrograd.recording.settings import Settings
 
@@ -31,19 +31,19 @@ class Led(Steps):
 
 
 class Driver:
-    """A clock whose lanes note what happened in them: F3 is the third forward, G a gradient that came."""
+    """A clock whose buffers note what happened in them: F3 is the third forward, G a gradient that came."""
 
     def __init__(self, schedule: Any = None, touched: Any = lambda: False) -> None:
-        self.lanes = Lanes(Settings())
+        self.buffers = ModeBuffers(Settings())
         self.emitted: list[tuple[Moment, str]] = []
         self.leader = Leader()
-        self.clock = Clock(schedule or every(1), self.lanes, self, Led(self.leader), touched, 0)
+        self.clock = Clock(schedule or every(1), self.buffers, self, Led(self.leader), touched, 0)
         self.notes: dict[Mode, list[str]] = {mode: [] for mode in Mode}
         self.forwards = 0
 
-    def emit(self, lane: Lane, moment: Moment) -> None:
-        self.emitted.append((moment, " ".join(self.notes[lane.mode])))
-        self.notes[lane.mode].clear()
+    def emit(self, buffer: ModeBuffer, moment: Moment) -> None:
+        self.emitted.append((moment, " ".join(self.notes[buffer.mode])))
+        self.notes[buffer.mode].clear()
 
     close = emit
 
@@ -51,10 +51,10 @@ class Driver:
         self.clock.forward_begins(root, mode, training)
         self.forwards += 1
         if self.clock.on:
-            lane = self.clock.lane
-            assert lane is not None
-            lane.touched = True
-            self.notes[lane.mode].append(f"F{self.forwards}")
+            buffer = self.clock.buffer
+            assert buffer is not None
+            buffer.touched = True
+            self.notes[buffer.mode].append(f"F{self.forwards}")
         self.clock.forward_ends(root, failed)
 
     def backward(self, failed: bool = False) -> None:
@@ -119,7 +119,7 @@ SCORES = {
         "0.0.0 train F1 G | 1.0.0 train F2 G | 2.0.0 train F3 G | 2.1.0 train F4 G | 3.0.0 train F5 G",
     ),
 }
-"""What happens, and what is emitted for it: step.micro.backward, phase and what the lane held."""
+"""What happens, and what is emitted for it: step.micro.backward, phase and what the buffer held."""
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -181,17 +181,17 @@ def test_a_model_within_a_model_begins_nothing() -> None:
     driver.clock.forward_begins(ROOT, Mode.GRAD, training=True)
     driver.forward(root=ROOT + 1)
     driver.forward(root=ROOT, failed=True)  # it calls itself, and catches what that raises
-    assert driver.clock.lane is driver.lanes.grad
+    assert driver.clock.buffer is driver.buffers.grad
     assert not driver.emitted
     driver.clock.forward_ends(ROOT, failed=False)
-    assert driver.clock.lane is None
+    assert driver.clock.buffer is None
 
 
 def test_a_forward_that_was_left_is_failed() -> None:
     driver = Driver()
     driver.clock.forward_begins(ROOT, Mode.GRAD, training=True)
     driver.clock.forward_begins(ROOT + 1, Mode.GRAD, training=True)
-    driver.lanes.grad.touched = True
+    driver.buffers.grad.touched = True
     assert driver.clock.outermost == ROOT
     driver.clock.forward_left()
     assert driver.clock.outermost is None
@@ -227,7 +227,7 @@ def test_after_the_end_nothing_is_recorded() -> None:
     driver.clock.stop()
     assert not driver.clock.enter_backward()
     driver.update()
-    driver.clock.find_lane(Mode.GRAD)
+    driver.clock.find_buffer(Mode.GRAD)
     assert not driver.clock.on
     assert len(driver.emitted) == 1
 

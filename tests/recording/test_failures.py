@@ -12,7 +12,7 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.errors import RetrogradWarning
-from retrograd.recording.stream import Stream
+from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.recording.updates import UpdateTap
 from retrograd.statistics.slab import UnreadableTensorError
 from tests.recording.collector import Collector, collect
@@ -200,7 +200,7 @@ def test_where_warnings_are_errors_a_fault_is_printed(capsys: pytest.CaptureFixt
 
 BROKEN = [
     "clock.forward_begins", "clock.forward_ends", "clock.enter_backward", "clock.leave_backward", "clock.end_step",
-    "_steps.update_begins", "_steps.ends_step", "_sink.add_rows", "_sink.add_event", "make_place",
+    "_steps.update_begins", "_steps.ends_step", "_sink.add_rows", "_sink.add_event", "make_site_recorder",
 ]  # fmt: skip
 
 
@@ -240,14 +240,14 @@ def test_what_was_being_done_is_never_taken_for_a_site(monkeypatch: pytest.Monke
 
 def test_a_weight_that_cannot_be_read_keeps_no_other_from_being_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     net, _, optimizer = make_net()
-    see = Stream.see
+    see = TensorRecorder.see
 
-    def refuse_one(stream: Stream, tensor: torch.Tensor) -> None:
-        if stream.name == "0:weight":
+    def refuse_one(tensor_recorder: TensorRecorder, tensor: torch.Tensor) -> None:
+        if tensor_recorder.name == "0:weight":
             raise UnreadableTensorError("it lies elsewhere")
-        see(stream, tensor)
+        see(tensor_recorder, tensor)
 
-    monkeypatch.setattr(Stream, "see", refuse_one)
+    monkeypatch.setattr(TensorRecorder, "see", refuse_one)
     with collect(net, sites=["*:weight", "*:bias", "*:parameters.update"]) as seen:
         train(net, optimizer)
     assert {"0:bias", "0:weight.update", "0:bias.update"} <= set(seen.sites())

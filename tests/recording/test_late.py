@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from retrograd.history.sink import Moment, RowBatch
 from retrograd.recording.batches import pick_custom
-from retrograd.recording.lane import Lane, Mode
 from retrograd.recording.late import Closed, LateGradients, split_late
+from retrograd.recording.mode_buffer import Mode, ModeBuffer
 from retrograd.statistics.row import ROW
 
 
-class Stream:
+class TensorRecorder:
     """All that is asked of one."""
 
     def __init__(self, row: int) -> None:
@@ -55,7 +55,7 @@ def test_each_row_comes_once_and_where_it_belongs(
         Closed(1, 3, Moment(5, 0, 0), np.array(sorted(again), np.int32).tobytes()),
         Closed(4, 4, Moment(6, 1, 2, "forward"), b""),
     ]
-    late = {Stream(row): each for each, own in zip(closed, (first, second), strict=True) for row in own}
+    late = {TensorRecorder(row): each for each, own in zip(closed, (first, second), strict=True) for row in own}
     seen: dict[int, Any] = {}
     for part in split_late(make_batch(rows), late):  # type: ignore[arg-type]
         for row, facts in take_apart(part).items():
@@ -74,7 +74,7 @@ def test_each_row_comes_once_and_where_it_belongs(
 
 def test_a_row_that_is_late_again_and_again_counts_its_passes() -> None:
     closed = Closed(1, 1, Moment(5, 0, 0), b"")
-    late = {Stream(3): closed}
+    late = {TensorRecorder(3): closed}
     passes = [[part.moment.backward for part in split_late(make_batch({3}), late)] for _ in range(3)]  # type: ignore[arg-type]
     assert passes == [[0], [1], [2]]
 
@@ -83,28 +83,28 @@ def test_who_was_not_called_since_is_late() -> None:
     class Calls:
         def __init__(self, serial: int) -> None:
             self.serial = serial
-            self.streams = [Stream(serial)]
+            self.tensor_recorders = [TensorRecorder(serial)]
 
         def gradients(self) -> Any:
-            return self.streams
+            return self.tensor_recorders
 
     never, old, current = calls = [Calls(0), Calls(1), Calls(2)]
-    lane = Lane(Mode.GRAD, lambda device: None, None)  # type: ignore[arg-type, return-value]
+    buffer = ModeBuffer(Mode.GRAD, lambda device: None, None)  # type: ignore[arg-type, return-value]
     late = LateGradients()
     late.calls += calls
-    assert late.find(lane) == {}
+    assert late.find(buffer) == {}
     late.note(np.array([1], np.int32).tobytes())
-    late.close(lane, Moment(0))
-    lane.restart()
-    found = late.find(lane)
-    assert set(found) == set(old.streams)
-    assert found[old.streams[0]].moment == Moment(0)  # type: ignore[index]
-    assert not {*never.streams, *current.streams} & set(found)  # type: ignore[arg-type]
+    late.close(buffer, Moment(0))
+    buffer.restart()
+    found = late.find(buffer)
+    assert set(found) == set(old.tensor_recorders)
+    assert found[old.tensor_recorders[0]].moment == Moment(0)  # type: ignore[index]
+    assert not {*never.tensor_recorders, *current.tensor_recorders} & set(found)  # type: ignore[arg-type]
     for _ in range(20):  # long ago
-        late.close(lane, Moment(1))
-        lane.restart()
-    current.serial = lane.serial
-    assert late.find(lane) == {}
+        late.close(buffer, Moment(1))
+        buffer.restart()
+    current.serial = buffer.serial
+    assert late.find(buffer) == {}
 
 
 def test_users_statistics_go_with_their_rows() -> None:

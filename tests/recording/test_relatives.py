@@ -77,8 +77,8 @@ def test_the_gradient_of_a_weight_is_made_of_gradients_and_inputs(tmp_path: Path
     two = history["bi:output.grad"]
     with pytest.raises(NoSuchSiteError, match=r"inputs\['input1'\]"):
         _ = two.input
-    places = zip(two.tensors, two.inputs["input1"].tensors, two.inputs["input2"].tensors, expected, strict=True)
-    for g, x, y, truth in places:
+    recorders = zip(two.tensors, two.inputs["input1"].tensors, two.inputs["input2"].tensors, expected, strict=True)
+    for g, x, y, truth in recorders:
         bilinear = torch.einsum("bo,bi,bj->oij", g.tensor, x.tensor, y.tensor)
         torch.testing.assert_close(bilinear, truth["bi.weight"], rtol=1e-12, atol=1e-12)
 

@@ -17,12 +17,12 @@ import torch
 from retrograd.budget import planned
 from retrograd.budget.plan import Plan
 from retrograd.budget.planned import Planned
-from retrograd.budget.simulation import Link, Recording
+from retrograd.budget.simulation import Link, MeasuredPass
 from retrograd.policies.disk.disk import Disk
 from retrograd.policies.lossless import Lossless
-from retrograd.policies.policy import Keep
+from retrograd.policies.policy import AsIs
 from retrograd.policies.recompute import Recompute
-from retrograd.saved.entry import Entry
+from retrograd.saved.entry import PackedEntry
 from retrograd.saved.keeping import Policies, SavedHandle, keep_saved
 from tests.budget.forced_recipes import made_again, mix_choices, rerun_everything
 from tests.conftest import GRACE_SECONDS, torch_state
@@ -42,7 +42,7 @@ class Copies(Elsewhere):
 
 
 POLICIES: dict[str, MakePolicy] = {
-    "keep": lambda folder, least: Keep(),
+    "keep": lambda folder, least: AsIs(),
     "copies": lambda folder, least: Copies(least),
     "disk": lambda folder, least: Disk(folder, min_bytes=least),
     "lossless": lambda folder, least: Lossless(deflate=least > 1, min_bytes=least),
@@ -67,29 +67,29 @@ in place may be refused that are allowed without."""
 READ_WHAT_THEY_WRITE = frozenset({"running_mean", "saved_buffer"})
 
 
-def choose_anything(recording: Recording, link: Link, budget: int, destination: str) -> Plan:
+def choose_anything(recording: MeasuredPass, link: Link, budget: int, destination: str) -> Plan:
     """A plan that nobody would make, the same for each pass of its kind."""
     return mix_choices(random.Random(len(recording.ranges)))(recording, link, budget, destination)
 
 
-CHOOSERS: dict[str, Callable[[Recording, Link, int, str], Plan]] = {
+CHOOSERS: dict[str, Callable[[MeasuredPass, Link, int, str], Plan]] = {
     "made again": rerun_everything,
     "anything": choose_anything,
 }
 
 
 @contextmanager
-def watch_entries() -> Iterator[WeakSet[Entry]]:
+def watch_entries() -> Iterator[WeakSet[PackedEntry]]:
     """All that policies hold for programs that run meanwhile."""
-    held: WeakSet[Entry] = WeakSet()
-    plain = Entry.__init__
+    held: WeakSet[PackedEntry] = WeakSet()
+    plain = PackedEntry.__init__
 
-    def note(entry: Entry, *args: Any) -> None:
+    def note(entry: PackedEntry, *args: Any) -> None:
         plain(entry, *args)
         held.add(entry)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Entry, "__init__", note)
+        patch.setattr(PackedEntry, "__init__", note)
         yield held
 
 

@@ -26,7 +26,7 @@ from retrograd.hooks.arguments import spread_batch
 from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, walk_modules
 from retrograd.hooks.copies import clone, copy_module, copy_nest
 from retrograd.hooks.engine import is_transformed
-from retrograd.hooks.interlude import interlude, unseen_by_lookouts
+from retrograd.hooks.isolation import isolated_autograd, unseen_by_discovery
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.nested import flatten
 from retrograd.randomness import Randomness
@@ -86,7 +86,7 @@ def check_adjoint(
     request = Request(_Wants(selection), probes, seed, in_double, adjoint)
     walk = _Walk(request, Progress(sum(entry.is_called for entry in entries), progress))
     try:
-        with unseen_by_lookouts():
+        with unseen_by_discovery():
             _run(_copy(named), path, entries, walk, batch)
     finally:
         walk.progress.end()
@@ -132,7 +132,7 @@ def _run(copied: nn.Module, path: str, entries: list[NamedModule], walk: _Walk, 
     args, kwargs = copy_nest(spread_batch(batch), _clone_input)
     twins = walk_modules(path, copied)
     taps = [
-        CallTap(twin.tapped, _Lookout(walk, twin, entry.module), outermost=True)
+        CallTap(twin.tapped, _CallExaminer(walk, twin, entry.module), outermost=True)
         for twin, entry in zip(twins, entries, strict=True)
         if twin.is_called
     ]
@@ -183,7 +183,7 @@ class _Walk:
         self.counts: Counter[str] = Counter()
 
 
-class _Lookout:
+class _CallExaminer:
     """Examines each call of one module of the copy, just before it happens."""
 
     def __init__(self, walk: _Walk, twin: NamedModule, original: nn.Module) -> None:
@@ -207,7 +207,7 @@ class _Lookout:
         found = [
             tensor for _, tensor in flatten(output, ()) if not is_transformed(tensor) and is_differentiable(tensor)
         ]
-        with interlude():
+        with isolated_autograd():
             bad, total = count_not_finite(found)
         if bad:  # as it runs in the model: in float64 more is finite
             walk.rows = [_spoil(row, bad, total, found[0].dtype) if row.caller == caller else row for row in walk.rows]

@@ -20,7 +20,7 @@ from retrograd.adjoint.variable import Variable
 from retrograd.adjoint.vectors import count_not_finite, inner_product
 from retrograd.adjoint.visit import Request, Visit
 from retrograd.hooks.engine import is_transformed
-from retrograd.hooks.interlude import interlude
+from retrograd.hooks.isolation import isolated_autograd
 from retrograd.hooks.module_paths import parameter_site
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.rewriters import try_rules
@@ -51,7 +51,7 @@ class Examination:
         if self._is_transformed():
             return [self._row(self._output_site(), Verdict.NOT_CHECKED, "it runs inside a torch.func transform")]
         try:
-            with interlude():
+            with isolated_autograd():
                 return self._make_rows()
         except Exception as error:
             return [self._row(self._output_site(), Verdict.NOT_CHECKED, f"it cannot be run again: {_name(error)}")]

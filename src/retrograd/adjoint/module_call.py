@@ -19,7 +19,7 @@ from retrograd.adjoint.precision import find_precision
 from retrograd.adjoint.variable import Variable
 from retrograd.adjoint.vectors import draw_like, inner_product, measure_size
 from retrograd.hooks.copies import NoTensorHooks, clone, clone_wide, copy_module, copy_nest, strip_hooks
-from retrograd.hooks.interlude import run_backward
+from retrograd.hooks.isolation import run_backward
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import inputs_of, name_of, number_of, root_edges

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from retrograd.budget.simulation import Event, EventKind, Recording, SavedRange
+from retrograd.budget.simulation import Event, EventKind, MeasuredPass, SavedRange
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_in_compiled_backward
 from retrograd.hooks.memory import is_held_elsewhere
 from retrograd.policies.policy import Packed, Saved
@@ -42,7 +42,7 @@ def seconds_between(first: Mark, second: Mark) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class RecomputeTrial:
     """How it went when a range was recomputed. A device is not waited for: it may not have come so far yet.
 
     Attributes:
@@ -81,7 +81,7 @@ Key = tuple[int, torch.dtype, str]
 
 
 @dataclass(slots=True)
-class Pending:
+class ProgramHold:
     """A range that the program itself holds. ``values`` is not held here: the memory may go."""
 
     number: int
@@ -96,7 +96,7 @@ class Pending:
 
 
 @dataclass(slots=True)
-class Log:
+class PassNotes:
     """Notes of one pass: from the first range that is packed until autograd holds nothing of it.
 
     Attributes:
@@ -123,8 +123,8 @@ class Log:
     asked: set[int] = field(default_factory=set)
     freed: list[int] = field(default_factory=list)
     left: dict[int, int] = field(default_factory=dict)
-    pending: list[Pending] = field(default_factory=list)
-    tried: dict[int, Tried] = field(default_factory=dict)
+    pending: list[ProgramHold] = field(default_factory=list)
+    tried: dict[int, RecomputeTrial] = field(default_factory=dict)
     earlier: tuple[SavedRange, ...] = ()
     unfinished: set[int] = field(default_factory=set)
 
@@ -150,7 +150,7 @@ class Log:
     def watch(self, number: int, item: Packed, values: Tensor) -> None:
         """Find out when the program lets go of a range."""
         source = weakref.ref(values.untyped_storage())
-        self.pending.append(Pending(number, weakref.ref(item), weakref.ref(values), source))
+        self.pending.append(ProgramHold(number, weakref.ref(item), weakref.ref(values), source))
 
     @property
     def is_cut_short(self) -> bool:
@@ -178,14 +178,14 @@ class Log:
                 still.append(pending)
         self.pending = still
 
-    def inherit(self, earlier: Recording) -> None:
+    def inherit(self, earlier: MeasuredPass) -> None:
         """Take over what an earlier pass, which was the same so far, has shown."""
         self.earlier = earlier.ranges[: len(self.keys) - 1]
         for number, saved_range in enumerate(self.earlier):
             if saved_range.left < len(self.events):
                 self.left[number] = saved_range.left
 
-    def make_recording(self) -> Recording:
+    def make_recording(self) -> MeasuredPass:
         """The pass as plain data. A device is waited for."""
         events: list[Event] = [(kind, number) for kind, number, _, _ in self.events]
         at: dict[Event, int] = {}
@@ -201,9 +201,9 @@ class Log:
                 saved_range = self.earlier[number].at_positions_of(saved_range)
             tried = self.tried.get(number)
             ranges.append(saved_range if tried is None else tried.describe(saved_range))
-        return Recording(tuple(ranges), tuple(events), self._seconds(events), self.background)
+        return MeasuredPass(tuple(ranges), tuple(events), self._seconds(events), self.background)
 
-    def time_again(self, recording: Recording) -> Recording | None:
+    def time_again(self, recording: MeasuredPass) -> MeasuredPass | None:
         """An earlier pass with the times of this one; None where not the same happened. A device is waited for."""
         happened = {(kind, number) for kind, number, _, _ in self.events if kind != "free"}
         if happened != {event for event in recording.events if event[0] != "free"}:

@@ -24,7 +24,7 @@ from retrograd.policies.policy import Stays
 Bits = tuple[bool, bool]
 
 
-class Source(Protocol):
+class RecomputeSource(Protocol):
     """Something packed, from which other memory can be recomputed."""
 
     @property
@@ -71,7 +71,7 @@ class Contents:
         self.operation = operation
         self.before: Contents | None = None
         self.output = output
-        self.packed: weakref.ref[Source] | None = None
+        self.packed: weakref.ref[RecomputeSource] | None = None
         self._is_counted = True
 
     def write(self, before: Contents) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from retrograd.amounts import show_bytes
 from retrograd.budget.measuring import Key
 from retrograd.budget.planner import Solution, evaluate, find_plan, find_smallest, keep_all
-from retrograd.budget.simulation import Choice, Link, Recording
+from retrograd.budget.simulation import Choice, Link, MeasuredPass
 from retrograd.errors import BudgetError
 
 _CURVE_POINTS = 6
@@ -32,7 +32,7 @@ class Plan:
     """
 
     budget: int
-    recording: Recording
+    recording: MeasuredPass
     link: Link
     solution: Solution
     destination: str
@@ -63,7 +63,7 @@ class Plan:
         """The time if everything stays."""
         return sum(self.recording.seconds)
 
-    def with_times(self, recording: Recording) -> Plan:
+    def with_times(self, recording: MeasuredPass) -> Plan:
         """A plan for the same pass, of which the times are known better now. It may choose otherwise."""
         as_it_is = evaluate(recording, self.choices, self.link, self.budget)
         found = find_plan(recording, self.link, self.budget)
@@ -140,7 +140,7 @@ class Plan:
         return lines
 
 
-def make_plan(recording: Recording, link: Link, budget: int, destination: str) -> Plan:
+def make_plan(recording: MeasuredPass, link: Link, budget: int, destination: str) -> Plan:
     """A plan for a recorded pass.
 
     Raises:
@@ -166,7 +166,7 @@ _MOST = 16
 
 
 @dataclass(slots=True)
-class Known:
+class KnownPlan:
     """A plan, and how to tell that a pass is like the one it was made for.
 
     Attributes:
@@ -201,7 +201,7 @@ class KnownPlans:
     """As many as are worth their memory; the one used last is forgotten last."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[Key, ...], Known] = OrderedDict()
+        self._known: OrderedDict[tuple[Key, ...], KnownPlan] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -218,16 +218,16 @@ class KnownPlans:
 
     def add(self, keys: Sequence[Key], plan: Plan, *, is_timed: bool = False) -> None:
         """Remember a plan for passes with these ranges."""
-        known = Known(tuple(keys), plan, is_timed)
+        known = KnownPlan(tuple(keys), plan, is_timed)
         self._known[known.keys] = known
         if len(self._known) > _MOST:
             self._known.popitem(last=False)
 
-    def forget(self, known: Known) -> None:
+    def forget(self, known: KnownPlan) -> None:
         """Forget a plan that was made from a pass unlike others."""
         self._known.pop(known.keys, None)
 
-    def find(self, beginning: Sequence[Key]) -> Known | None:
+    def find(self, beginning: Sequence[Key]) -> KnownPlan | None:
         """The one used last of those whose passes begin with these ranges."""
         wanted = tuple(beginning)
         for known in reversed(self._known.values()):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from retrograd.amounts import parse_bytes, show_bytes
-from retrograd.budget.measuring import Log
+from retrograd.budget.measuring import PassNotes
 from retrograd.budget.offloader import Load, Offloader
 from retrograd.budget.op_log import Contents, OpLog
 from retrograd.budget.plan import KnownPlans, Plan, make_plan
@@ -217,7 +217,7 @@ class Planned(Policy):
             if not self._op_log.ask_for_another(current.is_logged):
                 self._make_plan(log)
 
-    def _make_plan(self, log: Log) -> None:
+    def _make_plan(self, log: PassNotes) -> None:
         recording = log.make_recording()
         if self._bytes is None:
             assert self._share is not None

@@ -8,9 +8,9 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from retrograd.budget.measuring import Log, Mark, Tried, take_time
+from retrograd.budget.measuring import Mark, PassNotes, RecomputeTrial, take_time
 from retrograd.budget.offloader import Load
-from retrograd.budget.plan import Known, KnownPlans
+from retrograd.budget.plan import KnownPlan, KnownPlans
 from retrograd.budget.recipe import Recipe
 from retrograd.hooks.dispatch import below_autograd
 from retrograd.hooks.saved import blank_like, version_of, view_storage
@@ -55,9 +55,9 @@ class PlannedPass:
 
     def __init__(self, counter: ByteCounter, is_logged: bool) -> None:
         self.counter = counter
-        self.log = Log(counter.total())
+        self.log = PassNotes(counter.total())
         self.is_logged = is_logged
-        self.known: Known | None = None
+        self.known: KnownPlan | None = None
         self.items: list[weakref.ref[Item]] = []
         self._is_alike = True
 
@@ -71,7 +71,7 @@ class PlannedPass:
         if known is not None and not self._is_alike:
             self._measure_from_here(known)
 
-    def _measure_from_here(self, known: Known) -> None:
+    def _measure_from_here(self, known: KnownPlan) -> None:
         """Measure the rest; what it shared with a known pass is as that one has shown."""
         self.log.inherit(known.plan.recording)
         for number, reference in enumerate(self.items):
@@ -231,7 +231,9 @@ class Item(Packed):
             return
         del away
         numbers = tuple(source.number for source in sources)
-        self.log.tried[self.number] = Tried(str(recipe), numbers, began, ended, beside, recipe.numbers, is_same)
+        self.log.tried[self.number] = RecomputeTrial(
+            str(recipe), numbers, began, ended, beside, recipe.numbers, is_same
+        )
 
     def _bring_back(self) -> Tensor:
         values = self._find_again()

@@ -17,7 +17,7 @@ from retrograd.budget.simulation import (
     Choice,
     Decisions,
     Link,
-    Recording,
+    MeasuredPass,
     SavedRange,
     count_residency,
     find_departures,
@@ -28,7 +28,7 @@ from retrograd.budget.simulation import (
 Move = tuple[int, Choice]
 
 
-def list_orders(recording: Recording, link: Link) -> Iterator[list[Move]]:
+def list_orders(recording: MeasuredPass, link: Link) -> Iterator[list[Move]]:
     """Orders in which to move ranges, each with where it goes."""
     moves = _all_moves(recording)
     prices = {move: _price(recording.ranges[move[0]], move[1], link) for move in moves}
@@ -41,7 +41,7 @@ def list_orders(recording: Recording, link: Link) -> Iterator[list[Move]]:
     yield from list_steady_orders(recording)
 
 
-def _hidden_offloads(recording: Recording, link: Link, least: float) -> list[Move]:
+def _hidden_offloads(recording: MeasuredPass, link: Link, least: float) -> list[Move]:
     """List what can leave at no cost while the forward runs: whatever is packed while the link is free.
 
     Args:
@@ -66,7 +66,7 @@ def _dearness(saved_range: SavedRange) -> float:
     return saved_range.rerun_seconds / saved_range.nbytes if saved_range.rerun else float("inf")
 
 
-def list_steady_orders(recording: Recording) -> Iterator[list[Move]]:
+def list_steady_orders(recording: MeasuredPass) -> Iterator[list[Move]]:
     """Orders that depend on no clock, so that the smallest budget of a pass is found again for the next one."""
     moves = _all_moves(recording)
     by_size = sorted(moves, key=lambda move: -recording.ranges[move[0]].nbytes)
@@ -80,7 +80,7 @@ def _freed(saved_range: SavedRange) -> int:
     return saved_range.nbytes * (saved_range.needed - max(saved_range.left, saved_range.packed + 1))
 
 
-def _all_moves(recording: Recording) -> list[Move]:
+def _all_moves(recording: MeasuredPass) -> list[Move]:
     return [move for number, saved_range in enumerate(recording.ranges) for move in list_moves(number, saved_range)]
 
 
@@ -103,7 +103,7 @@ def _first_of_each(moves: list[Move]) -> list[Move]:
     return [move for move in moves if not (move[0] in seen or seen.add(move[0]))]  # type: ignore[func-returns-value]
 
 
-def with_pushes(recording: Recording, order: list[Move]) -> list[Move]:
+def with_pushes(recording: MeasuredPass, order: list[Move]) -> list[Move]:
     """Append, as the last resort, what cannot leave itself: what left before it leaves for good when it follows."""
     moved = {number for number, _ in order}
     return order + [(number, "offload") for number in range(len(recording.ranges)) if number not in moved]
@@ -114,7 +114,7 @@ _HASTE = 2.0
 
 
 def schedule_fetches(
-    recording: Recording,
+    recording: MeasuredPass,
     decisions: Decisions,
     departures: Mapping[int, int],
     held: npt.NDArray[np.int64],
@@ -189,7 +189,7 @@ def window_of(budget: int) -> int:
     return budget // _WINDOW_SHARE
 
 
-def keep_all(recording: Recording) -> Solution:
+def keep_all(recording: MeasuredPass) -> Solution:
     """Simulate a pass without a plan."""
     keep: Choice = "keep"
     decisions = Decisions((keep,) * len(recording.ranges), 0)
@@ -197,7 +197,7 @@ def keep_all(recording: Recording) -> Solution:
     return Solution(decisions, peak, sum(recording.seconds))
 
 
-def evaluate(recording: Recording, choices: Sequence[Choice], link: Link, budget: int) -> Solution | None:
+def evaluate(recording: MeasuredPass, choices: Sequence[Choice], link: Link, budget: int) -> Solution | None:
     """The best that can be made of some choices; None if they exceed the budget."""
     decisions = Decisions(tuple(choices), window_of(budget))
     departures = find_departures(recording, decisions)
@@ -209,7 +209,7 @@ def evaluate(recording: Recording, choices: Sequence[Choice], link: Link, budget
     return Solution(decisions, peak, predict_seconds(recording, decisions, departures, link))
 
 
-def find_plan(recording: Recording, link: Link, budget: int, trials: int = _TRIALS) -> Solution | None:
+def find_plan(recording: MeasuredPass, link: Link, budget: int, trials: int = _TRIALS) -> Solution | None:
     """The fastest plan found that holds no more than the budget at any position.
 
     Ranges are moved in several orders, in each as few as suffice; then, in the fastest of these plans, single
@@ -238,7 +238,7 @@ def find_plan(recording: Recording, link: Link, budget: int, trials: int = _TRIA
     return _improve(recording, best, link, budget, trials)
 
 
-def find_smallest(recording: Recording, link: Link) -> int:
+def find_smallest(recording: MeasuredPass, link: Link) -> int:
     """The smallest budget, in bytes, for which :func:`find_plan` finds a plan."""
     high = keep_all(recording).peak
     low = recording.background
@@ -253,7 +253,7 @@ def find_smallest(recording: Recording, link: Link) -> int:
     return high
 
 
-def _move_few(recording: Recording, order: list[Move], link: Link, budget: int) -> Solution | None:
+def _move_few(recording: MeasuredPass, order: list[Move], link: Link, budget: int) -> Solution | None:
     """Move as few as suffice, in this order."""
     order = with_pushes(recording, order)
 
@@ -275,7 +275,7 @@ def _move_few(recording: Recording, order: list[Move], link: Link, budget: int) 
     return found
 
 
-def _improve(recording: Recording, best: Solution, link: Link, budget: int, trials: int) -> Solution:
+def _improve(recording: MeasuredPass, best: Solution, link: Link, budget: int, trials: int) -> Solution:
     """Change one choice at a time while that saves time, the largest ranges first."""
     numbers = sorted(range(len(recording.ranges)), key=lambda number: -recording.ranges[number].nbytes)
     options: dict[int, list[Choice]] = {

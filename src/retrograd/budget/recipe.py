@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from retrograd.budget.op_info import draw_again
-from retrograd.budget.op_log import Contents, HeldArgument, LoggedOp, Source, ViewArgument
+from retrograd.budget.op_log import Contents, HeldArgument, LoggedOp, RecomputeSource, ViewArgument
 from retrograd.errors import OverwrittenError
 from retrograd.hooks.dispatch import below_autograd
 
@@ -41,7 +41,7 @@ class Recipe:
     __slots__ = ("_contents", "_held", "_sources", "operations")
 
     def __init__(
-        self, contents: Contents, sources: Mapping[Contents, Source], operations: list[LoggedOp], is_held: bool
+        self, contents: Contents, sources: Mapping[Contents, RecomputeSource], operations: list[LoggedOp], is_held: bool
     ) -> None:
         self._contents = contents
         self._sources = {id(each): weakref.ref(source) for each, source in sources.items()}
@@ -49,7 +49,7 @@ class Recipe:
         self.operations = operations
 
     @property
-    def sources(self) -> list[Source | None]:
+    def sources(self) -> list[RecomputeSource | None]:
         """The packed memory that it starts from; None for what has gone."""
         return [source() for source in self._sources.values()]
 
@@ -90,7 +90,7 @@ class Recipe:
                 reason="a budget was kept by dropping a saved tensor that was to be computed again.",
             )
         with below_autograd(), torch.enable_grad():  # some operations ask; only those of a graph were noted
-            run = _Recomputation({key: source() for key, source in self._sources.items()}, bool(self._held), is_trial)
+            run = _RecipeRun({key: source() for key, source in self._sources.items()}, bool(self._held), is_trial)
             storage = run.make(self._contents)
         return storage, run.made_bytes - storage.nbytes()
 
@@ -102,14 +102,16 @@ class Recipe:
 
 def find_recipe(contents: Contents, *, is_held: bool) -> Recipe | None:
     """Find out how contents can be recomputed from what is packed now; None where they cannot."""
-    sources: dict[Contents, Source] = {}
+    sources: dict[Contents, RecomputeSource] = {}
     operations: list[LoggedOp] = []
     if _is_blank(contents) or not _collect(contents, sources, operations, 0):
         return None
     return Recipe(contents, sources, operations, is_held)
 
 
-def _collect(contents: Contents, sources: dict[Contents, Source], operations: list[LoggedOp], depth: int) -> bool:
+def _collect(
+    contents: Contents, sources: dict[Contents, RecomputeSource], operations: list[LoggedOp], depth: int
+) -> bool:
     """Gather the operations that contents come from, back to what is packed; False where that cannot be."""
     operation = contents.operation
     if operation is None or depth > _MOST_OPERATIONS:
@@ -143,14 +145,14 @@ def _name_of(operation: LoggedOp) -> str:
     return str(operation.function._schema.name.partition("::")[2])
 
 
-class _Recomputation:
+class _RecipeRun:
     """Contents that are being recomputed.
 
     Attributes:
         made_bytes: of all memory that was allocated.
     """
 
-    def __init__(self, sources: Mapping[int, Source | None], is_kept: bool, is_trial: bool) -> None:
+    def __init__(self, sources: Mapping[int, RecomputeSource | None], is_kept: bool, is_trial: bool) -> None:
         self._is_trial = is_trial
         self._sources = sources
         self._is_kept = is_kept
@@ -200,7 +202,7 @@ class _Recomputation:
             self._read[id(contents)] = found
         return found
 
-    def _lend(self, source: Source) -> Tensor:
+    def _lend(self, source: RecomputeSource) -> Tensor:
         values = source.lend(is_kept=self._is_kept)
         self._lent.append(values)  # as long as this runs
         return values

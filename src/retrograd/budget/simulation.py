@@ -64,7 +64,7 @@ class SavedRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class MeasuredPass:
     """A forward pass and what followed, until autograd held nothing of it.
 
     Attributes:
@@ -133,7 +133,7 @@ class Spans:
     freed: Sequence[int]
 
 
-def find_spans(recording: Recording, choices: Sequence[Choice]) -> Spans:
+def find_spans(recording: MeasuredPass, choices: Sequence[Choice]) -> Spans:
     """Find out when ranges have to be there: what is recomputed needs its sources."""
     needed = [saved_range.needed for saved_range in recording.ranges]
     freed = [saved_range.freed for saved_range in recording.ranges]
@@ -145,7 +145,7 @@ def find_spans(recording: Recording, choices: Sequence[Choice]) -> Spans:
     return Spans(needed, freed)
 
 
-def find_departures(recording: Recording, decisions: Decisions) -> dict[int, int]:
+def find_departures(recording: MeasuredPass, decisions: Decisions) -> dict[int, int]:
     """When ranges that are taken elsewhere are gone.
 
     Returns:
@@ -166,7 +166,9 @@ def find_departures(recording: Recording, decisions: Decisions) -> dict[int, int
     return gone
 
 
-def count_residency(recording: Recording, decisions: Decisions, departures: Mapping[int, int]) -> npt.NDArray[np.int64]:
+def count_residency(
+    recording: MeasuredPass, decisions: Decisions, departures: Mapping[int, int]
+) -> npt.NDArray[np.int64]:
     """Bytes in memory at each position, with those of earlier passes."""
     spans = find_spans(recording, decisions.choices)
     positions = len(recording.events)
@@ -191,9 +193,9 @@ def count_residency(recording: Recording, decisions: Decisions, departures: Mapp
     return held
 
 
-def predict_seconds(recording: Recording, decisions: Decisions, departures: Mapping[int, int], link: Link) -> float:
+def predict_seconds(recording: MeasuredPass, decisions: Decisions, departures: Mapping[int, int], link: Link) -> float:
     """How long the pass takes. Copies cost nothing as long as something is computed beside them."""
-    clock = _Clock(recording.ranges, decisions, departures, link)
+    clock = _PassClock(recording.ranges, decisions, departures, link)
     wanted: dict[int, list[int]] = {}
     for number, position in enumerate(find_spans(recording, decisions.choices).needed):
         wanted.setdefault(position, []).append(number)
@@ -208,7 +210,7 @@ def predict_seconds(recording: Recording, decisions: Decisions, departures: Mapp
     return clock.now
 
 
-class _Clock:
+class _PassClock:
     """Time while a pass is gone through; each direction of the link is busy by itself."""
 
     def __init__(

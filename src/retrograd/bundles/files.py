@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from retrograd.bundles.copies import Block, Copies, StoredTensor
-from retrograd.bundles.program import Operation, Program, Raised
+from retrograd.bundles.program import BundledOperation, Program, Raised
 from retrograd.errors import DamagedBundleError
 from retrograd.files import to_utf8
 from retrograd.foreign.json_text import read_json
@@ -156,9 +156,9 @@ def parse_raised(data: dict[str, Any] | None) -> Raised | None:
     return None if data is None else Raised(str(data["kind"]), str(data["text"]))
 
 
-def _parse_operation(data: dict[str, Any]) -> Operation:
+def _parse_operation(data: dict[str, Any]) -> BundledOperation:
     random = data.get("random")
-    return Operation(
+    return BundledOperation(
         str(data["name"]),
         tuple(data["args"]),
         {str(name): value for name, value in data["kwargs"].items()},

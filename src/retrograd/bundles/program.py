@@ -34,7 +34,7 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class BundledOperation:
     """One call of an operation of torch.
 
     Attributes:
@@ -64,7 +64,7 @@ class Program:
     """
 
     inputs: int
-    operations: tuple[Operation, ...]
+    operations: tuple[BundledOperation, ...]
     outputs: tuple[int | None, ...]
 
 

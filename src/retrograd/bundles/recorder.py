@@ -14,7 +14,7 @@ from retrograd.bundles.arguments import UnwritableArgumentError, encode
 from retrograd.bundles.copies import Copies, StoredTensor
 from retrograd.bundles.memory import Memory, copy_tensors, refuse_opaque
 from retrograd.bundles.program import (
-    Operation,
+    BundledOperation,
     Program,
     describe_error,
 )
@@ -102,7 +102,7 @@ class _Recorder:
         self._numbers: dict[int, int] = {}
         self._kept: list[Tensor] = []  # an id stands for a tensor while that is alive
         self._made: dict[int, Tensor] = {}  # memory → a result that lies in it
-        self._operations: list[Operation] = []
+        self._operations: list[BundledOperation] = []
         self._random = [read_random(devices)]
         self._refusal: CannotBundleError | None = None
 
@@ -158,7 +158,7 @@ class _Recorder:
             raise self._refusal from error
         return result
 
-    def _describe(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation:
+    def _describe(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BundledOperation:
         """An operation before it is carried out: it may write to its arguments."""
         _refuse_leaf()
         if not is_operation(operation):
@@ -177,7 +177,7 @@ class _Recorder:
         if "as_strided" in name:  # it sees more of the memory than its argument shows
             self.memory.cover(args[0])
         state = self._keep_random() if is_random(operation) else None
-        return Operation(name, tuple(written[0]), dict(zip(kwargs, written[1], strict=True)), random=state)
+        return BundledOperation(name, tuple(written[0]), dict(zip(kwargs, written[1], strict=True)), random=state)
 
     def _number_of(self, tensor: Tensor) -> int:
         """The number of a tensor that is read. One never seen before is an input."""
@@ -204,7 +204,7 @@ class _Recorder:
             raise _refuse("autograd", "reads a result of its own in another form")
         source, number = {"tensor": self._numbers[id(made)]}, self._give_number(tensor)
         where = (list(tensor.shape), list(tensor.stride()), int(tensor.storage_offset()))
-        self._operations.append(Operation("aten::as_strided", (source, *where), {}, {"tensor": number}))
+        self._operations.append(BundledOperation("aten::as_strided", (source, *where), {}, {"tensor": number}))
         return number
 
     def _give_number(self, tensor: Tensor) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from retrograd.bundles.bundle import read_bundle
 from retrograd.bundles.contents import Bundle, Came
-from retrograd.bundles.program import Operation
+from retrograd.bundles.program import BundledOperation
 from retrograd.bundles.running import find_differences, rebuild_outgoing, run_bundle
 from retrograd.errors import GraphError
 from retrograd.foreign.plain_text import show_plainly
@@ -136,7 +136,7 @@ def _describe(replayed: Replayed) -> Iterator[str]:
     yield from (f"  {each}" for each in replayed.differences)
 
 
-def _describe_operations(operations: Sequence[Operation]) -> Iterator[str]:
+def _describe_operations(operations: Sequence[BundledOperation]) -> Iterator[str]:
     for index, operation in enumerate(operations[:_MOST_OPERATIONS]):
         yield f"  ran      {index}: {operation.name}"
     if len(operations) > _MOST_OPERATIONS:

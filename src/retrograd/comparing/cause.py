@@ -14,7 +14,7 @@ _DRAWING = ("dropout", "bernoulli", "rand", "multinomial", "normal", "rrelu", "u
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class Predecessors:
     """What stands before the place at which two runs part.
 
     Attributes:
@@ -30,7 +30,7 @@ class Before:
     other_weights: tuple[str, ...]
 
 
-def tell_parting(parting: Divergence, a: Record, b: Record, before: Before, *, is_explained: bool) -> Finding:
+def tell_parting(parting: Divergence, a: Record, b: Record, before: Predecessors, *, is_explained: bool) -> Finding:
     """A finding about the place alone.
 
     Args:
@@ -61,7 +61,7 @@ def tell_parting(parting: Divergence, a: Record, b: Record, before: Before, *, i
     )
 
 
-def _explain(site: Site, step: int, a: Record, before: Before, *, knows_inputs: bool) -> tuple[str, str]:
+def _explain(site: Site, step: int, a: Record, before: Predecessors, *, knows_inputs: bool) -> tuple[str, str]:
     if site.quantity == "update" and str(site.value) in before.other_weights:
         return "parameters", f"Something has changed {site.value} before it was updated at step {step}."
     if site.quantity == "update":

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from retrograd.comparing.cause import Before, tell_parting
+from retrograd.comparing.cause import Predecessors, tell_parting
 from retrograd.comparing.comparison import Comparison, Verdict
 from retrograd.comparing.differences import find_context, find_differences, find_dtypes, list_names
 from retrograd.comparing.distance import FORMATS, Distances, measure
@@ -112,7 +112,7 @@ class _Comparing:
         first = np.flatnonzero(is_inside[self._pairs.site] & (self._pairs.of_a("step") == step))
         return not len(first) or bool(first[0] <= place)
 
-    def _look_before(self, place: int, step: int) -> Before:
+    def _look_before(self, place: int, step: int) -> Predecessors:
         """What stands before it in its step and micro-batch, in its process."""
         before = np.arange(place)
         for name in ("step", "micro", "rank"):
@@ -120,7 +120,7 @@ class _Comparing:
             before = before[column[before] == column[place]]
         gradients = self._pairs.of_a("backward")[before] >= 0
         knows_weights, names = self._compare_weights(step)
-        return Before(not len(before), not gradients.any(), knows_weights, tuple(names))
+        return Predecessors(not len(before), not gradients.any(), knows_weights, tuple(names))
 
     def _tell_initial(self) -> list[Finding]:
         """Parameters that differ before the first update."""

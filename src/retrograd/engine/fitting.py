@@ -13,7 +13,7 @@ from retrograd.graph.walker import describe
 from retrograd.hooks.nodes import edges_of, inputs_of, name_of, variable_of
 
 
-class Wanted(NamedTuple):
+class GradientSpec(NamedTuple):
     """A gradient that a node takes.
 
     Attributes:
@@ -32,12 +32,12 @@ class Wanted(NamedTuple):
         return f"{dtype}{list(self.shape) if self.shape is not None else '[nested]'}{where}"
 
 
-def wanted_by(node: Any) -> tuple[Wanted, ...]:
+def wanted_by(node: Any) -> tuple[GradientSpec, ...]:
     """All gradients that a node takes."""
     leaf = variable_of(node)
     return tuple(
         [
-            Wanted(
+            GradientSpec(
                 None if each.is_nested_tensor else torch.Size(each.shape),
                 each.dtype if leaf is None else _grad_dtype(leaf),
                 each.device,
@@ -51,7 +51,7 @@ def _grad_dtype(leaf: Tensor) -> torch.dtype | None:
     return getattr(leaf, "grad_dtype", leaf.dtype)  # older versions of torch have no such attribute
 
 
-def fit(gradient: Tensor, wanted: Wanted) -> Tensor:
+def fit(gradient: Tensor, wanted: GradientSpec) -> Tensor:
     """A gradient as the next node takes it: summed over dimensions that the forward had broadcast, and cast.
 
     Raises:

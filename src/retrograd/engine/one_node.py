@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.engine.fitting import Wanted, fit_outgoing, name_tensor, wanted_by
+from retrograd.engine.fitting import GradientSpec, fit_outgoing, name_tensor, wanted_by
 from retrograd.engine.nested_passes import CaughtGradients
 from retrograd.errors import ReplayError
 from retrograd.hooks.nodes import is_leaf, is_python, name_of, number_of, root_edges, run_node
@@ -99,7 +99,7 @@ def _run_alone(node: Any, incoming: Sequence[Tensor | None]) -> tuple[Tensor | N
         return run_node(node, incoming)
 
 
-def _is_as_wanted(gradient: Any, wanted: Wanted) -> bool:
+def _is_as_wanted(gradient: Any, wanted: GradientSpec) -> bool:
     return (
         isinstance(gradient, Tensor)
         and (wanted.shape is None or wanted.shape == gradient.shape)

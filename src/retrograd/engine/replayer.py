@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.engine.fitting import Wanted, add, add_to_grad, check_number, fit, wanted_by
+from retrograd.engine.fitting import GradientSpec, add, add_to_grad, check_number, fit, wanted_by
 from retrograd.engine.gradients import Gradients
 from retrograd.engine.nested_passes import CaughtGradients
 from retrograd.engine.one_node import arrange, note
@@ -63,7 +63,7 @@ def run_from(
             "accumulate=True adds to the .grad of leaves, and `to` names something else.",
             repair="give leaves, or take the gradients from what is returned.",
         )
-    run = _Run(targets, accumulate=accumulate)
+    run = _ReplayRun(targets, accumulate=accumulate)
     with torch.set_grad_enabled(create_graph):
         for node, gradients in _find_starts(start, incoming):
             run.begin(node, gradients)
@@ -86,7 +86,7 @@ class _Waiting:
         self.edges: Edges = ()
         self.missing = 0
         self.arrived: list[Tensor | None] = []
-        self.wanted: tuple[Wanted, ...] = ()
+        self.wanted: tuple[GradientSpec, ...] = ()
 
     def receive(self, node: Any, slot: int, gradient: Tensor) -> None:
         if not self.wanted:
@@ -102,7 +102,7 @@ class _Waiting:
         return arrived
 
 
-class _Run:
+class _ReplayRun:
     """One run: first every start is given to ``begin``, then it is finished."""
 
     def __init__(self, targets: Targets, *, accumulate: bool) -> None:

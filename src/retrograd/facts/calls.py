@@ -64,7 +64,7 @@ class CallSource(FactSource):
         self._numbers: list[Numbers] = []
         self._patterns: dict[int, int] = {}
         self._last: dict[int, str] = {}
-        self._made: list[str | tuple[int, int, list[Numbers]]] = []
+        self._made: list[tuple[int, int, list[Numbers]]] = []
         self._since = 0.0
         self._updating: weakref.ref[Optimizer] | None = None
         self._sampled: list[weakref.ref[torch.Tensor]] = []
@@ -203,8 +203,7 @@ class CallSource(FactSource):
         else:
             if not self._made:
                 self._since = time.monotonic()
-            waits = any(_is_on_device(each) for each in numbers) or (self._made and type(self._made[-1]) is tuple)
-            self._made.append((self._step, like, numbers) if waits else self._tell_repeat(self._step, like, numbers))
+            self._made.append((self._step, like, numbers))
             if len(self._made) >= _MOST_WAITING:
                 self._write()
 
@@ -234,8 +233,7 @@ class CallSource(FactSource):
         """Note the steps that wait."""
         made, self._made = self._made, []
         if made:
-            texts = [each if isinstance(each, str) else self._tell_repeat(*each) for each in made]
-            steps = tuple(json.loads(f"[{','.join(texts)}]"))
+            steps = tuple(json.loads(f"[{','.join(self._tell_repeat(*each) for each in made)}]"))
             self.host.note_fact(Repeats(value=len(steps), moment=Moment(steps[-1][0]), steps=steps))
 
     def _tell_repeat(self, step: int, like: int, numbers: list[Numbers]) -> str:
@@ -255,11 +253,6 @@ def _hold(number: Any) -> Any:
     if isinstance(number, torch.Tensor):
         return number.item() if number.device.type == "cpu" else number.detach().clone()
     return number
-
-
-def _is_on_device(numbers: Numbers) -> bool:
-    value, rates = numbers
-    return isinstance(value, torch.Tensor) or (rates is not None and any(isinstance(r, torch.Tensor) for r in rates))
 
 
 def _read(numbers: Numbers) -> Numbers:

@@ -40,6 +40,9 @@ _CARRIERS = frozenset(
 _MASKING = frozenset({"masked_fill", "where", "add", "fill", "copy_slices", "clone", "index_put", "maximum", "cat"})
 """Operations by which a program writes −inf on purpose."""
 
+_NO_REDUCTION = 0
+"""Of ``nll_loss``: nothing is divided by its total weight, which torch leaves at 0."""
+
 _EDGES: Mapping[str, Mapping[str, int]] = {
     "addmm": {"mat1": 1, "mat2": 2},
     "baddbmm": {"batch1": 1, "batch2": 2},
@@ -115,7 +118,7 @@ class _Seen:
     def is_empty(self) -> bool:
         """Whether it is a mean, or a spread, over too few elements, or divides by zero."""
         total, other = self.saved.get("total_weight"), self.saved.get("other")
-        if isinstance(total, Tensor) and total.numel() == 1:
+        if isinstance(total, Tensor) and total.numel() == 1 and self.saved.get("reduction") != _NO_REDUCTION:
             return bool((total == 0).any())
         if self.name == "div" and isinstance(other, Tensor):
             return bool((other == 0).any())

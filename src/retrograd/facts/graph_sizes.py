@@ -10,7 +10,7 @@ import torch
 from retrograd.facts.source import FactHost
 from retrograd.history.facts import GraphSize
 from retrograd.hooks.engine import is_transformed
-from retrograd.hooks.reach import Sign, count_nodes, sign_node
+from retrograd.hooks.reach import Outline, Sign, outline_graph, sign_node
 
 MOST_NODES = 200_000
 """Beyond it nodes are not counted."""
@@ -27,17 +27,18 @@ class GraphSizes:
         self._signs: list[ref[Sign]] = []  # without callbacks, which would run within compiled code
         self._count = self._living = 0
 
-    def measure(self, roots: tuple[torch.Tensor, ...]) -> int | None:
-        """A pass begins; returns how many nodes its graph has, where that is measured."""
+    def measure(self, roots: tuple[torch.Tensor, ...], *, is_wanted: bool) -> Outline | None:
+        """A pass begins; returns the outline of its graph, where that is wanted, or it is time."""
         nodes = [node for root in roots if not is_transformed(root) and (node := root.grad_fn) is not None]
         if not nodes or not self._host.is_recorded:
             return None
         self._count += 1
-        size = self._count_nodes(nodes) if self._host.is_look or self._count <= _FIRST else None
+        is_wanted = is_wanted or self._count <= _FIRST or self._host.is_look
+        outline = self._measure(nodes) if is_wanted else None
         self._signs.append(ref(sign_node(nodes[0])))
         if len(self._signs) > 2 * self._living + _FIRST:
             self._count_living()
-        return size
+        return outline
 
     def _count_living(self) -> int:
         """How many graphs are still held; those that are gone are forgotten."""
@@ -45,7 +46,7 @@ class GraphSizes:
         self._living = len(self._signs)
         return self._living
 
-    def _count_nodes(self, nodes: list[Any]) -> int:
-        size = count_nodes(nodes, MOST_NODES)
-        self._host.note_fact(GraphSize(value=float(size), alive=self._count_living()))
-        return size
+    def _measure(self, nodes: list[Any]) -> Outline:
+        outline = outline_graph(nodes, MOST_NODES)
+        self._host.note_fact(GraphSize(value=float(outline.nodes), alive=self._count_living()))
+        return outline

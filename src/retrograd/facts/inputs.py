@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from retrograd.facts.readings import Reading, Readings, name_type
+from retrograd.facts.readings import Readings, TensorReading, name_type
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Input, tell_number
 from retrograd.history.sink import Moment, Phase
@@ -24,7 +24,7 @@ _MOST = 6
 _ELEMENTS = 1 << 20
 """Of a larger tensor some rows are read, except at looks."""
 _ROWS = 64
-"""Facts that are written at once."""
+"""Tensors that are collected, and written, at once."""
 _SECONDS = 1.0
 """Or what there is after this time."""
 _WAITING = 256
@@ -45,8 +45,6 @@ class InputSource(FactSource):
         self._names: dict[tuple[str, tuple[str, ...]], str] = {}
         self._readings = Readings()
         self._pending: list[tuple[int, int, Phase, Head]] = []
-        self._rows: dict[Head, list[str]] = {}
-        self._count = 0
         self._since = 0.0
         self._step = -1
         self._seen: set[tuple[str, bool]] = set()
@@ -77,21 +75,11 @@ class InputSource(FactSource):
 
     def drain(self) -> None:
         """Collect what was read."""
-        if not self._pending:
-            return
-        found = self._readings.collect()
-        pending, self._pending = self._pending, []
-        if not self._count:
-            self._since = time.monotonic()
-        for number, step, phase, head in pending:
-            self._rows.setdefault(head, []).append(_tell(step, phase, found[number]))
-        self._count += len(pending)
-        if self._count >= _ROWS or time.monotonic() - self._since > _SECONDS:
+        if len(self._pending) >= _ROWS or (self._pending and time.monotonic() - self._since > _SECONDS):
             self._write()
 
     def end(self) -> None:
         """Recording ends."""
-        self.drain()
         self._write()
 
     def _read(self, step: int, phase: Phase, name: str, tensor: torch.Tensor) -> None:
@@ -100,6 +88,8 @@ class InputSource(FactSource):
             tensor = tensor[:: min(len(tensor), -(-tensor.numel() // _ELEMENTS))]
         number = self._readings.read(tensor)
         if number is not None:
+            if not self._pending:
+                self._since = time.monotonic()
             self._pending.append((number, step, phase, (name, shape, dtype)))
 
     def _name(self, model: str, keys: tuple[str, ...]) -> str:
@@ -109,7 +99,11 @@ class InputSource(FactSource):
         return name
 
     def _write(self) -> None:
-        rows, self._rows, self._count = self._rows, {}, 0
+        found = self._readings.collect()
+        pending, self._pending = self._pending, []
+        rows: dict[Head, list[str]] = {}
+        for number, step, phase, head in pending:
+            rows.setdefault(head, []).append(_tell(step, phase, found[number]))
         for (name, shape, dtype), texts in rows.items():
             self.host.note_many(Input, name, {"shape": shape, "dtype": dtype}, _EACH, texts, Moment(self._step))
 
@@ -128,7 +122,7 @@ def _bind(arguments: Any, names: list[str], rest: str) -> Iterator[tuple[tuple[s
         yield found
 
 
-def _tell(step: int, phase: Phase, reading: Reading) -> str:
+def _tell(step: int, phase: Phase, reading: TensorReading) -> str:
     numbers = (reading.mean, reading.min, reading.max, reading.std)
     told = ",".join(map(tell_number, numbers))
     return f'[{step},"{phase}",{told},{reading.nonfinite},"{reading.digest}"]'

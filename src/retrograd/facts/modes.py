@@ -13,7 +13,7 @@ from retrograd.history.facts import Modes
 from retrograd.hooks.module_paths import walk_paths
 from retrograd.sites.site import ROOT
 
-_AT_ONCE = 24
+_AT_ONCE = 8
 """Modules that are asked at each forward; the root is always."""
 _MOST = 100
 """Changes that are noted, whatever they are; then those to what was not there before."""

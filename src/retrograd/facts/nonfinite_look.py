@@ -99,7 +99,7 @@ class NonFiniteLook(FactSource):
         """Is the loss finite?"""
         self._is_open = False
         with without_functions():
-            known = [root for root in roots if root.device.type == "cpu" and root.grad_fn is not None]
+            known = [root for root in roots if root.is_cpu and root.grad_fn is not None]
             bad = [root for root in known if not is_fine(root)]
         if bad and not self._is_over and self._told < MOST_TOLD:
             self._told += 1

@@ -1,4 +1,8 @@
-"""Which operations stand between a forward and its backward pass, at looks."""
+"""Which operations stand between a forward and its backward pass.
+
+To note them is dear, and most steps make the same graph. So they are noted at the first two recorded steps, and then at
+the step behind a look at which a graph is met that is unlike all those that were noted.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,12 @@ MOST = 3000
 _MOST_PASSES = 8
 """Backward passes between two updates of which operations are noted."""
 
+ALWAYS = 2
+"""Recorded steps at which operations are noted, whatever they are."""
+
+_MOST_GRAPHS = 256
+"""Graphs that are remembered."""
+
 _REMEMBERED = 16
 """How many of those written last are known; a step may have several, such as those of two models in turn."""
 
@@ -48,13 +58,16 @@ class ForwardOperations(FactSource):
         self._passes = self._thread = 0
         self._is_waiting = False
         """A forward was noted, and no pass has come since."""
+        self._graphs: set[int] = set()
+        self._next = -1
+        """Recorded steps before that at which the next operations are noted."""
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """Begin to note; go on where models are called one after the other."""
         notes = self._notes
         if notes.is_started and (not self._is_waiting or len(notes.noted) > MOST // 2):
             self._stop()
-        if not self.host.is_look:
+        if not self._is_time():
             self._passes = 0
         elif not notes.is_started and self._may_note(model):
             self._name = self.host.name_module(model) or ROOT
@@ -63,6 +76,12 @@ class ForwardOperations(FactSource):
         self._is_waiting = notes.is_started
         if self._is_waiting:
             notes.forward_begins()
+
+    def _is_time(self) -> bool:
+        host = self.host
+        if host.is_look and (host.recorded < ALWAYS or self._softmaxes.are_there):
+            return True
+        return host.is_recorded and host.recorded == self._next
 
     def _may_note(self, model: nn.Module) -> bool:
         may_train = grad_enabled() or model.training
@@ -78,12 +97,25 @@ class ForwardOperations(FactSource):
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """Write them."""
-        nodes = self._sizes.measure(roots)
-        if self._notes.is_started:
+        is_noted = self._notes.is_started
+        graph = self._sizes.measure(roots, is_wanted=is_noted)
+        if graph is not None:
+            self._compare(graph.kinds, is_noted=is_noted)
+        if is_noted:
             self._passes += 1
             self._is_waiting = False
+            nodes = None if graph is None else graph.nodes
             self._write(self._notes.find(roots[0]) if roots else MADE_BEFORE, nodes)
             self._notes.forward_ends()
+
+    def _compare(self, graph: int, *, is_noted: bool) -> None:
+        """Note operations at the next recorded step if this graph is unlike all whose operations were noted."""
+        if is_noted:
+            if len(self._graphs) >= _MOST_GRAPHS:
+                self._graphs.clear()
+            self._graphs.add(graph)
+        elif graph not in self._graphs and self.host.is_look:
+            self._next = self.host.recorded + 1
 
     def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """What comes now is no forward. Within a pass no mode can be taken off: then the next forward does it."""

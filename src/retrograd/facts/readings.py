@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import zlib
+from collections.abc import Iterator, Mapping
 from functools import cache
-from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,9 +15,9 @@ from retrograd.hooks.memory import first_bytes
 from retrograd.statistics.row import ROW
 from retrograd.statistics.slab import Slab, UnreadableTensorError, make_slab
 
-_ROW = Struct("<iiqqqqqqddddddii")
-assert _ROW.size == ROW.itemsize
-_CONTENT = slice(ROW.fields["count"][1], ROW.fields["reference"][1]) if ROW.fields else slice(0)
+_FIELDS: Mapping[str, Any] = ROW.fields or {}
+_BEGIN, _END = _FIELDS["count"][1], _FIELDS["reference"][1]
+"""The part of a row that tells of what was read."""
 
 
 @cache
@@ -26,14 +26,14 @@ def name_type(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class Reading(NamedTuple):
+class TensorReading(NamedTuple):
     """What was read of a tensor.
 
     Attributes:
         elements: how many.
         nonfinite, zeros: elements that are not finite, or zero.
         mean, std, rms, min, max: of the finite ones; NaN where there is none.
-        digest: the same for the same values in the same order.
+        digest: the same for the same values in the same order; empty where none was asked for.
     """
 
     elements: int
@@ -52,12 +52,12 @@ class Readings:
 
     def __init__(self) -> None:
         self._slabs: dict[torch.device, Slab] = {}
-        self._heads: list[bytes | Tensor] = []
+        self._heads: list[bytes | Tensor | None] = []
 
     def __len__(self) -> int:
         return len(self._heads)
 
-    def read(self, tensor: Tensor) -> int | None:
+    def read(self, tensor: Tensor, *, has_digest: bool = True) -> int | None:
         """Read a tensor as it is now; returns its number, None if it has no elements that can be read."""
         number = len(self._heads)
         try:
@@ -69,39 +69,40 @@ class Readings:
             slab.observe(tensor, number)
         except UnreadableTensorError:
             return None
-        self._heads.append(first_bytes(tensor))
+        self._heads.append(first_bytes(tensor) if has_digest else None)
         return number
 
-    def collect(self) -> dict[int, Reading]:
+    def collect(self) -> dict[int, TensorReading]:
         """All that was read, by number. This waits for the devices; numbers begin anew."""
         heads, self._heads = self._heads, []
-        found: dict[int, Reading] = {}
+        found: dict[int, TensorReading] = {}
         if heads:
             for slab in self._slabs.values():
                 rows, _ = slab.drain()
-                for place in range(0, len(rows), _ROW.size):
-                    row = rows[place : place + _ROW.size]
-                    number, reading = _understand(row, heads)
-                    found[number] = reading
+                found.update(_understand(rows, heads))
         return found
 
 
-def _understand(row: bytes, heads: list[bytes | Tensor]) -> tuple[int, Reading]:
-    number, _, _, count, nan, pos_inf, neg_inf, zeros, total, m2, _, low, high, *_ = _ROW.unpack(row)
-    head = heads[number]
+def _understand(rows: bytes, heads: list[bytes | Tensor | None]) -> Iterator[tuple[int, TensorReading]]:
+    table = np.frombuffer(rows, ROW)
+    numbers = table["row"].tolist()
+    nonfinite = table["nan"] + table["pos_inf"] + table["neg_inf"]
+    n = (table["count"] - nonfinite).astype(np.float64)
+    n[n == 0] = np.nan
+    with np.errstate(all="ignore"):
+        mean, variance = table["sum"] / n, table["m2"] / n
+        rms = np.sqrt(variance + mean * mean)
+    low, high = (np.where(np.isnan(n), np.nan, table[name]) for name in ("min", "max"))
+    columns = (table["count"], nonfinite, table["zeros"], mean, np.sqrt(variance), rms, low, high)
+    digests = [_digest(rows, place, heads[number]) for place, number in enumerate(numbers)]
+    readings = map(TensorReading, *(column.tolist() for column in columns), digests)
+    return zip(numbers, readings, strict=True)
+
+
+def _digest(rows: bytes, place: int, head: bytes | Tensor | None) -> str:
+    if head is None:
+        return ""
     if isinstance(head, Tensor):
         head = bytes(head.cpu().numpy())
-    nonfinite = nan + pos_inf + neg_inf
-    n = count - nonfinite
-    mean = total / n if n else math.nan
-    return number, Reading(
-        elements=count,
-        nonfinite=nonfinite,
-        zeros=zeros,
-        mean=mean,
-        std=math.sqrt(m2 / n) if n else math.nan,
-        rms=math.sqrt(m2 / n + mean * mean) if n else math.nan,
-        min=low if n else math.nan,
-        max=high if n else math.nan,
-        digest=f"{zlib.crc32(row[_CONTENT], zlib.crc32(head)):08x}",
-    )
+    begin = place * ROW.itemsize
+    return f"{zlib.crc32(rows[begin + _BEGIN : begin + _END], zlib.crc32(head)):08x}"

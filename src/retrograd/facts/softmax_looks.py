@@ -24,12 +24,15 @@ class SoftmaxLooks:
     def __init__(self, host: FactHost) -> None:
         self._host = host
         self._held: list[tuple[Softmax, Tensor]] = []
+        self.are_there = False
+        """Whether one has been seen."""
 
     def see(self, noted: NotedOperation, result: Tensor) -> None:
         """An operation has been called."""
         if noted.name == "softmax" and noted.module and len(self._held) < _MOST and _is_readable(result):
             entries, now = _count_entries(noted.arguments, result), self._host.now
             fact = Softmax(name=noted.module, line=noted.line, value=0.0, entries=entries, moment=now)
+            self.are_there = True
             self._held.append((fact, _add_up(without_graph(result))))
 
     def drain(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -11,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from retrograd.facts.readings import Reading, Readings, name_type
+from retrograd.facts.readings import Readings, TensorReading, name_type
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Buffer, Parameter, tell_number
 from retrograd.history.sink import Moment
@@ -62,10 +63,8 @@ class StateSource(FactSource):
         """A backward pass has ended."""
         if failed or not self._looks or self.host.step != self._step:
             return
-        for model, name in list(self._models.items()):
-            look = self._looks.get(name)
-            if look is not None:
-                look.read_gradients(model, self._readings)
+        for look in self._looks.values():
+            look.read_gradients(self._readings)
 
     def drain(self) -> None:
         """Note what was looked at, when its step is over."""
@@ -101,6 +100,7 @@ class _Look:
     def __init__(self, name: str, model: nn.Module, readings: Readings, with_same_rows: set[str] | None) -> None:
         self._name = name
         self._names: dict[int, list[str]] = {}
+        self._tensors: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self._parameters: dict[str, tuple[int | None, list[int], str, str, int]] = {}
         self._buffers: list[tuple[str, str, int]] = []
         self._gradients: dict[str, list[int]] = {}
@@ -124,24 +124,25 @@ class _Look:
 
     def _walk(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Each parameter once, under its first name."""
-        self._names.clear()
         for site, parameter in walk_parameters([(self._name, model)]):
             names = self._names.setdefault(id(parameter), [])
             names.append(site)
             if len(names) == 1 and not torch.nn.parameter.is_lazy(parameter):
+                self._tensors.append((site, weakref.ref(parameter)))
                 yield site, parameter
 
-    def read_gradients(self, model: nn.Module, readings: Readings) -> None:
+    def read_gradients(self, readings: Readings) -> None:
         """Look at what gradients there are."""
         self._has_gradients = True
-        for site, parameter in self._walk(model):
-            gradient = parameter.grad
-            if gradient is not None and site in self._parameters:
-                number = readings.read(gradient)
+        for site, find in self._tensors:
+            parameter = find()
+            gradient = None if parameter is None else parameter.grad
+            if gradient is not None:
+                number = readings.read(gradient, has_digest=False)
                 if number is not None:
                     self._gradients.setdefault(site, []).append(number)
 
-    def tell_parameters(self, found: dict[int, Reading]) -> list[str]:
+    def tell_parameters(self, found: dict[int, TensorReading]) -> list[str]:
         """The parameters as rows in JSON."""
         tied = {names[0]: json.dumps(names[1:]) for names in self._names.values() if len(names) > 1}
         rows = []
@@ -155,13 +156,13 @@ class _Look:
             )
         return rows
 
-    def _describe_gradient(self, site: str, found: dict[int, Reading]) -> str:
+    def _describe_gradient(self, site: str, found: dict[int, TensorReading]) -> str:
         read = [found[number] for number in self._gradients.get(site, ())]
         if not read:
             return "None" if self._has_gradients else ""
         return "zero" if all(each.zeros == each.elements for each in read) else "some"
 
-    def tell_buffers(self, found: dict[int, Reading]) -> list[str]:
+    def tell_buffers(self, found: dict[int, TensorReading]) -> list[str]:
         """The buffers as rows in JSON."""
         rows = []
         for site, dtype, number in self._buffers:

@@ -63,8 +63,8 @@ class _Streaks:
     """Since which look each unit of a site is zero.
 
     Attributes:
-        begins: for each unit the step; −1 where it is not zero.
-        looks: for each unit, at how many looks it has been since.
+        begins: for each unit the step, where it is zero.
+        looks: for each unit, at how many looks it has been since; 0 where it is not zero.
     """
 
     begins: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -73,15 +73,15 @@ class _Streaks:
     def add(self, is_zero: npt.NDArray[np.bool_], step: int) -> tuple[int, int]:
         """Returns how many have been zero at all looks since which step; that of most of those that were at several."""
         if len(self.begins) != len(is_zero):
-            self.begins, self.looks = np.full(len(is_zero), -1), np.zeros(len(is_zero), np.int64)
-        self.begins = np.where(is_zero, np.where(self.begins < 0, step, self.begins), -1)
-        self.looks = np.where(is_zero, self.looks + 1, 0)
-        lasting = self.begins[self.looks >= min(_FIRST, int(self.looks.max(initial=0)))]
-        begins = np.sort(lasting[lasting >= 0])
-        if not len(begins):
+            self.begins, self.looks = np.zeros((2, len(is_zero)), np.int64)
+        self.looks = (self.looks + 1) * is_zero
+        self.begins[self.looks == 1] = step
+        longest = int(self.looks.max(initial=0))
+        if not longest:
             return 0, step
+        begins = np.sort(self.begins[self.looks >= min(_FIRST, longest)])
         since = int(begins[int(0.9 * (len(begins) - 1))])
-        return int(np.count_nonzero((self.begins >= 0) & (self.begins <= since))), since
+        return int(np.count_nonzero(self.begins[self.looks > 0] <= since)), since
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class _Switch:
     awake: bool = False
 
 
-class _Watch:
+class _UnitTap:
     """Sees the calls of one module while its switch is on."""
 
     def __init__(self, switch: _Switch, see: Callable[[tuple[Any, ...], Any], None]) -> None:
@@ -129,7 +129,7 @@ class UnitLooks(FactSource):
         super().__init__(host)
         self._looking, self._training = _Switch(), _Switch()
         self._moment = NOW
-        self._watches: WeakKeyDictionary[nn.Module, _Watch] = WeakKeyDictionary()
+        self._watches: WeakKeyDictionary[nn.Module, _UnitTap] = WeakKeyDictionary()
         self._modules: dict[str, weakref.ref[nn.Module]] = {}
         self._channels_first: set[str] = set()
         self._held: dict[str, list[_Reduced]] = {}
@@ -169,14 +169,14 @@ class UnitLooks(FactSource):
 
     def _watch_units(self, path: str, bounds: tuple[float, float] | None) -> None:
         if sum(watch.switch is self._looking for watch in self._watches.values()) < _MOST_WATCHED:
-            self._watch(path, _Watch(self._looking, lambda args, output: self._see(path, bounds, output)))
+            self._watch(path, _UnitTap(self._looking, lambda args, output: self._see(path, bounds, output)))
 
     def _watch_rows(self, path: str, rows: int) -> None:
         if rows <= _MOST_ROWS:
             self._rows[path] = _Rows(rows)
-            self._watch(path, _Watch(self._training, lambda args, output: self._see_rows(path, args)))
+            self._watch(path, _UnitTap(self._training, lambda args, output: self._see_rows(path, args)))
 
-    def _watch(self, path: str, watch: _Watch) -> None:
+    def _watch(self, path: str, watch: _UnitTap) -> None:
         module = self._modules[path]()
         if module is not None and module not in self._watches:
             self._watches[module] = watch
@@ -227,7 +227,7 @@ class UnitLooks(FactSource):
     def _note(self, path: str, reduced: list[_Reduced]) -> None:
         units = len(reduced[0].highest)
         reduced = [each for each in reduced if len(each.highest) == units]
-        highest = np.max([each.highest.float().cpu().numpy() for each in reduced], axis=0)
+        highest = _find_highest(reduced)
         samples = sum(each.samples for each in reduced)
         is_zero = highest <= 0
         always, since = self._streaks.setdefault(path, _Streaks()).add(is_zero, self._moment.step)
@@ -261,6 +261,11 @@ class UnitLooks(FactSource):
             unwatch_forward(module, watch)
         self._watches.clear()
         self._modules.clear()
+
+
+def _find_highest(reduced: list[_Reduced]) -> npt.NDArray[Any]:
+    each: list[npt.NDArray[Any]] = [one.highest.float().cpu().numpy() for one in reduced]
+    return each[0] if len(each) == 1 else np.max(each, axis=0)
 
 
 def _is_readable(output: Any) -> bool:

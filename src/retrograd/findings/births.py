@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.findings.chain import Chain
+from retrograd.findings.chain import Chain, argument_of, count, name_of, shape_of
 from retrograd.findings.record import Record
 from retrograd.findings.training import Training
 from retrograd.history.columns import encode_phase
-from retrograd.history.facts import NonFinite
+from retrograd.history.facts import Input, NonFinite, Operation
 from retrograd.sites.site import Site, parse_leniently
 
 GREW = 1e3
@@ -40,6 +40,13 @@ _PARTING = frozenset(
 """Operations whose derivative may not be finite where they are."""
 
 
+def _is_spread_of_one(operation: Operation) -> bool:
+    """Whether it is a standard deviation of a single element, which is 0 / 0."""
+    taken = shape_of(operation.takes[0]) if operation.takes else None
+    is_plain = argument_of(operation, "correction") is None and argument_of(operation, "unbiased") is None
+    return name_of(operation) in ("std", "var") and taken is not None and count(taken) == 1 and is_plain
+
+
 @dataclass(frozen=True, slots=True)
 class Birth:
     """The birth of the first number that is not finite.
@@ -52,6 +59,7 @@ class Birth:
         is_seen: a recording saw it made; else it is concluded from rows.
         seen_at: the first site at which it shows in the rows; empty where there is none.
         rank: in which process; None where that is not told apart.
+        is_beside: it came in, and not with the model's inputs, for they are finite at that step.
     """
 
     born: str
@@ -64,6 +72,7 @@ class Birth:
     is_seen: bool = False
     seen_at: str = ""
     rank: int | None = None
+    is_beside: bool = False
 
 
 class Births:
@@ -100,19 +109,64 @@ class Births:
             rank=fact.rank if len({each.rank for each in facts}) > 1 or self._has_ranks else None,
             seen_at=shown.seen_at if shown is not None else "",
         )
-        is_late = fact.born == "update" and shown is not None and shown.step < fact.step
-        return shown if is_late else birth  # it was seen in the weights, a step after
+        is_update = shown is not None and "update" in (fact.born, shown.born)
+        is_late = is_update and shown is not None and shown.step < fact.step
+        if is_late:
+            return shown  # it was seen in the weights, a step after
+        return self._look_behind(birth) if birth.born == "input" else birth
+
+    # ---- what came in ----
+
+    def _look_behind(self, birth: Birth) -> Birth:
+        """Whether what an operation was given was made without a graph, of inputs that are finite."""
+        given = [fact for fact in self._record.of(Input) if fact.step == birth.step]
+        if not given or any(fact.nonfinite for fact in given):
+            return birth
+        makers = list(self._list_makers(birth))
+        if not makers:
+            return replace(birth, is_beside=True)
+        alone = [each for each in makers if _is_spread_of_one(each)]
+        making = {(each.name, each.line): each for each in alone or makers if name_of(each) in _MAKING}
+        made = replace(birth, born="forward", site=makers[-1].module, operation="", is_seen=False, operands={})
+        if len(making) != 1:
+            return made
+        [maker] = making.values()
+        reason = f"{name_of(maker)} of one element" if alone else ""
+        return replace(made, site=maker.module, operation=maker.name, line=maker.line, reason=reason)
+
+    def _list_makers(self, birth: Birth) -> Iterator[Operation]:
+        """The operations without a graph that made what it was given, in their order."""
+        chain = self._chain_of(birth.step)
+        if chain is None:
+            return
+        taking = [
+            number
+            for number, each in enumerate(chain.listed)
+            if (each.name, each.line, each.module) == (birth.operation, birth.line, birth.site)
+        ]
+        plain = {made for taken in taking for made in chain.operands(taken) if not chain.listed[made].node}
+        numbers = frozenset[int]().union(*(chain.ancestors(each) for each in plain))
+        yield from (chain.listed[each] for each in sorted(numbers) if not chain.listed[each].node)
+
+    def _chain_of(self, step: int) -> Chain | None:
+        return next((each for each in reversed(self._record.chains) if each.step <= step), None)
 
     @cached_property
     def is_sudden(self) -> bool:
         """Whether there is one, and no growth of numbers came before it."""
         return self.first is not None and self.growth < 1
 
+    @property
+    def is_of_size(self) -> bool:
+        """Whether numbers that are too large may have made it."""
+        birth = self.first
+        return birth is not None and birth.born != "input" and not any(words in birth.reason for words in _WITHOUT_SIZE)
+
     @cached_property
     def growth(self) -> float:
         """How far numbers had grown before it, over what counts as growth: 1 and more explains an overflow."""
         birth = self.first
-        if birth is None or birth.born == "input" or any(words in birth.reason for words in _WITHOUT_SIZE):
+        if birth is None or not self.is_of_size:
             return 0.0
         training = self._record.once(Training)
         updates = training.updates
@@ -195,7 +249,7 @@ class Births:
         return replace(birth, operation=operation.name, line=operation.line, site=operation.module or birth.site)
 
     def _list_candidates(self, birth: Birth) -> Iterator[Any]:
-        chain = next((each for each in reversed(self._record.chains) if each.step <= birth.step), None)
+        chain = self._chain_of(birth.step)
         if chain is None or birth.born not in ("forward", "backward"):
             return
         names = _MAKING if birth.born == "forward" else _PARTING

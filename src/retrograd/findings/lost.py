@@ -23,7 +23,7 @@ _BLIND = {"no_grad": "torch.no_grad()", "inference": "torch.inference_mode()"}
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostGradient:
     """Where a gradient was lost.
 
     Attributes:
@@ -41,7 +41,7 @@ class Lost:
     repair: str
 
 
-def find_lost(chains: Iterable[Chain], path: str) -> Lost | None:
+def find_lost(chains: Iterable[Chain], path: str) -> LostGradient | None:
     """Why no gradient comes to the parameters of a module that was called; None where the operations do not tell."""
     for chain in chains:
         mine = [number for number, each in enumerate(chain.listed) if each.module == path]
@@ -51,7 +51,7 @@ def find_lost(chains: Iterable[Chain], path: str) -> Lost | None:
     return None
 
 
-def find_flat(chains: Iterable[Chain], path: str) -> Lost | None:
+def find_flat(chains: Iterable[Chain], path: str) -> LostGradient | None:
     """An operation between a module and the loss that lets zeros pass alone."""
     for chain in chains:
         mine = tuple(number for number, each in enumerate(chain.listed) if each.module == path)
@@ -60,11 +60,11 @@ def find_flat(chains: Iterable[Chain], path: str) -> Lost | None:
             if name_of(operation) in FLAT and operation.node:
                 sentence = f"`{operation.name}` is flat, its derivative is zero everywhere"
                 repair = "pass the gradient straight through: x + (x.round() - x).detach()."
-                return Lost("flat", operation.line, operation.name, sentence, repair)
+                return LostGradient("flat", operation.line, operation.name, sentence, repair)
     return None
 
 
-def find_last_cut(chain: Chain) -> Lost | None:
+def find_last_cut(chain: Chain) -> LostGradient | None:
     """Where the loss itself lost its graph: the last cut that it was made behind, or by which numbers left torch."""
     behind = [number for number in sorted(chain.of_loss) if chain.listed[number].cuts]
     left = [number for number, each in enumerate(chain.listed) if each.cuts and name_of(each) in LEAVING | COPYING]
@@ -73,7 +73,7 @@ def find_last_cut(chain: Chain) -> Lost | None:
     return None
 
 
-def _look_behind(chain: Chain, mine: list[int]) -> Lost | None:
+def _look_behind(chain: Chain, mine: list[int]) -> LostGradient | None:
     blind = [number for number in mine if chain.listed[number].cuts and chain.listed[number].mode in _BLIND]
     if len(blind) == len(mine):
         return describe_cut(chain.listed[blind[0]])
@@ -90,7 +90,7 @@ def _look_behind(chain: Chain, mine: list[int]) -> Lost | None:
         return None
     last = chain.listed[mine[-1]]
     sentence = f"what `{last.name}` made there is no part of the loss"
-    return Lost("not in the loss", last.line, last.name, sentence, "add it to the loss, or freeze the layer.")
+    return LostGradient("not in the loss", last.line, last.name, sentence, "add it to the loss, or freeze the layer.")
 
 
 def _leaves(chain: Chain, cut: int) -> bool:
@@ -112,7 +112,7 @@ def _follow(chain: Chain, begun: list[int]) -> tuple[set[int], list[int]]:
     return reached, sorted(set(cuts))
 
 
-def describe_cut(operation: Operation) -> Lost:
+def describe_cut(operation: Operation) -> LostGradient:
     """What an operation did that took an operand with a graph and gave a result without one."""
     name = name_of(operation)
     shown = operation.name.strip("_") if operation.name.startswith("__") else operation.name
@@ -126,9 +126,9 @@ def describe_cut(operation: Operation) -> Lost:
     elif operation.mode in _BLIND:
         where = _BLIND[operation.mode]
         what, repair = f"`{shown}` runs in {where}", f"run the forward outside of {where}."
-        return Lost("no_grad", operation.line, shown, what, repair)
+        return LostGradient("no_grad", operation.line, shown, what, repair)
     else:
         what = f"`{shown}` has no derivative, so what comes behind it has no graph"
         repair = "use a differentiable function there: softmax for argmax, a loss of logits for a count of hits."
     how: How = "left torch" if name in LEAVING else "cut"
-    return Lost(how, operation.line, shown, what, repair)
+    return LostGradient(how, operation.line, shown, what, repair)

@@ -14,7 +14,7 @@ Shape = torch.Size | None
 """Of an argument; None where no gradient belongs to it."""
 
 
-class Call:
+class FunctionCall:
     """One call of one instance. It holds no tensor, and only the node of the call holds it.
 
     Args:

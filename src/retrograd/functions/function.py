@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from retrograd.errors import FunctionError
 from retrograd.functions.arguments import Arguments
-from retrograd.functions.call import Call
+from retrograd.functions.call import FunctionCall
 from retrograd.functions.recalling import note_memory, recalling
 from retrograd.functions.remembering import Remembering
 from retrograd.functions.torch_function import MAKERS, make_torch_function
@@ -37,7 +37,7 @@ class Function(Remembering):
 
         exp = Exp()
         exp(x).sum().backward()
-        exp.history["grad_output"]
+        exp.remembered["grad_output"]
 
     There is one ``torch.autograd.Function`` under each class, and ``ctx`` is torch's: a new one for each call. The
     instance is the same for all calls, and is a module: held by another it is saved, moved and copied with it, has
@@ -165,7 +165,7 @@ def _make_called(cls: type[Function]) -> type[Function]:
         inside = current_graph_task() != -1  # torch.compile breaks its graph at this question
         part = part_computed_again() if inside else None
         values, names, positions = arguments.bind(args, kwargs, self, self._held)
-        call = Call(self, names, arguments.shapes_of(names, values), positions)
+        call = FunctionCall(self, names, arguments.shapes_of(names, values), positions)
         if part is not None:
             with recalling(self, self._memory, part):
                 return apply(*values, call)

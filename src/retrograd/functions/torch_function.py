@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.functions.call import Call
+from retrograd.functions.call import FunctionCall
 from retrograd.functions.decorators import redecorate, undecorate
 from retrograd.hooks.engine import uncompiled
 
@@ -44,7 +44,7 @@ def make_torch_function(
 def _make_forward(method: Method) -> Method:
     @uncompiled
     def forward(ctx: Any, *values: Any) -> Any:
-        call: Call = values[-1]
+        call: FunctionCall = values[-1]
         _begin(ctx, call)
         args, kwargs = call.split(values[:-1])
         try:
@@ -63,7 +63,7 @@ def _make_forward(method: Method) -> Method:
 def _make_forward_without_ctx(method: Method) -> Method:
     @uncompiled
     def forward(*values: Any) -> Any:
-        call: Call = values[-1]
+        call: FunctionCall = values[-1]
         args, kwargs = call.split(values[:-1])
         try:
             output = method(call.function, *args, **kwargs)
@@ -78,7 +78,7 @@ def _make_forward_without_ctx(method: Method) -> Method:
 def _make_setup_context(method: Method) -> Method:
     @uncompiled
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        call: Call = inputs[-1]
+        call: FunctionCall = inputs[-1]
         _begin(ctx, call)
         try:
             method(call.function, ctx, inputs[:-1], output)
@@ -94,7 +94,7 @@ def _make_setup_context(method: Method) -> Method:
 def _make_backward(method: Method) -> Method:
     @uncompiled
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        call: Call = ctx.retrograd_call
+        call: FunctionCall = ctx.retrograd_call
         try:
             returned = method(call.function, ctx, *call.of_outputs(grad_outputs))
         except Exception as error:
@@ -108,7 +108,7 @@ def _make_backward(method: Method) -> Method:
 def _make_jvp(method: Method) -> Method:
     @uncompiled
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        call: Call = ctx.retrograd_call
+        call: FunctionCall = ctx.retrograd_call
         try:
             returned = method(call.function, ctx, *call.of_inputs(tangents[:-1]))
         except Exception as error:
@@ -122,7 +122,7 @@ def _make_jvp(method: Method) -> Method:
 def _make_vmap(method: Method) -> Method:
     @uncompiled
     def vmap(info: Any, in_dims: tuple[Any, ...], *values: Any) -> tuple[Any, Any]:
-        call: Call = values[-1]
+        call: FunctionCall = values[-1]
         output, out_dims = method(call.function, info, in_dims[:-1], *values[:-1])
         return call.uncover(output), out_dims
 
@@ -139,16 +139,16 @@ MAKERS: dict[str, Callable[[Method], Method]] = {
 """Methods of a Function that torch calls → what makes a static method of one."""
 
 
-def _begin(ctx: Any, call: Call) -> None:
+def _begin(ctx: Any, call: FunctionCall) -> None:
     """Let ``ctx`` know its call, and tell by position and by name which arguments need a gradient."""
     ctx.retrograd_call = call
     ctx.needs_input_grad = needs = ctx.needs_input_grad[:-1]
     ctx.needs_grad = dict(zip(call.names, needs))  # noqa: B905  # both are of every call
 
 
-def _mark_auxiliary(ctx: Any, call: Call, output: Any) -> None:
+def _mark_auxiliary(ctx: Any, call: FunctionCall, output: Any) -> None:
     ctx.mark_non_differentiable(*(ctx.non_differentiable or ()), *call.auxiliary_tensors(output))
 
 
-def _note(error: Exception, method: str, call: Call) -> None:
+def _note(error: Exception, method: str, call: FunctionCall) -> None:
     error.add_note(f"in {method} of the Function {call.owner}")

@@ -47,7 +47,7 @@ class GradientReasons(Mapping[str, Reason]):
             self._places.setdefault(leaf.tensor, leaf.place)
         self._seen = Evidence(leaves=leaves)
         self._reasons: dict[str, Reason] | None = None
-        self._watch: _Watch | None = None
+        self._watch: _BlockWatch | None = None
 
     # ---- reading ----
 
@@ -117,7 +117,7 @@ class GradientReasons(Mapping[str, Reason]):
 
     def __enter__(self) -> Self:
         self._reasons = None
-        self._watch = _Watch(self._models, self._leaves, self._places)
+        self._watch = _BlockWatch(self._models, self._leaves, self._places)
         self._watch.start()
         return self
 
@@ -181,7 +181,7 @@ class GradientReasons(Mapping[str, Reason]):
         )
 
 
-class _Watch:
+class _BlockWatch:
     """Watches forward and backward of a block."""
 
     def __init__(

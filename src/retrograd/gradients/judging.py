@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from retrograd.gradients.passes import Lost, PassSeen
+from retrograd.gradients.passes import FlowEnd, PassSeen
 from retrograd.gradients.reason import Reason, State, Why
 from retrograd.gradients.zeros import has_nonzero
 from retrograd.hooks.flow import Cut, FlowNotes
@@ -180,7 +180,7 @@ def _judge_cleared(leaf: Leaf, seen: Evidence, state: State) -> Reason:
     return Reason(leaf.name, state, "cleared", f"it had a gradient, and {how}", line, "look at it before zero_grad()")
 
 
-def _judge_lost(leaf: Leaf, state: State, lost: Sequence[Lost]) -> Reason:
+def _judge_lost(leaf: Leaf, state: State, lost: Sequence[FlowEnd]) -> Reason:
     first = lost[0]
     message, repair = _ZEROS[first.end.why]
     kind = first.end.kind.rstrip("0").removesuffix("Backward")

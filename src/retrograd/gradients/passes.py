@@ -21,7 +21,7 @@ from retrograd.hooks.reach import Reach, find_nodes, find_nodes_of, guard_nodes
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class FlowEnd:
     """Where a gradient became zero, or ended.
 
     Attributes:
@@ -57,7 +57,7 @@ class PassSeen:
 
     line: str = ""
     reached: dict[int, bool | None] = field(default_factory=dict)
-    lost: dict[int, tuple[Lost, ...]] = field(default_factory=dict)
+    lost: dict[int, tuple[FlowEnd, ...]] = field(default_factory=dict)
     strangers: tuple[tuple[tuple[int, ...], str], ...] = ()
     is_watched: bool = False
     is_freed: bool = False
@@ -121,7 +121,7 @@ class PassWatch:
         if self._reach is None:
             return replace(self.seen, failed=failed)
         reached: dict[int, bool | None] = dict.fromkeys(self._leaves)
-        lost: dict[int, tuple[Lost, ...]] = {}
+        lost: dict[int, tuple[FlowEnd, ...]] = {}
         if self._hooks is not None:
             self._hooks.remove()
             for place, node in self._leaves.items():
@@ -132,10 +132,10 @@ class PassWatch:
         self._reach = None
         return replace(self.seen, reached=reached, lost=lost, failed=failed)
 
-    def _locate(self, end: End) -> Lost:
+    def _locate(self, end: End) -> FlowEnd:
         assert self._reach is not None
         line, module = _find_place(self._reach.nodes[end.place], self._origins)
-        return Lost(end, line, module)
+        return FlowEnd(end, line, module)
 
     def _find_freed(self, nodes: Sequence[Any]) -> str:
         for node in sorted(nodes, key=number_of, reverse=True):

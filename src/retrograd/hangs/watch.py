@@ -104,13 +104,13 @@ class HangWatch:
         self._origins = origins
         self._last_places: object = None
         self._named: object = None
-        self._lookout = Lookout(limit) if limit is not None or origins is not None else None
+        self._stalls = StallDetector(limit) if limit is not None or origins is not None else None
         self._writing = threading.Lock()
         self._closing = threading.Event()
         self.follower = _Follower(self.ring)
         backward_followers.add(self.follower)
         self._thread: threading.Thread | None = None
-        if self._signal is not None or self._lookout is not None:
+        if self._signal is not None or self._stalls is not None:
             self._thread = threading.Thread(target=self._watch, name=THREAD_NAME, daemon=True)
             self._thread.start()
         _watches.add(self)
@@ -162,7 +162,7 @@ class HangWatch:
         self.close()
 
     def _watch(self) -> None:
-        pause = self._lookout.pause if self._lookout is not None else None
+        pause = self._stalls.pause if self._stalls is not None else None
         while not self._closing.is_set():
             try:
                 if self._wait(pause) and not self._closing.is_set():
@@ -173,7 +173,7 @@ class HangWatch:
                 return
 
     def _look(self) -> None:
-        if self._lookout is None:
+        if self._stalls is None:
             return
         state = self.ring.read(last=2)
         places = [(thread.ident, event.count) for thread, event in state.inside]
@@ -181,7 +181,7 @@ class HangWatch:
             self._named = places
             self._name_modules()  # for who looks from outside
         self._last_places = places
-        for reason in self._lookout.look(state):
+        for reason in self._stalls.look(state):
             self.report(reason)
 
     def _name_modules(self) -> None:
@@ -212,7 +212,7 @@ class HangWatch:
             self._signal.close()
 
 
-class Lookout:
+class StallDetector:
     """Tells which passes have not moved for too long, each stop once.
 
     Args:
@@ -264,13 +264,13 @@ def _describe_stop(event: RingEvent, now: int) -> str:
     return f"{where} for {describe_age(now - event.time)}"
 
 
-class _Here(threading.local):
+class _OwnPasses(threading.local):
     def __init__(self) -> None:
-        self.passes: list[_Pass] = []
+        self.passes: list[_WatchedPass] = []
 
 
 @dataclass(slots=True)
-class _Pass:
+class _WatchedPass:
     """A pass of the engine that is being followed."""
 
     run: EngineRun
@@ -284,7 +284,7 @@ class _Follower:
     def __init__(self, ring: Ring) -> None:
         self.is_closed = False
         self._ring = ring
-        self._here = _Here()
+        self._here = _OwnPasses()
         self._taps = NodeTaps()
         self._notices = Notices()
 
@@ -292,7 +292,7 @@ class _Follower:
     def run_begins(self, run: EngineRun) -> None:
         if self.is_closed:
             return
-        ours = _Pass(run, self._taps.begin(self._ring.see, self._ring.see))
+        ours = _WatchedPass(run, self._taps.begin(self._ring.see, self._ring.see))
         self._here.passes.append(ours)
         self._ring.pass_begins(is_nested=run.is_nested)
         nodes, ours.reach = find_nodes_of(run)

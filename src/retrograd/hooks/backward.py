@@ -82,7 +82,7 @@ class _Outermost:
     listeners: tuple[BackwardListener, ...]
 
 
-class _Here(threading.local):
+class _RunningPasses(threading.local):
     inside: tuple[int, ...] = ()
     """For each pass in this thread that was told of, the number of the pass around it. Asked, for whoever wrapped our
     wrapper may still call it."""
@@ -90,7 +90,7 @@ class _Here(threading.local):
     """The outermost pass of this thread."""
 
 
-_here = _Here()
+_here = _RunningPasses()
 
 
 def has_asked_for_a_pass() -> bool:

@@ -10,7 +10,8 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,10 +19,12 @@ from torch.autograd.graph import _engine_run_backward
 from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 
-from retrograd.hooks.engine import grad_enabled
+from retrograd.hooks.engine import current_graph_task, grad_enabled
 from retrograd.hooks.listeners import Listeners
 from retrograd.hooks.nodes import saved_of
 from retrograd.hooks.patches import Patch, Undo, replace
+
+T = TypeVar("T")
 
 EnoughComputed: type[Exception] = _StopRecomputationError
 """What torch raises, wherever a tensor is saved, when all that a part had saved is there again."""
@@ -95,6 +98,39 @@ def part_computed_again() -> Any:
             return frame.f_locals["frame"]
         frame = frame.f_back
     return None
+
+
+class CallsOfParts(Generic[T]):
+    """Calls that are made within checkpointed parts, in their order: each is found again when its part is.
+
+    What is noted of a call lives as long as the parts it was made in. A part that several backward passes compute again
+    gives each of them its calls from the first.
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: WeakKeyDictionary[Any, tuple[list[T], dict[int, int]]] = WeakKeyDictionary()
+
+    def add(self, call: T) -> None:
+        """A call is made for the first time; all parts that run now will find it again."""
+        for part in parts_running():
+            self._parts.setdefault(part, ([], {}))[0].append(call)
+
+    def knows(self, part: Any) -> bool:
+        """Whether a call was made in this part."""
+        return part is not None and part in self._parts
+
+    def find_next(self, part: Any) -> T | None:
+        """The call that a backward pass, which computes a part again, comes to now; None where there were fewer."""
+        calls, positions = self._parts.get(part, ([], {}))
+        task = current_graph_task()
+        position = positions.get(task, 0)
+        positions[task] = position + 1
+        if position >= len(calls):
+            return None
+        self.add(calls[position])  # parts within this one are made anew
+        return calls[position]
 
 
 # ---- what they keep ----

@@ -59,14 +59,14 @@ def _install() -> list[Undo]:
 compiled_call_listeners = Listeners[CompiledCallListener](Patch(_install))
 
 
-class _Here(threading.local):
+class _RunningCall(threading.local):
     frame = 0
     """Identity of the frame of the outermost compiled call in this thread; 0 outside of all."""
 
 
 def _wrap_switch(room: ModuleType) -> Undo:
     original = getattr(room, _NAME)
-    here = _Here()
+    here = _RunningCall()
     told: dict[int, tuple[CompiledCallListener, ...]] = {}
 
     @functools.wraps(original)

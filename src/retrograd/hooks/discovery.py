@@ -33,16 +33,16 @@ class DiscoveryListener(Protocol):
         """A parameter is given to ``module``: a model is being built."""
 
     def module_called(self, module: nn.Module) -> None:
-        """``module`` is about to run, with grad mode on. Told only while the lookout is armed."""
+        """``module`` is about to run, with grad mode on. Told only while discovery is armed."""
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """``optimizer.step`` was called."""
 
-    def lookout_failed(self, error: Exception) -> None:
+    def discovery_failed(self, error: Exception) -> None:
         """One of the above has raised. Nothing more will be told."""
 
 
-class Lookout:
+class ModelDiscovery:
     """The process-wide hooks on behalf of one listener.
 
     Attributes:
@@ -126,7 +126,7 @@ class Lookout:
             tell(*about)
         except Exception as error:  # a fault of ours must not stop the program
             self.stop()
-            self._listener.lookout_failed(error)
+            self._listener.discovery_failed(error)
 
 
 def is_compiled(model: nn.Module) -> bool:

@@ -37,9 +37,8 @@ dispatch_modes = torch._C._len_torch_dispatch_stack
 """How many dispatch modes this thread is in, torch's own included."""
 
 
-def has_function_modes() -> bool:
-    """Whether every use of torch in this thread passes through a function mode first."""
-    return torch._C._len_torch_function_stack() > 0
+count_function_modes = torch._C._len_torch_function_stack
+"""How many function modes this thread is in: every use of torch passes through them first."""
 
 
 without_functions = torch._C.DisableTorchFunction

@@ -139,7 +139,7 @@ class CallTap:
 
     def __init__(self, module: nn.Module, watcher: InputWatcher, *, outermost: bool = False) -> None:
         self._entries = (
-            set_before(module, _Before(watcher, is_outermost=outermost), is_first=outermost),
+            set_before(module, _BeforeForward(watcher, is_outermost=outermost), is_first=outermost),
             set_after(module, _After(watcher), always=True),
         )
 
@@ -149,7 +149,7 @@ class CallTap:
             entry.remove()
 
 
-class _Before(Hook):
+class _BeforeForward(Hook):
     __slots__ = ("is_outermost", "watcher")
 
     def __init__(self, watcher: InputWatcher, *, is_outermost: bool) -> None:
@@ -240,7 +240,7 @@ def _put_readers_last(module: nn.Module) -> None:
 
 
 def _only_reads(hook: object) -> bool:
-    return isinstance(hook, (_ForwardTap, _After)) or (isinstance(hook, _Before) and not hook.is_outermost)
+    return isinstance(hook, (_ForwardTap, _After)) or (isinstance(hook, _BeforeForward) and not hook.is_outermost)
 
 
 def _breaks_graph(call: F) -> F:

@@ -50,7 +50,7 @@ class NodeTap:
     )
 
     def __init__(
-        self, memory: _Memory, busy: tuple[Any, ...], see_first: SeeFirst, see_all: SeeAll, see_leaf: SeeAll
+        self, memory: _HookedNodes, busy: tuple[Any, ...], see_first: SeeFirst, see_all: SeeAll, see_leaf: SeeAll
     ) -> None:
         self._busy = busy
         self._thread = threading.get_ident()
@@ -126,7 +126,7 @@ class NodeTaps(threading.local):
 
     def __init__(self) -> None:
         self._running: list[NodeTap] = []
-        self._memories: list[_Memory] = []
+        self._memories: list[_HookedNodes] = []
 
     def begin(self, see_first: SeeFirst, see_all: SeeAll, see_leaf: SeeAll | None = None) -> NodeTap:
         """A pass begins in this thread.
@@ -144,7 +144,7 @@ class NodeTaps(threading.local):
         node = current_node()
         busy = (*(self._running[-1]._busy if depth else ()), *((node,) if node is not None else ()))
         if depth == len(self._memories):
-            self._memories.append(_Memory())
+            self._memories.append(_HookedNodes())
         tap = NodeTap(self._memories[depth], busy, see_first, see_all, see_leaf or see_all)
         self._running.append(tap)
         return tap
@@ -157,7 +157,7 @@ class NodeTaps(threading.local):
             self._running[-1].resume()
 
 
-class _Memory:
+class _HookedNodes:
     """The table that hooks share, and which nodes of graphs that are kept have it already.
 
     A hook of this kind cannot be taken from a node, so one that is run again and again would get ever more of them.

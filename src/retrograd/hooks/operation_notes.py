@@ -37,7 +37,6 @@ from retrograd.hooks.function_names import (
 from retrograd.hooks.module_calls import OUTSIDE
 from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
 from retrograd.hooks.quiet_mode import QuietMode, lowest_place
-from retrograd.hooks.same_frame import SameFrames
 from retrograd.hooks.thread_logs import is_inner, is_ours
 
 MADE_BEFORE = -1
@@ -104,8 +103,8 @@ class OperationNotes(QuietMode):
         self._fault = fault
         self._guard = DeepGraphGuard()
         self._is_forward = False
-        self._lines: dict[tuple[CodeType, int], str] = {}
-        self._frames = SameFrames()
+        self._lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
+        """By identity of code and offset in it."""
         self.clear()
 
     def clear(self) -> None:
@@ -140,7 +139,6 @@ class OperationNotes(QuietMode):
         self.forward_ends()
         self.clear()
         self._lines.clear()
-        self._frames.clear()
 
     @uncompiled_itself
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -149,7 +147,7 @@ class OperationNotes(QuietMode):
             return function(*args, **kwargs) if kwargs else function(*args)
         taken = self._take(args, kwargs)
         first = next_sequence_number()
-        result = self._frames.call(sys._getframe(1), function, args, kwargs)
+        result = self.frames.call(sys._getframe(1), function, args, kwargs)
         try:
             with without_functions():
                 self._note(name, taken, describe_arguments(name, args, kwargs), result, sys._getframe(1))
@@ -300,8 +298,8 @@ class OperationNotes(QuietMode):
         return (*found, None) if inner is None else (*inner, found)
 
     def _name_line(self, frame: FrameType) -> str:
-        key = frame.f_code, frame.f_lasti
+        key = id(frame.f_code), frame.f_lasti
         known = self._lines.get(key)
         if known is None:
-            known = self._lines[key] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        return known
+            known = self._lines[key] = frame.f_code, f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return known[1]

@@ -65,7 +65,7 @@ class OperationMode(StackedMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         seen = None if self._seer is None else self._show_before(args, kwargs or {})
         first = next_sequence_number()
-        result = function(*args, **kwargs) if kwargs else function(*args)
+        result = self.frames.find(sys._getframe(1), function)(function, args, kwargs or {})
         last = next_sequence_number()
         if seen is not None:
             self._show_after(seen, function, result, sys._getframe(1))

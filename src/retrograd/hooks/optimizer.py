@@ -40,14 +40,14 @@ class OptimizerListener(Protocol):
         """``losses`` are what came of multiplying by ``scale`` (a copy, one element, on its own device)."""
 
 
-class _Here(threading.local):
+class _RunningUpdate(threading.local):
     told = 0
     """Updates, made or skipped, that were told of in this thread."""
     stepping: weakref.ref[Optimizer] | None = None
     """The optimizer whose step began last."""
 
 
-_here = _Here()
+_here = _RunningUpdate()
 
 
 def list_optimizers() -> list[Optimizer]:
@@ -68,7 +68,7 @@ class UpdateTap:
 
     def __init__(self, optimizer: Optimizer, before: Callable[[int], None], after: Callable[[], None]) -> None:
         self._entries = (
-            Entry(_Before(before), optimizer._optimizer_step_pre_hooks),
+            Entry(_BeforeStep(before), optimizer._optimizer_step_pre_hooks),
             Entry(_After(after), optimizer._optimizer_step_post_hooks),
         )
 
@@ -78,7 +78,7 @@ class UpdateTap:
             entry.remove()
 
 
-class _Before(Hook):
+class _BeforeStep(Hook):
     def __init__(self, tell: Callable[[int], None]) -> None:
         self._tell = tell
 
@@ -130,7 +130,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if count_steps(optimizer) > 1:
         return
     _here.stepping = weakref.ref(optimizer)
-    for listener in optimizer_listeners:
+    for listener in reversed(optimizer_listeners.all):  # who came last is around the others
         listener.update_begins(optimizer)
 
 

@@ -38,12 +38,12 @@ class CallListener(Protocol):
         """
 
 
-class _Here(threading.local):
+class _Depth(threading.local):
     depth = 0
     """Calls that this thread is in: one that torch makes within another one is not the program's."""
 
 
-_here = _Here()
+_here = _Depth()
 
 
 @uncompiled

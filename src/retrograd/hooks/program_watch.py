@@ -110,7 +110,7 @@ class ProgramWatch(QuietMode):
         may_write = kind & WRITES or (kwargs and "out" in kwargs)
         seen = self.writes.before(args, kwargs or {}) if may_write else None
         first = next_sequence_number()
-        result = function(*args, **kwargs) if kwargs else function(*args)
+        result = self.frames.call(sys._getframe(1), function, args, kwargs)
         try:
             if next_sequence_number() != first:
                 self._note(function, kind, first, sys._getframe(1))

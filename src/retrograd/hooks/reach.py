@@ -82,14 +82,26 @@ def find_nodes_of(run: EngineRun) -> tuple[list[Any], Reach]:
     return _find_needed(reach, run) if run.inputs else reach.nodes, reach
 
 
-def count_nodes(roots: Iterable[Any], most: int) -> int:
-    """How many nodes these lead to, themselves counted; ``most`` if there are that many."""
+class Outline(NamedTuple):
+    """What tells a graph from others.
+
+    Attributes:
+        nodes: how many there are.
+        kinds: the same for graphs of the same kinds of nodes, linked in the same way.
+    """
+
+    nodes: int
+    kinds: int
+
+
+def outline_graph(roots: Iterable[Any], most: int) -> Outline:
+    """What these nodes lead to, themselves counted; ``most`` nodes if there are that many."""
     reach = find_nodes(((node, 0) for node in roots), most)
     if len(reach.nodes) <= most:
         guard_nodes(reach.nodes, reach.links)
     else:
         guard_nodes(reach.nodes)
-    return min(len(reach.nodes), most)
+    return Outline(min(len(reach.nodes), most), hash((*map(type, reach.nodes), *reach.links)))
 
 
 class Sign:

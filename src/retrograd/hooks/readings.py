@@ -37,12 +37,12 @@ class Reading:
 def read_calls(readings: Iterable[Reading]) -> Iterator[None]:
     """Read while the block runs, behind all hooks that are there: calls of this thread that are no recomputation."""
     entries = []
-    here = _Here()
+    here = _OnePlace()
     hidden_hooks.hold()
     try:
         for each in readings:
             if each.see_arguments is not None:
-                before = _Before(each.module, each.see_arguments, here)
+                before = _BeforeRead(each.module, each.see_arguments, here)
                 entries.append(set_before(each.tapped, before))
             if each.see_output is not None:
                 entries.append(set_after(each.tapped, _After(each.see_output, here)))
@@ -53,7 +53,7 @@ def read_calls(readings: Iterable[Reading]) -> Iterator[None]:
         hidden_hooks.release()
 
 
-class _Here:
+class _OnePlace:
     """The thread and the backward pass, if any, in which the forward was begun."""
 
     __slots__ = ("_task", "_thread")
@@ -67,10 +67,10 @@ class _Here:
         return threading.get_ident() == self._thread and current_graph_task() == self._task
 
 
-class _Before(Hook):
+class _BeforeRead(Hook):
     __slots__ = ("_here", "_names", "_rest", "_see")
 
-    def __init__(self, module: nn.Module, see: Callable[[dict[str, Any]], None], here: _Here) -> None:
+    def __init__(self, module: nn.Module, see: Callable[[dict[str, Any]], None], here: _OnePlace) -> None:
         self._names, self._rest = argument_names(module)
         self._see = see
         self._here = here
@@ -88,7 +88,7 @@ class _Before(Hook):
 class _After(Hook):
     __slots__ = ("_here", "_see")
 
-    def __init__(self, see: Callable[[Any], None], here: _Here) -> None:
+    def __init__(self, see: Callable[[Any], None], here: _OnePlace) -> None:
         self._see = see
         self._here = here
 

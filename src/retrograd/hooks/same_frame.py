@@ -20,22 +20,32 @@ class SameFrames:
     """
 
     def __init__(self) -> None:
-        self._made: dict[tuple[CodeType, int], Callable[..., Any]] = {}
+        self._made: dict[tuple[int, int], tuple[CodeType, Callable[..., Any]]] = {}
+        """By identity of code, which is hashed as a whole each time, and offset in it."""
 
     def call(self, frame: FrameType, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a function as if from this frame, or from that outside of torch's own way to a mode."""
-        frame = _find_caller(frame, function)
-        key = frame.f_code, frame.f_lasti
-        made = self._made.get(key)
-        if made is None:
-            code = _CALL.replace(
-                co_filename=frame.f_code.co_filename,
-                co_name=frame.f_code.co_name,
-                co_qualname=frame.f_code.co_qualname,
-                co_firstlineno=frame.f_lineno,
-            )
-            made = self._made[key] = FunctionType(code, frame.f_globals)
-        return made(function, args, kwargs or {})
+        return self.find(frame, function)(function, args, kwargs or {})
+
+    def find(self, frame: FrameType, function: Any) -> Callable[..., Any]:
+        """What calls ``(function, args, kwargs)`` so."""
+        code = frame.f_code
+        if code.co_filename == _OVERRIDES or code is getattr(function, "__code__", None):
+            frame = _find_caller(frame, function)
+            code = frame.f_code
+        made = self._made.get((id(code), frame.f_lasti)) or self._make(frame)
+        return made[1]
+
+    def _make(self, frame: FrameType) -> tuple[CodeType, Callable[..., Any]]:
+        code = _CALL.replace(
+            co_filename=frame.f_code.co_filename,
+            co_name=frame.f_code.co_name,
+            co_qualname=frame.f_code.co_qualname,
+            co_firstlineno=frame.f_lineno,
+        )
+        made = frame.f_code, FunctionType(code, frame.f_globals)
+        self._made[id(frame.f_code), frame.f_lasti] = made
+        return made
 
     def clear(self) -> None:
         """Hold no frame's globals."""

@@ -11,13 +11,19 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from retrograd.hooks.errands import before_next_call, run_errands
+from retrograd.hooks.same_frame import SameFrames
 
 
 class StackedMode(TorchFunctionMode):
-    """What it does is its subclass's; other modes on the stack keep their order."""
+    """What it does is its subclass's; other modes on the stack keep their order.
+
+    Attributes:
+        frames: what it calls functions by, so that torch's warnings name the program's lines.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.frames = SameFrames()
         self._places: Counter[int] = Counter()
         """Thread → how often it is on its stack, with where torch has put it aside for a call of ``backward``."""
         self._is_leaving = False
@@ -46,6 +52,7 @@ class StackedMode(TorchFunctionMode):
         module there. Until then it sees operations and notes nothing.
         """
         self._take_off()
+        self.frames.clear()
         self._is_leaving = True
         for thread, count in tuple(self._places.items()):
             if count:

@@ -107,7 +107,7 @@ class ThreadLog(CallLog):
         del self.operations[1:], self.ended[:]
 
 
-class _Here(threading.local):
+class _OwnLog(threading.local):
     log: ThreadLog | None = None
 
 
@@ -116,7 +116,7 @@ class Logs:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.here = _Here()
+        self.here = _OwnLog()
         self.all: tuple[ThreadLog, ...] = ()
         self._lock = threading.Lock()
 

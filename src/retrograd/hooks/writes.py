@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from retrograd.hooks.module_calls import ModuleCall
+from retrograd.hooks.same_frame import SameFrames
 from retrograd.hooks.saved import is_plain
 
 _OURS = str(Path(__file__).parents[1])
@@ -119,13 +120,14 @@ class WriteLog(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.notes = WriteNotes()
+        self._frames = SameFrames()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         seen = self.notes.before(args, kwargs)
-        result = func(*args, **kwargs)
+        result = self._frames.call(sys._getframe(1), func, args, kwargs)
         self.notes.after(seen, func, result, sys._getframe(1))
         return result
 
@@ -136,6 +138,7 @@ class WriteLog(TorchFunctionMode):
     def end(self) -> None:
         """Listen no more."""
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._frames.clear()
 
 
 def program_line(frame: FrameType | None = None) -> str:

@@ -19,7 +19,7 @@ from retrograd.hooks.operation_clock import OperationClock
 from retrograd.hooks.reach import find_nodes, guard_nodes
 from retrograd.inventory.inventory import Inventory
 from retrograd.inventory.rows import make_table
-from retrograd.inventory.watch import SavedWatch
+from retrograd.inventory.watch import InventoryWatch
 from retrograd.trials import check_loss, check_loss_function, everything_restored
 
 Model = nn.Module | Mapping[str, nn.Module]
@@ -38,12 +38,12 @@ def take_inventory(model: nn.Module, batch: Any, loss: Loss | None = None, *, ti
 
 
 @overload
-def take_inventory(model: Model | None = None, *, timed: bool = False) -> InventoryTaking: ...
+def take_inventory(model: Model | None = None, *, timed: bool = False) -> InventoryRecorder: ...
 
 
 def take_inventory(
     model: Model | None = None, batch: Any = _NO_BATCH, loss: Loss | None = None, *, timed: bool = False
-) -> Inventory | InventoryTaking:
+) -> Inventory | InventoryRecorder:
     """Find every tensor that autograd keeps between forward and backward.
 
     ::
@@ -75,31 +75,31 @@ def take_inventory(
             nothing to start a backward pass from.
         TraceError: ``model`` is no module.
     """
-    taking = InventoryTaking(model, timed=timed)
+    recorder = InventoryRecorder(model, timed=timed)
     if isinstance(batch, _NoBatch):
         if loss is not None:
             raise SavedTensorError("A loss was given, and no batch.", repair="rg.take_inventory(model, batch, loss)")
-        return taking
+        return recorder
     if not isinstance(model, nn.Module):
         raise SavedTensorError(
             "A batch was given, and not one model to call with it.", repair="rg.take_inventory(model, batch)"
         )
     if loss is not None:
         check_loss_function(loss)
-    with everything_restored(model), taking as inventory:
-        taking.note_input(batch)
+    with everything_restored(model), recorder as inventory:
+        recorder.note_input(batch)
         _run_step(_without_reducer(model), batch, loss)
     return inventory
 
 
-class InventoryTaking:
+class InventoryRecorder:
     """An inventory that is being taken. Entering it gives the :class:`Inventory`, and leaving it fills that."""
 
     def __init__(self, model: Model | None, *, timed: bool) -> None:
         origins = self._origins = record_origins(model)
         self._clock = OperationClock() if timed else None
         self._inventory = Inventory()
-        self._watch = SavedWatch(lambda: origins.models)
+        self._watch = InventoryWatch(lambda: origins.models)
         self._thread = 0
         self._stack = ExitStack()
 
@@ -141,7 +141,7 @@ class InventoryTaking:
         self._watch.arguments.at_next_call = callback
 
 
-def _tell_omissions(watch: SavedWatch) -> Iterator[str]:
+def _tell_omissions(watch: InventoryWatch) -> Iterator[str]:
     for name, count in watch.blind.items():
         yield f"{count:,} {name}: torch does not show what these nodes keep, so it is not in this inventory."
     for reason, count in watch.skipped.items():

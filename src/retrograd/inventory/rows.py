@@ -14,10 +14,10 @@ from retrograd.files import make_all_storable
 from retrograd.graph.node import Line
 from retrograd.graph.origins import Origin, Origins
 from retrograd.hooks.operation_clock import OperationClock
-from retrograd.inventory.facts import NodeFacts, SlotFacts, TensorFacts
+from retrograd.inventory.notes import NodeNotes, SlotNotes, TensorNotes
 from retrograd.inventory.remakes import choose_remake
 from retrograd.inventory.timeline import PERMANENT, SCHEMA
-from retrograd.inventory.watch import SavedWatch
+from retrograd.inventory.watch import InventoryWatch
 
 _NOWHERE = Origin()
 
@@ -33,7 +33,7 @@ _UNKNOWN: Row = {"kind": "unknown", "name": "", "asked": 0, "storages": (), "sto
 """A tensor that was never there."""
 
 
-def make_table(watch: SavedWatch, origins: Origins, clock: OperationClock | None, thread: int) -> pa.Table:
+def make_table(watch: InventoryWatch, origins: Origins, clock: OperationClock | None, thread: int) -> pa.Table:
     """The table of an inventory.
 
     Args:
@@ -42,8 +42,8 @@ def make_table(watch: SavedWatch, origins: Origins, clock: OperationClock | None
         clock: how long that took; None where it was not measured.
         thread: number of the thread that the clock has listened to.
     """
-    times = _Times(watch, list(_tell_times(origins, clock, thread)))
-    order = _Order(watch.nodes, times)
+    times = _CreationTimes(watch, list(_tell_times(origins, clock, thread)))
+    order = _EventOrder(watch.nodes, times)
     ends = _find_ends_of_checkpoints(watch.nodes, order)
     columns: Columns = {name: [] for name in SCHEMA.names}
     filled = [(name, column.append) for name, column in columns.items() if name not in _ATTRIBUTED]
@@ -74,10 +74,10 @@ def _tell_times(origins: Origins, clock: OperationClock | None, thread: int) -> 
         yield thread, number, when
 
 
-class _Times:
+class _CreationTimes:
     """When nodes were made: the first time at which all nodes up to theirs were known to be there."""
 
-    def __init__(self, watch: SavedWatch, times: Iterable[tuple[int, int, int]]) -> None:
+    def __init__(self, watch: InventoryWatch, times: Iterable[tuple[int, int, int]]) -> None:
         known: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for each, number, when in (*times, *watch.clock):
             known[each].append((number, when))
@@ -88,7 +88,7 @@ class _Times:
             self._numbers[each] = _never_falling([number for number, _ in pairs])
             self._times[each] = [when for _, when in pairs]
 
-    def made(self, node: NodeFacts) -> int:
+    def made(self, node: NodeNotes) -> int:
         """When a node was made, or a little later."""
         numbers = self._numbers.get(node.thread, [])
         place = bisect_right(numbers, node.number)
@@ -99,10 +99,10 @@ _MADE = -1
 """Beside the numbers of runs: it is made."""
 
 
-class _Order:
+class _EventOrder:
     """Positions of events: a node that keeps something is made, or it runs."""
 
-    def __init__(self, nodes: Sequence[NodeFacts], times: _Times) -> None:
+    def __init__(self, nodes: Sequence[NodeNotes], times: _CreationTimes) -> None:
         events: list[tuple[int, int, int, int]] = []
         for place, node in enumerate(nodes):
             events.append((times.made(node), _MADE, node.number, place))
@@ -118,15 +118,15 @@ class _Order:
                 self._runs[key][run] = position
         self._times_of_events = [event[0] for event in events]
 
-    def made(self, node: NodeFacts) -> int:
+    def made(self, node: NodeNotes) -> int:
         """The position at which it was made."""
         return self._made[id(node)]
 
-    def runs(self, node: NodeFacts) -> list[int]:
+    def runs(self, node: NodeNotes) -> list[int]:
         """The positions at which it ran."""
         return self._runs[id(node)]
 
-    def released(self, node: NodeFacts) -> int | None:
+    def released(self, node: NodeNotes) -> int | None:
         """The position after which what it kept is gone."""
         return None if node.released is None else self.runs(node)[node.released]
 
@@ -139,7 +139,7 @@ class _Order:
         return (self._times_of_events[position] - begin) / 1e9
 
 
-def _find_ends_of_checkpoints(nodes: Iterable[NodeFacts], order: _Order) -> dict[int, int | None]:
+def _find_ends_of_checkpoints(nodes: Iterable[NodeNotes], order: _EventOrder) -> dict[int, int | None]:
     """Number of a checkpoint → when its arguments are let go: with the last of its holders."""
     ends: dict[int, int | None] = {}
     for node in nodes:
@@ -149,7 +149,7 @@ def _find_ends_of_checkpoints(nodes: Iterable[NodeFacts], order: _Order) -> dict
     return ends
 
 
-def _describe_node(node: NodeFacts, origin: Origin) -> Row:
+def _describe_node(node: NodeNotes, origin: Origin) -> Row:
     line = origin.line
     return {
         "module": origin.module,
@@ -163,12 +163,14 @@ def _describe_node(node: NodeFacts, origin: Origin) -> Row:
     }
 
 
-def _describe_runs(node: NodeFacts, order: _Order, begin: int) -> Row:
+def _describe_runs(node: NodeNotes, order: _EventOrder, begin: int) -> Row:
     runs = order.runs(node)
     return {"unpacked": runs, "unpacked_s": [order.seconds(run, begin) for run in runs]}
 
 
-def _describe_life(node: NodeFacts, slot: SlotFacts, order: _Order, ends: dict[int, int | None], begin: int) -> Row:
+def _describe_life(
+    node: NodeNotes, slot: SlotNotes, order: _EventOrder, ends: dict[int, int | None], begin: int
+) -> Row:
     packed: int | None = order.made(node)
     if slot.held == "checkpoint":
         packed = None if slot.packed is None else order.at(slot.packed)
@@ -184,7 +186,7 @@ def _describe_life(node: NodeFacts, slot: SlotFacts, order: _Order, ends: dict[i
     }
 
 
-def _describe_making(tensor: TensorFacts | None, line: Line | None, clock: OperationClock | None) -> Row:
+def _describe_making(tensor: TensorNotes | None, line: Line | None, clock: OperationClock | None) -> Row:
     if tensor is None:
         return {}
     maker = tensor.maker

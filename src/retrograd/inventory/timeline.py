@@ -19,7 +19,7 @@ SCHEMA = pa.schema(
         ("node", pa.string()),  # kind of the node that keeps it
         ("number", pa.uint64()),  # that node's sequence number
         ("slot", pa.string()),  # torch's name for it; ctx.NAME for an attribute, checkpoint[N] for an argument
-        ("held", pa.string()),  # saved, attribute, hooks, checkpoint or argument: see retrograd.inventory.facts.Held
+        ("held", pa.string()),  # saved, attribute, hooks, checkpoint or argument: see retrograd.inventory.notes.Held
         ("kind", pa.string()),  # parameter, parameter view, buffer, buffer view, cast, input, intermediate, unknown
         ("name", pa.string()),  # of that parameter or buffer; empty for anything else
         ("shape", pa.list_(pa.int64())),  # null for nested tensors, and for what was never there

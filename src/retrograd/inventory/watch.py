@@ -28,7 +28,7 @@ from retrograd.hooks.nodes import identity_of, name_of, variable_of
 from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.reach import find_nodes_of, guard_nodes
 from retrograd.hooks.saved_reading import Kept, is_blind, is_released, read_kept
-from retrograd.inventory.facts import Describer, Held, Maker, NodeFacts, SlotFacts, Storages, is_output
+from retrograd.inventory.notes import HeldBy, Maker, NodeNotes, SlotNotes, StorageNumbers, TensorDescriber, is_output
 
 _now = time.perf_counter_ns
 
@@ -36,7 +36,7 @@ Key = tuple[int, int]
 """Identity and number of a node: both are the same only for one and the same."""
 
 
-class SavedWatch:
+class InventoryWatch:
     """Follows every backward pass between ``start`` and ``stop``.
 
     Args:
@@ -55,17 +55,17 @@ class SavedWatch:
     def __init__(self, models: Callable[[], Iterable[tuple[str, nn.Module]]]) -> None:
         self._models = models
         self.arguments = ModuleArguments()
-        self._storages = Storages()
+        self._storages = StorageNumbers()
         self._taps = NodeTaps()
         self._lock = threading.RLock()
-        self._running: dict[EngineRun, _Pass] = {}
-        self._known: dict[Key, NodeFacts] = {}
-        self._holders: dict[int, tuple[SlotFacts, NodeFacts, Describer]] = {}
+        self._running: dict[EngineRun, _FollowedPass] = {}
+        self._known: dict[Key, NodeNotes] = {}
+        self._holders: dict[int, tuple[SlotNotes, NodeNotes, TensorDescriber]] = {}
         """Identity of a checkpoint's holder → what it stands for."""
         self._frames: dict[int, tuple[Callable[[], Any], int]] = {}
         """Identity of a checkpoint → the checkpoint while it lives, and its number."""
         self._checkpoints = itertools.count(1)
-        self.nodes: list[NodeFacts] = []
+        self.nodes: list[NodeNotes] = []
         self.clock: list[tuple[int, int, int]] = []
         self.blind: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
@@ -118,13 +118,13 @@ class SavedWatch:
             described = described._replace(maker=Maker(facts.name, facts.number))
         slot.tensor, slot.packed = described, _now()
 
-    def _follow(self, run: EngineRun) -> _Pass:
+    def _follow(self, run: EngineRun) -> _FollowedPass:
         nodes, reach = find_nodes_of(run)
         self._note_time()
         try:
             with torch.no_grad():
                 self._read(reach.nodes)
-            watched = _Pass(nodes, reach, self._taps, keeps_graph=run.keeps_graph)
+            watched = _FollowedPass(nodes, reach, self._taps, keeps_graph=run.keeps_graph)
             watched.watch()
         except BaseException:
             guard_nodes(reach.nodes, reach.links)
@@ -140,7 +140,7 @@ class SavedWatch:
                 inner.append(node)
             elif isinstance(leaf, nn.Parameter) or not self.arguments.has(leaf):
                 parameters.add("parameter", "", leaf)
-        describer = Describer(self._storages, parameters, self.arguments)
+        describer = TensorDescriber(self._storages, parameters, self.arguments)
         for node in inner:
             key = identity_of(node)
             known = self._known.get(key)
@@ -148,25 +148,25 @@ class SavedWatch:
                 continue
             if is_blind(node):
                 self.blind[name_of(node)] += 1
-            facts = NodeFacts(name_of(node), key[1], _now(), threading.get_ident(), [])
+            facts = NodeNotes(name_of(node), key[1], _now(), threading.get_ident(), [])
             for kept in read_kept(node):
                 self._read_slot(facts, kept, node, describer)
             if facts.slots:
                 self._known[key] = facts
                 self.nodes.append(facts)
 
-    def _read_slot(self, facts: NodeFacts, kept: Kept, node: Any, describer: Describer) -> None:
+    def _read_slot(self, facts: NodeNotes, kept: Kept, node: Any, describer: TensorDescriber) -> None:
         tensor, frame = kept.tensor, kept.checkpoint
         if tensor is not None and is_transformed(tensor):
             return
         number = self._read_checkpoint(facts, frame, describer) if frame is not None else 0
         described = describer.describe(tensor, node, kept.slot) if tensor is not None else None
-        slot = SlotFacts(kept.slot, _holder_of(kept), described, frame=number)
+        slot = SlotNotes(kept.slot, _holder_of(kept), described, frame=number)
         facts.slots.append(slot)
         if frame is not None:
             self._holders[id(kept.packed)] = slot, facts, describer
 
-    def _read_checkpoint(self, facts: NodeFacts, frame: Any, describer: Describer) -> int:
+    def _read_checkpoint(self, facts: NodeNotes, frame: Any, describer: TensorDescriber) -> int:
         """The number of a checkpoint, whose arguments are noted with the first of its nodes."""
         known = self._frames.get(id(frame))
         if known is not None and known[0]() is frame:
@@ -175,10 +175,10 @@ class SavedWatch:
         self._frames[id(frame)] = weakref.ref(frame), number
         for place, argument in enumerate(arguments_of(frame)):
             given = describer.describe(argument)
-            facts.slots.append(SlotFacts(f"checkpoint[{place}]", "argument", given, frame=number))
+            facts.slots.append(SlotNotes(f"checkpoint[{place}]", "argument", given, frame=number))
         return number
 
-    def _finish(self, watched: _Pass, *, failed: bool) -> None:
+    def _finish(self, watched: _FollowedPass, *, failed: bool) -> None:
         self._note_time()
         end = _now()
         runs = watched.end()
@@ -218,7 +218,7 @@ def _find_parameters(models: Iterable[tuple[str, nn.Module]]) -> ParameterStorag
     return found
 
 
-def _holder_of(kept: Kept) -> Held:
+def _holder_of(kept: Kept) -> HeldBy:
     if kept.is_attribute:
         return "attribute"
     if kept.checkpoint is not None:
@@ -226,7 +226,7 @@ def _holder_of(kept: Kept) -> Held:
     return "hooks" if kept.packed is not None else "saved"
 
 
-class _Pass:
+class _FollowedPass:
     """One pass that is being followed. It holds the nodes until it has ended."""
 
     def __init__(self, nodes: list[Any], reach: Any, taps: NodeTaps, *, keeps_graph: bool) -> None:

@@ -20,7 +20,7 @@ from retrograd.history.facts import Kink
 from retrograd.hooks.arguments import spread_batch
 from retrograd.hooks.candidates import compiled_regions, name_models, walk_modules
 from retrograd.hooks.copies import clone, copy_module, copy_nest
-from retrograd.hooks.interlude import interlude, unseen_by_lookouts
+from retrograd.hooks.isolation import isolated_autograd, unseen_by_discovery
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.nodes import inputs_of, is_freed, run_node
 from retrograd.kinks.graph_look import look_at_node
@@ -63,7 +63,7 @@ def find_kinks(model: nn.Module | Tensor, batch: Any = None, loss: Loss | None =
     next(iter(name_models(model).values()))
     randomness = Randomness()
     try:
-        with unseen_by_lookouts(), interlude():
+        with unseen_by_discovery(), isolated_autograd():
             return _look_at_model(_copy(model), batch, loss)
     finally:
         randomness.restore()

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Protocol
 
 from retrograd.errors import RunError
 from retrograd.history.sink import Event, KeptTensor, RowBatch, Sink
-from retrograd.runs.queue import Lost
+from retrograd.runs.queue import Unwritten
 
 HELD = 64
 """Batches, events and tensors from before the first backward pass that are kept; of more, the last ones."""
@@ -22,7 +22,7 @@ class FolderSink(Sink, Protocol):
     """A sink that writes a folder, in which there may be files of another kind."""
 
     @property
-    def lost(self) -> Lost:
+    def lost(self) -> Unwritten:
         """Data that were not written."""
 
     def add_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 from retrograd.hooks.backward import backward_listeners
 from retrograd.inventory.inventory import Inventory
-from retrograd.inventory.recorder import InventoryTaking, take_inventory
+from retrograd.inventory.recorder import InventoryRecorder, take_inventory
 from retrograd.launch.pass_session import PassSession
 
 
@@ -23,7 +23,7 @@ class PassInventory(PassSession):
         super().__init__("the inventory", f"{option} {wanted} counts from 0")
         self._wanted = wanted
         self._timed = timed
-        self._taking: InventoryTaking | None = None
+        self._recorder: InventoryRecorder | None = None
         self._inventory: Inventory | None = None
 
     def _start(self) -> None:
@@ -34,22 +34,22 @@ class PassInventory(PassSession):
     def _count(self, failed: bool) -> None:
         number = self._ended
         self._ended += 1
-        if number == self._wanted and self._taking is not None:
+        if number == self._wanted and self._recorder is not None:
             backward_listeners.remove(self)
             # while backward() runs, torch keeps our function modes
-            self._taking.at_next_call(lambda: self._run_safely(self._end))
+            self._recorder.at_next_call(lambda: self._run_safely(self._end))
         elif self._ended == self._wanted:
             self._begin()
 
     def _begin(self) -> None:
-        self._taking = take_inventory(timed=self._timed)
-        self._inventory = self._taking.__enter__()
+        self._recorder = take_inventory(timed=self._timed)
+        self._inventory = self._recorder.__enter__()
 
     def _end(self) -> None:
         """End the inventory, and keep it if the pass was made."""
-        if self._ended <= self._wanted or self._taking is None or self._inventory is None:
+        if self._ended <= self._wanted or self._recorder is None or self._inventory is None:
             return
-        taking, self._taking = self._taking, None
+        taking, self._recorder = self._recorder, None
         taking.__exit__(None, None, None)
         self._keep(self._inventory)
 
@@ -59,6 +59,6 @@ class PassInventory(PassSession):
 
     def _stop(self) -> None:
         super()._stop()
-        taking, self._taking = self._taking, None
+        taking, self._recorder = self._recorder, None
         if taking is not None:
             taking.__exit__(None, None, None)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import RecordingError
-from retrograd.hooks.discovery import Lookout, is_compiled
+from retrograd.hooks.discovery import ModelDiscovery, is_compiled
 from retrograd.launch.family import Family, parameters_of
 
 PATIENCE = 20
@@ -45,22 +45,22 @@ class Search:
         self._steps = 0
         self._traced = False
         self._lock = threading.RLock()
-        self._lookout = Lookout(self)
+        self._discovery = ModelDiscovery(self)
         self._look_again()
 
     def stop(self) -> None:
         """Find nothing more."""
-        self._lookout.stop()
+        self._discovery.stop()
 
     def close(self) -> None:
         """Stop, and take all hooks away. Not to be called from one."""
-        self._lookout.close()
+        self._discovery.close()
 
     def step_made(self) -> None:
         """The program has trained one step more."""
         self._steps += 1
         if self._steps == PATIENCE and not self._traced:
-            self._lookout.disarm()
+            self._discovery.disarm()
 
     def module_joins(self, parent: nn.Module, child: nn.Module) -> None:
         self._family.learn(parent, child)
@@ -76,7 +76,7 @@ class Search:
                 self._family.look_around()
                 self._add([self._family.find_model(module)], module)
                 if any(is_compiled(model) for model in self._models):
-                    self._lookout.disarm()  # before torch.compile takes our hook for a part of the model
+                    self._discovery.disarm()  # before torch.compile takes our hook for a part of the model
             self._known.update(nn.Module.modules(module))
 
     def has_optimizers(self) -> bool:
@@ -88,7 +88,7 @@ class Search:
     @property
     def blind_call(self) -> str:
         """Line of the first call of a module with gradients switched off; empty where there was none."""
-        return self._lookout.blind_call
+        return self._discovery.blind_call
 
     def pass_begins(self) -> None:
         """A backward pass begins, and no model has been found: are there any that optimizers update?"""
@@ -107,7 +107,7 @@ class Search:
         """Make sure that the models of an optimizer are known."""
         if self._knows(optimizer):
             self._settled.add(optimizer)
-        elif not self._lookout.armed:
+        elif not self._discovery.armed:
             self._look_again()
         elif any(parameter.grad is not None for parameter in parameters_of(optimizer)):
             self._settled.add(optimizer)
@@ -116,12 +116,12 @@ class Search:
             # of them: if it went away, they would be compiled again.
             self._traced |= self._add([])
 
-    def lookout_failed(self, error: Exception) -> None:
+    def discovery_failed(self, error: Exception) -> None:
         self._failed(error)
 
     def _look_again(self) -> None:
         self._steps = 0
-        self._lookout.arm()
+        self._discovery.arm()
 
     def _add(self, models: list[nn.Module], called: nn.Module | None = None) -> bool:
         """Add these models, and those of all other parameters that are trained; returns whether there were any."""

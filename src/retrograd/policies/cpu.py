@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from retrograd.policies.buffer_pool import BufferPool
-from retrograd.policies.cuda_copies import Copying, CudaCopies
+from retrograd.policies.cuda_copies import CudaCopies, CudaCopy
 from retrograd.policies.in_flight import InFlight
-from retrograd.policies.order import Order, Position
+from retrograd.policies.order import AskOrder, PackPosition
 from retrograd.policies.policy import Packed, Policy, Saved
 
 
@@ -34,13 +34,13 @@ class Offloaded(Packed):
         self._offloader = offloader
         self._buffer = buffer
         self.values: Tensor | None = values
-        self.arriving: tuple[Tensor, Copying] | None = None
-        self.out: Copying | None = None
+        self.arriving: tuple[Tensor, CudaCopy] | None = None
+        self.out: CudaCopy | None = None
         self.nbytes = values.nbytes
         self._numel = values.numel()
         self._like = values.new_empty(0)
         self.out = offloader.engine.copy_out(values, buffer)
-        self.position: Position = offloader.order.add(self, values.nbytes)
+        self.position: PackPosition = offloader.order.add(self, values.nbytes)
 
     def restore(self) -> Tensor:
         """Return the values, and begin to fetch those that are asked for next."""
@@ -90,7 +90,7 @@ class Offloaded(Packed):
             self._offloader.engine.wait(self.out)
             self.values = None
 
-    def _fetch_at_once(self) -> tuple[Tensor, Copying]:
+    def _fetch_at_once(self) -> tuple[Tensor, CudaCopy]:
         """Copy the values back before all else. What was fetched ahead gives way: it is in the host's memory still."""
         try:
             return self._copy_in(is_urgent=True)
@@ -99,7 +99,7 @@ class Offloaded(Packed):
                 raise
         return self._copy_in(is_urgent=True)
 
-    def _copy_in(self, *, is_urgent: bool) -> tuple[Tensor, Copying]:
+    def _copy_in(self, *, is_urgent: bool) -> tuple[Tensor, CudaCopy]:
         assert self.out is not None
         engine = self._offloader.engine
         return engine.copy_in(self._buffer, self._like, self._numel, self.out, is_urgent=is_urgent)
@@ -128,7 +128,7 @@ class HostOffloader:
 
     def __init__(self, engine: CudaCopies, window: int, limit: int | None = None) -> None:
         self.engine = engine
-        self.order: Order[Offloaded | Stayed] = Order()
+        self.order: AskOrder[Offloaded | Stayed] = AskOrder()
         self.pool = BufferPool(engine.allocate, limit)
         self._window = window
         self._leaving: InFlight[ref[Offloaded]] = InFlight()
@@ -152,7 +152,7 @@ class HostOffloader:
         buffer = self.pool.take(values.nbytes)
         return None if buffer is None else Offloaded(values, buffer, self)
 
-    def look_ahead(self, position: Position) -> None:
+    def look_ahead(self, position: PackPosition) -> None:
         """Begin to bring back what will be asked for next, as much as the window holds."""
         budget = self._window
         for count, item in enumerate(self.order.upcoming(position)):
@@ -162,7 +162,7 @@ class HostOffloader:
             if isinstance(item, Offloaded) and not item.fetch():
                 break
 
-    def drop_ahead(self, position: Position) -> bool:
+    def drop_ahead(self, position: PackPosition) -> bool:
         """Free what was fetched ahead in the pass of this one; returns whether there was anything."""
         items = (reference() for reference in position.of.items)
         return sum(item.drop() for item in items if isinstance(item, Offloaded)) > 0
@@ -178,7 +178,7 @@ class Stayed(Packed):
         self._offloader = offloader
         self._values = values
         self.nbytes = values.nbytes
-        self.position: Position = offloader.order.add(self, values.nbytes)
+        self.position: PackPosition = offloader.order.add(self, values.nbytes)
 
     def restore(self) -> Tensor:
         """The values."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Copying:
+class CudaCopy:
     """A copy that was asked for.
 
     Attributes:
@@ -61,7 +61,7 @@ class CudaCopies:
             empty_cache()
             return _pin(nbytes)
 
-    def copy_out(self, values: Tensor, buffer: Tensor) -> Copying:
+    def copy_out(self, values: Tensor, buffer: Tensor) -> CudaCopy:
         """Begin when the computing stream has come this far.
 
         It has waited for the last copy from the buffer, which was free; another computing stream need not have.
@@ -73,11 +73,11 @@ class CudaCopies:
             self._out.wait_stream(self._in_at_once)
         with torch.cuda.stream(self._out):
             buffer.copy_(values.view(torch.uint8), non_blocking=True)
-        return Copying(self._out.record_event(), home)
+        return CudaCopy(self._out.record_event(), home)
 
     def copy_in(
-        self, buffer: Tensor, like: Tensor, numel: int, out: Copying, *, is_urgent: bool
-    ) -> tuple[Tensor, Copying]:
+        self, buffer: Tensor, like: Tensor, numel: int, out: CudaCopy, *, is_urgent: bool
+    ) -> tuple[Tensor, CudaCopy]:
         """Begin when the computing stream no longer uses what lay in the new memory, and the copy out is done."""
         values = torch.empty(numel, dtype=like.dtype, device=like.device)
         home, stream = self._find_home(), self._in_at_once if is_urgent else self._in
@@ -85,9 +85,9 @@ class CudaCopies:
         stream.wait_event(out.done)
         with torch.cuda.stream(stream):
             values.view(torch.uint8).copy_(buffer, non_blocking=True)
-        return values, Copying(stream.record_event(), home, values)
+        return values, CudaCopy(stream.record_event(), home, values)
 
-    def wait(self, ticket: Copying) -> None:
+    def wait(self, ticket: CudaCopy) -> None:
         """The computing stream waits, and so does the one whose memory it is."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(ticket.done)

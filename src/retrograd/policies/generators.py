@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 _BYTES_OF_MT19937 = 624 * 4 + 4
 
 
-class State(NamedTuple):
+class GeneratorState(NamedTuple):
     """The state of a generator. It is compared by its identity: what is unchanged is read as the same object.
 
     Attributes:
@@ -28,7 +28,7 @@ class State(NamedTuple):
     values: Any
 
 
-NOT_LOADED = State(None, None)
+NOT_LOADED = GeneratorState(None, None)
 
 
 class _Python:
@@ -37,14 +37,14 @@ class _Python:
     def __init__(self) -> None:
         self._last = NOT_LOADED
 
-    def read(self) -> State:
+    def read(self) -> GeneratorState:
         """Takes 20 µs. A state has 20 kB, and is the same for many calls."""
         values, last = random.getstate(), self._last
         if values != last.key:
-            last = self._last = State(values, values)
+            last = self._last = GeneratorState(values, values)
         return last
 
-    def write(self, state: State) -> None:
+    def write(self, state: GeneratorState) -> None:
         """Draw from here."""
         random.setstate(state.values)
 
@@ -55,7 +55,7 @@ class _Numpy:
     def __init__(self) -> None:
         self._last = NOT_LOADED
 
-    def read(self) -> State:
+    def read(self) -> GeneratorState:
         """Takes 3 µs; 80 µs if something was drawn since.
 
         Of normal numbers two are drawn, and one may wait. The bits do not tell, so while one waits all is read.
@@ -70,10 +70,10 @@ class _Numpy:
         waiting = values["has_gauss"], values["gauss"]
         key = (bits if bits is not None else pickle.dumps(values["state"]), *waiting)
         if key != last.key:
-            last = self._last = State(key, values)
+            last = self._last = GeneratorState(key, values)
         return last
 
-    def write(self, state: State) -> None:
+    def write(self, state: GeneratorState) -> None:
         """Draw from here."""
         sys.modules["numpy.random"].set_state(state.values)
 
@@ -91,7 +91,7 @@ def _read_bits(numpy: Any) -> bytes | None:
 _GENERATORS = (_Python(), _Numpy())
 
 
-class Drawing:
+class DrawnNumbers:
     """The random numbers of one forward. Made before it.
 
     A generator that it leaves alone is left alone when it runs again: other threads may be drawing from it.

@@ -16,7 +16,7 @@ _LEARNED = 16
 
 
 @dataclass(slots=True)
-class Pass:
+class PackedPass:
     """One forward pass, and the backward pass over it.
 
     Attributes:
@@ -54,14 +54,14 @@ class Pass:
 
 
 @dataclass(slots=True, eq=False)
-class Position:
+class PackPosition:
     """Where an item was packed."""
 
     number: int
-    of: Pass
+    of: PackedPass
 
 
-class Order(Generic[T]):
+class AskOrder(Generic[T]):
     """The order of a policy's items.
 
     A pass ends when something is packed after something was asked for. The first pass of a kind is expected to be read
@@ -69,17 +69,17 @@ class Order(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._pass = Pass()
+        self._pass = PackedPass()
         self._learned: OrderedDict[tuple[int, ...], list[int]] = OrderedDict()
-        self._finished: Pass | None = None
+        self._finished: PackedPass | None = None
 
-    def add(self, item: T, nbytes: int) -> Position:
+    def add(self, item: T, nbytes: int) -> PackPosition:
         """An item is packed."""
         current = self._begin()
         current.nbytes += nbytes
         current.sizes[len(current.items) :] = [nbytes]  # in place of one that an interrupt has cut short
         current.items.append(weakref.ref(item))
-        return Position(len(current.items) - 1, current)
+        return PackPosition(len(current.items) - 1, current)
 
     def is_needed_first(self, nbytes: int, window: int) -> bool:
         """Whether what is packed next will be among the first to be asked for, by what the last pass did.
@@ -100,13 +100,13 @@ class Order(Generic[T]):
                 return True
         return False
 
-    def _begin(self) -> Pass:
+    def _begin(self) -> PackedPass:
         """The pass that packs now."""
         if self._pass.asked:
-            self._finished, self._pass = self._pass, Pass()
+            self._finished, self._pass = self._pass, PackedPass()
         return self._pass
 
-    def ask(self, position: Position) -> None:
+    def ask(self, position: PackPosition) -> None:
         """An item is asked for."""
         asked = position.of
         if not asked.route:
@@ -120,7 +120,7 @@ class Order(Generic[T]):
             asked.known.add(position.number)
             asked.asked.append(position.number)
 
-    def due(self, position: Position, window: int, least: int, *, is_missed: bool) -> Sequence[T]:
+    def due(self, position: PackPosition, window: int, least: int, *, is_missed: bool) -> Sequence[T]:
         """List those that are to be brought back now that this one is asked for; most often none.
 
         As soon as less than half of the window lies ahead of it, it is filled again. Each is given out once in a pass.
@@ -150,7 +150,7 @@ class Order(Generic[T]):
         items = (around.items[number]() for number in around.route[first:begun])
         return [item for item in items if item is not None]
 
-    def upcoming(self, position: Position) -> Iterator[T]:
+    def upcoming(self, position: PackPosition) -> Iterator[T]:
         """Go through those that will be asked for after this one, the next one first."""
         around = position.of
         turn = around.turns.get(position.number, around.expected)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from retrograd.errors import OverwrittenError, RecomputeError
 from retrograd.hooks.saved import is_plain
-from retrograd.policies.generators import Drawing
+from retrograd.policies.generators import DrawnNumbers
 from retrograd.policies.overwriting import FILLED_LATE, SaveSite, refuse_overwritten
 from retrograd.policies.policy import Packed, Policy, Saved, Stays
 from retrograd.policies.samples import LateComparison, Sample, numbers_are_apart, take_sample, tolerance_of
@@ -45,7 +45,7 @@ class RecomputeGuard:
     find_site: Callable[[], SaveSite]
     stays: Stays
     late: LateComparison
-    drawing: Drawing = field(default_factory=Drawing)
+    drawing: DrawnNumbers = field(default_factory=DrawnNumbers)
 
     def end_first(self) -> None:
         """Note the end of the first run."""

@@ -13,7 +13,7 @@ from retrograd.hooks.input_gradient import InputGradient, edge_of, hook_input_gr
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.nodes import is_leaf
 from retrograd.recording.module_watch import PlaceMaker, SlotWatch
-from retrograd.recording.place import Place
+from retrograd.recording.site_recorder import SiteRecorder
 from retrograd.sites.site import Site
 
 
@@ -65,17 +65,17 @@ class ArgumentWatch(SlotWatch):
             bound[self._rest] = args[len(self._names) :]
         return {**bound, **kwargs}
 
-    def _visit(self, place: Place, tensor: torch.Tensor) -> bool:
-        place.record(tensor)
-        if not (place.wants_gradient and tensor.requires_grad and grad_enabled()):
-            return not place.wants_gradient
-        self._watch(place, tensor)
+    def _visit(self, recorder: SiteRecorder, tensor: torch.Tensor) -> bool:
+        recorder.record(tensor)
+        if not (recorder.wants_gradient and tensor.requires_grad and grad_enabled()):
+            return not recorder.wants_gradient
+        self._watch(recorder, tensor)
         return True
 
-    def _watch(self, place: Place, tensor: torch.Tensor) -> None:
+    def _watch(self, recorder: SiteRecorder, tensor: torch.Tensor) -> None:
         found = edge_of(tensor)
         if found is not None:
             edge, number = found
-            if is_leaf(edge.node) and place.gradient is not None:
-                place.gradient.copy_from_now_on()
-            self._pending.append(InputGradient(place.see_gradient, edge, number))
+            if is_leaf(edge.node) and recorder.gradient is not None:
+                recorder.gradient.copy_from_now_on()
+            self._pending.append(InputGradient(recorder.see_gradient, edge, number))

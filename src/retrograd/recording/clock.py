@@ -13,7 +13,7 @@ changed in between.
 
 A stage of a pipeline has several micro-batches under way at once: they are calls of one.
 
-Forwards are kept apart in lanes by their grad mode, so that an evaluation, or a teacher's forward in the middle of
+Forwards are kept apart in buffers by their grad mode, so that an evaluation, or a teacher's forward in the middle of
 a step, never mixes with the forward that is waiting for its backward. Forwards that wait for none (without grad, or
 in eval mode) merge into one record a step. A forward with grad whose graph is gone when the next one begins, or that no
 backward has reached where it did reach another forward of the same model, is an evaluation too: see :mod:`forwards`.
@@ -28,21 +28,21 @@ from typing import Protocol
 
 from retrograd.history.sink import Moment
 from retrograd.progress.steps import Steps
-from retrograd.recording.lane import Lane, Lanes, Mode
+from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
 from retrograd.recording.schedule import Schedule
 
 _PATIENCE = 2.0
 """Seconds after which forwards that wait for no backward are emitted though the step goes on."""
 
 
-class Outlet(Protocol):
-    """Where lanes are emptied to."""
+class BufferOutlet(Protocol):
+    """Where buffers are emptied to."""
 
-    def emit(self, lane: Lane, moment: Moment) -> None:
+    def emit(self, buffer: ModeBuffer, moment: Moment) -> None:
         """A backward pass is complete, and another one over the same forward begins."""
 
-    def close(self, lane: Lane, moment: Moment) -> None:
-        """A lane is complete; it begins anew."""
+    def close(self, buffer: ModeBuffer, moment: Moment) -> None:
+        """A buffer is complete; it begins anew."""
 
 
 class Clock:
@@ -50,7 +50,7 @@ class Clock:
 
     Args:
         schedule: which steps are recorded.
-        lanes: where forwards are recorded.
+        buffers: where forwards are recorded.
         outlet: where they go when they are complete.
         steps: says whether an optimizer makes the steps.
         parameters_touched: asked, when no optimizer has been seen, whether an update was made by hand.
@@ -64,7 +64,7 @@ class Clock:
         is_piped: a stage of a pipeline runs, whose forwards and passes of a step come in any order: as one micro-batch.
         is_free: no model has run so far, so nothing tells where a forward begins: each pass is a micro-batch.
         was_reached: a backward pass that concerned us has ended in this step.
-        lane: the lane of the forward that runs now; None outside of the recorded models' own forward.
+        buffer: the buffer of the forward that runs now; None outside of the recorded models' own forward.
     """
 
     __slots__ = (
@@ -81,11 +81,11 @@ class Clock:
         "_stopped",
         "awake",
         "backward",
+        "buffer",
+        "buffers",
         "entered",
         "is_free",
         "is_piped",
-        "lane",
-        "lanes",
         "micro",
         "on",
         "stale",
@@ -97,8 +97,8 @@ class Clock:
     def __init__(
         self,
         schedule: Schedule,
-        lanes: Lanes,
-        outlet: Outlet,
+        buffers: ModeBuffers,
+        outlet: BufferOutlet,
         steps: Steps,
         parameters_touched: Callable[[], bool],
         step: int = 0,
@@ -113,8 +113,8 @@ class Clock:
         self._aside: list[bool] = []
         self._paused: tuple[int, bool, bool] | None = None
         self.was_reached = self.is_free = False
-        self.lanes = lanes
-        self.lane: Lane | None = None
+        self.buffers = buffers
+        self.buffer: ModeBuffer | None = None
         self.thread = threading.get_ident()
         self.step = step
         self.micro = 0
@@ -125,7 +125,7 @@ class Clock:
     @property
     def moment(self) -> Moment:
         """Now, for gradients of the micro-batch that is being recorded."""
-        return Moment(self.step, self.micro, max(self.backward, 0), self.lanes.grad.phase)
+        return Moment(self.step, self.micro, max(self.backward, 0), self.buffers.grad.phase)
 
     @property
     def coming(self) -> int:
@@ -143,10 +143,10 @@ class Clock:
         return len(self._roots) == 1
 
     @property
-    def waiting_lane(self) -> Lane | None:
-        """The lane of the outermost call that runs now, if that is recorded and a backward pass may follow it."""
+    def waiting_buffer(self) -> ModeBuffer | None:
+        """The buffer of the outermost call that runs now, if that is recorded and a backward pass may follow it."""
         is_outermost = len(self._roots) == 1 and self.on
-        return self.lane if is_outermost and self.lane is self.lanes.grad else None
+        return self.buffer if is_outermost and self.buffer is self.buffers.grad else None
 
     # ---- forward ----
 
@@ -157,14 +157,14 @@ class Clock:
         if len(self._roots) > 1:
             return
         self.thread = threading.get_ident()
-        lane = self.find_lane(mode)
+        buffer = self.find_buffer(mode)
         if mode is not Mode.GRAD:
-            self._merge_forward(lane)
-        elif lane.touched and not lane.reached:
-            self._follow_forward(lane, root, training)
-        if not lane.touched:
-            lane.training = training
-        self.lane = lane
+            self._merge_forward(buffer)
+        elif buffer.touched and not buffer.reached:
+            self._follow_forward(buffer, root, training)
+        if not buffer.touched:
+            buffer.training = training
+        self.buffer = buffer
 
     def forward_ends(self, root: int, failed: bool) -> None:
         """That call has returned, or raised."""
@@ -196,12 +196,12 @@ class Clock:
         self._roots.clear()
         self._finish_forward(failed=True)
 
-    def find_lane(self, mode: Mode) -> Lane:
-        """The lane for a forward of this mode that begins now."""
+    def find_buffer(self, mode: Mode) -> ModeBuffer:
+        """The buffer for a forward of this mode that begins now."""
         if self.stale:
             self._turn(mode)
         self._saw_forward = True
-        return self.lanes[mode]
+        return self.buffers[mode]
 
     # ---- backward ----
 
@@ -228,7 +228,7 @@ class Clock:
         if self._stopped:
             return False
         self.entered = True
-        grad = self.lanes.grad
+        grad = self.buffers.grad
         if self.backward < 0 or not self.is_piped:
             if self.backward >= 0:  # a second pass over the same micro-batch
                 self._outlet.emit(grad, self.moment)
@@ -241,7 +241,7 @@ class Clock:
         self.entered = False
         self.was_reached = True
         if failed:
-            self.lanes.grad.failed = self.lanes.grad.touched
+            self.buffers.grad.failed = self.buffers.grad.touched
         if not self._roots:  # a pass within a forward (forces, penalties) ends nothing
             self.stale = self.awake = True
 
@@ -268,22 +268,24 @@ class Clock:
 
     # ---- handing over ----
 
-    def close(self, lane: Lane) -> None:
-        """Emit what a lane holds and begin it anew."""
-        if lane.touched:
-            moment = Moment(self.step, self.micro if lane.mode is Mode.GRAD else 0, max(self.backward, 0), lane.phase)
-            self._outlet.close(lane, moment)
-            lane.restart()
+    def close(self, buffer: ModeBuffer) -> None:
+        """Emit what a buffer holds and begin it anew."""
+        if buffer.touched:
+            moment = Moment(
+                self.step, self.micro if buffer.mode is Mode.GRAD else 0, max(self.backward, 0), buffer.phase
+            )
+            self._outlet.close(buffer, moment)
+            buffer.restart()
             self._emitted_at = time.monotonic()
         else:
-            lane.forwards.restart()
-        if lane.mode is Mode.GRAD:
+            buffer.forwards.restart()
+        if buffer.mode is Mode.GRAD:
             self.backward = -1
 
     def close_all(self) -> None:
-        """Emit what all lanes hold."""
-        for lane in self.lanes.all:
-            self.close(lane)
+        """Emit what all buffers hold."""
+        for buffer in self.buffers.all:
+            self.close(buffer)
 
     def stop(self) -> None:
         """Record nothing any more."""
@@ -292,26 +294,26 @@ class Clock:
         self.on = self.awake = self.stale = False
 
     def _finish_forward(self, failed: bool) -> None:
-        lane, self.lane = self.lane, None
-        if failed and lane is not None and lane.touched:
-            lane.failed = True
-            self.close(lane)
+        buffer, self.buffer = self.buffer, None
+        if failed and buffer is not None and buffer.touched:
+            buffer.failed = True
+            self.close(buffer)
 
-    def _follow_forward(self, lane: Lane, root: int, training: bool) -> None:
+    def _follow_forward(self, buffer: ModeBuffer, root: int, training: bool) -> None:
         """A forward with grad begins while no pass has come to those before it."""
-        if lane.training and lane.forwards.may_be_joined(root):
+        if buffer.training and buffer.forwards.may_be_joined(root):
             return
-        if lane.training or training:
-            self.close(lane)
+        if buffer.training or training:
+            self.close(buffer)
         else:
-            self._merge_forward(lane)
-            lane.forwards.restart()
+            self._merge_forward(buffer)
+            buffer.forwards.restart()
 
-    def _merge_forward(self, lane: Lane) -> None:
+    def _merge_forward(self, buffer: ModeBuffer) -> None:
         """Count calls anew but keep the rows: this forward adds to the one before it."""
-        if lane.touched and time.monotonic() - self._emitted_at > _PATIENCE:
-            self.close(lane)
-        lane.serial += 1
+        if buffer.touched and time.monotonic() - self._emitted_at > _PATIENCE:
+            self.close(buffer)
+        buffer.serial += 1
 
     def _turn(self, mode: Mode) -> None:
         """A forward begins after a backward or an update."""
@@ -319,7 +321,7 @@ class Clock:
             self._advance()
         elif mode is Mode.GRAD:
             if not self.is_piped:
-                self.close(self.lanes.grad)
+                self.close(self.buffers.grad)
                 self.micro += 1
             self.stale = False
             self.awake = self.on

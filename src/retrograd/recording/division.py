@@ -15,9 +15,9 @@ from retrograd.history.sink import Moment, RowBatch
 from retrograd.recording.batches import rename_rows, take_rows
 from retrograd.recording.forwards import Forward
 from retrograd.recording.holder import Kept, Source
-from retrograd.recording.lane import Lane
-from retrograd.recording.module_watch import Places, SlotWatch
-from retrograd.recording.stream import Stream
+from retrograd.recording.mode_buffer import ModeBuffer
+from retrograd.recording.module_watch import SiteRecorders, SlotWatch
+from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.statistics.row import ROW
 
 
@@ -28,22 +28,22 @@ class Division:
     Attributes:
         owners: for each row the evaluation that it belongs to.
         rows: rows that get another number, and which.
-        streams: the same of streams.
+        tensor_recorders: the same of those of tensors.
     """
 
     owners: dict[int, Forward] = field(default_factory=dict)
     rows: dict[int, int] = field(default_factory=dict)
-    streams: dict[Source, tuple[Forward | None, Stream]] = field(default_factory=dict)
+    tensor_recorders: dict[Source, tuple[Forward | None, TensorRecorder]] = field(default_factory=dict)
 
-    def add(self, owner: Forward | None, stream: Stream | None, target: Stream | None) -> None:
-        """What came of ``stream`` belongs to this evaluation, or to training, and is called as that of ``target``."""
-        if stream is None or target is None:
+    def add(self, owner: Forward | None, tensor_recorder: TensorRecorder | None, target: TensorRecorder | None) -> None:
+        """Note that what came of one recorder is this forward's, and is called as that of ``target``."""
+        if tensor_recorder is None or target is None:
             return
-        self.streams[stream] = owner, target
-        if stream.row >= 0:
-            self.rows[stream.row] = target.row
+        self.tensor_recorders[tensor_recorder] = owner, target
+        if tensor_recorder.row >= 0:
+            self.rows[tensor_recorder.row] = target.row
             if owner is not None:
-                self.owners[stream.row] = owner
+                self.owners[tensor_recorder.row] = owner
 
     def split_rows(self, batch: RowBatch) -> Iterator[RowBatch]:
         """The rows of training, and those of each evaluation."""
@@ -56,60 +56,64 @@ class Division:
         """The same of kept tensors."""
         by_owner: dict[Forward | None, list[Kept]] = {}
         for source, tensor, version, size in kept:
-            owner, target = self.streams.get(source, (None, source))
+            owner, target = self.tensor_recorders.get(source, (None, source))
             by_owner.setdefault(owner, []).append((target, tensor, version, size))
         for owner, items in by_owner.items():
             yield _find_moment(moment, owner), items
 
 
-def divide(lane: Lane, slots: Sequence[SlotWatch], batches: Sequence[RowBatch], *, is_closing: bool) -> Division | None:
-    """What is to be told apart of what was just taken from a lane; None where nothing is.
+def divide(
+    buffer: ModeBuffer, slots: Sequence[SlotWatch], batches: Sequence[RowBatch], *, is_closing: bool
+) -> Division | None:
+    """What is to be told apart of what was just taken from a buffer; None where nothing is.
 
     Args:
-        lane: where it was recorded.
+        buffer: where it was recorded.
         slots: the watches of outputs, inputs and tensors watched by hand.
         batches: the rows.
         is_closing: no further pass is waited for.
     """
-    if len(lane.forwards) < 2 or lane.failed:
+    if len(buffer.forwards) < 2 or buffer.failed:
         return None
-    calls = [_find_calls(slot, lane) for slot in slots]
+    calls = [_find_calls(slot, buffer) for slot in slots]
     rows = {number for batch in batches for number in np.frombuffer(batch.rows, ROW)["row"].tolist()}
     trained = {
-        lane.forwards.find(number, call)
+        buffer.forwards.find(number, call)
         for number, of_slot in enumerate(calls)
-        for call, places in enumerate(of_slot)
-        if _has_gradient(places, rows)
+        for call, recorders in enumerate(of_slot)
+        if _has_gradient(recorders, rows)
     }
-    if not lane.forwards.decide(trained, is_reached=lane.reached, is_closing=is_closing):
+    if not buffer.forwards.decide(trained, is_reached=buffer.reached, is_closing=is_closing):
         return None
     division = Division()
     for number, slot in enumerate(slots):
-        _divide_slot(division, number, slot, calls[number], lane)
+        _divide_slot(division, number, slot, calls[number], buffer)
     return division
 
 
-def _divide_slot(division: Division, number: int, slot: SlotWatch, calls: Sequence[Places], lane: Lane) -> None:
+def _divide_slot(
+    division: Division, number: int, slot: SlotWatch, calls: Sequence[SiteRecorders], buffer: ModeBuffer
+) -> None:
     used: Counter[Forward | None] = Counter()
-    for call, places in enumerate(calls):
-        forward = lane.forwards[lane.forwards.find(number, call)]
+    for call, recorders in enumerate(calls):
+        forward = buffer.forwards[buffer.forwards.find(number, call)]
         owner = forward if forward.is_evaluation else None
-        for keys, place in list(places.items()):
-            target = slot.find_place(lane, used[owner], keys)
-            if place is not None and target is not None:
-                division.add(owner, place.value, target.value)
-                division.add(owner, place.gradient, target.gradient)
+        for keys, recorder in list(recorders.items()):
+            target = slot.find_site_recorder(buffer, used[owner], keys)
+            if recorder is not None and target is not None:
+                division.add(owner, recorder.value, target.value)
+                division.add(owner, recorder.gradient, target.gradient)
         used[owner] += 1
 
 
-def _find_calls(slot: SlotWatch, lane: Lane) -> list[Places]:
+def _find_calls(slot: SlotWatch, buffer: ModeBuffer) -> list[SiteRecorders]:
     calls = slot.trained_calls
-    return calls.places[: calls.count] if calls.serial == lane.serial else []
+    return calls.recorders[: calls.count] if calls.serial == buffer.serial else []
 
 
-def _has_gradient(places: Places, rows: set[int]) -> bool:
-    streams = (place.gradient for place in places.values() if place is not None)
-    return any(stream is not None and stream.row in rows for stream in streams)
+def _has_gradient(recorders: SiteRecorders, rows: set[int]) -> bool:
+    tensor_recorders = (recorder.gradient for recorder in recorders.values() if recorder is not None)
+    return any(tensor_recorder is not None and tensor_recorder.row in rows for tensor_recorder in tensor_recorders)
 
 
 def _find_moment(moment: Moment, owner: Forward | None) -> Moment:

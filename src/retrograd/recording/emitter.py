@@ -1,4 +1,4 @@
-"""Empties lanes into the sink: rows, losses, scales, kept tensors."""
+"""Empties buffers into the sink: rows, losses, scales, kept tensors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from retrograd.hooks.faults import never_raise
 from retrograd.recording.batches import pick_custom
 from retrograd.recording.division import divide
 from retrograd.recording.holder import Kept
-from retrograd.recording.lane import Lane, Mode
 from retrograd.recording.late import Closed, LateGradients, split_late
+from retrograd.recording.mode_buffer import Mode, ModeBuffer
 from retrograd.recording.module_watch import SlotWatch
 from retrograd.recording.placements import Placements
 from retrograd.recording.row_table import RowTable
@@ -50,7 +50,7 @@ class Emitter:
         forget_graph: called when a forward and all its passes are over.
 
     Attributes:
-        scale: what the gradients of the pass that is in the lane were multiplied by; None for nothing.
+        scale: what the gradients of the pass that is in the buffer were multiplied by; None for nothing.
         failed_at: of the last pass that raised, the module whose output's gradient came last; None where none came.
     """
 
@@ -89,18 +89,18 @@ class Emitter:
         self._changes.append((moment, site, rule, change))
 
     @never_raise()
-    def emit(self, lane: Lane, moment: Moment) -> None:
-        """Hand over what a lane holds."""
-        self._emit(lane, moment, is_closing=False)
+    def emit(self, buffer: ModeBuffer, moment: Moment) -> None:
+        """Hand over what a buffer holds."""
+        self._emit(buffer, moment, is_closing=False)
 
-    def _emit(self, lane: Lane, moment: Moment, *, is_closing: bool) -> None:
-        kept, lane.kept = lane.kept, []
-        scale = self._read_scale(moment) if lane.mode is Mode.GRAD else 1.0
-        batches = list(_drain(lane, moment, scale))
-        division = divide(lane, self._slots, batches, is_closing=is_closing)
-        if lane.failed:
+    def _emit(self, buffer: ModeBuffer, moment: Moment, *, is_closing: bool) -> None:
+        kept, buffer.kept = buffer.kept, []
+        scale = self._read_scale(moment) if buffer.mode is Mode.GRAD else 1.0
+        batches = list(_drain(buffer, moment, scale))
+        division = divide(buffer, self._slots, batches, is_closing=is_closing)
+        if buffer.failed:
             self.failed_at = self._find_last(batches)
-        late = self._late.find(lane) if lane.mode is Mode.GRAD else {}
+        late = self._late.find(buffer) if buffer.mode is Mode.GRAD else {}
         self._emit_losses()
         self._emit_changes(moment)
         self._placements.flush()
@@ -110,17 +110,17 @@ class Emitter:
             batches = [part for batch in batches for part in division.split_rows(batch)]
         for batch in batches:
             for part in split_late(batch, late) if late else (batch,):
-                self._note_rows(lane, part)
+                self._note_rows(buffer, part)
                 self._sink.add_rows(self._rows.translate(part))
                 if self._keeper.has_triggers:  # a user's: what it raises shall cost no row
                     self._pull_triggers(part)
 
     @never_raise()
-    def close(self, lane: Lane, moment: Moment) -> None:
-        """Hand over what a lane holds; its forward and all passes over it are done with."""
-        self._emit(lane, moment, is_closing=True)
-        if lane.mode is Mode.GRAD:
-            self._late.close(lane, moment)
+    def close(self, buffer: ModeBuffer, moment: Moment) -> None:
+        """Hand over what a buffer holds; its forward and all passes over it are done with."""
+        self._emit(buffer, moment, is_closing=True)
+        if buffer.mode is Mode.GRAD:
+            self._late.close(buffer, moment)
             self.scale = None
             self._forget_graph()
 
@@ -169,12 +169,12 @@ class Emitter:
             last = path  # of a module that returned the very tensor of its part, the part
         return last
 
-    def _note_rows(self, lane: Lane, batch: RowBatch) -> None:
+    def _note_rows(self, buffer: ModeBuffer, batch: RowBatch) -> None:
         numbers = memoryview(batch.rows).cast("i")[:: ROW.itemsize // 4].tobytes()  # ``row`` comes first in a row
         if numbers != self._numbers:  # they are nearly always those of the batch before
             self._numbers = numbers
             self._rows.mark(np.frombuffer(numbers, np.int32))
-        if lane.mode is Mode.GRAD:
+        if buffer.mode is Mode.GRAD:
             self._late.note(numbers)
 
     def _pull_triggers(self, batch: RowBatch) -> None:
@@ -186,11 +186,11 @@ class Emitter:
         self._keeper.pull_triggers(batch.moment, [self._rows.names[row] for row in table["row"]], columns)
 
 
-def _drain(lane: Lane, moment: Moment, scale: float) -> Iterator[RowBatch]:
-    """What the slabs of a lane hold, one batch a device."""
-    custom = lane.custom.drain() if lane.custom is not None else {}
-    for slab in lane.slabs.values():
+def _drain(buffer: ModeBuffer, moment: Moment, scale: float) -> Iterator[RowBatch]:
+    """What the slabs of a buffer hold, one batch a device."""
+    custom = buffer.custom.drain() if buffer.custom is not None else {}
+    for slab in buffer.slabs.values():
         rows, bins = slab.drain()
         if rows:
             batch = RowBatch(moment, rows, bins, scale, custom)
-            yield pick_custom(batch) if len(lane.slabs) > 1 else batch
+            yield pick_custom(batch) if len(buffer.slabs) > 1 else batch

@@ -27,10 +27,10 @@ _PATIENCE = 8
 
 
 class Counted(Protocol):
-    """The calls of one place.
+    """The calls of one slot of a module.
 
     Attributes:
-        serial: that of its lane when they were last counted anew.
+        serial: that of its buffer when they were last counted anew.
         count: how many there were since.
     """
 
@@ -38,7 +38,7 @@ class Counted(Protocol):
     count: int
 
 
-class Host(Protocol):
+class ForwardHost(Protocol):
     """What is needed of a recorder."""
 
     guard: DeepGraphGuard
@@ -51,7 +51,7 @@ class Forward:
     Args:
         root: that model, by its identity.
         training: it is in training mode.
-        counts: for each place, how many calls of it came before, within the micro-batch.
+        counts: for each slot, how many calls of it came before, within the micro-batch.
 
     Attributes:
         is_evaluation: whether it is one; None while that is not decided.
@@ -83,7 +83,7 @@ class Forward:
         """Its phase as an evaluation."""
         return "forward" if self.training else "eval"
 
-    def follow(self, output: Any, host: Host) -> None:
+    def follow(self, output: Any, host: ForwardHost) -> None:
         """Look out for a gradient of what it has returned."""
         tensors = [tensor for _, tensor in flatten(output, ())]
         if not tensors:
@@ -119,7 +119,7 @@ class Forwards:
     """The calls of whole models in the micro-batch that is open, in the order in which they ran.
 
     Attributes:
-        calls: those of every place.
+        calls: those of every slot.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Forwards:
             self._running = Forward(root, training, counts)
             self._listed.append(self._running)
 
-    def end(self, output: Any, host: Host) -> None:
+    def end(self, output: Any, host: ForwardHost) -> None:
         """The call that began last has returned this."""
         if self._running is not None:
             self._running.follow(output, host)
@@ -163,9 +163,9 @@ class Forwards:
         waiting = [not forward.is_over for forward in self._listed]
         return any(waiting[:-1] if len(waiting) >= _PATIENCE else waiting)
 
-    def find(self, place: int, call: int) -> int:
-        """Which of them a call of a place belongs to, by its number."""
-        begun = (len(each.counts) <= place or each.counts[place] <= call for each in self._listed)
+    def find(self, slot: int, call: int) -> int:
+        """Which of them a call of a slot belongs to, by its number."""
+        begun = (len(each.counts) <= slot or each.counts[slot] <= call for each in self._listed)
         return max((number for number, has_begun in enumerate(begun) if has_begun), default=0)
 
     def decide(self, trained: set[int], *, is_reached: bool, is_closing: bool) -> bool:

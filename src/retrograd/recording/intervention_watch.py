@@ -15,14 +15,14 @@ from retrograd.hooks.engine import current_graph_task
 from retrograd.hooks.faults import never_raise
 from retrograd.norms import norm
 from retrograd.recording.emitter import Emitter
-from retrograd.recording.lane import Mode
+from retrograd.recording.mode_buffer import Mode
 from retrograd.recording.module_watch import mode_now
-from retrograd.recording.place import Host, Place
+from retrograd.recording.site_recorder import SiteHost, SiteRecorder
 from retrograd.recording.taps import Taps
 from retrograd.sites.site import BEFORE, Site
 
 
-class InterventionHost(Host, Protocol):
+class InterventionHost(SiteHost, Protocol):
     """A recorder as this watch sees it."""
 
     @property
@@ -35,7 +35,7 @@ class InterventionWatch:
 
     Args:
         host: the recorder.
-        taps: makes places for what is to be recorded from before.
+        taps: makes recorders for what is to be recorded from before.
         emitter: takes the events.
     """
 
@@ -44,7 +44,7 @@ class InterventionWatch:
         self._taps = taps
         self._emitter = emitter
         self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-        self._places: dict[tuple[Site, Mode], Place | None] = {}
+        self._recorders: dict[tuple[Site, Mode], SiteRecorder | None] = {}
         self.fault = host.fault
 
     def add_modules(self, entries: Iterable[NamedModule]) -> None:
@@ -66,17 +66,17 @@ class InterventionWatch:
 
     def _record_before(self, site: Site, module: nn.Module | None, before: Tensor) -> None:
         mode = Mode.GRAD if current_graph_task() != -1 else mode_now()
-        if (site, mode) not in self._places:
+        if (site, mode) not in self._recorders:
             named = replace(site.value, keys=(*site.keys, BEFORE))
-            self._places[site, mode] = self._taps.make_named_place(mode, module, named, BEFORE)
-        place = self._places[site, mode]
-        if place is None:
+            self._recorders[site, mode] = self._taps.make_named_recorder(mode, module, named, BEFORE)
+        recorder = self._recorders[site, mode]
+        if recorder is None:
             return
         if site.quantity == "value":
-            place.record(before)
-        elif place.wants_gradient:
+            recorder.record(before)
+        elif recorder.wants_gradient:
             scale = self._host.loss_scale
-            place.see_gradient(before if scale is None else before * scale.to(before.device))
+            recorder.see_gradient(before if scale is None else before * scale.to(before.device))
 
 
 @torch.no_grad()

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from retrograd.history.sink import Moment, RowBatch
 from retrograd.recording.batches import take_rows
-from retrograd.recording.lane import Lane
-from retrograd.recording.stream import Stream
+from retrograd.recording.mode_buffer import ModeBuffer
+from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.statistics.row import ROW
 
 _REMEMBERED = 8
@@ -28,12 +28,12 @@ Rows = npt.NDArray[np.int32]
 
 
 class Waiting(Protocol):
-    """The calls of one place, whose tensors have been hooked."""
+    """The calls of one slot, whose tensors have been hooked."""
 
     serial: int
-    """That of its lane when the place was last called; 0 before the first call."""
+    """That of its buffer when the slot was last called; 0 before the first call."""
 
-    def gradients(self) -> Iterable[Stream]:
+    def gradients(self) -> Iterable[TensorRecorder]:
         """Where the gradients of those tensors go."""
 
 
@@ -42,7 +42,7 @@ class Closed:
     """A micro-batch that was closed.
 
     Attributes:
-        first, last: the serials of its lane.
+        first, last: the serials of its buffer.
         moment: when it was, at its last pass.
         rows: those that were recorded then, as the bytes of int32.
     """
@@ -77,28 +77,28 @@ class LateGradients:
         """These rows, as the bytes of int32, have been recorded for the micro-batch that is open."""
         self._open.append(rows)
 
-    def close(self, lane: Lane, moment: Moment) -> None:
+    def close(self, buffer: ModeBuffer, moment: Moment) -> None:
         """That micro-batch is closed."""
-        self._closed.append(Closed(lane.opened, lane.serial, moment, b"".join(self._open)))
+        self._closed.append(Closed(buffer.opened, buffer.serial, moment, b"".join(self._open)))
         self._open.clear()
 
-    def find(self, lane: Lane) -> dict[Stream, Closed]:
-        """The streams whose tensors, if any have come since the lane was opened, belong to an earlier micro-batch."""
-        late: dict[Stream, Closed] = {}
-        opened = lane.opened
+    def find(self, buffer: ModeBuffer) -> dict[TensorRecorder, Closed]:
+        """The recorders whose tensors, if any came since the buffer was opened, are of an earlier micro-batch."""
+        late: dict[TensorRecorder, Closed] = {}
+        opened = buffer.opened
         for calls in self.calls:
             serial = calls.serial
             if serial < opened:
                 closed = next((each for each in self._closed if each.first <= serial <= each.last), None)
                 if closed is not None:
-                    late.update((stream, closed) for stream in calls.gradients())
+                    late.update((tensor_recorder, closed) for tensor_recorder in calls.gradients())
         return late
 
 
-def split_late(batch: RowBatch, late: Mapping[Stream, Closed]) -> Iterator[RowBatch]:
+def split_late(batch: RowBatch, late: Mapping[TensorRecorder, Closed]) -> Iterator[RowBatch]:
     """The rows of a batch, those that are late as batches of their own."""
     numbers = np.frombuffer(batch.rows, ROW)["row"]
-    closed_of = {stream.row: closed for stream, closed in late.items()}
+    closed_of = {tensor_recorder.row: closed for tensor_recorder, closed in late.items()}
     is_late = np.isin(numbers, list(closed_of))
     if not is_late.all():
         yield take_rows(batch, ~is_late, batch.moment)

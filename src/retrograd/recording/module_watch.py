@@ -9,20 +9,19 @@ import torch
 from torch import nn
 
 from retrograd.hooks.engine import (
+    count_function_modes,
     current_graph_task,
     current_node,
     grad_enabled,
-    has_function_modes,
     inference_enabled,
     next_sequence_number,
     without_functions,
 )
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import number_of
-from retrograd.recording.lane import Lane, Mode
-from retrograd.recording.place import Host, Place
+from retrograd.recording.mode_buffer import Mode, ModeBuffer
 from retrograd.recording.placements import Placements
-from retrograd.recording.stream import Stream
+from retrograd.recording.site_recorder import SiteHost, SiteRecorder, TensorRecorder
 from retrograd.sites.site import Site
 
 MOST_CALLS = 100
@@ -36,44 +35,46 @@ def mode_now() -> Mode:
     return Mode.INFERENCE if inference_enabled() else Mode.NO_GRAD
 
 
-class PlaceMaker(Host, Protocol):
+class PlaceMaker(SiteHost, Protocol):
     """A recorder as its watches see it."""
 
     placements: Placements
 
-    def make_place(self, lane: Lane, module: nn.Module | None, site: Site) -> Place | None:
-        """The place for a site, or None when nothing of it is wanted."""
+    def make_site_recorder(self, buffer: ModeBuffer, module: nn.Module | None, site: Site) -> SiteRecorder | None:
+        """The recorder of a site, or None when nothing of it is wanted."""
 
     def crowded(self, site: Site) -> None:
         """Told at a site that has more calls than get records of their own."""
 
 
-Places = dict[Keys, Place | None]
-"""The places of one call, by their keys."""
+SiteRecorders = dict[Keys, SiteRecorder | None]
+"""The recorders of one call, by their keys."""
 
 
-class Calls:
-    """The places of one slot in one lane, by call.
+class SlotCalls:
+    """The recorders of one slot in one buffer, by call.
 
     Attributes:
-        plain: the place of each call that returned a single tensor, which is nearly every call: found by its number.
-        places: all places of each call, by their keys.
+        plain: that of each call that returned a single tensor, which is nearly every call: found by its number.
+        recorders: all of each call, by their keys.
         unhooked: calls whose gradient has no hook yet, each with the number that the next node would have had then.
     """
 
-    __slots__ = ("count", "places", "plain", "serial", "unhooked")
+    __slots__ = ("count", "plain", "recorders", "serial", "unhooked")
 
     def __init__(self) -> None:
         self.serial = 0
         self.count = 0
-        self.plain: list[Place | None] = []
-        self.places: list[Places] = []
-        self.unhooked: list[tuple[int, Places]] = []
+        self.plain: list[SiteRecorder | None] = []
+        self.recorders: list[SiteRecorders] = []
+        self.unhooked: list[tuple[int, SiteRecorders]] = []
 
-    def gradients(self) -> list[Stream]:
+    def gradients(self) -> list[TensorRecorder]:
         """Where the gradients of all calls go."""
-        places = (place for places in self.places for place in places.values() if place is not None)
-        return [place.gradient for place in places if place.gradient is not None]
+        recorders = (
+            recorder for recorders in self.recorders for recorder in recorders.values() if recorder is not None
+        )
+        return [recorder.gradient for recorder in recorders if recorder.gradient is not None]
 
 
 class SlotWatch:
@@ -89,9 +90,9 @@ class SlotWatch:
         path: the same.
     """
 
-    __slots__ = ("_host", "_keys", "_lanes", "_module", "path", "switch")
+    __slots__ = ("_buffers", "_host", "_keys", "_module", "path", "switch")
 
-    _visit = staticmethod(Place.see_value)
+    _visit = staticmethod(SiteRecorder.see_value)
     """Records a tensor; returns whether its gradient is taken care of."""
 
     def __init__(self, host: PlaceMaker, module: nn.Module | None, path: str, keys: Keys) -> None:
@@ -100,7 +101,7 @@ class SlotWatch:
         self._module = weakref.ref(module) if module is not None else None
         self.path = path
         self._keys = keys
-        self._lanes = (Calls(), Calls(), Calls())
+        self._buffers = (SlotCalls(), SlotCalls(), SlotCalls())
 
     def see(self, value: Any) -> None:
         """Record the tensors in ``value`` as those of the next call."""
@@ -109,74 +110,74 @@ class SlotWatch:
             if clock.on:
                 self._see_again(value)
             return
-        lane = clock.lane
-        if lane is None:
-            lane = clock.find_lane(mode_now())
+        buffer = clock.buffer
+        if buffer is None:
+            buffer = clock.find_buffer(mode_now())
         if not clock.on:
             return
-        calls = self._lanes[lane.mode]
-        if calls.serial != lane.serial:
-            self._restart(calls, lane)
+        calls = self._buffers[buffer.mode]
+        if calls.serial != buffer.serial:
+            self._restart(calls, buffer)
         call = calls.count
         calls.count = call + 1
         if call >= len(calls.plain):
             call = self._next_call(calls)
-        place = calls.plain[call]
-        if place is not None and type(value) is torch.Tensor:
-            hooked = (self._visit_past_modes if has_function_modes() else self._visit)(place, value)
+        recorder = calls.plain[call]
+        if recorder is not None and type(value) is torch.Tensor:
+            hooked = (self._visit_past_modes if count_function_modes() else self._visit)(recorder, value)
         else:
-            hooked = self._see_nested(lane, calls, call, value)
-        if not hooked and lane.mode is Mode.GRAD and not grad_enabled():
-            calls.unhooked.append((next_sequence_number(), calls.places[call]))
+            hooked = self._see_nested(buffer, calls, call, value)
+        if not hooked and buffer.mode is Mode.GRAD and not grad_enabled():
+            calls.unhooked.append((next_sequence_number(), calls.recorders[call]))
 
-    def _visit_past_modes(self, place: Place, tensor: torch.Tensor) -> bool:
+    def _visit_past_modes(self, recorder: SiteRecorder, tensor: torch.Tensor) -> bool:
         """The same past function modes, through which each attribute would be read; not where users have statistics."""
-        if place.value is not None and place.value.custom is not None:
-            return self._visit(place, tensor)
+        if recorder.value is not None and recorder.value.custom is not None:
+            return self._visit(recorder, tensor)
         with without_functions():
-            return self._visit(place, tensor)
+            return self._visit(recorder, tensor)
 
-    def _next_call(self, calls: Calls) -> int:
+    def _next_call(self, calls: SlotCalls) -> int:
         """The number of a call that comes for the first time."""
         if len(calls.plain) < MOST_CALLS:
             calls.plain.append(None)
-            calls.places.append({})
+            calls.recorders.append({})
         elif calls.count == MOST_CALLS + 1:
             self._host.crowded(Site(self.path, self._keys, MOST_CALLS))
         return len(calls.plain) - 1
 
-    def _see_nested(self, lane: Lane, calls: Calls, call: int, value: Any) -> bool:
+    def _see_nested(self, buffer: ModeBuffer, calls: SlotCalls, call: int, value: Any) -> bool:
         hooked = True
-        places = calls.places[call]
+        recorders = calls.recorders[call]
         for keys, tensor in flatten(value, self._keys):
-            if keys not in places:
+            if keys not in recorders:
                 site = Site(self.path, keys, call + 1)
-                places[keys] = self._make_place(lane, site)
+                recorders[keys] = self._make_site_recorder(buffer, site)
                 self._host.placements.see(site, tensor)
-                calls.plain[call] = places.get(self._keys)
-            place = places[keys]
-            if place is None:
+                calls.plain[call] = recorders.get(self._keys)
+            recorder = recorders[keys]
+            if recorder is None:
                 continue
             try:
-                hooked &= self._visit(place, tensor)
+                hooked &= self._visit(recorder, tensor)
             except Exception as error:
                 self._host.fault(Site(self.path, keys, call + 1), error)
         return hooked
 
-    def find_place(self, lane: Lane, call: int, keys: Keys) -> Place | None:
-        """The place of an earlier call with grad, made now if that call did not have these keys."""
-        places = self.trained_calls.places[call]
-        if keys not in places:
-            places[keys] = self._make_place(lane, Site(self.path, keys, call + 1))
-            self.trained_calls.plain[call] = places.get(self._keys)
-        return places[keys]
+    def find_site_recorder(self, buffer: ModeBuffer, call: int, keys: Keys) -> SiteRecorder | None:
+        """The recorder of an earlier call with grad, made now if that call did not have these keys."""
+        recorders = self.trained_calls.recorders[call]
+        if keys not in recorders:
+            recorders[keys] = self._make_site_recorder(buffer, Site(self.path, keys, call + 1))
+            self.trained_calls.plain[call] = recorders.get(self._keys)
+        return recorders[keys]
 
-    def _make_place(self, lane: Lane, site: Site) -> Place | None:
-        return self._host.make_place(lane, self._module() if self._module is not None else None, site)
+    def _make_site_recorder(self, buffer: ModeBuffer, site: Site) -> SiteRecorder | None:
+        return self._host.make_site_recorder(buffer, self._module() if self._module is not None else None, site)
 
-    def _watch(self, place: Place, tensor: torch.Tensor) -> None:
+    def _watch(self, recorder: SiteRecorder, tensor: torch.Tensor) -> None:
         """Take care of the gradient alone."""
-        place.watch(tensor)
+        recorder.watch(tensor)
 
     def _see_again(self, value: Any) -> None:
         """A reentrant checkpoint ran without grad at first, so only what it computes again has a gradient.
@@ -184,7 +185,7 @@ class SlotWatch:
         All calls of a checkpointed part have seen the number after that of the part's own node, or, in parts within
         it, a larger one. Parts are computed again from the last to the first, so no call of a later part is left.
         """
-        unhooked = self._lanes[Mode.GRAD].unhooked
+        unhooked = self._buffers[Mode.GRAD].unhooked
         node = current_node()
         if not unhooked or node is None:
             return
@@ -192,30 +193,30 @@ class SlotWatch:
         index = next((index for index, (number, _) in enumerate(unhooked) if number > part), None)
         if index is None:
             return
-        _, places = unhooked.pop(index)
+        _, recorders = unhooked.pop(index)
         if not grad_enabled():  # a part within the part, which is computed once more in its own time
-            unhooked.append((next_sequence_number(), places))
+            unhooked.append((next_sequence_number(), recorders))
             return
         for keys, tensor in flatten(value, self._keys):
-            place = places.get(keys)
-            if place is not None and tensor.requires_grad:
-                self._watch(place, tensor)
+            recorder = recorders.get(keys)
+            if recorder is not None and tensor.requires_grad:
+                self._watch(recorder, tensor)
 
-    def _restart(self, calls: Calls, lane: Lane) -> None:
-        calls.serial = lane.serial
+    def _restart(self, calls: SlotCalls, buffer: ModeBuffer) -> None:
+        calls.serial = buffer.serial
         calls.count = 0
         calls.unhooked.clear()
-        lane.touched = True
+        buffer.touched = True
 
     @property
     def was_called(self) -> bool:
         """Whether anything was ever seen here."""
-        return any(calls.serial for calls in self._lanes)
+        return any(calls.serial for calls in self._buffers)
 
     @property
-    def trained_calls(self) -> Calls:
+    def trained_calls(self) -> SlotCalls:
         """Its calls with grad."""
-        return self._lanes[Mode.GRAD]
+        return self._buffers[Mode.GRAD]
 
 
 class OutputWatch(SlotWatch):

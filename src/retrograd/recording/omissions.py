@@ -46,7 +46,7 @@ class Evidence:
         return [*self.recorded, *(parse_site(name) for name in self.kept)]
 
     @cached_property
-    def places(self) -> set[tuple[str, tuple[str, ...], str]]:
+    def recorders(self) -> set[tuple[str, tuple[str, ...], str]]:
         """Path, slot and quantity of all that was; further keys and calls are left out."""
         return {_place(site) for site in self.sites}
 
@@ -57,7 +57,7 @@ class Evidence:
 
     def lacks(self, site: Site) -> bool:
         """Whether there is nothing of a site that was asked for."""
-        return _place(site) not in self.places and str(site) not in self.unreadable
+        return _place(site) not in self.recorders and str(site) not in self.unreadable
 
 
 def list_omissions(evidence: Evidence) -> list[dict[str, str]]:

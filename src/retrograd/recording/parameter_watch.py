@@ -11,8 +11,7 @@ from torch.utils.weak import WeakIdRef
 from retrograd.hooks.distributed import Exchange, is_summand
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.tensor import watch_gradient
-from retrograd.recording.place import Host
-from retrograd.recording.stream import Stream
+from retrograd.recording.site_recorder import SiteHost, TensorRecorder
 from retrograd.sites.site import Site
 
 
@@ -43,15 +42,15 @@ class ParameterWatch:
 
     def __init__(
         self,
-        host: Host,
+        host: SiteHost,
         site: Site,
         parameter: torch.Tensor,
         gone: Callable[[Any], None],
         *,
-        value: Stream | None,
-        gradient: Stream | None,
-        local: Stream | None,
-        update: Stream | None,
+        value: TensorRecorder | None,
+        gradient: TensorRecorder | None,
+        local: TensorRecorder | None,
+        update: TensorRecorder | None,
     ) -> None:
         self._host = host
         self._clock = host.clock
@@ -77,15 +76,15 @@ class ParameterWatch:
         """The hook: record the gradient."""
         if self._clock.on and (self._clock.entered or self._host.enter_backward()):
             self.has_come = True
-            stream = self.gradient
+            tensor_recorder = self.gradient
             if self.exchange is not None or is_summand(gradient):
-                stream, self.is_alone = self.local, True
-            if stream is None:
+                tensor_recorder, self.is_alone = self.local, True
+            if tensor_recorder is None:
                 return
             try:
-                stream.see(gradient)
+                tensor_recorder.see(gradient)
             except Exception as error:
-                self._host.fault(stream.site, error)
+                self._host.fault(tensor_recorder.site, error)
 
     see_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
 

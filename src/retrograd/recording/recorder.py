@@ -46,19 +46,19 @@ from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.faults import Faults
 from retrograd.recording.intervention_watch import InterventionWatch
-from retrograd.recording.lane import Lane, Lanes
 from retrograd.recording.late import LateGradients
 from retrograd.recording.loose import LooseParameters
 from retrograd.recording.manual_updates import ManualUpdates
+from retrograd.recording.mode_buffer import ModeBuffer, ModeBuffers
 from retrograd.recording.module_watch import SlotWatch, mode_now
 from retrograd.recording.omissions import Evidence, list_omissions, list_unmatched
 from retrograd.recording.optimizer_watch import OptimizerWatch
 from retrograd.recording.parameter_watch import ParameterWatch
-from retrograd.recording.place import Place
 from retrograd.recording.placements import Placements
 from retrograd.recording.reductions import Reductions
 from retrograd.recording.row_table import RowTable
 from retrograd.recording.settings import Settings
+from retrograd.recording.site_recorder import SiteRecorder
 from retrograd.recording.taps import Taps
 from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.recording.updates import UpdateTap
@@ -109,8 +109,8 @@ class Recorder:
         self._closed = False
         self._processes = 1
         self._crowded: set[str] = set()
-        self._lanes = Lanes(self.settings)
-        self._rows = RowTable(self._lanes, sink)
+        self._buffers = ModeBuffers(self.settings)
+        self._rows = RowTable(self._buffers, sink)
         self._old_input_gradients: list[InputGradient] = []
         self.keeper = TensorKeeper(self.settings.keeps, self.settings.tensor_budget, sink)
         self.guard = DeepGraphGuard()
@@ -121,12 +121,12 @@ class Recorder:
         slots: list[SlotWatch] = []
         self._emitter = Emitter(sink, self._rows, slots, self.keeper, self, late, self.placements, self._forget_graph)
         self._steps = Steps()
-        self.clock = Clock(self._wants_step, self._lanes, self._emitter, self._steps, self._manual.touched, step)
+        self.clock = Clock(self._wants_step, self._buffers, self._emitter, self._steps, self._manual.touched, step)
         self.clock.is_free = models is None
-        self._taps = Taps(self, self.settings, self._lanes, self._rows, slots, late)
+        self._taps = Taps(self, self.settings, self._buffers, self._rows, slots, late)
         self._reductions = Reductions(self)
         self._interventions = InterventionWatch(self, self._taps, self._emitter)
-        self._optimizers = OptimizerWatch(self, self._steps, self._taps.parameters, UpdateTap(self._lanes.grad))
+        self._optimizers = OptimizerWatch(self, self._steps, self._taps.parameters, UpdateTap(self._buffers.grad))
         self._loose = LooseParameters(self._taps, self._steps.knows, self._loose_found) if loose else None
         self._facts = Facts(self, sources)
 
@@ -185,9 +185,9 @@ class Recorder:
         self.add_root(model)
         self._facts.model_added(name, model)
 
-    def make_place(self, lane: Lane, module: nn.Module | None, site: Site) -> Place | None:
-        """The place for a site, or None when nothing of it is wanted."""
-        return self._taps.make_place(lane, module, site)
+    def make_site_recorder(self, buffer: ModeBuffer, module: nn.Module | None, site: Site) -> SiteRecorder | None:
+        """The recorder of a site, or None when nothing of it is wanted."""
+        return self._taps.make_site_recorder(buffer, module, site)
 
     def parameter_watched(self, watch: ParameterWatch) -> None:
         """A parameter is recorded from now on: who else has it, and who reduces its gradient?"""
@@ -242,9 +242,9 @@ class Recorder:
         self._steps.model_runs(model)
         if clock.is_outermost:
             self._facts.forward_begins(model, arguments)
-        lane = clock.waiting_lane
-        if lane is not None:
-            lane.forwards.begin(id(model), model.training, lane.serial)
+        buffer = clock.waiting_buffer
+        if buffer is not None:
+            buffer.forwards.begin(id(model), model.training, buffer.serial)
 
     def _meet_wrapper(self) -> None:
         if self._reductions.meets_wrapper():
@@ -257,9 +257,9 @@ class Recorder:
         if self.clock.is_paused:
             self.clock.go_on(id(model))
         elif current_graph_task() == -1:
-            lane = self.clock.waiting_lane
-            if lane is not None:
-                lane.forwards.end(output, self)
+            buffer = self.clock.waiting_buffer
+            if buffer is not None:
+                buffer.forwards.end(output, self)
             if self.clock.is_outermost:
                 self._facts.forward_ends(model, output, failed)
             self.guard.pause()
@@ -311,7 +311,7 @@ class Recorder:
         clock = self.clock
         if clock.on and not failed:
             self._reductions.pass_ends()
-        may_be_ours = self._lanes.grad.touched and (failed or not self._taps.see_gradients)
+        may_be_ours = self._buffers.grad.touched and (failed or not self._taps.see_gradients)
         if not clock.entered and clock.on and (may_be_ours or clock.is_free):
             self.enter_backward()
         self._in_backward = False
@@ -397,7 +397,7 @@ class Recorder:
         clock = self.clock
         if clock.coming != clock.step:
             return Moment(clock.coming)
-        return Moment(clock.step, clock.micro, clock.backward, clock.lanes.grad.phase)
+        return Moment(clock.step, clock.micro, clock.backward, clock.buffers.grad.phase)
 
     def _forget_graph(self) -> None:
         self._facts.drain()

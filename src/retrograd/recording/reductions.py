@@ -96,11 +96,11 @@ class Reductions:
         self._groups.clear()
 
     def _record(self, gradient: ReducedGradient) -> None:
-        stream = gradient.watch.gradient
+        tensor_recorder = gradient.watch.gradient
         try:
             total = gradient.take()
-            if stream is not None and total is not None and self._is_recorded():
-                stream.see(total)
+            if tensor_recorder is not None and total is not None and self._is_recorded():
+                tensor_recorder.see(total)
         except Exception as error:
             self._host.fault(gradient.watch.site.grad, error)
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from retrograd.history.sink import RowBatch, Sink
 from retrograd.recording.batches import rename_rows
 from retrograd.recording.holder import Source
-from retrograd.recording.lane import Lanes
+from retrograd.recording.mode_buffer import ModeBuffers
 from retrograd.sites.site import Site
 from retrograd.statistics.row import ROW
 
@@ -29,8 +29,8 @@ class RowTable:
         names: their printed names.
     """
 
-    def __init__(self, lanes: Lanes, sink: Sink) -> None:
-        self._lanes = lanes
+    def __init__(self, buffers: ModeBuffers, sink: Sink) -> None:
+        self._buffers = buffers
         self._sink = sink
         self._numbers: dict[Site, int] = {}
         self._seen = np.zeros(0, dtype=bool)
@@ -51,7 +51,7 @@ class RowTable:
             row = self._numbers.get(site)
             if row is not None:
                 return row
-            row = self._lanes.add_row()
+            row = self._buffers.add_row()
             self.sites.append(site)
             self.names.append(str(site))
             if site.call == 1:

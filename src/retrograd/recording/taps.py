@@ -1,4 +1,4 @@
-"""What is set on the models: taps on the calls of modules, hooks on parameters, and the places that they lead to."""
+"""What is set on the models: taps on the calls of modules, hooks on parameters, and the recorders that they lead to."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from retrograd.hooks.module import CallTap, InputWatcher, unwatch_forward, watch
 from retrograd.hooks.module_paths import parameter_site
 from retrograd.recording.argument_watch import ArgumentHost, ArgumentWatch
 from retrograd.recording.keep import find_keep
-from retrograd.recording.lane import Lane, Lanes, Mode
 from retrograd.recording.late import LateGradients
+from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
 from retrograd.recording.module_watch import OutputWatch, SlotWatch
 from retrograd.recording.parameter_watch import ParameterWatch
-from retrograd.recording.place import Place
 from retrograd.recording.row_table import RowTable
 from retrograd.recording.settings import Settings
-from retrograd.recording.stream import NO_ROW, Stream, StreamHost
+from retrograd.recording.site_recorder import NO_ROW, SiteRecorder, TensorHost, TensorRecorder
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import LOCAL, OPTIMIZER, WATCH, Site, local_gradient
 
 
-class TapHost(ArgumentHost, StreamHost, Protocol):
+class TapHost(ArgumentHost, TensorHost, Protocol):
     """A recorder as its taps see it."""
 
     def parameter_watched(self, watch: ParameterWatch) -> None:
@@ -43,10 +42,10 @@ class Taps:
     Args:
         host: the recorder.
         settings: what is wanted.
-        lanes: where it goes.
+        buffers: where it goes.
         rows: the numbering of rows.
         slots: where the watches of what has calls are to be listed.
-        late: told of every place that hooks tensors.
+        late: told of every recorder that hooks tensors.
 
     Attributes:
         parameters: the watches of parameters, by identity.
@@ -57,20 +56,20 @@ class Taps:
         self,
         host: TapHost,
         settings: Settings,
-        lanes: Lanes,
+        buffers: ModeBuffers,
         rows: RowTable,
         slots: list[SlotWatch],
         late: LateGradients,
     ) -> None:
         self._host = host
         self._settings = settings
-        self._lanes = lanes
+        self._buffers = buffers
         self._rows = rows
         self._late = late
         self._calls: list[CallTap] = []
         self._outputs: WeakKeyDictionary[nn.Module, OutputWatch] = WeakKeyDictionary()
         self._watched: dict[str, SlotWatch] = {}
-        self._places: list[Place] = []
+        self._recorders: list[SiteRecorder] = []
         self._frozen: list[tuple[Site, weakref.ref[nn.Module] | None, WeakIdRef]] = []
         self._slots = slots
         self.parameters: dict[int, ParameterWatch] = {}
@@ -133,20 +132,20 @@ class Taps:
         """Paths of modules that were called while a step was recorded."""
         return {watch.path for watch in self._slots if watch.was_called}
 
-    def make_place(self, lane: Lane, module: nn.Module | None, site: Site) -> Place | None:
-        """The place for a site, or None when neither its value nor its gradient is wanted."""
-        value = self._make_stream(lane, module, site)
-        gradient = self._make_stream(lane, module, site.grad) if lane.mode is Mode.GRAD else None
+    def make_site_recorder(self, buffer: ModeBuffer, module: nn.Module | None, site: Site) -> SiteRecorder | None:
+        """The recorder of a site, or None when neither its value nor its gradient is wanted."""
+        value = self._make_tensor_recorder(buffer, module, site)
+        gradient = self._make_tensor_recorder(buffer, module, site.grad) if buffer.mode is Mode.GRAD else None
         if value is None and gradient is None:
             return None
-        place = Place(self._host, value, gradient)
-        self._places.append(place)
-        self.see_gradients |= place.wants_gradient
-        return place
+        recorder = SiteRecorder(self._host, value, gradient)
+        self._recorders.append(recorder)
+        self.see_gradients |= recorder.wants_gradient
+        return recorder
 
-    def make_named_place(self, mode: Mode, module: nn.Module | None, site: Site, key: str) -> Place | None:
-        """The place for a site that is recorded only where a pattern names its last key."""
-        return self.make_place(self._lanes[mode], module, site) if self._settings.names(key) else None
+    def make_named_recorder(self, mode: Mode, module: nn.Module | None, site: Site, key: str) -> SiteRecorder | None:
+        """The recorder of a site that is recorded only where a pattern names its last key."""
+        return self.make_site_recorder(self._buffers[mode], module, site) if self._settings.names(key) else None
 
     def remove(self) -> None:
         """Take every hook back."""
@@ -156,24 +155,24 @@ class Taps:
             unwatch_forward(module, watch)
         for parameter in list(self.parameters.values()):
             parameter.remove()
-        for place in self._places:
-            place.remove()
+        for recorder in self._recorders:
+            recorder.remove()
 
     def tap_parameter(self, site: Site, module: nn.Module | None, parameter: torch.Tensor) -> None:
         """Record a parameter, one of no module among them, under this name, unless it has one already."""
         if id(parameter) in self.parameters:
             return
-        lane = self._lanes.grad
+        buffer = self._buffers.grad
         trains = _trains(parameter)
         watch = ParameterWatch(
             self._host,
             site,
             parameter,
             partial(_forget, self.parameters, id(parameter)),
-            value=self._make_stream(lane, module, site, copy=True),
-            gradient=self._make_stream(lane, module, site.grad, copy=True) if trains else None,
-            local=self._make_local(lane, module, site) if trains else None,
-            update=self._make_stream(lane, module, site.update) if trains else None,
+            value=self._make_tensor_recorder(buffer, module, site, copy=True),
+            gradient=self._make_tensor_recorder(buffer, module, site.grad, copy=True) if trains else None,
+            local=self._make_local(buffer, module, site) if trains else None,
+            update=self._make_tensor_recorder(buffer, module, site.update) if trains else None,
         )
         if not trains:
             find_module = None if module is None else weakref.ref(module)
@@ -183,9 +182,9 @@ class Taps:
             self.see_gradients |= watch.gradient is not None
             self._host.parameter_watched(watch)
 
-    def _make_local(self, lane: Lane, module: nn.Module | None, parameter: Site) -> Stream | None:
+    def _make_local(self, buffer: ModeBuffer, module: nn.Module | None, parameter: Site) -> TensorRecorder | None:
         is_named = self._settings.names(LOCAL) and has_other_processes()
-        return self._make_stream(lane, module, local_gradient(parameter), copy=True) if is_named else None
+        return self._make_tensor_recorder(buffer, module, local_gradient(parameter), copy=True) if is_named else None
 
     def _may_reach(self, entry: NamedModule, slot: str) -> bool:
         return any(self._settings.may_reach(each) for each in entry.candidates() if each.site.slot == slot)
@@ -193,15 +192,19 @@ class Taps:
     def _add_slot(self, watch: SlotWatch) -> None:
         self._slots.append(watch)
         self._late.calls.append(watch.trained_calls)
-        self._lanes.grad.forwards.calls.append(watch.trained_calls)
+        self._buffers.grad.forwards.calls.append(watch.trained_calls)
 
-    def _make_stream(self, lane: Lane, module: nn.Module | None, site: Site, *, copy: bool = False) -> Stream | None:
+    def _make_tensor_recorder(
+        self, buffer: ModeBuffer, module: nn.Module | None, site: Site, *, copy: bool = False
+    ) -> TensorRecorder | None:
         candidate = Candidate(site, module)
         has_row = self._settings.wants_statistics(candidate)
         keep = find_keep(self._settings.keeps, candidate)
         if not has_row and keep is None:
             return None
-        return Stream(lane, site, self._rows.number(site) if has_row else NO_ROW, keep, copy=copy, host=self._host)
+        return TensorRecorder(
+            buffer, site, self._rows.number(site) if has_row else NO_ROW, keep, copy=copy, host=self._host
+        )
 
 
 def _forget(parameters: dict[int, ParameterWatch], number: int, _: object) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.distributed import local_part
-from retrograd.hooks.engine import has_function_modes, without_functions
-from retrograd.recording.lane import Lane
+from retrograd.hooks.engine import count_function_modes, without_functions
+from retrograd.recording.mode_buffer import ModeBuffer
 from retrograd.recording.parameter_watch import ParameterWatch
-from retrograd.recording.stream import Stream
+from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.sites.site import Site
 
 Fault = Callable[[Site, Exception], None]
@@ -24,21 +24,21 @@ COPY_LIMIT = 1024**3
 class UpdateTap:
     """Measures the updates of the optimizers that step now."""
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, buffer: ModeBuffer) -> None:
+        self._buffer = buffer
         self._copies: WeakKeyDictionary[Optimizer, list[tuple[ParameterWatch, torch.Tensor]]] = WeakKeyDictionary()
         self.left_out: set[str] = set()
 
     def begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch], fault: Fault) -> None:
         """An update begins: record values and copy those weights whose update is wanted."""
-        if has_function_modes() and self._lane.custom is None:  # each attribute would pass through them
+        if count_function_modes() and self._buffer.custom is None:  # each attribute would pass through them
             with without_functions():
                 self._begin(optimizer, watches, fault)
         else:
             self._begin(optimizer, watches, fault)
 
     def _begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch], fault: Fault) -> None:
-        self._lane.touched = True
+        self._buffer.touched = True
         copies: list[tuple[ParameterWatch, torch.Tensor]] = []
         size = 0
         for watch in watches:
@@ -63,7 +63,7 @@ class UpdateTap:
     def end(self, optimizer: Optimizer, fault: Fault) -> None:
         """The update has been made: measure it."""
         for watch, before in self._copies.pop(optimizer, ()):
-            update: Stream = watch.update  # type: ignore[assignment]
+            update: TensorRecorder = watch.update  # type: ignore[assignment]
             parameter = watch.parameter
             try:
                 if parameter is not None:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from retrograd.hooks.checkpoints import part_computed_again, parts_running
-from retrograd.hooks.engine import current_graph_task, grad_enabled
-from retrograd.rewriting.clock import Clock
+from retrograd.hooks.checkpoints import CallsOfParts, part_computed_again
+from retrograd.hooks.engine import grad_enabled
+from retrograd.rewriting.clock import RuleClock
 
 Remembered = dict[Hashable, list[Mapping[str, Any]]]
 
 
-class Call:
+class NumberedCall:
     """One call.
 
     Attributes:
         number: which within the micro-batch, from 1.
         had_grad: grad was enabled, so that its results may have gradients of their own.
-        remembered: what the rules of each place remembered before they saw its value.
+        remembered: what the rules of each site remembered before they saw its value.
     """
 
     __slots__ = ("had_grad", "number", "remembered")
@@ -31,38 +30,28 @@ class Call:
         self.remembered: Remembered = {}
 
 
-class _Part:
-    """The calls within one checkpointed part, and how far each backward pass has got with computing them again."""
-
-    __slots__ = ("calls", "positions")
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self.positions: dict[int, int] = {}
-
-
-class _Here(threading.local):
+class _ThreadCount(threading.local):
     def __init__(self) -> None:
         self.serial = -1
         self.count = 0
         self.trained = (-1, 0)
-        self.only: Call | None = None
+        self.only: NumberedCall | None = None
 
 
-class Calls:
+class CallNumbers:
     """Counts the calls of one module, for each thread by itself.
 
     Args:
         clock: says when they are counted anew.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: RuleClock) -> None:
         self._clock = clock
-        self._here = _Here()
-        self._only: Call | None = None
-        self._parts: WeakKeyDictionary[Any, _Part] = WeakKeyDictionary()
+        self._here = _ThreadCount()
+        self._only: NumberedCall | None = None
+        self._parts = CallsOfParts[NumberedCall]()
 
-    def begin(self) -> Call:
+    def begin(self) -> NumberedCall:
         """A call begins that was not there before."""
         return self.note(self.count_on())
 
@@ -76,35 +65,23 @@ class Calls:
         here.only = self._only = None
         return here.count
 
-    def _turn(self, here: _Here, serial: int) -> None:
+    def _turn(self, here: _ThreadCount, serial: int) -> None:
         """Count anew, or go on with a training that an evaluation has interrupted."""
         if here.serial == self._clock.trained:
             here.trained = here.serial, here.count
         here.count = here.trained[1] if here.trained[0] == serial else 0
         here.serial = serial
 
-    def note(self, number: int) -> Call:
+    def note(self, number: int) -> NumberedCall:
         """Remember the call of this number, for the case that a checkpointed part computes it again."""
-        call = Call(number)
+        call = NumberedCall(number)
         self._here.only = self._only = call if number == 1 else None
-        self._enter(call)
+        self._parts.add(call)
         return call
 
-    def find_again(self) -> Call | None:
+    def find_again(self) -> NumberedCall | None:
         """The call that is computed again; None where it cannot be told from others."""
-        token = part_computed_again()
-        part = self._parts.get(token) if token is not None else None
-        if part is None:
+        part = part_computed_again()
+        if not self._parts.knows(part):
             return self._here.only if self._here.count else self._only  # a device's own thread has made no calls
-        task = current_graph_task()
-        position = part.positions.get(task, 0)
-        part.positions[task] = position + 1
-        if position >= len(part.calls):
-            return None
-        self._enter(part.calls[position])
-        return part.calls[position]
-
-    def _enter(self, call: Call) -> None:
-        """The call will be found again by all the parts that it is made in."""
-        for part in parts_running():
-            self._parts.setdefault(part, _Part()).calls.append(call)
+        return self._parts.find_next(part)

@@ -15,7 +15,7 @@ from retrograd.errors import CannotRewriteError, RuleError
 from retrograd.hooks.checkpoints import EnoughComputed
 from retrograd.hooks.interventions import intervention_listeners, tell_intervention
 from retrograd.rewriting.beside import NOTHING, Beside
-from retrograd.rewriting.clock import Clock
+from retrograd.rewriting.clock import RuleClock
 from retrograd.rules.rule import Rule
 from retrograd.sites.site import Site
 
@@ -43,7 +43,9 @@ class Chain:
 
     __slots__ = ("_clock", "_find_module", "_lock", "_steps", "name", "needs_input", "needs_value", "site")
 
-    def __init__(self, rules: Sequence[Rule], module: nn.Module | None, site: Site, clock: Clock, rank: int) -> None:
+    def __init__(
+        self, rules: Sequence[Rule], module: nn.Module | None, site: Site, clock: RuleClock, rank: int
+    ) -> None:
         self._clock = clock
         self._lock = threading.RLock()  # several threads may train one model, and a rule may run a pass of its own
         self._find_module = weakref.ref(module) if module is not None else None

@@ -18,7 +18,7 @@ from retrograd.progress.loss_scales import LossScales
 from retrograd.progress.steps import Steps
 
 
-class _Here(threading.local):
+class _ThreadClock(threading.local):
     """Each thread that trains has forwards, passes and losses of its own."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class _Here(threading.local):
         self.ends = -1
 
 
-class Clock:
+class RuleClock:
     """Counts steps and forwards, and finds the loss scale of each backward pass.
 
     Attributes:
@@ -46,7 +46,7 @@ class Clock:
         self.when_skipped: Callable[[Optimizer], None] = lambda optimizer: None
         self.step = 0
         self.pass_number = 0
-        self._here = _Here()
+        self._here = _ThreadClock()
         self._ends = 0
         self._serials = itertools.count(1)
         self.steps = Steps()

@@ -18,8 +18,8 @@ from retrograd.hooks.input_gradient import change_input_gradient
 from retrograd.hooks.module_paths import parameter_site
 from retrograd.hooks.nested import Keys, flatten, replace_tensors
 from retrograd.rewriting.beside import Noted
-from retrograd.rewriting.calls import Call, Calls
-from retrograd.rewriting.place import Host, Place, Places
+from retrograd.rewriting.calls import CallNumbers, NumberedCall
+from retrograd.rewriting.site_rewriter import RewriteHost, SiteRewriter, SiteRewriters
 from retrograd.rewriting.stand_ins import stand_ins_of
 
 _INPUT: Keys = ("input",)
@@ -28,10 +28,10 @@ _INPUT: Keys = ("input",)
 class _Use:
     """An argument that was branched off for the module, so that its gradient through the module can be changed."""
 
-    __slots__ = ("edge", "node", "number", "place", "tensor", "version")
+    __slots__ = ("edge", "node", "number", "rewriter", "tensor", "version")
 
-    def __init__(self, place: Place, tensor: Tensor, edge: GradientEdge, number: int) -> None:
-        self.place = place
+    def __init__(self, rewriter: SiteRewriter, tensor: Tensor, edge: GradientEdge, number: int) -> None:
+        self.rewriter = rewriter
         self.tensor = tensor
         self.node = tensor.grad_fn
         self.edge = edge
@@ -44,7 +44,7 @@ class _Running:
 
     __slots__ = ("again", "call", "has_stand_ins", "inputs", "uses")
 
-    def __init__(self, call: Call | None, *, again: bool) -> None:
+    def __init__(self, call: NumberedCall | None, *, again: bool) -> None:
         self.call = call
         self.again = again
         self.has_stand_ins = False
@@ -57,7 +57,7 @@ class _Running:
         return not self.again or self.call is None or not self.call.had_grad
 
 
-class _Here(threading.local):
+class _RunningCalls(threading.local):
     def __init__(self) -> None:
         self.running: list[_Running] = []
         self.inputs: dict[str, Noted] = {}
@@ -75,18 +75,18 @@ class InputRewriter:
     """
 
     def __init__(
-        self, host: Host, module: nn.Module, path: str, parameters: Sequence[str], *, notes_inputs: bool = False
+        self, host: RewriteHost, module: nn.Module, path: str, parameters: Sequence[str], *, notes_inputs: bool = False
     ) -> None:
         self._host = host
         self._find_module = weakref.ref(module)
         self._path = path
-        self._places = Places(host, module, path)
-        self._calls = Calls(host.clock)
+        self._rewriters = SiteRewriters(host, module, path)
+        self._calls = CallNumbers(host.clock)
         self._names, self._rest = argument_names(module)
         self._parameters = tuple(parameters)
         self._notes_inputs = notes_inputs
         self._stand_ins = stand_ins_of(module)
-        self._here = _Here()
+        self._here = _RunningCalls()
 
     def rewrite_input(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -121,7 +121,7 @@ class InputRewriter:
             if use.tensor._version != use.version:
                 self._watch_overwritten(use, outputs)
             elif any(each._base is use.tensor._base for each in outputs):  # who gets it may write into it
-                self._host.watch_view(use.place.name, use.tensor)
+                self._host.watch_view(use.rewriter.name, use.tensor)
 
     def take_inputs(self) -> dict[str, Noted]:
         """What went into the call that has just ended, by argument."""
@@ -165,55 +165,55 @@ class InputRewriter:
     def _change_tensors(self, module: nn.Module, bound: dict[str, Any], running: _Running) -> dict[str, Any]:
         number = running.call.number if running.call is not None else 1
         changed: dict[Keys, Tensor] = {}
-        reached: list[tuple[Keys, Place, Tensor]] = []
+        reached: list[tuple[Keys, SiteRewriter, Tensor]] = []
         for keys, tensor in flatten(bound, _INPUT):
-            place = self._places.find(keys, number)
+            rewriter = self._rewriters.find(keys, number)
             value = tensor
-            if place is not None:
-                value = place.change_value(tensor, running.call, module.training, again=running.again)
-                reached.append((keys, place, value))
+            if rewriter is not None:
+                value = rewriter.change_value(tensor, running.call, module.training, again=running.again)
+                reached.append((keys, rewriter, value))
             if value is not tensor:
                 changed[keys] = value
             if self._notes_inputs:
                 running.inputs[".".join(keys[1:])] = Noted(value)
-        for keys, place, value in reached if running.has_gradient else ():
-            new = self._watch_use(place, value, running, module.training)
+        for keys, rewriter, value in reached if running.has_gradient else ():
+            new = self._watch_use(rewriter, value, running, module.training)
             if new is not value:
                 changed[keys] = new
         return replace_tensors(bound, _INPUT, changed) if changed else bound
 
-    def _watch_use(self, place: Place, tensor: Tensor, running: _Running, training: bool) -> Tensor:
-        if not tensor.requires_grad or not place.acts_on_gradient:
+    def _watch_use(self, rewriter: SiteRewriter, tensor: Tensor, running: _Running, training: bool) -> Tensor:
+        if not tensor.requires_grad or not rewriter.acts_on_gradient:
             return tensor
         edge, number = get_gradient_edge(tensor), next_sequence_number()
-        branched = place.watch(tensor, training, branches=True, is_private=True, inputs=running.inputs)
+        branched = rewriter.watch(tensor, training, branches=True, is_private=True, inputs=running.inputs)
         if branched is not tensor:
-            running.uses.append(_Use(place, branched, edge, number))
+            running.uses.append(_Use(rewriter, branched, edge, number))
         return branched
 
     def _watch_overwritten(self, use: _Use, outputs: list[Tensor]) -> None:
         """A module that writes into its argument has taken the node of ours out of the way."""
-        place, guard = use.place, self._host.clock.guard
+        rewriter, guard = use.rewriter, self._host.clock.guard
         if (
-            place.needs_value
-            or place.needs_input
-            or not change_input_gradient(use.edge, outputs, use.number, place.change_gradient, guard, use.node)
+            rewriter.needs_value
+            or rewriter.needs_input
+            or not change_input_gradient(use.edge, outputs, use.number, rewriter.change_gradient, guard, use.node)
         ):
             raise CannotRewriteError(
-                f"{use.place.name} is written into by its module, so that its gradient cannot be changed there.",
+                f"{use.rewriter.name} is written into by its module, so that its gradient cannot be changed there.",
                 repair="let the module work out of place (inplace=False), or set the rule on its output's gradient.",
                 reason="what is computed with the overwritten tensor hands its gradient on in several parts.",
             )
 
     def _put_parameter(self, module: nn.Module, name: str, running: _Running) -> None:
-        place = self._places.find(
+        rewriter = self._rewriters.find(
             parameter_site(self._path, name).keys, running.call.number if running.call is not None else 1
         )
-        if place is None:
+        if rewriter is None:
             return
         if name not in module._parameters:
             raise CannotRewriteError(
-                f"{place.name} is no parameter any more, so that its value cannot be rewritten.",
+                f"{rewriter.name} is no parameter any more, so that its value cannot be rewritten.",
                 repair="set the rules after parametrizing or pruning the module.",
             )
         parameter = module._parameters[name]
@@ -222,6 +222,6 @@ class InputRewriter:
         earlier = self._stand_ins.find(module, name)  # of another rewriting, or of a call around this one
         is_recursive = len(self._here.running) > 1
         value = parameter if earlier is None or is_recursive else earlier
-        changed = place.change_value(value, running.call, module.training, again=running.again)
+        changed = rewriter.change_value(value, running.call, module.training, again=running.again)
         if changed is not value:
             self._stand_ins.put(module, name, running, changed)

@@ -14,7 +14,7 @@ from retrograd.hooks.distributed import is_flattened, is_sharded, own_rank
 from retrograd.hooks.interventions import intervention_listeners, tell_intervention
 from retrograd.hooks.many import scale_all, total_norm
 from retrograd.hooks.optimizer import UpdateTap
-from retrograd.rewriting.clock import Clock
+from retrograd.rewriting.clock import RuleClock
 from retrograd.rewriting.passes import Passes
 from retrograd.rules.norm_rule import NormRule
 from retrograd.rules.pass_rule import PassRule
@@ -38,7 +38,7 @@ class JointRewriter:
         CannotRewriteError: for another kind of rule, or an optimizer that computes its gradients by itself.
     """
 
-    def __init__(self, optimizer: Optimizer, rules: list[Rule], clock: Clock) -> None:
+    def __init__(self, optimizer: Optimizer, rules: list[Rule], clock: RuleClock) -> None:
         for rule in rules:
             _check(optimizer, rule)
         self._clock = clock

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from retrograd.hooks.engine import current_graph_task, grad_enabled
 from retrograd.hooks.nested import Keys, flatten, replace_tensors
 from retrograd.rewriting.beside import Noted
-from retrograd.rewriting.calls import Calls
+from retrograd.rewriting.calls import CallNumbers
 from retrograd.rewriting.input_rewriter import InputRewriter
-from retrograd.rewriting.place import Host, Place, Places
+from retrograd.rewriting.site_rewriter import RewriteHost, SiteRewriter, SiteRewriters
 
 _OUTPUT: Keys = ("output",)
 
@@ -31,12 +31,12 @@ class OutputRewriter:
         inputs: notes what goes into the module, where a rule asks for that.
     """
 
-    def __init__(self, host: Host, module: nn.Module, path: str, inputs: InputRewriter | None = None) -> None:
+    def __init__(self, host: RewriteHost, module: nn.Module, path: str, inputs: InputRewriter | None = None) -> None:
         self._host = host
         self._clock = host.clock
-        self._places = Places(host, module, path)
-        self._calls = Calls(host.clock)
-        self._plain: dict[int, Place | None] = {}
+        self._rewriters = SiteRewriters(host, module, path)
+        self._calls = CallNumbers(host.clock)
+        self._plain: dict[int, SiteRewriter | None] = {}
         self._inputs = inputs
 
     def rewrite_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -50,21 +50,21 @@ class OutputRewriter:
         if type(output) is not Tensor or not grad_enabled() or current_graph_task() != -1:
             return self._rewrite(module, args, kwargs, output, inputs)
         number = calls.count_on()
-        place = self._plain[number] if number in self._plain else self._find_plain(number)
-        if place is None:
+        rewriter = self._plain[number] if number in self._plain else self._find_plain(number)
+        if rewriter is None:
             return output
         new = output
-        if place.acts_on_value:
-            new = place.change_value(output, calls.note(number), module.training, again=False)
+        if rewriter.acts_on_value:
+            new = rewriter.change_value(output, calls.note(number), module.training, again=False)
         if kwargs or any([new is each or type(each) is not Tensor for each in args]):  # noqa: C419  # the quicker
-            return place.watch(new, module.training, branches=_is_among(new, args, kwargs), inputs=inputs)
-        return place.watch(new, module.training, inputs=inputs)
+            return rewriter.watch(new, module.training, branches=_is_among(new, args, kwargs), inputs=inputs)
+        return rewriter.watch(new, module.training, inputs=inputs)
 
-    def _find_plain(self, number: int) -> Place | None:
-        place = self._places.find(_OUTPUT, number)
-        if number <= Places.MOST:
-            self._plain[number] = place
-        return place
+    def _find_plain(self, number: int) -> SiteRewriter | None:
+        rewriter = self._rewriters.find(_OUTPUT, number)
+        if number <= SiteRewriters.MOST:
+            self._plain[number] = rewriter
+        return rewriter
 
     def _rewrite(
         self,
@@ -80,13 +80,13 @@ class OutputRewriter:
         has_gradient = not again or call is None or not call.had_grad
         changed: dict[Keys, Tensor] = {}
         for keys, tensor in flatten(output, _OUTPUT):
-            place = self._places.find(keys, call.number if call is not None else 1)
-            if place is None:
+            rewriter = self._rewriters.find(keys, call.number if call is not None else 1)
+            if rewriter is None:
                 continue
-            new = place.change_value(tensor, call, module.training, again=again)
+            new = rewriter.change_value(tensor, call, module.training, again=again)
             if has_gradient:
                 branches = new is tensor and _is_among(tensor, args, kwargs)
-                new = place.watch(new, module.training, branches=branches, inputs=inputs)
+                new = rewriter.watch(new, module.training, branches=branches, inputs=inputs)
             if new is not tensor:
                 changed[keys] = new
         return replace_tensors(output, _OUTPUT, changed) if changed else output

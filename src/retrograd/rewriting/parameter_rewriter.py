@@ -13,7 +13,7 @@ from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.tensor import change_gradient, leave_gradient, shares_memory
 from retrograd.rewriting.beside import Beside, Noted
 from retrograd.rewriting.chain import Chain
-from retrograd.rewriting.place import Host
+from retrograd.rewriting.site_rewriter import RewriteHost
 
 
 class ParameterRewriter:
@@ -32,7 +32,7 @@ class ParameterRewriter:
 
     __slots__ = ("_chain", "_find", "_find_module", "_host", "_is_attached", "_name")
 
-    def __init__(self, host: Host, module: nn.Module, name: str, parameter: Tensor, chain: Chain) -> None:
+    def __init__(self, host: RewriteHost, module: nn.Module, name: str, parameter: Tensor, chain: Chain) -> None:
         self._host = host
         self._find_module = weakref.ref(module)
         self._name = name

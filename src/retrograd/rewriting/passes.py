@@ -10,7 +10,7 @@ from torch.utils.weak import WeakIdRef
 from retrograd.hooks.distributed import has_other_processes
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.tensor import after_accumulation, change_gradient, leave_gradient
-from retrograd.rewriting.clock import Clock
+from retrograd.rewriting.clock import RuleClock
 
 
 class Passes:
@@ -20,7 +20,7 @@ class Passes:
         clock: says which pass runs, and what its gradients are multiplied by.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: RuleClock) -> None:
         self._clock = clock
         self._found: dict[int, dict[int, Tensor]] = {}
         self._collectors: dict[int, _Collector] = {}
@@ -64,7 +64,7 @@ class _Collector:
 
     __torch_unserializable__ = True
 
-    def __init__(self, parameter: Tensor, found: dict[int, dict[int, Tensor]], clock: Clock) -> None:
+    def __init__(self, parameter: Tensor, found: dict[int, dict[int, Tensor]], clock: RuleClock) -> None:
         self._find = WeakIdRef(parameter)  # which holds this
         self._found = found
         self._clock = clock

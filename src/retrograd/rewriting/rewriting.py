@@ -24,7 +24,7 @@ from retrograd.notices import warn
 from retrograd.progress.steps import held_by
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
 from retrograd.rewriting.chain import Chain
-from retrograd.rewriting.clock import Clock
+from retrograd.rewriting.clock import RuleClock
 from retrograd.rewriting.input_rewriter import InputRewriter
 from retrograd.rewriting.joint_rewriter import JointRewriter
 from retrograd.rewriting.output_rewriter import OutputRewriter
@@ -55,7 +55,7 @@ class Rewriting:
         self._joint: JointRewriter | None = None
         self._was_run = False
         self._undo: list[Callable[[], None]] = []
-        self.clock = Clock()
+        self.clock = RuleClock()
         self.is_active = True
 
     @property
@@ -203,7 +203,7 @@ class Rewriting:
             self._watched = WatchedRewriter(self)
             rewrite_watched_tensors(self._watched)
 
-    # ---- what places ask of it --------------------------------------------------------------------------------
+    # ---- what rewriters of sites ask --------------------------------------------------------------------------------
 
     def find_rules(self, candidate: Candidate) -> list[Rule]:
         """The rules for a site, in their order."""

@@ -14,7 +14,7 @@ _BYTES_AN_ITEM = 200
 
 
 @dataclass(slots=True)
-class Lost:
+class Unwritten:
     """How much was not written."""
 
     rows: int = 0
@@ -25,8 +25,8 @@ class Lost:
     def __bool__(self) -> bool:
         return bool(self.rows or self.events or self.tensors or self.files)
 
-    def __add__(self, other: Lost) -> Lost:
-        return Lost(
+    def __add__(self, other: Unwritten) -> Unwritten:
+        return Unwritten(
             self.rows + other.rows, self.events + other.events, self.tensors + other.tensors, self.files + other.files
         )
 
@@ -71,7 +71,7 @@ class WriteQueue:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.added = 0
-        self.lost = Lost()
+        self.lost = Unwritten()
         self._items: list[RowBatch | Event | KeptTensor] = []
         self._waiting = 0
         self._lock = threading.Lock()

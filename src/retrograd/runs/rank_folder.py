@@ -22,7 +22,7 @@ from retrograd.runs.files import write_json
 from retrograd.runs.layout import EVENTS, RANK_FILE, STATISTICS, TENSORS
 from retrograd.runs.parts import PartFolder
 from retrograd.runs.placements import write_placements
-from retrograd.runs.queue import Lost
+from retrograd.runs.queue import Unwritten
 from retrograd.runs.ranks import RankClaim
 from retrograd.runs.tensors import ShardFolder
 
@@ -151,7 +151,7 @@ class RankFolder:
         compact(self._statistics)
         compact(self._events)
 
-    def write_status(self, status: str, lost: Lost) -> None:
+    def write_status(self, status: str, lost: Unwritten) -> None:
         """Tell in the rank's file how it fares."""
         content: dict[str, Any] = {
             "rank": self._claim.rank,

@@ -24,7 +24,7 @@ from retrograd.runs.ending import describe_exception, find_exception
 from retrograd.runs.forks import outlive_forks
 from retrograd.runs.layout import MANIFEST
 from retrograd.runs.manifest import Manifest
-from retrograd.runs.queue import Load, Lost, WriteQueue, count_rows
+from retrograd.runs.queue import Load, Unwritten, WriteQueue, count_rows
 from retrograd.runs.rank_folder import RankFolder
 from retrograd.runs.ranks import RankClaim
 
@@ -73,7 +73,7 @@ class RunWriter:
         self.path = Path(path).absolute()
         self.flush_seconds = flush_seconds
         self._queue = WriteQueue(queue_bytes)
-        self._lost = Lost()
+        self._lost = Unwritten()
         self._notices = Notices()
         self._claim = RankClaim(self.path, resume=resume, join=join)
         try:
@@ -165,9 +165,9 @@ class RunWriter:
             self._notices.warn_once("lost", f"{self.lost} were not written to {self.path}.")
 
     @property
-    def lost(self) -> Lost:
+    def lost(self) -> Unwritten:
         """What was not written, and never will be."""
-        return self._queue.lost + self._lost + Lost(tensors=self._folder.shards.lost)
+        return self._queue.lost + self._lost + Unwritten(tensors=self._folder.shards.lost)
 
     def _add(self, item: RowBatch | Event | KeptTensor) -> None:
         if not self._is_open:
@@ -220,19 +220,19 @@ class RunWriter:
         """Write each kind by itself; returns what has to wait, and whether all else is written."""
         left = Load()
         is_placed = self._attempt(self._folder.write_placements)  # before the rows that they speak of
-        lost = Lost(rows=sum(map(count_rows, load.batches)))
+        lost = Unwritten(rows=sum(map(count_rows, load.batches)))
         if load.batches and not self._attempt(partial(self._folder.write_rows, load.batches), lost):
             left.batches = load.batches
         is_done = self._attempt(partial(self._folder.shards.write, is_paused=is_paused))
         load.events += self._folder.take_news()
-        lost = Lost(events=len(load.events))
+        lost = Unwritten(events=len(load.events))
         if load.events and not self._attempt(partial(self._folder.write_events, load.events), lost):
             left.events = load.events
         return left, is_placed & is_done & self._write_files() and not left
 
     def _write_files(self) -> bool:
         for name, write in list(self._files.items()):
-            if self._attempt(partial(self._folder.write_file, name, write), Lost(files=1)):
+            if self._attempt(partial(self._folder.write_file, name, write), Unwritten(files=1)):
                 del self._files[name]
         return not self._files
 
@@ -246,7 +246,7 @@ class RunWriter:
     def _give_up(self) -> None:
         self._queue.give_up()
         self._folder.shards.give_up()
-        self._lost += Lost(files=len(self._files))
+        self._lost += Unwritten(files=len(self._files))
         self._files.clear()
 
     def _write_manifest(self) -> None:
@@ -256,7 +256,7 @@ class RunWriter:
                 self._manifest.describe({"lost": self.lost.tell()})
             self._manifest.write()
 
-    def _attempt(self, write: Callable[[], None], lost: Lost | None = None) -> bool:
+    def _attempt(self, write: Callable[[], None], lost: Unwritten | None = None) -> bool:
         """Do this; False if the system refuses it, so that it is to be tried again. What fails otherwise is lost."""
         try:
             write()
@@ -269,7 +269,7 @@ class RunWriter:
             )
             return False
         except Exception as error:  # no fault of ours may end the thread, or the user's training
-            self._lost += lost or Lost()
+            self._lost += lost or Unwritten()
             text = f"What was recorded cannot be written to {self.path}: {error!r}. It is lost."
             self._notices.warn_once("fault", text)
         return True

@@ -13,7 +13,7 @@ from retrograd.policies.overwriting import SaveSite, refuse_overwritten
 from retrograd.policies.policy import Packed, Saved
 
 
-class Held:
+class HeldTensor:
     """A saved tensor that stays in memory. Autograd's own check for writes is done here."""
 
     __slots__ = ("site", "tensor", "version")
@@ -37,7 +37,7 @@ class Held:
         return tensor
 
 
-class Entry:
+class PackedEntry:
     """A storage range at one version, shared by all saved tensors that lie in it.
 
     It is freed when autograd has let go of the last of them.
@@ -119,12 +119,12 @@ class Entry:
         return values
 
 
-class View:
+class PackedView:
     """A saved tensor that lies in the memory of an entry."""
 
     __slots__ = ("_bits", "_entry", "_offset", "_size", "_stride")
 
-    def __init__(self, tensor: Tensor, entry: Entry) -> None:
+    def __init__(self, tensor: Tensor, entry: PackedEntry) -> None:
         entry.add_view()
         self._entry = entry
         self._size = tensor.size()

@@ -31,7 +31,7 @@ from retrograd.hooks.writes import program_line
 from retrograd.notices import warn
 from retrograd.policies.overwriting import FILLED_LATE, SaveSite
 from retrograd.policies.policy import NEVER, Packed, Policy, Saved
-from retrograd.saved.entry import Entry, Held, View
+from retrograd.saved.entry import HeldTensor, PackedEntry, PackedView
 
 Key = tuple[int, torch.dtype, int, int]
 """Identity of a storage, dtype, and the elements of it that are kept."""
@@ -71,7 +71,7 @@ class Keeper:
         self.is_open = False
         self.parameters = parameters
         self._find_site = find_site
-        self._entries: WeakValueDictionary[Key, Entry] = WeakValueDictionary()
+        self._entries: WeakValueDictionary[Key, PackedEntry] = WeakValueDictionary()
         self._count = 0
         self._has_unpacked = False
         self._largest = 0  # of what was too small
@@ -103,7 +103,7 @@ class Keeper:
             self.policy.close()
 
     @not_of_the_program
-    def pack(self, tensor: Tensor) -> Held | View:
+    def pack(self, tensor: Tensor) -> HeldTensor | PackedView:
         """Return what autograd is to hold for a tensor."""
         if not self.is_open:  # it was ended by another thread, which could not take the pair off
             remove_pair(self.pack)
@@ -117,12 +117,12 @@ class Keeper:
                 site = replace(site, line=program_line())
             elements = self._choose_elements(tensor)
             entry = None if elements is None else self._find_entry(tensor, elements, site)
-            return Held(tensor, site) if entry is None else View(tensor, entry)
+            return HeldTensor(tensor, site) if entry is None else PackedView(tensor, entry)
         finally:
             for tap in taps:
                 tap.put_on()
 
-    def unpack(self, packed: Held | View) -> Tensor:
+    def unpack(self, packed: HeldTensor | PackedView) -> Tensor:
         """Return the tensor again."""
         self._has_unpacked = True
         if not self._has_warned:
@@ -131,7 +131,7 @@ class Keeper:
             return packed.unpack()
         taps = hide_taps()
         try:
-            return carry_out_unseen(packed.unpack) if type(packed) is View else packed.unpack()
+            return carry_out_unseen(packed.unpack) if type(packed) is PackedView else packed.unpack()
         finally:
             if not is_in_backward():  # else the engine puts them on again, for the next node
                 for tap in taps:
@@ -155,7 +155,7 @@ class Keeper:
             return None
         return start, end
 
-    def _find_entry(self, tensor: Tensor, elements: tuple[int, int], site: SaveSite) -> Entry | None:
+    def _find_entry(self, tensor: Tensor, elements: tuple[int, int], site: SaveSite) -> PackedEntry | None:
         """Find the entry of this memory, or offer it to the policy; None if it stays."""
         storage = tensor.untyped_storage()
         key = (id(storage), tensor.dtype, *elements)
@@ -174,7 +174,7 @@ class Keeper:
         packed = self._offer(saved)
         if packed is None:
             return None
-        entry = self._entries[key] = Entry(saved, tensor, witness, start, packed, site)
+        entry = self._entries[key] = PackedEntry(saved, tensor, witness, start, packed, site)
         return entry
 
     def _offer(self, saved: Saved) -> Packed | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from retrograd.graph.node import Line, TensorInfo
 from retrograd.graph.origins import Origins
 from retrograd.graph.walker import describe_tensor, shape_of
-from retrograd.hooks.engine import current_node, has_function_modes, uncompiled
+from retrograd.hooks.engine import count_function_modes, current_node, uncompiled
 from retrograd.hooks.nodes import LEAF_NUMBER, inputs_of, name_of, number_of, variable_of
 from retrograd.hooks.reach import Reach, read_links
 from retrograd.tracing.trace import BackwardPass, NodeEvent
@@ -114,7 +114,7 @@ class PassLog:
             mark(None)
 
         # Where a function mode is on, it would be told of every attribute of a gradient that we look at.
-        marks = Marks(mark if has_function_modes() else mark_one, mark, mark_leaf)
+        marks = Marks(mark if count_function_modes() else mark_one, mark, mark_leaf)
         return marks if meter is None else Marks(*(self._with_level(each, meter) for each in marks))
 
     def last_node(self) -> int:

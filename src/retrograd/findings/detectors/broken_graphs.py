@@ -11,7 +11,7 @@ from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.failed import line_of
 from retrograd.findings.finding import Evidence, Finding, shorten_line
 from retrograd.findings.gradients import Gradients
-from retrograd.findings.lost import Lost, find_last_cut
+from retrograd.findings.lost import LostGradient, find_last_cut
 from retrograd.findings.record import Record
 from retrograd.history.facts import Call, Operation, Overwrite
 
@@ -48,7 +48,7 @@ class NoGraph(Detector):
         elif (leaf := _find_leaf_loss(record)) is not None:
             yield self._say_leaf(record, leaf)
 
-    def _say_leaf(self, record: Record, lost: Lost) -> Finding:
+    def _say_leaf(self, record: Record, lost: LostGradient) -> Finding:
         call = next(each for each in record.calls if each.name == "backward")
         return self.find(
             "critical",
@@ -82,7 +82,7 @@ class NoGraph(Detector):
         )
 
 
-def _find_leaf_loss(record: Record) -> Lost | None:
+def _find_leaf_loss(record: Record) -> LostGradient | None:
     """The cut before a loss that is a leaf, where no parameter ever had a gradient."""
     looked = [each.grad for each in record.parameters if each.requires_grad and each.grad]
     chains = [chain for chain in record.chains if chain.loss >= 0]
@@ -95,7 +95,7 @@ def _find_leaf_loss(record: Record) -> Lost | None:
     return find_last_cut(chains[0])
 
 
-def _explain(record: Record, lost: Lost | None) -> tuple[str, str]:
+def _explain(record: Record, lost: LostGradient | None) -> tuple[str, str]:
     if lost is not None:
         return lost.sentence, lost.repair
     if _find_blind_line(record):
@@ -155,6 +155,7 @@ class FreedGraph(Detector):
         yield self.find(
             "critical",
             message,
+            site=_place(record),
             step=record.last_step,
             line=(state[1] if state else "") or line,
             evidence=[Evidence("exception", _message(record)[:160]), Evidence("backward", line)],
@@ -273,7 +274,7 @@ class Overwritten(Detector):
             "critical",
             f"A tensor [{shape}] that backward needs{saved} was written to in place{wrote}: it is at version "
             f"{found['now']} and was saved at {found['then']}{hint}",
-            site=saver.module if saver is not None else "",
+            site=saver.module if saver is not None else _place(record),
             step=record.last_step,
             line=writer.line if writer is not None else saver.line if saver is not None else line_of(record.error),
             evidence=[
@@ -289,6 +290,11 @@ class Overwritten(Detector):
 
 def _message(record: Record) -> str:
     return str((record.error or {}).get("message", ""))
+
+
+def _place(record: Record) -> str:
+    """The module of the node that raised."""
+    return str((record.error or {}).get("module") or "")
 
 
 def _first_of_each(facts: list[Overwrite]) -> list[Overwrite]:
@@ -338,7 +344,10 @@ def _find_writer(record: Record, found: re.Match[str], shape: str) -> Operation 
     wrote = [each for each in chain.listed if is_written(each)]
     alike = [each for each in wrote if any(taken.endswith(f"[{shape}]") for taken in (*each.takes[:1], *each.makes))]
     named = [each for each in alike if _is_made_by(chain, each, found["maker"] or "")]
-    candidates = {(each.name, each.line): each for each in named or alike or wrote}
+    listed = named or alike or wrote
+    if len(listed) == int(found["now"]):  # each has counted the version up by one
+        listed = listed[int(found["then"]) :]
+    candidates = {(each.name, each.line): each for each in listed}
     return next(iter(candidates.values())) if len(candidates) == 1 else None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.gradients import LOOSE, Gradients, list_names, path_of
-from retrograd.findings.lost import Lost, find_flat, find_lost
+from retrograd.findings.lost import LostGradient, find_flat, find_lost
 from retrograd.findings.record import Record
 
 FEWEST = 3
@@ -46,7 +46,7 @@ class MissingGradient(Detector):
             for name in sorted(gradients.held)
             if not gradients.is_trained(name) and not name.startswith(LOOSE) and not gradients.may_be_frozen(name)
         ]
-        groups: dict[tuple[str, str], tuple[Lost | None, list[str]]] = {}
+        groups: dict[tuple[str, str], tuple[LostGradient | None, list[str]]] = {}
         for path in dict.fromkeys(map(path_of, missing)):
             lost, key = self._find_reason(record, gradients, path, missing)
             groups.setdefault(key, (lost, []))[1].extend(name for name in missing if path_of(name) == path)
@@ -56,7 +56,7 @@ class MissingGradient(Detector):
 
     def _find_reason(
         self, record: Record, gradients: Gradients, path: str, missing: Sequence[str]
-    ) -> tuple[Lost | None, tuple[str, str]]:
+    ) -> tuple[LostGradient | None, tuple[str, str]]:
         if path not in gradients.called:
             return None, ("spare" if _is_one_of_several(record, gradients, path) else "never called", "")
         mine = [name for name in missing if path_of(name) == path]
@@ -72,7 +72,7 @@ class MissingGradient(Detector):
         return lost, ("lost" if lost is not None else "unknown", f"{lost.line} {lost.operation}" if lost else "")
 
     def _describe(
-        self, record: Record, kind: str, lost: Lost | None, names: list[str], trained: Sequence[str]
+        self, record: Record, kind: str, lost: LostGradient | None, names: list[str], trained: Sequence[str]
     ) -> Finding:
         gradients = record.once(Gradients)
         steps = max(gradients.steps[name][1] for name in trained)
@@ -100,13 +100,13 @@ class MissingGradient(Detector):
         )
 
 
-def _tell_repair(kind: str, lost: Lost | None) -> str:
+def _tell_repair(kind: str, lost: LostGradient | None) -> str:
     if lost is not None:
         return lost.repair
     return "use it in forward, or leave it out." if kind in ("never called", "never used", "spare") else ""
 
 
-def _tell_reason(kind: str, lost: Lost | None, path: str) -> str:
+def _tell_reason(kind: str, lost: LostGradient | None, path: str) -> str:
     if lost is not None:
         return f": {lost.sentence}"
     if kind == "never called":

@@ -7,15 +7,25 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from retrograd.findings.chain import AFFINE, VIEWS, Chain, is_float
+from retrograd.findings.births import Births
+from retrograd.findings.chain import AFFINE, VIEWS, Chain, argument_of, is_float, name_of
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
 from retrograd.findings.training import Training
-from retrograd.history.facts import Input
+from retrograd.history.facts import Input, Operation
 
 WIDE = 10.0
 """Standard deviation, or magnitude of the mean, from which on an input is called unscaled; our own choice."""
+
+NOT_FINITE = "the loss is not finite in the end"
+"""What may have come of it."""
+
+FAR = 100.0
+"""How many times the largest output, and 1, an error is where targets are not scaled; our own choice."""
+
+_ERRORS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+"""Losses that are means of errors, or of their squares."""
 
 AT_CHANCE = 0.8
 """Share of the loss of guessing above which a classifier has learned nothing; our own choice."""
@@ -42,11 +52,13 @@ class UnscaledInput(Detector):
 
     slug = "input-unscaled"
     words = Words(
-        says="Inputs are far from unit scale and go into the first layer as they are, and the model does not learn.",
+        says="Inputs are far from unit scale and go into the first layer as they are, or targets are, and the model "
+        "does not learn.",
         example="Inputs are not scaled: self:input.input has mean 78 and standard deviation 96 and goes into a linear "
         "layer as it is, and the loss is no better than guessing.",
         threshold="standard deviation or |mean| above 10 in every look, an affine layer that takes it with nothing in "
-        "between, and a loss that ends no lower than 0.9 of its begin, or 0.8 of that of guessing, or is not finite",
+        "between, and a loss that ends no lower than 0.9 of its begin, or 0.8 of that of guessing, or is not finite; "
+        "of targets, an error of 100 times the largest output, and above 100, in a loss that has not fallen by a tenth",
         source="SageMaker's and UMLAUT's rules on inputs; the numbers are our own choice",
         guard="indices, inputs that are normalised in the model, and models that learn nevertheless, are left alone",
         repair="divide inputs by their scale (255 for bytes), or subtract their mean and divide by their standard "
@@ -54,11 +66,15 @@ class UnscaledInput(Detector):
     )
     explains = (
         "exploding", "diverged", "loss-flat", "learning-rate-too-high", "dead-units", "saturated", "loss-spike",
-        "loss-noisy", "bad-init", "vanishing", "learning-rate-too-low", "clip-always-on", "batch-norm", "nan-forward",
+        "loss-noisy", "bad-init", "vanishing", "learning-rate-too-low", "clip-always-on", "batch-norm",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
+        targets = list(self._check_target(record))
+        yield from targets
+        if targets:
+            return
         for name, listed in list_inputs(record).items():
             scale = [max(each.std, abs(each.value)) for each in listed]
             if not min(scale) > WIDE or not _is_taken_as_it_is(record.chains, listed[0]):
@@ -67,10 +83,38 @@ class UnscaledInput(Detector):
             if outcome:
                 yield self._describe(name, listed, outcome)
 
+    def _check_target(self, record: Record) -> Iterator[Finding]:
+        """Hold the error of a regression against what the model gives out, in a run whose loss has not fallen."""
+        loss, training = _find_regression(record.chains), record.once(Training)
+        output = _largest_outputs(record)
+        if loss is None or not len(training.loss.values) or output is None or training.fell:
+            return
+        squared = name_of(loss) == "mse_loss"
+        error = [float(np.sqrt(each)) if squared else float(each) for each in (training.initial, training.late)]
+        if not min(error) > FAR * max(output, 1.0):
+            return
+        yield self.find(
+            "warning",
+            f"Targets are not scaled: outputs are within ±{output:.3g}, and they are off by {error[0]:.3g} in "
+            f"{name_of(loss)}, so that the loss has hardly fallen ({training.initial:.3g} to {training.late:.3g})",
+            site=loss.module,
+            step=int(training.loss.steps[0]),
+            last_step=record.last_step,
+            line=loss.line,
+            evidence=[
+                Evidence("error at first", error[0], f"> {FAR:g} times the outputs, and {FAR:g}"),
+                Evidence("error at the end", error[1], f"> {FAR:g} times the outputs, and {FAR:g}"),
+                Evidence("largest output", output),
+            ],
+            precondition=["the loss is a mean of errors", "it has not fallen by a tenth"],
+            refute="training goes as badly with targets of unit scale",
+            repair="subtract the targets' mean and divide them by their standard deviation, and undo that on outputs.",
+        )
+
     def _describe(self, name: str, listed: Sequence[Input], outcome: str) -> Finding:
         first = listed[0]
         return self.find(
-            "warning",
+            "critical" if outcome == NOT_FINITE else "warning",
             f"Inputs are not scaled: {name} has mean {first.value:.3g} and standard deviation {first.std:.3g} "
             f"({first.min:.3g} … {first.max:.3g}) and goes into a layer as it is, and {outcome}",
             site=name,
@@ -83,6 +127,22 @@ class UnscaledInput(Detector):
             precondition=["no normalisation stands before the first layer", "training does suffer"],
             refute="training goes as badly with inputs of unit scale",
         )
+
+
+def _find_regression(chains: Sequence[Chain]) -> Operation | None:
+    """The mean of errors that the loss is, where it is one and no more."""
+    for chain in chains[:1]:
+        last = chain.listed[chain.loss] if chain.loss >= 0 else None
+        if last is not None and name_of(last) in _ERRORS and argument_of(last, "reduction") in (None, "mean"):
+            return last
+    return None
+
+
+def _largest_outputs(record: Record) -> float | None:
+    """The largest magnitude that the models have given out; None where that was not recorded."""
+    sites = [str(site) for site in record.of_kind("output") if site.path in record.root_names]
+    values = record.history.matrix("abs_max", sites).values if sites else np.zeros(0)
+    return float(np.nanmax(values)) if np.isfinite(values).any() else None
 
 
 def _is_taken_as_it_is(chains: Sequence[Chain], given: Input) -> bool:
@@ -102,7 +162,7 @@ def describe_outcome(record: Record) -> str:
     if not len(values):
         return ""
     if not np.isfinite(values).all():
-        return "the loss is not finite in the end"
+        return NOT_FINITE if record.once(Births).is_of_size else ""  # what is missing, or masked, has not come of that
     guess = guessing_loss(record)
     end = float(np.median(values[-max(1, len(values) // 5) :]))
     if guess and end > AT_CHANCE * guess:

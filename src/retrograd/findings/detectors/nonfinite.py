@@ -45,6 +45,12 @@ _REPAIRS = {
 }
 
 
+_BESIDE = (
+    "Look how that tensor is made (a target, a weight, a return, a mask): of missing values, 0 / 0, or the standard "
+    "deviation of one element."
+)
+"""What to do about what came in, and not as an input of the model."""
+
 _INFINITE = ("overflow", "log of 0", "too large", "division by 0", "0 to a negative power", "rsqrt of 0")
 """Words of reasons by which infinity is made, and not NaN."""
 
@@ -74,8 +80,12 @@ class _Born(Detector):
 
     def _tell(self, record: Record, births: Births, birth: Birth) -> Finding:
         lost = record.loss.steps[~np.isfinite(record.loss.values)]
-        said = self.sentence.format(
-            what=_name_number(birth), where=_where(birth), site=birth.site or "a parameter", step=birth.step
+        said = self._choose(birth).format(
+            what=_name_number(birth),
+            how=_how_it_came_in(birth),
+            where=_where(birth),
+            site=birth.site or "a parameter",
+            step=birth.step,
         )
         reason = f": {birth.reason}" if birth.reason else ""
         grown = births.growth >= 1
@@ -103,8 +113,11 @@ class _Born(Detector):
                 "it reached the loss, a gradient that was applied, or a weight",
             ],
             refute="the operation, run on these operands alone, gives what is finite",
-            repair=_find_repair(birth, self.words.repair),
+            repair=_BESIDE if birth.is_beside else _find_repair(birth, self.words.repair),
         )
+
+    def _choose(self, birth: Birth) -> str:
+        return self.sentence
 
     @staticmethod
     def _recovers(record: Record) -> bool:
@@ -123,7 +136,13 @@ def _name_number(birth: Birth) -> str:
     return "inf" if any(words in birth.reason for words in _INFINITE) else "NaN"
 
 
+def _how_it_came_in(birth: Birth) -> str:
+    return "beside the model's inputs, which are finite," if birth.is_beside else "with the data"
+
+
 def _where(birth: Birth) -> str:
+    if birth.is_beside and birth.operation:
+        return f", in what `{birth.operation}` takes"
     if birth.born == "input":
         return f", first seen in {birth.site}" if birth.site else ""
     return f"in {birth.site}" if birth.site else "on the way from the model to the loss"
@@ -134,7 +153,7 @@ class NanInput(_Born):
 
     slug = "nan-input"
     born = "input"
-    sentence = "{what} comes in with the data at step {step}{where}"
+    sentence = "{what} comes in {how} at step {step}{where}"
     words = _make_words(
         says="What comes into the model, or the target, is not finite.",
         example="NaN comes in with the data at step 5, first seen in fc: what came in was not finite before: min -1.2, "
@@ -182,3 +201,11 @@ class NanUpdate(_Born):
         example="The update makes fc:weight NaN at step 5: 0 / 0 in RMSprop, whose eps is 0 (train.py:60)",
         repair="Look at the learning rate, at eps, and at what is written to parameters by hand.",
     )
+
+    def _choose(self, birth: Birth) -> str:
+        is_found = birth.is_seen and "not finite before" in birth.reason  # by the forward: updates were looked at
+        return (
+            "{site} holds {what} when step {step} begins, and no optimizer has written it"
+            if is_found
+            else self.sentence
+        )

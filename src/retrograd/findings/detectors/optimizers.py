@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from retrograd.findings.births import GREW
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
+from retrograd.findings.stillness import Stillness
+from retrograd.findings.training import Training, as_list
 from retrograd.findings.updates import by_optimizer
 from retrograd.history.facts import OptimizerMade
 
 FEWEST = 3
 """Optimizers from one line that are a habit; our own choice."""
+
+FEWEST_STILL = 5
+"""Updates that have changed a parameter, and then have not; our own choice."""
 
 
 class MadeAnew(Detector):
@@ -88,7 +94,8 @@ class BeforeChange(Detector):
         "not use.",
         example="Adam#1 updates 2 tensors that belong to no recorded model, while 2:weight and 2:bias have gradients "
         "and are in no optimizer.",
-        threshold="an optimizer with tensors of no recorded model, while parameters with gradients are in no optimizer",
+        threshold="an optimizer with tensors of no recorded model, while parameters with gradients are in none; or "
+        "parameters that 5 updates or more have changed and none of 5 or more later ones, though they have gradients",
         source="our own choice",
         guard="parameters without a gradient, or frozen, are no evidence; loose tensors alone are none either",
         repair="construct the optimizer after the model has its final parameters (moved, copied, layers replaced).",
@@ -111,6 +118,8 @@ class BeforeChange(Detector):
         alone = [str(site.value) for site in record.of_kind("parameter", "grad")]
         alone = [name for name in dict.fromkeys(alone) if name not in held and not name.startswith("optimizer/")]
         if not foreign or not alone:
+            if len(record.optimizers) == 1:
+                yield from self._check_replaced(record, *record.optimizers.values())
             return
         made = foreign[0]
         listed = " and ".join(alone[:2]) + (f" and {len(alone) - 2} others" if len(alone) > 2 else "")
@@ -129,3 +138,41 @@ class BeforeChange(Detector):
             precondition=["those parameters have gradients"],
             refute="another optimizer, that was never stepped while this was recorded, holds them",
         )
+
+    def _check_replaced(self, record: Record, made: OptimizerMade) -> Iterator[Finding]:
+        """Look for parameters that were updated at first, and later are not, while others of the optimizer are."""
+        stopped = _find_stopped(record, made)
+        if not stopped:
+            return
+        names, steps = list(stopped), record.once(Stillness).steps
+        step = int(steps[min(stopped.values())])
+        listed = " and ".join(names[:2]) + (f" and {len(names) - 2} others" if len(names) > 2 else "")
+        verb = "has" if len(names) == 1 else "have"
+        yield self.find(
+            "critical",
+            f"{listed} {verb} gradients and {verb} not been updated any more since step {step}, while {made.name} goes "
+            f"on with others: it holds the parameters that stood there before, which were replaced",
+            site=names[0],
+            step=step,
+            last_step=record.last_step,
+            line=made.line,
+            evidence=[
+                Evidence("parameters whose updates are 0 from then on", len(names), "> 0"),
+                Evidence("updates behind that", int((steps >= step).sum()), f"≥ {FEWEST_STILL}"),
+            ],
+            precondition=["they were updated before", "their gradients are not zero", "no learning rate is 0"],
+            refute="the same tensor was in the model before, and something keeps it as it is",
+        )
+
+
+def _find_stopped(record: Record, made: OptimizerMade) -> dict[str, int]:
+    """Parameters of an optimizer that are not updated any more, each with the place of the first such update."""
+    stopped = record.once(Stillness).find_stopped(FEWEST_STILL)
+    rates = [rate for call in record.calls if call.name == "step" for rate in as_list(call.details.get("lr"))]
+    narrow = {each.name for each in record.parameters if each.dtype not in ("float32", "float64")}
+    training = record.once(Training)
+    if abs(training.late) > GREW * abs(training.initial):  # what Adam remembers of large gradients stops it
+        return {}
+    if any(rate == 0 for rate in rates) or not set(stopped) <= set(_names(made)):
+        return {}
+    return {name: place for name, place in stopped.items() if name not in narrow}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from retrograd.findings.births import Births
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layers
@@ -81,15 +82,18 @@ class Underflow(Detector):
     @staticmethod
     def _measure(record: Record, site: Site) -> tuple[float, float]:
         series = record.series(site)
-        if len(series) < FEWEST:
+        scales = np.full(len(series.steps), np.inf)  # the least of all micro-batches of a step
+        np.minimum.at(scales, np.searchsorted(series.steps, series.rows["step"]), series.rows["scale"])
+        is_told = (scales >= 1) & ~np.isin(series.steps, list(record.once(Births).skipped))
+        if is_told.sum() < FEWEST:  # a scale that has collapsed has overflowed before
             return 0.0, 0.0
-        _, bins = series.exponents
-        scale = float(np.median(series.rows["scale"]))  # it was divided out: what is small was larger by that
+        bins = series.exponents[1][is_told]
+        scale = float(np.median(scales[is_told]))  # it was divided out: what is small was larger by that
         lowest = max(SUBNORMAL - round(np.log2(scale)), 0) if scale > 0 else SUBNORMAL
         total = bins.sum(axis=1)
         below = bins[:, :lowest].sum(axis=1)
         low = np.where(total > 0, below / np.maximum(total, 1), 1.0)
-        return float(np.median(series.zero_share)), float(np.median(low))
+        return float(np.median(series.zero_share[is_told])), float(np.median(low))
 
 
 class UpdateLost(Detector):

@@ -14,7 +14,7 @@ from retrograd.policies.disk.file import CHUNK, SpillFile, default_folder, open_
 from retrograd.policies.disk.memory import allocate, mark_ready, whole_blocks
 from retrograd.policies.disk.ranges import FileRange
 from retrograd.policies.disk.threads import SpillReader, SpillWriter
-from retrograd.policies.order import Order, Position
+from retrograd.policies.order import AskOrder, PackPosition
 from retrograd.policies.policy import Packed, Policy, Saved
 
 _WINDOW = 0.08
@@ -41,7 +41,7 @@ class Spilled(FileRange):
         self._spill = spill
         self._dtype = values.dtype
         self._device = values.device
-        self.position: Position = spill.order.add(self, self.nbytes)
+        self.position: PackPosition = spill.order.add(self, self.nbytes)
 
     def restore(self) -> Tensor:
         """Return the values, and have those read that are asked for next."""
@@ -116,7 +116,7 @@ class Spill:
 
     def __init__(self, folder: Path, max_waiting: int) -> None:
         self.file: SpillFile = open_spill_file(folder)
-        self.order: Order[Spilled] = Order()
+        self.order: AskOrder[Spilled] = AskOrder()
         self._process = os.getpid()
         self._adding = threading.Lock()
         self._writer = SpillWriter(self.file, max_waiting)
@@ -141,7 +141,7 @@ class Spill:
         self._writer.add(spilled)
         return spilled
 
-    def look_ahead(self, position: Position, *, is_missed: bool) -> None:
+    def look_ahead(self, position: PackPosition, *, is_missed: bool) -> None:
         """Have read what will be asked for next, as soon as less than half of the window is in flight.
 
         Args:

@@ -57,7 +57,7 @@ _MOST_FREE = 4
 """So many are given back, at most, before one is taken again while a backward pass goes on."""
 
 
-class Slabs:
+class ReadBuffers:
     """Pieces of memory for several ranges each. One is free again when nothing refers to it any more.
 
     There is no lock: a piece is given back when the last tensor in it is deleted, whatever thread runs then and

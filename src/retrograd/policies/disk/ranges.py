@@ -12,7 +12,7 @@ from retrograd.policies.disk.file import Extent, SpillFile
 from retrograd.policies.policy import Packed
 
 
-class Reading:
+class FileRead:
     """Parts of the file that are read into one piece of memory, in the order in which they lie in the file.
 
     Args:
@@ -82,5 +82,5 @@ class FileRange(Packed):
     values: Tensor | None
     ready: torch.cuda.Event | None
     extent: Extent | None
-    coming: tuple[Reading, int] | None
+    coming: tuple[FileRead, int] | None
     is_wanted: bool

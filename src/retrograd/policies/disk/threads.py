@@ -10,8 +10,8 @@ from itertools import accumulate
 from queue import SimpleQueue
 
 from retrograd.policies.disk.file import CHUNK, Extent, SpillFile
-from retrograd.policies.disk.memory import Slabs, allocate, fetch, whole_blocks
-from retrograd.policies.disk.ranges import FileRange, Reading
+from retrograd.policies.disk.memory import ReadBuffers, allocate, fetch, whole_blocks
+from retrograd.policies.disk.ranges import FileRange, FileRead
 
 
 class SpillWriter:
@@ -125,11 +125,11 @@ class SpillReader:
 
     def __init__(self, file: SpillFile) -> None:
         self._file = file
-        self._slabs = Slabs()
+        self._slabs = ReadBuffers()
         self._slab_bytes = 0
         self._asking = threading.Lock()
         self._is_running = True
-        self._readings: SimpleQueue[weakref.ref[Reading] | None] = SimpleQueue()
+        self._readings: SimpleQueue[weakref.ref[FileRead] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._read_all, name="retrograd-disk-reader", daemon=True)
         self._thread.start()
 
@@ -171,7 +171,7 @@ class SpillReader:
         self._thread.join()
 
     def _begin(self, group: list[tuple[FileRange, Extent]]) -> None:
-        reading = Reading([extent for _, extent in group])
+        reading = FileRead([extent for _, extent in group])
         self._readings.put(weakref.ref(reading))  # first: after an interrupt nobody waits for what never comes
         for (file_range, _), place in zip(group, reading.places, strict=True):
             file_range.coming = reading, place
@@ -180,7 +180,7 @@ class SpillReader:
         while (reference := self._readings.get()) is not None:
             self._read(reference())
 
-    def _read(self, reading: Reading | None) -> None:
+    def _read(self, reading: FileRead | None) -> None:
         if reading is not None:  # else nobody needs it any more
             with suppress(Exception):  # whoever asks for it reads it again, and is told
                 reading.carry_out(self._file, self._take)

@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.hooks.copies import NoTensorHooks, strip_hooks
-from retrograd.hooks.interlude import interlude, run_backward
+from retrograd.hooks.isolation import isolated_autograd, run_backward
 
 
 def test_hooks_on_saved_tensors_are_set_aside_in_their_order() -> None:
@@ -23,7 +23,7 @@ def test_hooks_on_saved_tensors_are_set_aside_in_their_order() -> None:
     x = torch.ones(2, requires_grad=True)
     with packing("outer"):
         with packing("inner"):
-            with interlude():
+            with isolated_autograd():
                 x.exp()
             assert packed == []
             x.exp()
@@ -35,7 +35,7 @@ def test_hooks_come_back_after_an_error() -> None:
     packed: list[Tensor] = []
     x = torch.ones(2, requires_grad=True)
     with saved_tensors_hooks(lambda tensor: packed.append(tensor) or tensor, lambda tensor: tensor):
-        with pytest.raises(ZeroDivisionError), interlude():
+        with pytest.raises(ZeroDivisionError), isolated_autograd():
             raise ZeroDivisionError
         x.exp()
     assert len(packed) == 1
@@ -50,7 +50,7 @@ def test_dispatch_modes_and_grad_modes_are_set_aside() -> None:
             return func(*args, **(kwargs or {}))
 
     with Mode(), torch.inference_mode():
-        with interlude():
+        with isolated_autograd():
             y = torch.ones(2, requires_grad=True) * 2
         assert seen == []
         assert y.requires_grad

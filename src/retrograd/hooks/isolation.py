@@ -12,16 +12,18 @@ from torch.autograd.graph import _engine_run_backward
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _disable_current_modes
 
-from retrograd.hooks.discovery import Lookout
+from retrograd.hooks.discovery import ModelDiscovery
 
 _saved = torch._C._autograd
 
 
 @contextmanager
-def unseen_by_lookouts() -> Iterator[None]:
+def unseen_by_discovery() -> Iterator[None]:
     """Within it, nobody who looks for the program's models is told of modules that run: they are none of it."""
     table = modules._global_forward_pre_hooks
-    taken = {number: hook for number, hook in table.items() if isinstance(getattr(hook, "__self__", None), Lookout)}
+    taken = {
+        number: hook for number, hook in table.items() if isinstance(getattr(hook, "__self__", None), ModelDiscovery)
+    }
     for number in taken:
         del table[number]
     try:
@@ -33,7 +35,7 @@ def unseen_by_lookouts() -> Iterator[None]:
 
 
 @contextmanager
-def interlude() -> Iterator[None]:
+def isolated_autograd() -> Iterator[None]:
     """Within it, this thread has no default hooks on saved tensors, no dispatch modes, and records gradients.
 
     So a checkpoint that the forward is in neither drops nor computes again what is saved here, and one that chooses

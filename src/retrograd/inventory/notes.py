@@ -16,7 +16,7 @@ from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.saved_reading import hold_key, key_of, storages_of
 from retrograd.inventory.remakes import is_view
 
-Held = Literal["saved", "attribute", "hooks", "checkpoint", "argument"]
+HeldBy = Literal["saved", "attribute", "hooks", "checkpoint", "argument"]
 """Who holds a tensor: torch for the node; the node of a Python Function as an attribute; somebody's saved-tensor hooks,
 in what they have packed it into; a checkpoint that has run its function again; a checkpoint as an argument of it."""
 
@@ -35,7 +35,7 @@ class Maker(NamedTuple):
     sources: tuple[int, ...] = ()
 
 
-class TensorFacts(NamedTuple):
+class TensorNotes(NamedTuple):
     """A tensor, and the memory that it keeps. Its fields but the last are columns of the table.
 
     Attributes:
@@ -65,7 +65,7 @@ class TensorFacts(NamedTuple):
 
 
 @dataclass(slots=True)
-class SlotFacts:
+class SlotNotes:
     """One tensor that a node keeps.
 
     Attributes:
@@ -76,15 +76,15 @@ class SlotFacts:
     """
 
     slot: str
-    held: Held
-    tensor: TensorFacts | None
+    held: HeldBy
+    tensor: TensorNotes | None
     holder: int = 0
     frame: int = 0
     packed: int | None = None
 
 
 @dataclass(slots=True)
-class NodeFacts:
+class NodeNotes:
     """A node that keeps tensors.
 
     Attributes:
@@ -99,7 +99,7 @@ class NodeFacts:
     number: int
     seen: int
     thread: int
-    slots: list[SlotFacts]
+    slots: list[SlotNotes]
     runs: list[int] = field(default_factory=list)
     released: int | None = None
 
@@ -110,7 +110,7 @@ _OUTPUTS = re.compile(r"result\d*|output\d*|out|log_?sumexp|buffer|indices|grad_
 _CASTS = "ToCopyBackward"
 
 
-class Storages:
+class StorageNumbers:
     """Numbers for pieces of memory, the same for the same memory; memory that comes later never gets an old number."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Storages:
         return known[0]
 
 
-class Describer:
+class TensorDescriber:
     """Describes the tensors that one graph keeps.
 
     Args:
@@ -136,20 +136,20 @@ class Describer:
         arguments: memory of what was handed to modules.
     """
 
-    def __init__(self, storages: Storages, parameters: ParameterStorages, arguments: ModuleArguments) -> None:
+    def __init__(self, storages: StorageNumbers, parameters: ParameterStorages, arguments: ModuleArguments) -> None:
         self._storages = storages
         self._parameters = parameters
         self._arguments = arguments
         self._makers: dict[tuple[int, int], Maker] = {}
         """By identity and number: nodes themselves would keep the graph alive."""
 
-    def describe(self, tensor: Tensor, node: Any = None, slot: str = "") -> TensorFacts:
+    def describe(self, tensor: Tensor, node: Any = None, slot: str = "") -> TensorNotes:
         """Note what a tensor is; one that this node keeps under this name may be what its operation has returned."""
         pieces = list(storages_of(tensor))
         kind, name, maker = self._classify(tensor, pieces, node, slot)
         shape = shape_of(tensor)
         is_plain = tensor.layout is torch.strided and shape is not None
-        return TensorFacts(
+        return TensorNotes(
             shape=shape,
             dtype=str(tensor.dtype).removeprefix("torch."),
             device=str(tensor.device),

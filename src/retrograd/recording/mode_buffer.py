@@ -1,4 +1,4 @@
-"""Lanes: rows of statistics kept apart by the grad mode of the forward they come from."""
+"""What is being recorded, kept apart by the grad mode of the forward it comes from."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Mode(IntEnum):
     INFERENCE = 2
 
 
-class Lane:
+class ModeBuffer:
     """What is being recorded of the forwards of one grad mode.
 
     Attributes:
         mode: that grad mode.
         serial: grows when calls are to be counted anew.
-        opened: what it was when the lane was last closed.
-        touched: something has been recorded since the lane was last closed.
+        opened: what it was when the buffer was last closed.
+        touched: something has been recorded since the buffer was last closed.
         reached: a backward pass has reached it since then.
         failed: a forward has raised.
         training: the model was in training mode.
         forwards: the calls of whole models that have been recorded since then, where backward passes may follow them.
-        kept: tensors kept since then, as tuples (stream, tensor, version, bytes).
+        kept: tensors kept since then, as tuples (recorder, tensor, version, bytes).
     """
 
     __slots__ = (
@@ -100,23 +100,23 @@ class Lane:
         return "forward" if self.training else "eval"
 
 
-class Lanes:
-    """The three lanes of a recorder, which share the numbering of rows."""
+class ModeBuffers:
+    """The three buffers of a recorder, which share the numbering of rows."""
 
     def __init__(self, settings: Settings) -> None:
         def make(device: torch.device, turns: array[int]) -> Slab:
             return make_slab(device, settings.histogram, turns)
 
-        self.all = tuple(Lane(mode, make, settings.make_custom()) for mode in Mode)
+        self.all = tuple(ModeBuffer(mode, make, settings.make_custom()) for mode in Mode)
         self.grad = self.all[Mode.GRAD]
         self.rows = 0
 
-    def __getitem__(self, mode: Mode) -> Lane:
+    def __getitem__(self, mode: Mode) -> ModeBuffer:
         return self.all[mode]
 
     def add_row(self) -> int:
         """Make room for one more site and return its row."""
         self.rows += 1
-        for lane in self.all:
-            lane.grow(self.rows)
+        for buffer in self.all:
+            buffer.grow(self.rows)
         return self.rows - 1

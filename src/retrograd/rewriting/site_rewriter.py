@@ -1,4 +1,4 @@
-"""A place: one site at one call, and the rules for its value and for its gradient."""
+"""The rules for the value and for the gradient of one site, at one call."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from retrograd.hooks.deep_graphs import FREE_DEPTH
 from retrograd.hooks.engine import grad_enabled, uncompiled
 from retrograd.hooks.tensor import change_gradient
 from retrograd.rewriting.beside import Beside, Noted
-from retrograd.rewriting.calls import Call
+from retrograd.rewriting.calls import NumberedCall
 from retrograd.rewriting.chain import Chain
-from retrograd.rewriting.clock import Clock
+from retrograd.rewriting.clock import RuleClock
 from retrograd.rules.rule import Rule
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import Site
 
 
-class Host(Protocol):
-    """A rewriting as its places see it."""
+class RewriteHost(Protocol):
+    """A rewriting as the rewriters of its sites see it."""
 
-    clock: Clock
+    clock: RuleClock
     is_active: bool
 
     def find_rules(self, candidate: Candidate) -> list[Rule]:
@@ -41,7 +41,7 @@ class Host(Protocol):
         """Told of a tensor whose gradient would be lost if it were written into."""
 
 
-class Place:
+class SiteRewriter:
     """The rules of one site at one call.
 
     Args:
@@ -56,7 +56,7 @@ class Place:
         "needs_input", "needs_value",
     )  # fmt: skip
 
-    def __init__(self, host: Host, value: Chain | None, gradient: Chain | None, call: int) -> None:
+    def __init__(self, host: RewriteHost, value: Chain | None, gradient: Chain | None, call: int) -> None:
         self._host = host
         self._clock = host.clock
         self._value = value
@@ -69,7 +69,7 @@ class Place:
         self.needs_input = gradient is not None and gradient.needs_input
         self.name = gradient.name if gradient is not None else value.name if value is not None else ""
 
-    def change_value(self, tensor: Tensor, call: Call | None, training: bool, *, again: bool) -> Tensor:
+    def change_value(self, tensor: Tensor, call: NumberedCall | None, training: bool, *, again: bool) -> Tensor:
         """What the rules make of the value.
 
         Args:
@@ -156,21 +156,21 @@ class Place:
 class _Paired:
     """The hook for a gradient whose rules ask for what belongs to it."""
 
-    __slots__ = ("_beside", "_place")
+    __slots__ = ("_beside", "_rewriter")
 
     __torch_unserializable__ = True
 
-    def __init__(self, place: Place, beside: Beside) -> None:
-        self._place = place
+    def __init__(self, rewriter: SiteRewriter, beside: Beside) -> None:
+        self._rewriter = rewriter
         self._beside = beside
 
     @uncompiled
     def __call__(self, gradient: Tensor | None) -> Tensor | None:
-        return self._place.change_gradient(gradient, self._beside)
+        return self._rewriter.change_gradient(gradient, self._beside)
 
 
-class Places:
-    """The places of one module, or of one tensor that is watched by hand; each is made when it is first reached.
+class SiteRewriters:
+    """The rewriters of one module, or of one tensor that is watched by hand; each is made when it is first reached.
 
     Args:
         host: the rewriting.
@@ -179,26 +179,28 @@ class Places:
     """
 
     MOST = 1000
-    """Calls that have places of their own; those of later ones are made anew each time."""
+    """Calls that have rewriters of their own; those of later ones are made anew each time."""
 
-    def __init__(self, host: Host, module: nn.Module | None, path: str) -> None:
+    def __init__(self, host: RewriteHost, module: nn.Module | None, path: str) -> None:
         self._host = host
         self._find_module = weakref.ref(module) if module is not None else None
         self._path = path
         self._chains: dict[tuple[Site, tuple[int, ...]], Chain] = {}
-        self._places: dict[tuple[tuple[str, ...], int], Place | None] = {}
+        self._rewriters: dict[tuple[tuple[str, ...], int], SiteRewriter | None] = {}
 
-    def find(self, keys: tuple[str, ...], call: int) -> Place | None:
-        """The place of some keys at a call; None where no rule acts."""
-        found = self._places.get((keys, call), self)
-        if not isinstance(found, Places):
+    def find(self, keys: tuple[str, ...], call: int) -> SiteRewriter | None:
+        """The rewriter of some keys at a call; None where no rule acts."""
+        found = self._rewriters.get((keys, call), self)
+        if not isinstance(found, SiteRewriters):
             return found
         site = Site(self._path, keys, call)
         value, gradient = self._chain(site), self._chain(site.grad)
-        place = Place(self._host, value, gradient, call) if value is not None or gradient is not None else None
+        rewriter = (
+            SiteRewriter(self._host, value, gradient, call) if value is not None or gradient is not None else None
+        )
         if call <= self.MOST:
-            self._places[keys, call] = place
-        return place
+            self._rewriters[keys, call] = rewriter
+        return rewriter
 
     def _chain(self, site: Site) -> Chain | None:
         module = self._find_module() if self._find_module is not None else None
