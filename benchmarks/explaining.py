@@ -2,8 +2,8 @@
 
     python benchmarks/explaining.py --rounds 7 --seconds 2 --markdown
 
-``interleaved.py`` says how it is measured. The first steps of a run are dearer, for they are looked at more closely;
-``--first N`` measures these: N steps each time, from the first on.
+``interleaved.py`` says how it is measured. The first steps of a run are dearer, for they are looked at more closely:
+steps 0, 1, 2, 4, 8 and so on, later every 128th. ``--after`` says how many are made before it is measured.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from retrograd.recording.recorder import Recorder
 EXPLAINED: dict[str, Callable[[], Net]] = {**NETS, "resnet": partial(make_resnet, batch=2, pixels=64)}
 
 
-def watched(sources: Sequence[MakeSource]) -> Contender:
-    """A recording by default with these sources of facts."""
+def watched(sources: Sequence[MakeSource], after: int) -> Contender:
+    """A recording by default with these sources of facts, that has gone on for so many steps."""
 
     @contextmanager
     def attach(net: Net) -> Iterator[Attached]:
@@ -35,6 +35,8 @@ def watched(sources: Sequence[MakeSource]) -> Contender:
         default, options["sources"] = options["sources"], tuple(sources)
         try:
             with recorded(training=True)(net) as attached:
+                for _ in range(after):
+                    attached.step()
                 yield attached
         finally:
             options["sources"] = default
@@ -45,10 +47,12 @@ def watched(sources: Sequence[MakeSource]) -> Contender:
 def main() -> None:
     parser = make_parser(__doc__, EXPLAINED)
     parser.add_argument("--each", action="store_true", help="also each of the watches alone")
+    parser.add_argument("--after", type=int, default=130, help="steps that are made before it is measured")
     arguments = parser.parse_args()
-    contenders = {"retrograd run": watched(SOURCES), "retrograd explain": watched((*SOURCES, *WATCHES))}
+    measured = {"retrograd run": SOURCES, "retrograd explain": (*SOURCES, *WATCHES)}
     if arguments.each:
-        contenders |= {each.__name__: watched((*SOURCES, each)) for each in WATCHES}
+        measured |= {getattr(each, "__name__", ""): (*SOURCES, each) for each in WATCHES}
+    contenders = {name: watched(sources, arguments.after) for name, sources in measured.items()}
     group = Group(contenders, bare=bare_training)
     measures = [
         measure

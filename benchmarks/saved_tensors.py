@@ -66,7 +66,7 @@ from retrograd.errors import RetrogradError
 from retrograd.policies.cpu import Cpu
 from retrograd.policies.disk.disk import Disk
 from retrograd.policies.lossless import Lossless
-from retrograd.policies.policy import Keep
+from retrograd.policies.policy import AsIs
 from retrograd.policies.precision import Bfloat16, EightBit
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import Policies, keep_saved
@@ -227,7 +227,7 @@ CONTENDERS: dict[str, Contender] = {
     "save_on_cpu": on_cpu,
     "torch.utils.checkpoint, each block": checkpointed_blocks,
     "one file for each tensor": one_file_each,
-    "**keep**": kept(Keep),
+    "**keep**": kept(AsIs),
     "**disk**": kept(Disk),
     "**lossless**": kept(Lossless),
     "**bf16**": kept(Bfloat16),

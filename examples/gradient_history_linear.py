@@ -45,7 +45,7 @@ class GradientHistoryLinear(rg.Function):
         return {"x": damped @ weight, "weight": damped.T @ x, "bias": damped.sum(0)}
 
     def damp(self, gradient: Tensor) -> Tensor:
-        past = self.history["grad_output"]
+        past = self.remembered["grad_output"]
         if not past:
             return gradient
         usual = torch.stack([torch.linalg.vector_norm(each) for each in past]).mean()
@@ -76,7 +76,7 @@ def train(model: nn.Sequential, batches: list[tuple[Tensor, Tensor, float]]) -> 
         loss = F.cross_entropy(model(images), labels)
         (weight * loss).backward()
         optimizer.step()
-        seen.append((float(loss.detach()), float(model[0].history["grad_output"][-1].norm())))
+        seen.append((float(loss.detach()), float(model[0].remembered["grad_output"][-1].norm())))
     return seen
 
 

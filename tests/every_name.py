@@ -107,7 +107,7 @@ def use_record() -> None:
 
 
 def use_policies() -> None:
-    for name in ("CPU", "Disk", "Recompute", "Lossless", "Keep", "Cast"):
+    for name in ("CPU", "Disk", "Recompute", "Lossless", "AsIs", "Cast"):
         if policy := getattr(rg.saved, name, None):
             with rg.keep_saved(net, policy()):
                 loss().backward()
@@ -219,13 +219,13 @@ USES: dict[str, Callable[[], Any]] = {
     "on_nonfinite": lambda: rg.record(net, tensors=rg.Keep("0:output", when=rg.on_nonfinite())).close(),
     "open_features": lambda: rg.open_features(FOLDER / "features"),
     "open_run": lambda: [made("history"), repr(rg.open_run(FOLDER / "run"))],
-    "plan": lambda: str(rg.plan(net)),
+    "plan_recording": lambda: str(rg.plan_recording(net)),
     "print_graph": lambda: rg.print_graph(made("graph"), file=out()),
     "print_inventory": lambda: rg.print_inventory(made("inventory"), file=out()),
     "print_trace": lambda: rg.print_trace(made("trace"), file=out()),
     "record": use_record,
     "record_origins": lambda: rg.record_origins(net).__enter__().__exit__(None, None, None),
-    "rehearse": lambda: str(rg.rehearse(rg.rules.Noise(0.1), made("history"), "*:output.grad")),
+    "simulate_rule": lambda: str(rg.simulate_rule(rg.rules.Noise(0.1), made("history"), "*:output.grad")),
     "replay": use_bundle,
     "rerun": run_nodes,
     "rewrite": rewrite,

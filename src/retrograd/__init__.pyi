@@ -33,7 +33,7 @@ from retrograd.inventory.recorder import take_inventory as take_inventory
 from retrograd.kinks.find import find_kinks as find_kinks
 from retrograd.kinks.kinks import Kinks as Kinks
 from retrograd.recording.keep import Keep as Keep
-from retrograd.recording.plan import plan as plan
+from retrograd.recording.plan import plan_recording as plan_recording
 from retrograd.recording.record import Recording as Recording
 from retrograd.recording.record import record as record
 from retrograd.recording.record import watch as watch
@@ -43,7 +43,7 @@ from retrograd.recording.trigger import on_jump as on_jump
 from retrograd.recording.trigger import on_nonfinite as on_nonfinite
 from retrograd.rewriting.rewriting import Rewriting as Rewriting
 from retrograd.rewriting.rewriting import rewrite as rewrite
-from retrograd.rules.rehearsal import rehearse as rehearse
+from retrograd.rules.simulation import simulate_rule as simulate_rule
 from retrograd.runs.export import export as export
 from retrograd.runs.reader import Run as Run
 from retrograd.runs.reader import open_run as open_run

@@ -1,6 +1,12 @@
+from collections import OrderedDict
+
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import retrograd as rg
+from retrograd.findings import explain
 from retrograd.findings.detector import CannotTell
 from retrograd.findings.detectors.batch_norm import BatchNorm
 from retrograd.findings.detectors.hooks import HooksScale
@@ -51,6 +57,32 @@ def test_norms_as_they_should_be() -> None:
     assert not ask(BatchNorm, make_norm([0.0] * 6, evaluating=("1",)))
     assert not ask(BatchNorm, make_norm([0.0] * 6, evaluating=("self",)))
     assert len(ask(BatchNorm, make_norm([0.0] * 6, evaluating=("0",)))) == 1
+
+
+def _finetune(*, trains: bool, follows: bool = False) -> Record:
+    """A head that is trained on a frozen backbone with a norm, in training mode or not, which may follow the head."""
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)).requires_grad_(False).train(trains)
+    net = nn.Sequential(OrderedDict(backbone=backbone, head=nn.Linear(8, 2)))
+    optimizer = torch.optim.SGD(net.head.parameters(), lr=0.1)
+    before = backbone[1].running_mean.clone()
+    with rg.record(net) as recording:
+        for _ in range(6):
+            optimizer.zero_grad()
+            net(torch.randn(16, 4) + 3).square().mean().backward()
+            optimizer.step()
+            if follows:
+                backbone[0].weight.data.lerp_(net.head.weight.data.mean(0, keepdim=True).T.repeat(1, 4), 0.1)
+    assert torch.equal(before, backbone[1].running_mean) != trains
+    return explain.make_record(recording)
+
+
+def test_statistics_that_move_under_frozen_weights() -> None:
+    [found] = ask(BatchNorm, _finetune(trains=True))
+    assert found.site == "backbone.1"
+    assert "move in training, though all weights of backbone are frozen" in found.message
+    assert not ask(BatchNorm, _finetune(trains=False))
+    assert not ask(BatchNorm, _finetune(trains=True, follows=True))
 
 
 def make_ranks(first: list[str], second: list[str]) -> Record:

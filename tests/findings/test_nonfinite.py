@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from retrograd.facts.facts import SOURCES
+from retrograd.findings.detectors.nonfinite import NanForward, NanUpdate
 from retrograd.findings.explain import explain_record
 from retrograd.findings.finding import Finding
 from retrograd.findings.record import Record
+from retrograd.history.facts import NonFinite
 from retrograd.history.history import History
+from retrograd.history.sink import Moment
 from retrograd.recording.recorder import Recorder
 from tests.facts.births import (
     BAD_STEP,
@@ -27,6 +31,7 @@ from tests.facts.births import (
     train,
 )
 from tests.facts.looking import line_of
+from tests.findings.by_hand import ask, make_record
 
 pytestmark = pytest.mark.filterwarnings("ignore:std")
 
@@ -183,3 +188,15 @@ def test_what_comes_in_beside_the_inputs_is_not_said_to_be_the_data() -> None:
     assert (found.step, found.detector) == (BAD_STEP, "nan-input")
     assert "beside the model's inputs, which are finite, at step 5, in what `mul` takes" in found.message
     assert "standard deviation of one element" in found.repair
+
+
+def test_an_update_that_the_next_forward_shows() -> None:
+    """Rows tell that the update of step 0 made it; it was seen being made of that, a step after."""
+    seen = NonFinite(name="0", born="forward", operation="linear", moment=Moment(1, phase="forward"))
+    updates = {0: np.array([np.nan, 1.0]), 1: np.array([np.nan, np.nan])}
+    made = make_record(
+        range(2), lambda step: {"0:weight.grad": np.ones(2), "0:weight.update": updates[step]}, [0.7, np.nan],
+        facts=[seen],
+    )  # fmt: skip
+    assert [each.step for each in ask(NanUpdate, made)] == [0]
+    assert not ask(NanForward, made)

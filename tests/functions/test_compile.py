@@ -57,7 +57,7 @@ def test_a_compiled_model_with_one_trains_as_before() -> None:
             loss.backward()
     assert torch.equal(plain.weight.grad, net.weight.grad)  # type: ignore[arg-type]
     assert counter.graphs == 2  # one before and one behind it, and none anew at later steps
-    for mine, theirs in zip(net.linear.history["grad_output"], plain.linear.history["grad_output"], strict=True):
+    for mine, theirs in zip(net.linear.remembered["grad_output"], plain.linear.remembered["grad_output"], strict=True):
         assert torch.equal(mine, theirs)
 
 
@@ -67,7 +67,7 @@ def test_a_compiled_instance_runs() -> None:
     output = torch.compile(linear, backend="eager")(x, weight, bias)
     output.sum().backward()
     assert torch.equal(output, linear(x, weight, bias))
-    assert len(linear.history["grad_output"]) == 1
+    assert len(linear.remembered["grad_output"]) == 1
 
 
 def test_what_the_user_compiles_inside_of_it_is_compiled() -> None:
@@ -100,7 +100,7 @@ def test_a_backward_pass_that_is_compiled_runs_it_too() -> None:
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
         linear(input_, weight, bias).sum().backward()
     torch.testing.assert_close(weight.grad, input_.sum(0).expand(2, 3))
-    (kept,) = linear.history["grad_output"]
+    (kept,) = linear.remembered["grad_output"]
     assert torch.equal(kept, torch.ones(4, 2, dtype=torch.float64))
 
 
@@ -114,5 +114,5 @@ def test_an_export_takes_the_operations_of_forward_and_remembers_nothing() -> No
     net.linear = Keeps()
     value = tensors()[0].detach()
     exported = torch.export.export(net, (value,))
-    assert list(net.linear.history) == []
+    assert list(net.linear.remembered) == []
     assert torch.equal(exported.module()(value), net(value))

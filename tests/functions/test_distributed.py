@@ -87,9 +87,9 @@ def train(rank: int, folder: Path, kind: str, reentrant: bool | None) -> dict[st
     loaded: Any = other.module.body[0] if kind == "ddp" else other.body[0]
     return {
         "state": plain,
-        "inputs": net.body[0].history["input"],
-        "gradients": net.body[0].history["grad_output"],
-        "loaded": loaded.history["input"],
+        "inputs": net.body[0].remembered["input"],
+        "gradients": net.body[0].remembered["grad_output"],
+        "loaded": loaded.remembered["input"],
     }
 
 

@@ -74,7 +74,7 @@ def test_everything_goes_after_a_backward_pass(create_graph: bool) -> None:
     del output, extra, gradient
     assert inner() is None
     assert function.alive() == 0
-    assert len(function.history["grad_output"]) == 1
+    assert len(function.remembered["grad_output"]) == 1
 
 
 def test_saved_tensors_go_as_soon_as_the_pass_is_over() -> None:
@@ -141,7 +141,7 @@ def test_the_history_is_bounded() -> None:
     for _ in range(5):
         output, _extra = function(torch.ones(3, requires_grad=True))
         output.sum().backward()
-        kept += [weakref.ref(tensor) for tensor in function.history["grad_output"]]
+        kept += [weakref.ref(tensor) for tensor in function.remembered["grad_output"]]
     del output, _extra
-    assert len(function.history["grad_output"]) == 2
+    assert len(function.remembered["grad_output"]) == 2
     assert sum(reference() is not None for reference in kept[:-2]) <= 1

@@ -42,17 +42,17 @@ def step(module: nn.Module, factor: float) -> Tensor:
 
 def remembered(module: nn.Module) -> list[float]:
     assert isinstance(module.linear, RememberingLinear)
-    return [float(gradient[0, 0]) for gradient in module.linear.history["grad_output"]]
+    return [float(gradient[0, 0]) for gradient in module.linear.remembered["grad_output"]]
 
 
 def test_the_last_tensors_oldest_first() -> None:
     layer = Layer()
-    assert layer.linear.history["grad_output"] == ()
-    assert "grad_output" not in layer.linear.history
+    assert layer.linear.remembered["grad_output"] == ()
+    assert "grad_output" not in layer.linear.remembered
     expected = [step(layer, factor) for factor in (1.0, 2.0, 3.0, 4.0, 5.0)]
-    history = layer.linear.history
+    history = layer.linear.remembered
     assert list(history) == ["grad_output"]
-    assert repr(history) == "History(grad_output: 3)"
+    assert repr(history) == "Remembered(grad_output: 3)"
     for kept, gradient in zip(history["grad_output"], expected[-3:], strict=True):
         assert torch.equal(kept, gradient)
         assert not kept.requires_grad
@@ -63,7 +63,7 @@ def test_what_was_remembered_has_no_graph() -> None:
     linear = RememberingLinear()
     incoming = torch.ones(4, 2, dtype=torch.float64, requires_grad=True)
     torch.autograd.grad(linear(x, weight, bias), x, incoming * 2, create_graph=True)
-    (kept,) = linear.history["grad_output"]
+    (kept,) = linear.remembered["grad_output"]
     assert kept.grad_fn is None
     assert not kept.requires_grad
 
@@ -84,7 +84,7 @@ def test_a_gradient_that_becomes_the_grad_of_a_leaf_is_remembered_as_it_was() ->
     for _ in range(2):
         (echo(leaf) * torch.ones(3)).sum().backward()  # the product's gradient is new, and becomes leaf.grad itself
     leaf.grad.mul_(10)  # type: ignore[union-attr]
-    assert all(torch.equal(kept, torch.ones(3)) for kept in echo.history["grad_output"])
+    assert all(torch.equal(kept, torch.ones(3)) for kept in echo.remembered["grad_output"])
 
 
 def test_remembering_changes_no_gradient() -> None:
@@ -107,11 +107,11 @@ def test_how_many_are_kept_may_change_and_names_are_apart() -> None:
     keeps = Keeps()
     for number in range(5):
         keeps(torch.full((1,), float(number)), 4 if number < 4 else 2)
-    assert [float(kept) for kept in keeps.history["x"]] == [3.0, 4.0]
-    assert [float(kept) for kept in keeps.history["sum"]] == [4.0]
-    assert set(keeps.history) == {"x", "sum"}
+    assert [float(kept) for kept in keeps.remembered["x"]] == [3.0, 4.0]
+    assert [float(kept) for kept in keeps.remembered["sum"]] == [4.0]
+    assert set(keeps.remembered) == {"x", "sum"}
     keeps.memory.ema("norm", 0.9).add(2.0)
-    assert set(keeps.history) == {"x", "sum"}
+    assert set(keeps.remembered) == {"x", "sum"}
     with pytest.raises(ValueError, match="whole number"):
         keeps(torch.ones(1), 0)
 
@@ -128,7 +128,7 @@ def test_in_inference_mode_what_is_remembered_can_train_later() -> None:
     with torch.inference_mode():
         echo.remember("x", torch.ones(3))
     x = torch.ones(3, requires_grad=True)
-    (x * echo.history["x"][0]).sum().backward()
+    (x * echo.remembered["x"][0]).sum().backward()
     assert torch.equal(x.grad, torch.ones(3))  # type: ignore[arg-type]
 
 
@@ -196,7 +196,7 @@ def test_a_subclass_may_save_more() -> None:
     counts(*tensors()).sum().backward()
     other.load_state_dict(counts.state_dict())
     assert other.count == 3
-    assert len(other.history["grad_output"]) == 1
+    assert len(other.remembered["grad_output"]) == 1
     with pytest.raises(RuntimeError, match="Missing key"):
         other.load_state_dict({})
 
@@ -231,12 +231,12 @@ def test_memory_moves_with_the_model_and_keeps_its_dtype() -> None:
     step(layer, 1.5)
     layer.linear.memory.ema("norm", 0.9).add(torch.tensor(2.0))
     layer.half().double()
-    (kept,) = layer.linear.history["grad_output"]
+    (kept,) = layer.linear.remembered["grad_output"]
     assert kept.dtype is torch.float32
     assert torch.equal(kept, torch.full((4, 2), 1.5))
     assert float(layer.linear.memory.ema("norm", 0.9).value) == pytest.approx(2.0)
     layer.to("meta")
-    (kept,) = layer.linear.history["grad_output"]
+    (kept,) = layer.linear.remembered["grad_output"]
     assert kept.device.type == "meta"
     assert layer.linear.memory.ema("norm", 0.9).value.device.type == "meta"
 
@@ -250,7 +250,7 @@ def test_a_loaded_memory_comes_to_the_device_of_the_parameters() -> None:
     owns(tensors()[0]).sum().backward()
     elsewhere = Owns().to("meta")
     elsewhere.set_extra_state(owns.get_extra_state())
-    assert elsewhere.history["grad_output"][0].device.type == "meta"
+    assert elsewhere.remembered["grad_output"][0].device.type == "meta"
 
 
 @pytest.mark.parametrize("way", ["plain", "nested", "without grad"])
@@ -282,8 +282,8 @@ def test_under_checkpointing_each_call_is_remembered_once(reentrant: bool, way: 
             output = checkpoint(around, x, use_reentrant=reentrant) if keep else part(x)
             output.sum().backward()
         gradients.append((x.grad, weight.grad))
-        assert [torch.equal(kept, factor * x) for factor, kept in zip((1, 2), both.history["x"], strict=True)]
-        assert len(both.history["grad_output"]) == (0 if way == "without grad" else 2)
+        assert [torch.equal(kept, factor * x) for factor, kept in zip((1, 2), both.remembered["x"], strict=True)]
+        assert len(both.remembered["grad_output"]) == (0 if way == "without grad" else 2)
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(*gradients, strict=True))  # type: ignore[arg-type]
 
 
@@ -310,7 +310,7 @@ def test_a_function_that_is_called_in_a_backward_pass_remembers() -> None:
     for create_graph in (False, True):
         x = torch.ones(2, requires_grad=True)
         torch.autograd.grad(Outer()(x).sum(), x, create_graph=create_graph)
-    assert len(inner.history["x"]) == 2
+    assert len(inner.remembered["x"]) == 2
 
 
 def test_threads_share_one_instance() -> None:
@@ -346,7 +346,7 @@ def test_threads_share_one_instance() -> None:
     finally:
         sys.setswitchinterval(patience)
     assert not wrong
-    history = keeps.history["grad_output"]
+    history = keeps.remembered["grad_output"]
     assert all(torch.equal(kept, kept[0, 0].expand(4, 2)) for kept in history)
     assert sorted(float(kept[0, 0]) for kept in history) == list(map(float, range(threads * calls)))
     for number in range(threads):  # in each thread's own order
@@ -358,7 +358,7 @@ def test_replicas_of_data_parallel_share_the_memory() -> None:
     layer = Layer()
     replica = layer.linear._replicate_for_data_parallel()
     replica(*tensors()).sum().backward()
-    assert len(layer.linear.history["grad_output"]) == 1
+    assert len(layer.linear.remembered["grad_output"]) == 1
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -368,10 +368,10 @@ def test_a_forward_that_is_computed_again_finds_the_memory_of_then(reentrant: bo
 
     class Scales(Function):
         def forward(self, ctx: Any, x: Tensor) -> Tensor:
-            factor = 1 + self.memory.get("calls", 0) + 10 * len(self.history["x"]) + self.memory.get("passes", 0)
+            factor = 1 + self.memory.get("calls", 0) + 10 * len(self.remembered["x"]) + self.memory.get("passes", 0)
             self.memory.put("calls", self.memory.get("calls", 0) + 1)
             self.remember("x", x)
-            ctx.factor = factor * (1 + len(self.history["x"]))
+            ctx.factor = factor * (1 + len(self.remembered["x"]))
             return x * ctx.factor
 
         def backward(self, ctx: Any, grad_output: Tensor) -> Tensor:

@@ -195,4 +195,4 @@ def test_nothing_is_remembered_inside_of_a_transform() -> None:
         vmap(remembers, (0, None))(x.unsqueeze(1), weight)
     assert raised.value.__notes__ == ["in forward of the Function Remembers"]
     remembers(x, weight)
-    assert len(remembers.history["x"]) == 1
+    assert len(remembers.remembered["x"]) == 1

@@ -10,7 +10,7 @@ import torch
 from retrograd.policies.cpu import Cpu
 from retrograd.policies.disk.disk import Disk
 from retrograd.policies.lossless import Lossless
-from retrograd.policies.policy import Keep, Policy
+from retrograd.policies.policy import AsIs, Policy
 from retrograd.policies.precision import Bfloat16, EightBit
 from retrograd.policies.when import When
 from retrograd.testing.policy_tests import PolicyTests
@@ -18,7 +18,7 @@ from retrograd.testing.policy_tests import PolicyTests
 
 class TestKeep(PolicyTests):
     def make_policy(self) -> Policy:
-        return Keep()
+        return AsIs()
 
 
 class TestCpu(PolicyTests):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from retrograd.errors import SavedPolicyError
 from retrograd.policies.lossless import Lossless, pack_bits, unpack_bits
-from retrograd.policies.policy import Keep, Policy, Saved
+from retrograd.policies.policy import AsIs, Policy, Saved
 from retrograd.policies.precision import MEASURED_EVERY, Bfloat16, EightBit
 from retrograd.policies.recompute import Recompute
 from retrograd.policies.when import When
@@ -98,13 +98,13 @@ def test_the_gradient_error_is_measured_and_changes_nothing(policy: Bfloat16 | E
         model.zero_grad()
         return found
 
-    exact, coarse = gradients(Keep()), gradients(policy)
+    exact, coarse = gradients(AsIs()), gradients(policy)
     squares = sum(float((exact[name] - coarse[name]).square().sum()) for name in exact)
     assert report.total == pytest.approx((squares / sum(float(g.square().sum()) for g in exact.values())) ** 0.5)
     assert 0 < report.total < 0.1
     assert {name.replace(":", ".") for name in report.parameters} == set(exact)
     assert list(report.parameters.values()) == sorted(report.parameters.values(), reverse=True)
-    assert measure_gradient_error(model, Keep(), lambda: model(x).square().mean()).total == 0
+    assert measure_gradient_error(model, AsIs(), lambda: model(x).square().mean()).total == 0
 
 
 # ---- lossless -------------------------------------------------------------------------------------------------
@@ -175,10 +175,10 @@ def test_conditions_choose() -> None:
     assert [(nbytes, path) for nbytes, _, _, path, _ in small.seen] == [(396, "body"), (400, "head"), (800, "body")]
     assert policy.min_bytes == 0
     assert When(Bfloat16(), min_bytes=10).min_bytes == 10
-    assert When(Keep(), otherwise=Bfloat16()).is_exact is False
+    assert When(AsIs(), otherwise=Bfloat16()).is_exact is False
 
 
-@pytest.mark.parametrize("make", [lambda: When(Recompute()), lambda: When(Keep(), otherwise=Recompute())])
+@pytest.mark.parametrize("make", [lambda: When(Recompute()), lambda: When(AsIs(), otherwise=Recompute())])
 def test_a_module_cannot_be_run_again_for_some_tensors_only(make: object) -> None:
     with pytest.raises(SavedPolicyError, match="Recompute"):
         make()  # type: ignore[operator]

@@ -44,7 +44,7 @@ def failing(tensor: torch.Tensor) -> Any:
 
 CHOICES: list[tuple[dict[str, Any], type[RetrogradError], str]] = [
     ({"sites": "0:ouput"}, NoSuchSiteError, "0:output"),
-    ({"sites": ["*:output", "5"]}, NoSuchSiteError, "rg.plan"),
+    ({"sites": ["*:output", "5"]}, NoSuchSiteError, "rg.plan_recording"),
     ({"sites": nn.Conv2d}, NoSuchSiteError, "Linear"),
     ({"sites": 5}, PatternError, "glob"),
     ({"sites": []}, PatternError, "leave `sites` out"),

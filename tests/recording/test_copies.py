@@ -219,7 +219,7 @@ TOOLS: dict[str, Callable[[Objects], AbstractContextManager[Any]]] = {
     "keep_saved": lambda things: rg.keep_saved(things["model"], rg.saved.Lossless()),
     "recompute": lambda things: rg.keep_saved(things["model"], {"first": rg.saved.Recompute()}),
     "budget": lambda things: rg.keep_saved(things["model"], budget="1GB"),
-    "keep_saved in the process": lambda things: rg.keep_saved(None, rg.saved.Keep()),
+    "keep_saved in the process": lambda things: rg.keep_saved(None, rg.saved.AsIs()),
     "origins": lambda things: rg.record_origins(things["model"]),
     "trace": lambda things: rg.trace(things["model"], norms=True),
     "inventory": lambda things: rg.take_inventory(things["model"]),

@@ -108,6 +108,6 @@ def test_the_first_call_by_its_number_is_recorded() -> None:
 
 
 def test_arguments_that_are_no_tensors_are_not_planned_for() -> None:
-    planned = [site.name for site in rg.plan(nn.MultiheadAttention(4, 2), sites="*:input*").sites]
+    planned = [site.name for site in rg.plan_recording(nn.MultiheadAttention(4, 2), sites="*:input*").sites]
     assert "self:input.attn_mask" in planned
     assert not [name for name in planned if "is_causal" in name or "need_weights" in name]

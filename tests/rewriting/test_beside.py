@@ -13,8 +13,8 @@ import retrograd as rg
 from retrograd.errors import CannotRewriteError, RuleError
 from retrograd.rewriting.rewriting import rewrite
 from retrograd.rules.clip_norm import ClipNorm
-from retrograd.rules.rehearsal import rehearse
 from retrograd.rules.rule import Rule
+from retrograd.rules.simulation import simulate_rule
 from retrograd.rules.site_state import SiteState
 from tests.recording.test_relatives import CHECKPOINTS, Shared, train
 
@@ -129,7 +129,7 @@ def test_nothing_is_left_beside_the_rule() -> None:
     assert (state.value, dict(state.inputs)) == (None, {})
 
 
-def test_a_rehearsal_shows_the_same() -> None:
+def test_a_simulation_shows_the_same() -> None:
     class TimesInput(Rule):
         needs_input = True
 
@@ -145,7 +145,7 @@ def test_a_rehearsal_shows_the_same() -> None:
         (g.step, g.call): (g.tensor * x.tensor).norm().item()  # type: ignore[operator, union-attr]
         for g, x in zip(series.tensors, series.input.tensors, strict=True)
     }
-    table = rehearse(TimesInput(), recording.history, "fc:output.grad").table.to_pylist()
+    table = simulate_rule(TimesInput(), recording.history, "fc:output.grad").table.to_pylist()
     assert len(table) == 9
     for row in table:
         call = int(row["site"].partition("#")[2][0])
@@ -153,7 +153,7 @@ def test_a_rehearsal_shows_the_same() -> None:
     with rg.record(net, tensors="fc:outputs.grad") as recording:
         train(net)
     with pytest.raises(RuleError, match=r"fc:inputs"):
-        rehearse(TimesInput(), recording.history, "fc:output.grad")
+        simulate_rule(TimesInput(), recording.history, "fc:output.grad")
 
 
 def test_a_recording_put_back_goes_to_the_calls_that_it_is_of() -> None:

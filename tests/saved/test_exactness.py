@@ -12,7 +12,7 @@ from torch import nn
 
 from retrograd.policies.disk.disk import Disk
 from retrograd.policies.lossless import Lossless
-from retrograd.policies.policy import Keep, Packed, Policy, Saved
+from retrograd.policies.policy import AsIs, Packed, Policy, Saved
 from retrograd.policies.precision import Bfloat16
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import SavedHandle, keep_saved
@@ -40,7 +40,7 @@ class Copy(Packed):
 
 
 POLICIES: dict[str, Callable[[Path], Policy]] = {
-    "keep": lambda folder: Keep(),
+    "keep": lambda folder: AsIs(),
     "copies": lambda folder: Elsewhere(),
     "disk": lambda folder: Disk(folder, min_bytes=0),
     "lossless": lambda folder: Lossless(deflate=True, min_bytes=0),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.errors import SavedTensorError
-from retrograd.policies.policy import Keep
+from retrograd.policies.policy import AsIs
 from retrograd.saved.gradient_error import measure_gradient_error
 
 
@@ -40,9 +40,9 @@ def test_buffers_and_random_state_are_what_they_were(fails: bool) -> None:
 
     if fails:
         with pytest.raises(KeyError, match="mine"):
-            measure_gradient_error(model, Keep(), loss)
+            measure_gradient_error(model, AsIs(), loss)
     else:
-        assert measure_gradient_error(model, Keep(), loss).total == 0
+        assert measure_gradient_error(model, AsIs(), loss).total == 0
     assert model.calls == model.seen == 0
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -58,11 +58,11 @@ def test_buffers_and_random_state_are_what_they_were(fails: bool) -> None:
 )
 def test_losses_that_nothing_can_be_measured_of(loss: Any, problem: str) -> None:
     with pytest.raises(SavedTensorError, match=problem):
-        measure_gradient_error(nn.Linear(4, 1), Keep(), loss)
+        measure_gradient_error(nn.Linear(4, 1), AsIs(), loss)
 
 
 def test_a_model_without_trained_parameters() -> None:
     frozen = nn.Linear(4, 1).requires_grad_(False)
     x = torch.ones(4, requires_grad=True)
     with pytest.raises(SavedTensorError, match="no gradient for any parameter of the model"):
-        measure_gradient_error(frozen, Keep(), lambda: frozen(x))
+        measure_gradient_error(frozen, AsIs(), lambda: frozen(x))

@@ -12,7 +12,7 @@ from torch import nn
 from retrograd.budget.planned import Planned
 from retrograd.errors import BudgetError, RetrogradWarning
 from retrograd.policies.disk.disk import Disk
-from retrograd.policies.policy import Keep, Packed, Policy, Saved
+from retrograd.policies.policy import AsIs, Packed, Policy, Saved
 from retrograd.policies.precision import Bfloat16
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import Policies, keep_saved
@@ -58,7 +58,7 @@ def test_each_policy_tells_for_itself(tmp_path: Path) -> None:
     assert [type(each).__name__ for each in told] == ["WarningMessage"] * 2
 
 
-@pytest.mark.parametrize("policy", [Keep(), Recompute(), Bfloat16(min_bytes=1), {"1": Keep()}])
+@pytest.mark.parametrize("policy", [AsIs(), Recompute(), Bfloat16(min_bytes=1), {"1": AsIs()}])
 def test_others_have_nothing_to_say(policy: Policies) -> None:
     assert not messages(policy)
 

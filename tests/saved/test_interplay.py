@@ -31,7 +31,7 @@ from retrograd.hooks.operation_tap import CarryOut
 from retrograd.inventory.recorder import take_inventory
 from retrograd.policies.disk.disk import Disk
 from retrograd.policies.lossless import Lossless
-from retrograd.policies.policy import Keep, Policy, Stays
+from retrograd.policies.policy import AsIs, Policy, Stays
 from retrograd.policies.recompute import Recompute
 from retrograd.saved import calls
 from retrograd.saved.keeping import SavedHandle, keep_saved
@@ -257,7 +257,7 @@ def thread() -> Iterator[Thread]:
     other.end()
 
 
-@pytest.mark.parametrize("make", [Keep, Elsewhere, Looking])
+@pytest.mark.parametrize("make", [AsIs, Elsewhere, Looking])
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_ended_in_another_thread(everywhere: bool, make: Callable[[], Policy], model: Net, thread: Thread) -> None:
     expected = gradients(model)
@@ -268,7 +268,7 @@ def test_ended_in_another_thread(everywhere: bool, make: Callable[[], Policy], m
     assert thread(is_bare)
 
 
-@pytest.mark.parametrize("make", [Keep, Elsewhere, Looking])
+@pytest.mark.parametrize("make", [AsIs, Elsewhere, Looking])
 def test_ended_by_another_thread_in_the_middle_of_a_call(
     make: Callable[[], Policy], model: Net, thread: Thread
 ) -> None:
@@ -283,17 +283,17 @@ def test_ended_by_another_thread_in_the_middle_of_a_call(
 # ---- what fails -----------------------------------------------------------------------------------------------
 
 
-class FailsToBegin(Keep):
+class FailsToBegin(AsIs):
     def open(self) -> None:
         raise ArithmeticError
 
 
-class FailsToEnd(Keep):
+class FailsToEnd(AsIs):
     def close(self) -> None:
         raise ArithmeticError
 
 
-class Counted(Keep):
+class Counted(AsIs):
     users = 0
 
     def open(self) -> None:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import NoSuchSiteError, PatternError, SavedPolicyError
 from retrograd.policies.disk.disk import Disk
-from retrograd.policies.policy import Keep, Packed, Policy, Saved
+from retrograd.policies.policy import AsIs, Packed, Policy, Saved
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import keep_saved
 from tests.saved.test_exactness import Elsewhere
@@ -76,9 +76,9 @@ def test_what_a_module_called_by_hand_saves_is_kept_too() -> None:
         ("disk", SavedPolicyError),
         (Disk, SavedPolicyError),
         ({}, SavedPolicyError),
-        ({"block.*": Keep()}, NoSuchSiteError),
-        ({"": Keep()}, PatternError),
-        ({"*": Keep(), "head": Keep()}, SavedPolicyError),
+        ({"block.*": AsIs()}, NoSuchSiteError),
+        ({"": AsIs()}, PatternError),
+        ({"*": AsIs(), "head": AsIs()}, SavedPolicyError),
     ],
 )
 def test_what_cannot_be_is_refused_and_leaves_nothing(policy: Any, error: type[Exception]) -> None:
@@ -88,7 +88,7 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(policy: Any, error: type[E
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("policy", [Recompute(), {"blocks.*": Keep()}])
+@pytest.mark.parametrize("policy", [Recompute(), {"blocks.*": AsIs()}])
 def test_the_whole_process_has_no_paths(policy: Any) -> None:
     with pytest.raises(SavedPolicyError):
         keep_saved(None, policy)
@@ -134,7 +134,7 @@ def test_the_innermost_hooks_hold() -> None:
 
 
 def test_ended_out_of_order_it_leaves_the_others_alone() -> None:
-    handle = keep_saved(None, Keep())
+    handle = keep_saved(None, AsIs())
     with save_on_cpu():
         inner = top()
         handle.remove()
@@ -306,7 +306,7 @@ def test_it_may_be_ended_in_the_middle_of_a_forward() -> None:
 
 def test_hooks_are_gone_and_not_copied() -> None:
     model = Blocks()
-    handle = keep_saved(model, Keep())
+    handle = keep_saved(model, AsIs())
     twin = copy.deepcopy(model)
     handle.remove()
     handle.remove()
@@ -320,7 +320,7 @@ def test_the_model_and_the_handle_are_freed_without_the_collector() -> None:
     try:
         model = Blocks()
         reference = weakref.ref(model)
-        with keep_saved(model, {"blocks.*": Elsewhere(), "head": Keep()}):
+        with keep_saved(model, {"blocks.*": Elsewhere(), "head": AsIs()}):
             model(torch.randn(3, 6)).sum().backward()
         del model
         assert reference() is None
@@ -357,7 +357,7 @@ def test_a_handle_is_entered_for_one_block() -> None:
 
 def test_what_is_no_model_is_said() -> None:
     with pytest.raises(SavedPolicyError, match="no model"):
-        keep_saved(Keep(), nn.Linear(2, 2))  # type: ignore[arg-type]
+        keep_saved(AsIs(), nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("everywhere", [False, True])

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from retrograd.errors import OverwrittenError
-from retrograd.policies.policy import Keep, Policy
+from retrograd.policies.policy import AsIs, Policy
 from retrograd.saved.keeping import keep_saved
 from tests.saved.test_exactness import Elsewhere
 
-POLICIES: dict[str, Callable[[], Policy]] = {"keep": Keep, "copies": Elsewhere}
+POLICIES: dict[str, Callable[[], Policy]] = {"keep": AsIs, "copies": Elsewhere}
 
 
 def saved_input(x: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ def test_the_error_names_where_it_was_saved_and_what_wrote(kind: str) -> None:
 
 def test_without_the_watch_it_says_how_to_find_the_writer() -> None:
     model = Model()
-    with keep_saved(model, Keep()):
+    with keep_saved(model, AsIs()):
         loss = model(torch.randn(3, 4)).sum()
     with pytest.raises(OverwrittenError, match=r"act \(Tanh\)(.|\n)*watch_writes=True"):
         loss.backward()

@@ -20,7 +20,7 @@ from retrograd.budget.planned import Planned
 from retrograd.budget.simulation import Link, MeasuredPass
 from retrograd.policies.disk.disk import Disk
 from retrograd.policies.lossless import Lossless
-from retrograd.policies.policy import Keep
+from retrograd.policies.policy import AsIs
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.entry import PackedEntry
 from retrograd.saved.keeping import Policies, SavedHandle, keep_saved
@@ -42,7 +42,7 @@ class Copies(Elsewhere):
 
 
 POLICIES: dict[str, MakePolicy] = {
-    "keep": lambda folder, least: Keep(),
+    "keep": lambda folder, least: AsIs(),
     "copies": lambda folder, least: Copies(least),
     "disk": lambda folder, least: Disk(folder, min_bytes=least),
     "lossless": lambda folder, least: Lossless(deflate=least > 1, min_bytes=least),

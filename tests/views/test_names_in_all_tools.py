@@ -71,7 +71,7 @@ def test_one_name_in_all_tools(net: nn.Module) -> None:
     assert sorted(map(str, walked)) == NAMES
     assert sorted(set(map(str, traced))) == NAMES
     assert {str(row.site) for row in checked.rows} <= set(NAMES)
-    assert sorted(site.name for site in rg.plan(net, sites="*:parameters").sites) == NAMES
+    assert sorted(site.name for site in rg.plan_recording(net, sites="*:parameters").sites) == NAMES
     inventory = rg.take_inventory(net, x)
     named = {row["name"] for row in inventory.table.to_pylist() if row["kind"] in ("parameter", "parameter view")}
     assert named <= set(NAMES)

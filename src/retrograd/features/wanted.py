@@ -186,7 +186,9 @@ class _Search:
             Selection([text]).check(known)
         except NoSuchSiteError as error:
             return error
-        return NoSuchSiteError(f"The pattern {text!r} matches no site.", repair="`rg.plan(model)` prints all sites.")
+        return NoSuchSiteError(
+            f"The pattern {text!r} matches no site.", repair="`rg.plan_recording(model)` prints all sites."
+        )
 
 
 def _check_form(text: Any) -> None:

@@ -109,7 +109,8 @@ class Births:
             rank=fact.rank if len({each.rank for each in facts}) > 1 or self._has_ranks else None,
             seen_at=shown.seen_at if shown is not None else "",
         )
-        is_late = fact.born == "update" and shown is not None and shown.step < fact.step
+        is_update = shown is not None and "update" in (fact.born, shown.born)
+        is_late = is_update and shown is not None and shown.step < fact.step
         if is_late:
             return shown  # it was seen in the weights, a step after
         return self._look_behind(birth) if birth.born == "input" else birth

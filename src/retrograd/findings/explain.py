@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from retrograd.amounts import count_of
 from retrograd.errors import ExplainError
 from retrograd.findings.causes import rank_findings
 from retrograd.findings.detector import CannotTell, Detector
@@ -67,5 +68,5 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
             not_checked.append(NotChecked(detector.slug, f"it failed: {type(error).__name__}: {error}"))
     said = rank_findings(found, {each.slug: each.explains for each in asked})
     steps = len(record.loss.steps) or len(record.steps)  # the last rows may be of an evaluation behind all steps
-    about = f"{steps:,} steps at {len(record.sites):,} sites"
+    about = f"{count_of(steps, 'step')} at {count_of(len(record.sites), 'site')}" if steps or record.sites else ""
     return Findings(said, not_checked, about, [each.slug for each in asked])

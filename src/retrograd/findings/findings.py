@@ -48,6 +48,8 @@ class Findings(Sequence[Finding]):
         """How many, in what, after how many checks."""
         count = f"{len(self) or 'no'} finding{'s' * (len(self) != 1)}"
         about = f" in {self.about}" if self.about else ""
+        if self.asked and not about and not len(self):
+            return "no step was recorded, so there is nothing to check"
         checks = f"; {len(self.asked)} check{'s' * (len(self.asked) != 1)}" if self.asked else ""
         left = f", {len(self.not_checked)} of which could not be made" if self.not_checked else ""
         return f"{count}{about}{checks}{left}"

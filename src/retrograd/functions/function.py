@@ -37,7 +37,7 @@ class Function(Remembering):
 
         exp = Exp()
         exp(x).sum().backward()
-        exp.history["grad_output"]
+        exp.remembered["grad_output"]
 
     There is one ``torch.autograd.Function`` under each class, and ``ctx`` is torch's: a new one for each call. The
     instance is the same for all calls, and is a module: held by another it is saved, moved and copied with it, has

@@ -33,7 +33,7 @@ class _ThreadSwitch(threading.local):
 _here = _ThreadSwitch()
 
 
-class History:
+class Remembered:
     """The last tensors that were remembered, by name: a tuple, oldest first, detached; empty when there are none."""
 
     def __init__(self, memory: Memory) -> None:
@@ -51,7 +51,7 @@ class History:
         return (name.removesuffix(_KIND) for name in kept if name.endswith(_KIND))
 
     def __repr__(self) -> str:
-        return f"History({', '.join(f'{name}: {len(self[name])}' for name in self)})"
+        return f"Remembered({', '.join(f'{name}: {len(self[name])}' for name in self)})"
 
 
 class Remembering(nn.Module):
@@ -76,7 +76,7 @@ class Remembering(nn.Module):
         return recalled_memory(self) or self._memory
 
     def remember(self, name: str, value: Tensor, last: int = 8) -> None:
-        """Put a copy of a tensor by, detached. ``self.history[name]`` has it.
+        """Put a copy of a tensor by, detached. ``self.remembered[name]`` has it.
 
         A copy, because autograd may hand the same memory on to the ``.grad`` of a parameter, to which later passes
         add. In a part of the model that is checkpointed, ``forward`` runs twice, and is only remembered once. While
@@ -108,9 +108,9 @@ class Remembering(nn.Module):
             self.memory.last(name, last).add(copy)
 
     @property
-    def history(self) -> History:
+    def remembered(self) -> Remembered:
         """The last tensors that were remembered, by name."""
-        return History(self.memory)
+        return Remembered(self.memory)
 
     def get_extra_state(self) -> dict[str, Any]:
         """What the memory holds, for the ``state_dict``. A subclass may add to it."""

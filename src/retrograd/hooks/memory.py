@@ -32,12 +32,14 @@ def count_same_rows(tensor: Tensor, rows: int = 4096, columns: int = 64) -> int:
     """How many rows of a matrix on the CPU are equal to another one of it, bit for bit.
 
     Of more rows or columns than that the first are looked at; where these are equal and there are more columns, all of
-    those rows.
+    those rows. None where they hold what is not finite: NaN is equal to nothing.
     """
     matrix = tensor.detach()[:rows].flatten(1)
     suspects = _group(matrix[:, :columns])
     if matrix.shape[1] > columns and suspects:
         suspects = _group(matrix[suspects]) if len(suspects) * matrix.shape[1] <= 1 << 22 else suspects
+    if suspects and not bool(matrix[suspects].isfinite().all()):
+        return 0
     return len(suspects)
 
 

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
+from retrograd.amounts import count_of
 from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
 from retrograd.facts.facts import SOURCES, WATCHES
 from retrograd.facts.source import MakeSource
@@ -96,7 +97,7 @@ class Session:
             say(f"the end of the record is lost: {error!r}")
         sink = self._sink
         say_failure()
-        done = f"{sink.steps} steps at {sink.sites} sites" if sink.is_open else ""
+        done = f"{count_of(sink.steps, 'step')} at {count_of(sink.sites, 'site')}" if sink.is_open else ""
         say_end(self._obstacle, f"{done}, but {sink.lost} were lost" if sink.lost else done)
         end_as_interrupted()
 

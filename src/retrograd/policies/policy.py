@@ -143,7 +143,7 @@ def check_policy(policy: object) -> Policy:
     )
 
 
-class Keep(Policy):
+class AsIs(Policy):
     """Saved tensors stay in memory, as without any policy. For parts of a model that another policy would take in."""
 
     min_bytes = NEVER

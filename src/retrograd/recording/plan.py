@@ -69,7 +69,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def plan(
+def plan_recording(
     model: nn.Module | Mapping[str, nn.Module],
     *,
     sites: Pattern | Iterable[Pattern] | None = None,

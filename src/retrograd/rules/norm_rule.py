@@ -18,7 +18,7 @@ class NormRule(Rule):
     """value ← factor · value. Subclasses write :meth:`scale`, which sees the norm and nothing else of the tensor.
 
     So the same rule works on one tensor, on all gradients of an optimizer as if they were one vector, and on a
-    recording that holds norms alone (:func:`retrograd.rules.rehearsal.rehearse`).
+    recording that holds norms alone (:func:`retrograd.rules.simulation.simulate_rule`).
 
     Attributes:
         skips: the factor is 0 or 1, and 0 means that the update should not take place. The tensor becomes zero then,

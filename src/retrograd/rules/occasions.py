@@ -141,7 +141,7 @@ def join_occasions(occasions: Sequence[Occasion]) -> Iterator[Occasion]:
         if len({(each.when.micro, max(each.when.backward, 0)) for each in parts}) > 1:
             raise RuleError(
                 f"Step {step} has several backward passes, and the norm of their sum was not recorded.",
-                repair="rehearse the rule on each site by itself: leave `together` out.",
+                repair="simulate the rule on each site by itself: leave `together` out.",
                 reason="a rule on an optimizer acts on the sum, right before the update.",
             )
         norm = join_norms([each.load_norm() for each in parts]).item()
@@ -169,4 +169,4 @@ def _turn_of(site: Site) -> int:
 
 
 def _miss(name: str, rule: str, repair: str) -> RuleError:
-    return RuleError(f"{rule} cannot be rehearsed on {name!r}: what it needs was not recorded.", repair=repair)
+    return RuleError(f"{rule} cannot be simulated on {name!r}: what it needs was not recorded.", repair=repair)

@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
     acted: bool
 
 
-class Rehearsal:
+class RuleSimulation:
     """What a rule would have done; ``print`` it for a line a site, the largest change first.
 
     Attributes:
@@ -65,7 +65,7 @@ class Rehearsal:
 
     def __repr__(self) -> str:
         acted = int(self._column("acted").sum())
-        return f"Rehearsal({self.rule}: acted on {acted:,} of {len(self):,} tensors, at {len(self.steps):,} steps)"
+        return f"Simulation({self.rule}: acted on {acted:,} of {len(self):,} tensors, at {len(self.steps):,} steps)"
 
     def __str__(self) -> str:
         steps = self._column("step")

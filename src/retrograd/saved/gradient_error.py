@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from retrograd.errors import SavedTensorError
 from retrograd.hooks.module_paths import walk_parameters
 from retrograd.norms import norm
-from retrograd.policies.policy import Keep
+from retrograd.policies.policy import AsIs
 from retrograd.saved.keeping import Policies, keep_saved
 from retrograd.trials import check_loss, check_loss_function, everything_restored
 
@@ -45,7 +45,7 @@ def measure_gradient_error(model: nn.Module, policy: Policies, loss: Callable[[]
             from.
     """
     check_loss_function(loss)
-    exact = _gradients(model, Keep(), loss)
+    exact = _gradients(model, AsIs(), loss)
     coarse = _gradients(model, policy, loss)
     squares = {name: _sum_of_squares(exact[name] - coarse[name]) for name in exact}
     norms = {name: _sum_of_squares(gradient) for name, gradient in exact.items()}

@@ -127,4 +127,4 @@ def suggest(pattern: Pattern, candidates: Sequence[Candidate]) -> str:
         names = list(dict.fromkeys(candidate.site.path for candidate in candidates))
     text = bare.pattern if isinstance(bare, re.Pattern) else str(bare).removeprefix("re:")
     near = difflib.get_close_matches(text, names, n=5, cutoff=0.3) or names[:5]
-    return f"the nearest are {', '.join(near)}; `rg.plan(model)` prints all sites."
+    return f"the nearest are {', '.join(near)}; `rg.plan_recording(model)` prints all sites."

@@ -11,7 +11,7 @@ from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers
 from retrograd.findings.record import Record
-from retrograd.history.facts import Buffer, Modes
+from retrograd.history.facts import Buffer, Modes, Parameter
 from retrograd.sites.site import ROOT
 
 HARDLY = 0.1
@@ -29,15 +29,17 @@ class BatchNorm(Detector):
 
     slug = "batch-norm"
     words = Words(
-        says="A batch norm's running statistics are never updated, are those of the last batch, or come from a few "
-        "values.",
+        says="A batch norm's running statistics are never updated, are those of the last batch, come from a few "
+        "values, or move though all weights around it are frozen.",
         example="The running statistics of 1 (BatchNorm2d) are as good as the same at step 0 and at step 32: they "
         "are hardly updated.",
         threshold="Equal digests of running_mean at no fewer than 3 looks while it trains; a momentum above 0.95, or "
         "one that is below 0.1 when multiplied by the steps (from the means at two looks and of the batch between); "
-        "fewer than 4 values a channel.",
+        "fewer than 4 values a channel; or other running means at the last look than at the first, of a part of the "
+        "model whose weights all require no gradient and are the same at all looks.",
         source="Ioffe and Szegedy 2015; what follows from digests and means is exact, the bounds are ours.",
-        guard="A norm in eval mode is another fault, or meant; so is one that gets no batch.",
+        guard="A norm in eval mode is another fault, or meant; so is one that gets no batch. Frozen copies that follow "
+        "another model (teachers, targets) have weights that change.",
         repair="Leave momentum at 0.1, train with batches of 16 or more, or use LayerNorm or GroupNorm.",
     )
     explains = ("loss-noisy", "loss-flat")
@@ -65,6 +67,8 @@ class BatchNorm(Detector):
         momentum = estimate_momentum(record, looks, place)
         if len({each.digest for each in looks}) == 1 or momentum * len(record.steps) < HARDLY:
             return self._tell_same(record, layer, looks)
+        if looks[0].digest != looks[-1].digest and _is_frozen(record, layer.path):
+            return self._tell_frozen(record, layer)
         return self._tell_last(record, layer, momentum) if momentum > LAST else None
 
     @staticmethod
@@ -85,6 +89,16 @@ class BatchNorm(Detector):
             "and at step "
             f"{looks[-1].step}: they are hardly updated, and eval mode will use them.",
             Evidence("looks", len(looks), f"≥ 3, all with one digest, or momentum × steps < {HARDLY:g}"),
+        )
+
+    def _tell_frozen(self, record: Record, layer: Layer) -> Finding:
+        part = layer.path.partition(".")[0]
+        return self._tell(
+            record,
+            layer,
+            f"The running statistics of {layer.path} ({layer.type}) move in training, though all weights of {part} are "
+            "frozen: in eval mode they will not be those that these weights were trained with.",
+            Evidence("weights around it that changed, or require a gradient", 0, "none"),
         )
 
     def _tell_last(self, record: Record, layer: Layer, momentum: float) -> Finding:
@@ -134,6 +148,19 @@ def estimate_momentum(record: Record, looks: list[Buffer], place: int) -> float:
             found.append((after.value - before.value) / moved)
     is_steady = len(found) > 1 and min(found) >= 0 and max(found) <= 1.2 * min(found) + 1e-4
     return float(np.median(found)) if is_steady else float("nan")
+
+
+def _is_frozen(record: Record, path: str) -> bool:
+    """Whether no weight of the outermost part that holds a module is trained, though others of the model are."""
+    part = path.partition(".")[0]
+    looks: dict[str, list[Parameter]] = {}
+    for each in record.parameters:
+        looks.setdefault(each.name, []).append(each)
+    inside = {name: each for name, each in looks.items() if name.startswith((f"{part}.", f"{part}:"))}
+    is_still = all(len({each.digest for each in listed}) == 1 < len(listed) for listed in inside.values())
+    has_layers = any(len(listed[0].shape) > 1 for listed in inside.values())
+    trained = {name for name, listed in looks.items() if any(each.requires_grad for each in listed)}
+    return has_layers and is_still and bool(trained) and not trained & inside.keys()
 
 
 def _trains(modes: Modes, path: str) -> bool:

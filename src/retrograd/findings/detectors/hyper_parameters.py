@@ -53,7 +53,7 @@ class WeightDecayDominates(Detector):
         groups = [(name, group) for name, group in training.groups() if number(group.get("weight_decay"))]
         if not record.optimizers:
             raise CannotTell("no optimizer was recorded")
-        if training.late < 0.2 * training.early:
+        if training.late < 0.2 * training.early or not len(training.updates.steps):
             return
         for name, group in groups:
             until = len(training.updates.steps) if training.lost is None else training.lost

@@ -80,7 +80,7 @@ class _Born(Detector):
 
     def _tell(self, record: Record, births: Births, birth: Birth) -> Finding:
         lost = record.loss.steps[~np.isfinite(record.loss.values)]
-        said = self.sentence.format(
+        said = self._choose(birth).format(
             what=_name_number(birth),
             how=_how_it_came_in(birth),
             where=_where(birth),
@@ -115,6 +115,9 @@ class _Born(Detector):
             refute="the operation, run on these operands alone, gives what is finite",
             repair=_BESIDE if birth.is_beside else _find_repair(birth, self.words.repair),
         )
+
+    def _choose(self, birth: Birth) -> str:
+        return self.sentence
 
     @staticmethod
     def _recovers(record: Record) -> bool:
@@ -198,3 +201,11 @@ class NanUpdate(_Born):
         example="The update makes fc:weight NaN at step 5: 0 / 0 in RMSprop, whose eps is 0 (train.py:60)",
         repair="Look at the learning rate, at eps, and at what is written to parameters by hand.",
     )
+
+    def _choose(self, birth: Birth) -> str:
+        is_found = birth.is_seen and "not finite before" in birth.reason  # by the forward: updates were looked at
+        return (
+            "{site} holds {what} when step {step} begins, and no optimizer has written it"
+            if is_found
+            else self.sentence
+        )

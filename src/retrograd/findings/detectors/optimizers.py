@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from retrograd.findings.births import GREW
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
 from retrograd.findings.stillness import Stillness
-from retrograd.findings.training import as_list
+from retrograd.findings.training import Training, as_list
 from retrograd.findings.updates import by_optimizer
 from retrograd.history.facts import OptimizerMade
 
@@ -112,13 +113,13 @@ class BeforeChange(Detector):
         """See :class:`Detector`."""
         if not record.optimizers:
             raise CannotTell("no optimizer was recorded")
-        if len(record.optimizers) == 1:
-            yield from self._check_replaced(record, *record.optimizers.values())
         foreign = [made for made in record.optimizers.values() if _unknown(made)]
         held = {name for made in record.optimizers.values() for name in _names(made)}
         alone = [str(site.value) for site in record.of_kind("parameter", "grad")]
         alone = [name for name in dict.fromkeys(alone) if name not in held and not name.startswith("optimizer/")]
         if not foreign or not alone:
+            if len(record.optimizers) == 1:
+                yield from self._check_replaced(record, *record.optimizers.values())
             return
         made = foreign[0]
         listed = " and ".join(alone[:2]) + (f" and {len(alone) - 2} others" if len(alone) > 2 else "")
@@ -169,6 +170,9 @@ def _find_stopped(record: Record, made: OptimizerMade) -> dict[str, int]:
     stopped = record.once(Stillness).find_stopped(FEWEST_STILL)
     rates = [rate for call in record.calls if call.name == "step" for rate in as_list(call.details.get("lr"))]
     narrow = {each.name for each in record.parameters if each.dtype not in ("float32", "float64")}
+    training = record.once(Training)
+    if abs(training.late) > GREW * abs(training.initial):  # what Adam remembers of large gradients stops it
+        return {}
     if any(rate == 0 for rate in rates) or not set(stopped) <= set(_names(made)):
         return {}
     return {name: place for name, place in stopped.items() if name not in narrow}

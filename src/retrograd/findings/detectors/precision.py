@@ -82,11 +82,13 @@ class Underflow(Detector):
     @staticmethod
     def _measure(record: Record, site: Site) -> tuple[float, float]:
         series = record.series(site)
-        is_told = (series.rows["scale"] >= 1) & ~np.isin(series.steps, list(record.once(Births).skipped))
+        scales = np.full(len(series.steps), np.inf)  # the least of all micro-batches of a step
+        np.minimum.at(scales, np.searchsorted(series.steps, series.rows["step"]), series.rows["scale"])
+        is_told = (scales >= 1) & ~np.isin(series.steps, list(record.once(Births).skipped))
         if is_told.sum() < FEWEST:  # a scale that has collapsed has overflowed before
             return 0.0, 0.0
         bins = series.exponents[1][is_told]
-        scale = float(np.median(series.rows["scale"][is_told]))  # it was divided out: what is small was larger by that
+        scale = float(np.median(scales[is_told]))  # it was divided out: what is small was larger by that
         lowest = max(SUBNORMAL - round(np.log2(scale)), 0) if scale > 0 else SUBNORMAL
         total = bins.sum(axis=1)
         below = bins[:, :lowest].sum(axis=1)

@@ -1,4 +1,4 @@
-"""A rehearsal decides as the live rule decided on the same gradients."""
+"""A simulation decides as the live rule decided on the same gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from retrograd.rules import (
     SpikeClip,
     ZClip,
 )
-from retrograd.rules.rehearsal import rehearse
+from retrograd.rules.simulation import simulate_rule
 from tests.history.made import make_batch
 from tests.rules import references
 
@@ -122,14 +122,14 @@ RULES: list[Callable[[], Rule]] = [
 
 
 @pytest.mark.parametrize("make", RULES)
-def test_a_rehearsal_is_what_the_live_rule_did(make: Callable[[], Rule], trained: Trained) -> None:
-    rehearsal = rehearse(make(), trained.run, "*:weight.grad")
+def test_a_simulation_is_what_the_live_rule_did(make: Callable[[], Rule], trained: Trained) -> None:
+    simulated = simulate_rule(make(), trained.run, "*:weight.grad")
     for site in ("first:weight.grad", "again:weight.grad"):
         expected = np.array(live(make(), trained.gradients[site]))
-        np.testing.assert_array_equal(column(rehearsal.table, "step", site), np.arange(STEPS))
-        np.testing.assert_allclose(column(rehearsal.table, "before", site), expected[:, 0], rtol=1e-6)
-        np.testing.assert_allclose(column(rehearsal.table, "after", site), expected[:, 1], rtol=1e-5)
-        acted = column(rehearsal.table, "acted", site)
+        np.testing.assert_array_equal(column(simulated.table, "step", site), np.arange(STEPS))
+        np.testing.assert_allclose(column(simulated.table, "before", site), expected[:, 0], rtol=1e-6)
+        np.testing.assert_allclose(column(simulated.table, "after", site), expected[:, 1], rtol=1e-5)
+        acted = column(simulated.table, "acted", site)
         moved = np.abs(expected[:, 1] / expected[:, 0] - 1) > 1e-6
         np.testing.assert_array_equal(acted & ~np.isnan(expected[:, 0]), moved & ~np.isnan(expected[:, 0]))
         assert acted.any()
@@ -137,23 +137,23 @@ def test_a_rehearsal_is_what_the_live_rule_did(make: Callable[[], Rule], trained
 
 def test_a_step_that_would_be_skipped(trained: Trained) -> None:
     site = "first:weight.grad"
-    rehearsal = rehearse(SkipStep(size=8), trained.run, site)
+    simulated = simulate_rule(SkipStep(size=8), trained.run, site)
     skipped = references.skip_step([float(gradient.norm()) for gradient in trained.gradients[site]], size=8)
-    assert rehearsal.steps.tolist() == np.flatnonzero(skipped).tolist()
-    assert {17, 23} <= set(rehearsal.steps.tolist())
-    assert column(rehearsal.table, "after", site)[[17, 23]].tolist() == [0, 0]
-    assert column(rehearsal.table, "change", site)[[16, 17, 23]].tolist() == [0, 1, 1]
+    assert simulated.steps.tolist() == np.flatnonzero(skipped).tolist()
+    assert {17, 23} <= set(simulated.steps.tolist())
+    assert column(simulated.table, "after", site)[[17, 23]].tolist() == [0, 0]
+    assert column(simulated.table, "change", site)[[16, 17, 23]].tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize("make", [lambda: ClipNorm(0.05), lambda: ZClip(warmup=10), lambda: SkipStep(size=16)])
 def test_together_all_gradients_are_one_vector(make: Callable[[], NormRule], trained: Trained) -> None:
     sites = [site for site in trained.gradients if site.endswith((":weight.grad", ":bias.grad"))]
-    rehearsal = rehearse(make(), trained.run, sites, together=True)
+    simulated = simulate_rule(make(), trained.run, sites, together=True)
     vectors = [torch.cat([trained.gradients[site][step].flatten() for site in sites]) for step in range(STEPS)]
     expected = np.array(live(make(), vectors))
-    np.testing.assert_allclose(rehearsal.table["before"].to_numpy(), expected[:, 0], rtol=1e-6)
-    np.testing.assert_allclose(rehearsal.table["after"].to_numpy(), expected[:, 1], rtol=1e-5)
-    assert set(rehearsal.table["site"].to_pylist()) == {"together"}
+    np.testing.assert_allclose(simulated.table["before"].to_numpy(), expected[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(simulated.table["after"].to_numpy(), expected[:, 1], rtol=1e-5)
+    assert set(simulated.table["site"].to_pylist()) == {"together"}
 
 
 def test_calls_of_a_module_share_one_memory_and_come_as_in_the_backward_pass(trained: Trained) -> None:
@@ -164,7 +164,7 @@ def test_calls_of_a_module_share_one_memory_and_come_as_in_the_backward_pass(tra
             seen.append((state.site, state.step, state.call, float(norm)))
             return torch.ones_like(norm)
 
-    rehearse(Watching(), trained.run, "again*:output.grad")
+    simulate_rule(Watching(), trained.run, "again*:output.grad")
     assert [entry[:3] for entry in seen[:4]] == [
         ("again:output.grad", step, call) for step in (0, 1) for call in (2, 1)
     ]
@@ -173,28 +173,28 @@ def test_calls_of_a_module_share_one_memory_and_come_as_in_the_backward_pass(tra
 
 
 def test_a_rule_that_needs_the_value_gets_that_of_the_same_call(trained: Trained) -> None:
-    rehearsal = rehearse(AGC(0.05), trained.run, "first:weight.grad")
+    simulated = simulate_rule(AGC(0.05), trained.run, "first:weight.grad")
     expected = np.array(live(AGC(0.05), trained.gradients["first:weight.grad"], trained.weights))
-    np.testing.assert_allclose(column(rehearsal.table, "after", "first:weight.grad"), expected[:, 1], rtol=1e-5)
+    np.testing.assert_allclose(column(simulated.table, "after", "first:weight.grad"), expected[:, 1], rtol=1e-5)
 
 
 def test_the_rule_itself_is_left_as_it_was(trained: Trained) -> None:
     rule = ZClip(warmup=3)
     live(rule, trained.gradients["first:weight.grad"])
     before = copy.deepcopy(rule.state_dict())
-    first, again = rehearse(rule, trained.run, "*:weight.grad"), rehearse(rule, trained.run, "*:weight.grad")
+    first, again = simulate_rule(rule, trained.run, "*:weight.grad"), simulate_rule(rule, trained.run, "*:weight.grad")
     assert str(first) == str(again)
     assert str(before) == str(rule.state_dict())
 
 
 def test_gradients_of_micro_batches_come_one_by_one_and_cannot_be_joined(tmp_path: Path) -> None:
     trained = Trained(tmp_path / "run", micros=2)
-    rehearsal = rehearse(AutoClip(50.0), trained.run.history, "first:weight.grad")
+    simulated = simulate_rule(AutoClip(50.0), trained.run.history, "first:weight.grad")
     expected = np.array(live(AutoClip(50.0), trained.gradients["first:weight.grad"]))
-    np.testing.assert_allclose(rehearsal.table["after"].to_numpy(), expected[:, 1], rtol=1e-5)
-    assert rehearsal.table["micro"].to_pylist()[:4] == [0, 1, 0, 1]
+    np.testing.assert_allclose(simulated.table["after"].to_numpy(), expected[:, 1], rtol=1e-5)
+    assert simulated.table["micro"].to_pylist()[:4] == [0, 1, 0, 1]
     with pytest.raises(RuleError, match="several backward passes"):
-        rehearse(AutoClip(), trained.run, "*:weight.grad", together=True)
+        simulate_rule(AutoClip(), trained.run, "*:weight.grad", together=True)
 
 
 def test_each_rank_has_a_memory_of_its_own() -> None:
@@ -207,26 +207,26 @@ def test_each_rank_has_a_memory_of_its_own() -> None:
             one.add_rows(make_batch(Moment(step, 0, 0), {0: np.array([size])}))
         parts += one.rows.parts
     history.load(one._names, parts, history.event_table, lambda site: [])
-    rehearsal = rehearse(AutoClip(), history, "a:output.grad")
-    assert rehearsal.table["rank"].to_pylist() == [0] * 5 + [1] * 5
-    assert not rehearsal.table["acted"].to_numpy().any()
-    assert str(rehearsal).endswith("nothing would have changed")
+    simulated = simulate_rule(AutoClip(), history, "a:output.grad")
+    assert simulated.table["rank"].to_pylist() == [0] * 5 + [1] * 5
+    assert not simulated.table["acted"].to_numpy().any()
+    assert str(simulated).endswith("nothing would have changed")
 
 
 def test_what_it_prints(trained: Trained) -> None:
-    rehearsal = rehearse(ClipNorm(0.05), trained.run, ["*:weight.grad", "*:bias.grad"])
-    lines = str(rehearsal).splitlines()
+    simulated = simulate_rule(ClipNorm(0.05), trained.run, ["*:weight.grad", "*:bias.grad"])
+    lines = str(simulated).splitlines()
     assert lines[0] == "ClipNorm(max_norm=0.05), steps 0 to 39"
     assert "acted" in lines[1]
     assert "most at step" in lines[1]
     changes = {
-        site: column(rehearsal.table, "change", site).max(initial=0) for site in trained.gradients if ":" in site
+        site: column(simulated.table, "change", site).max(initial=0) for site in trained.gradients if ":" in site
     }
     del changes["again#2:output.grad"]
     acted = [line.split()[0] for line in lines[1:] if "acted" in line]
     assert acted == sorted((site for site in changes if changes[site] > 0), key=lambda site: -changes[site])
-    assert repr(rehearsal).startswith("Rehearsal(ClipNorm(max_norm=0.05): acted on ")
-    assert len(rehearsal) == 4 * STEPS
+    assert repr(simulated).startswith("Simulation(ClipNorm(max_norm=0.05): acted on ")
+    assert len(simulated) == 4 * STEPS
 
 
 def test_what_was_not_recorded_is_missed(tmp_path: Path, trained: Trained) -> None:
@@ -234,21 +234,21 @@ def test_what_was_not_recorded_is_missed(tmp_path: Path, trained: Trained) -> No
     with rg.record(model, tmp_path / "run", sites="*:output.grad"):
         model(torch.randn(2, 4)).sum().backward()
     run = rg.open_run(tmp_path / "run")
-    assert len(rehearse(ClipNorm(1.0), run, "*:output.grad")) == 4  # the model's own too
+    assert len(simulate_rule(ClipNorm(1.0), run, "*:output.grad")) == 4  # the model's own too
     with pytest.raises(RuleError, match=r"what it needs was not recorded.*\n.*tensors='again#1:output.grad'"):
-        rehearse(ClipValue(1.0), run, "again:output.grad")
+        simulate_rule(ClipValue(1.0), run, "again:output.grad")
     with pytest.raises(RuleError, match="does not act on all sites"):
-        rehearse(ClipValue(1.0), run, "*:output.grad", together=True)
-    with pytest.raises(RuleError, match="cannot be rehearsed"):
-        rehearse(PCGrad(), run, "*:output.grad")
+        simulate_rule(ClipValue(1.0), run, "*:output.grad", together=True)
+    with pytest.raises(RuleError, match="cannot be simulated"):
+        simulate_rule(PCGrad(), run, "*:output.grad")
     with pytest.raises(RuleError, match="is no rule"):
-        rehearse(ClipNorm, run, "*:output.grad")  # type: ignore[arg-type]
+        simulate_rule(ClipNorm, run, "*:output.grad")  # type: ignore[arg-type]
     with pytest.raises(RuleError, match="has no history"):
-        rehearse(ClipNorm(1.0), model, "*:output.grad")  # type: ignore[arg-type]
+        simulate_rule(ClipNorm(1.0), model, "*:output.grad")  # type: ignore[arg-type]
     with pytest.raises(NoSuchSiteError):
-        rehearse(ClipNorm(1.0), run, "nowhere:output.grad")
+        simulate_rule(ClipNorm(1.0), run, "nowhere:output.grad")
     with pytest.raises(RuleError, match=r"'first:bias'"):
-        rehearse(AGC(), keep_bias_gradients(tmp_path / "other"), "first:bias.grad")
+        simulate_rule(AGC(), keep_bias_gradients(tmp_path / "other"), "first:bias.grad")
 
 
 def keep_bias_gradients(folder: Path) -> History:
@@ -258,8 +258,8 @@ def keep_bias_gradients(folder: Path) -> History:
     return rg.open_run(folder).history
 
 
-def test_a_rehearsal_on_what_arrived_is_what_was_recorded_of_the_live_rule(tmp_path: Path) -> None:
-    """The events of a run with the rule, and the rehearsal of the rule on the gradients before it, of that run."""
+def test_a_simulation_on_what_arrived_is_what_was_recorded_of_the_live_rule(tmp_path: Path) -> None:
+    """The events of a run with the rule, and the simulation of the rule on the gradients before it, of that run."""
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -270,11 +270,11 @@ def test_a_rehearsal_on_what_arrived_is_what_was_recorded_of_the_live_rule(tmp_p
             (model(torch.randn(8, 4)).square().mean() * (300.0 if step == 20 else 1.0)).backward()
             optimizer.step()
     history = rg.open_run(tmp_path / "run").history
-    rehearsal = rehearse(ZClip(warmup=5), history, "first:output.before.grad")
+    simulated = simulate_rule(ZClip(warmup=5), history, "first:output.before.grad")
     acted = [event.moment.step for event in history.events if event.kind == "rewrite"]
-    assert rehearsal.steps.tolist() == acted
+    assert simulated.steps.tolist() == acted
     assert 20 in acted
-    np.testing.assert_allclose(rehearsal.table["after"].to_numpy(), history["first:output.grad"].l2, rtol=1e-5)
+    np.testing.assert_allclose(simulated.table["after"].to_numpy(), history["first:output.grad"].l2, rtol=1e-5)
     changes = {event.moment.step: event.value for event in history.events if event.kind == "rewrite"}
-    for row in rehearsal.table.to_pylist():
+    for row in simulated.table.to_pylist():
         assert row["change"] == pytest.approx(changes.get(row["step"], 0.0), rel=1e-3, abs=1e-6)

@@ -12,7 +12,7 @@ from retrograd.errors import RuleError
 from retrograd.history.history import History
 from retrograd.rules.norm_rule import NormRule, measure_norm
 from retrograd.rules.occasions import Occasion, join_occasions, list_norms, list_tensors, load
-from retrograd.rules.outcome import Outcome, Rehearsal
+from retrograd.rules.outcome import Outcome, RuleSimulation
 from retrograd.rules.pass_rule import PassRule
 from retrograd.rules.rule import Change, Rule, as_rule
 
@@ -25,9 +25,9 @@ class HasHistory(Protocol):
         """What was recorded."""
 
 
-def rehearse(
+def simulate_rule(
     rule: Rule | Change, record: History | HasHistory, sites: str | Iterable[str], *, together: bool = False
-) -> Rehearsal:
+) -> RuleSimulation:
     """Run a rule over a recording: what it would have done to each tensor, had all gone as recorded until then.
 
     A rule of the norm needs no more than the statistics that are recorded by default; any other rule needs kept
@@ -65,14 +65,14 @@ def rehearse(
     if together:
         occasions = list(join_occasions(occasions))
     with torch.no_grad():
-        return Rehearsal(rule.name, _run(rule, occasions))
+        return RuleSimulation(rule.name, _run(rule, occasions))
 
 
 def _check(rule: Rule, together: bool) -> None:
     if isinstance(rule, PassRule):
         raise RuleError(
-            f"{rule.name} cannot be rehearsed.",
-            repair="rehearse rules that act on one gradient at a time.",
+            f"{rule.name} cannot be simulated.",
+            repair="simulate rules that act on one gradient at a time.",
             reason="it combines the gradients of several losses to all parameters, before they are added up.",
         )
     if together and not isinstance(rule, NormRule):
