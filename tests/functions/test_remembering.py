@@ -50,9 +50,9 @@ def test_the_last_tensors_oldest_first() -> None:
     assert layer.linear.remembered["grad_output"] == ()
     assert "grad_output" not in layer.linear.remembered
     expected = [step(layer, factor) for factor in (1.0, 2.0, 3.0, 4.0, 5.0)]
-    history = layer.linear.history
+    history = layer.linear.remembered
     assert list(history) == ["grad_output"]
-    assert repr(history) == "History(grad_output: 3)"
+    assert repr(history) == "Remembered(grad_output: 3)"
     for kept, gradient in zip(history["grad_output"], expected[-3:], strict=True):
         assert torch.equal(kept, gradient)
         assert not kept.requires_grad

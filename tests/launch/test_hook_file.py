@@ -74,4 +74,4 @@ def test_an_isolated_interpreter_is_recorded_where_the_hook_is_installed(tmp_pat
     done = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (7, "done\n")
     assert done.stderr.splitlines()[0].startswith("retrograd: recording ")
-    assert "retrograd: recorded 1 steps" in done.stderr
+    assert "retrograd: recorded 1 step at" in done.stderr

@@ -130,7 +130,7 @@ class InventoryRecorder:
             if not span.recompute:
                 modules[span.module] = modules.get(span.module, 0.0) + (span.end - span.begin) / 1e9
         table = make_table(watch, origins, self._clock, self._thread)
-        self._inventory._fill(table, watch.passes, modules, tuple(_tell_omissions(watch)))
+        self._inventory._fill(table, watch.passes, modules, tuple(_describe_omissions(watch)))
 
     def note_input(self, value: Any) -> None:
         """These tensors are inputs of the model."""
@@ -141,7 +141,7 @@ class InventoryRecorder:
         self._watch.arguments.at_next_call = callback
 
 
-def _tell_omissions(watch: InventoryWatch) -> Iterator[str]:
+def _describe_omissions(watch: InventoryWatch) -> Iterator[str]:
     for name, count in watch.blind.items():
         yield f"{count:,} {name}: torch does not show what these nodes keep, so it is not in this inventory."
     for reason, count in watch.skipped.items():

@@ -42,7 +42,7 @@ def make_table(watch: InventoryWatch, origins: Origins, clock: OperationClock | 
         clock: how long that took; None where it was not measured.
         thread: number of the thread that the clock has listened to.
     """
-    times = _CreationTimes(watch, list(_tell_times(origins, clock, thread)))
+    times = _CreationTimes(watch, list(_list_times(origins, clock, thread)))
     order = _EventOrder(watch.nodes, times)
     ends = _find_ends_of_checkpoints(watch.nodes, order)
     columns: Columns = {name: [] for name in SCHEMA.names}
@@ -65,7 +65,7 @@ def make_table(watch: InventoryWatch, origins: Origins, clock: OperationClock | 
     return pa.Table.from_pydict({name: make_all_storable(column) for name, column in columns.items()}, schema=SCHEMA)
 
 
-def _tell_times(origins: Origins, clock: OperationClock | None, thread: int) -> Iterator[tuple[int, int, int]]:
+def _list_times(origins: Origins, clock: OperationClock | None, thread: int) -> Iterator[tuple[int, int, int]]:
     """Thread, number and a time at which all nodes of smaller numbers had been made."""
     for span in origins.spans:
         yield span.thread, span.first, span.begin
