@@ -453,7 +453,7 @@ def test_policy_and_budget_exclude_each_other() -> None:
         keep_saved(model, Disk(), budget="1GB")
     with pytest.raises(SavedPolicyError, match="Neither"):
         keep_saved(model)
-    with pytest.raises(SavedPolicyError, match="no budget"):
+    with pytest.raises(SavedPolicyError, match="not a valid budget"):
         keep_saved(model, budget="much")
 
 
