@@ -197,14 +197,14 @@ class Export(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch(Command):
+class Hangs(Command):
     """Say where each process of a run is in its backward pass, also when it hangs."""
 
-    name: ClassVar[str] = "watch"
+    name: ClassVar[str] = "hangs"
     examples: ClassVar[str] = """
 examples:
-  retrograd watch runs/train-20250131-120000
-  retrograd watch --once --limit 60 traces/train-20250131-120000
+  retrograd hangs runs/train-20250131-120000
+  retrograd hangs --once --limit 60 traces/train-20250131-120000
 
 It reads what the processes leave in their files, so it also works on one that hangs, or has died.
 """
@@ -273,7 +273,7 @@ COMMANDS: tuple[type[Command], ...] = (
     TraceRequest,
     InventoryRequest,
     DebugRequest,
-    Watch,
+    Hangs,
     Replay,
     InstallHook,
 )

@@ -126,7 +126,7 @@ class RecordingError(RetrogradError):
 
 
 class ScheduleError(RecordingError, ValueError):
-    """A schedule that selects no step, or is no schedule."""
+    """A schedule selects no step, or is not a schedule."""
 
     slug = "bad-schedule"
 
@@ -144,7 +144,7 @@ class TensorPolicyError(RecordingError, ValueError):
 
 
 class AttachError(RecordingError):
-    """The thing to record is no module, or cannot carry hooks."""
+    """The thing to record is not a module, or cannot carry hooks."""
 
     slug = "cannot-attach"
 
@@ -186,7 +186,7 @@ class RunWriteError(RunError, OSError):
 
 
 class ExportError(RunError, ValueError):
-    """There is no such format to write a run in."""
+    """A run cannot be written in this format."""
 
     slug = "cannot-export"
 
@@ -270,7 +270,7 @@ class RewriteError(RetrogradError):
 
 
 class RuleError(RewriteError, ValueError):
-    """A rule is none, raised, wrote into its argument, or returned something that cannot take its place."""
+    """A rule is not one, raised, wrote into its argument, or returned something that cannot take its place."""
 
     slug = "bad-rule"
 
@@ -330,7 +330,7 @@ class RecomputeError(SavedTensorError, RuntimeError):
 
 
 class SavedPolicyError(SavedTensorError, ValueError):
-    """A policy for saved tensors is none, or gave back something else than it was given."""
+    """Something is not a policy for saved tensors, or a policy gave back something else than it was given."""
 
     slug = "bad-saved-policy"
 

@@ -65,7 +65,7 @@ def look_at_inventory(folder: Path) -> None:
 def look_at_rings(folder: Path) -> None:
     read_rings(folder)
     with contextlib.redirect_stdout(io.StringIO()):
-        run_command(["watch", "--once", str(folder)])
+        run_command(["hangs", "--once", str(folder)])
 
 
 LOOKS: dict[str, Callable[[Path], None]] = {

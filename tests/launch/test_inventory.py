@@ -68,7 +68,7 @@ def test_the_second_step_of_a_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", ["3"])
 def test_another_step(tmp_path: Path, step: str) -> None:
     """The fourth is the last: nothing comes after it at which the inventory could be ended."""
-    code, _, errors = take(tmp_path, "--step", step, "--by", "tensor", "--timed", str(SCRIPTS / "plain_loop.py"))
+    code, _, errors = take(tmp_path, "--pass", step, "--by", "tensor", "--timed", str(SCRIPTS / "plain_loop.py"))
     assert code == 0
     inventory = load(tmp_path)
     assert inventory.passes == 1
@@ -78,9 +78,9 @@ def test_another_step(tmp_path: Path, step: str) -> None:
 
 
 def test_a_step_that_is_never_made(tmp_path: Path) -> None:
-    code, _, errors = take(tmp_path, "--step", "9", str(SCRIPTS / "plain_loop.py"))
+    code, _, errors = take(tmp_path, "--pass", "9", str(SCRIPTS / "plain_loop.py"))
     assert code == 0
-    assert errors[-1] == "retrograd: nothing was taken: 4 backward passes ran, and --step 9 counts from 0"
+    assert errors[-1] == "retrograd: nothing was taken: 4 backward passes ran, and --pass 9 counts from 0"
     assert not (tmp_path / "out").exists()
 
 
@@ -93,7 +93,7 @@ def test_nothing_stays_when_the_step_is_over(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_last_step_of_a_forked_child(tmp_path: Path) -> None:
     """Only the second child makes four steps, and ends as children of multiprocessing do: without ``atexit``."""
-    code, _, errors = take(tmp_path, "--step", "3", str(SCRIPTS / "forked.py"))
+    code, _, errors = take(tmp_path, "--pass", "3", str(SCRIPTS / "forked.py"))
     assert code == 0, errors
     (file,) = (tmp_path / "out").glob("rank*/inventory.parquet")
     assert Inventory.load(file).passes == 1
@@ -119,12 +119,12 @@ def test_what_cannot_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["inventory", "--step", "-1", str(SCRIPTS / "plain_loop.py")]) == 2
+    assert main(["inventory", "--pass", "-1", str(SCRIPTS / "plain_loop.py")]) == 2
     assert "before the first" in capsys.readouterr().err
     assert main(["inventory", "nowhere.py"]) == 2
-    assert "no script" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
 
 
 def test_the_request_travels() -> None:
-    request = InventoryRequest(path="/tmp/out", shown="out", step=3, by="tensor", timed=True)
+    request = InventoryRequest(path="/tmp/out", shown="out", number=3, by="tensor", timed=True)
     assert InventoryRequest.read({InventoryRequest.variable: request.write()}) == request

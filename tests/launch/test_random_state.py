@@ -13,7 +13,7 @@ from tests.launch.conftest import SCRIPTS, run
 COMMANDS = {
     "run": "--inventory 1 --tensors *:output",
     "trace": "--live --norms --memory",
-    "inventory": "--timed --step 0",
+    "inventory": "--timed --pass 0",
     "debug": "",
     "explain": "",
 }

@@ -25,16 +25,16 @@ SCRIPT = str(SCRIPTS / "plain_loop.py")
 
 COMMANDS = {
     "plain": "plain_loop.py",
-    "chosen": "--steps 1:3 --norms --memory --by module --live --nodes head* plain_loop.py",
+    "chosen": "--passes 1:3 --norms --memory --by module --live --nodes head* plain_loop.py",
     "raises": "fails_in_backward.py raise",
-    "raises late": "--steps 1 fails_in_backward.py raise",
+    "raises late": "--passes 1 fails_in_backward.py raise",
     "interrupted": "fails_in_backward.py interrupt",
-    "killed": "--steps 2 ends.py SIGKILL",
-    "killed inside": "--steps 9 ends.py SIGKILL",
+    "killed": "--passes 2 ends.py SIGKILL",
+    "killed inside": "--passes 9 ends.py SIGKILL",
     "no torch": "no_torch.py",
     "untrained": "untrained.py",
-    "left": "--steps 1:2 counts_modes.py",
-    "too late": "--steps 7:9 plain_loop.py",
+    "left": "--passes 1:2 counts_modes.py",
+    "too late": "--passes 7:9 plain_loop.py",
     "forked": "forked.py",
     "threads": "trains_in_threads.py",
     "ranks": "--live torchrun --standalone --nproc-per-node 2 ddp.py",
@@ -178,7 +178,7 @@ def test_a_pass_that_raises(outcome: Outcome) -> None:
 @of("raises late")
 def test_a_pass_that_raises_after_the_traced_ones(outcome: Outcome) -> None:
     assert outcome.code == 1
-    assert "retrograd: backward pass 1 raised, and was not traced; see it with --steps 1:2" in outcome.words()
+    assert "retrograd: backward pass 1 raised, and was not traced; see it with --passes 1:2" in outcome.words()
     assert len(outcome.trace().passes) == 1
 
 
@@ -196,7 +196,7 @@ def test_what_was_asked_for_is_written_at_once(outcome: Outcome, capsys: pytest.
     assert outcome.code == -signal.SIGKILL
     assert len(outcome.trace().passes) == 2
     outcome.chrome()
-    assert main(["watch", "--once", str(outcome.folder)]) == 0
+    assert main(["hangs", "--once", str(outcome.folder)]) == 0
     assert "rank 0" in capsys.readouterr().out
 
 
@@ -220,7 +220,7 @@ def test_a_process_that_dies_in_its_first_pass_is_spoken_of(
     closing.say_end("no backward pass was seen", saw_nothing=True)
     before, after = capfd.readouterr().err.splitlines()
     assert before == "retrograd: nothing was traced: no backward pass was seen"
-    assert after.endswith("a backward pass began and did not end; see where with: retrograd watch traces/it")
+    assert after.endswith("a backward pass began and did not end; see where with: retrograd hangs traces/it")
 
 
 @of("no torch")
@@ -243,7 +243,7 @@ def test_nothing_is_left_on_after_the_last_traced_pass(outcome: Outcome) -> None
 
 @of("too late")
 def test_passes_that_never_come(outcome: Outcome) -> None:
-    said = "retrograd: nothing was traced: 4 backward passes ran, and --steps begins at number 7"
+    said = "retrograd: nothing was traced: 4 backward passes ran, and --passes begins at number 7"
     assert outcome.words()[1:] == [said]
 
 
@@ -294,17 +294,17 @@ def test_steps(text: str, passes: tuple[int, int | None]) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "3:3", "5:2", "-2:5", "a", "1:b", "1:2:3", "1.5"])
 def test_steps_that_are_none(text: str) -> None:
-    with pytest.raises(TraceError, match=r"--steps 10:12"):
+    with pytest.raises(TraceError, match=r"--passes 10:12"):
         parse_passes(text)
 
 
 def test_a_request_travels_through_the_environment() -> None:
     full = TraceRequest(
-        path="/x", shown="x", steps="1:", nodes="a*", live=True, norms=True, memory=True, by="kind", sort="memory"
+        path="/x", shown="x", passes="1:", nodes="a*", live=True, norms=True, memory=True, by="kind", sort="memory"
     )
     for request in (full, TraceRequest(path="/x", shown="x")):
         assert TraceRequest.read({"RETROGRAD_TRACE": request.write()}) == request
-    assert full.passes == (1, None)
+    assert full.span == (1, None)
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,8 @@ def test_a_request_travels_through_the_environment() -> None:
         (["trace"], "cannot-launch"),
         (["trace", "no_such.py"], "cannot-launch"),
         (["trace", "-m"], "cannot-launch"),
-        (["trace", "--steps", "0", SCRIPT], "bad-trace"),
-        (["trace", "--steps", "x", "--", SCRIPT], "bad-trace"),
+        (["trace", "--passes", "0", SCRIPT], "bad-trace"),
+        (["trace", "--passes", "x", "--", SCRIPT], "bad-trace"),
         (["trace", "-o", "/dev/null/x", SCRIPT], "run-not-writable"),
         (["replay", "no/such/bundle"], "damaged-bundle"),
     ],
@@ -336,7 +336,7 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert "[run-exists]" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["trace", "debug", "watch", "replay"])
+@pytest.mark.parametrize("command", ["trace", "debug", "hangs", "replay"])
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([command, "--help"])

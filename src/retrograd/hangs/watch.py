@@ -54,7 +54,7 @@ def watch_hangs(
 ) -> HangWatch:
     """Note the last events of every backward pass of this process, and write a report when one hangs.
 
-    The ring of events lies in the run folder: ``retrograd watch RUN`` reads it while the process runs, hangs or is
+    The ring of events lies in the run folder: ``retrograd hangs RUN`` reads it while the process runs, hangs or is
     dead, and compares the ranks. A report is a text file beside it, ``hang-1.txt``: the node, what ran before it, and
     the Python stacks of all threads. One line on stderr says where it is.
 

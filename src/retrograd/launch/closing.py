@@ -52,7 +52,7 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
             else f"in {count_of(others, 'process', 'processes')}"
         )
     if not done and saw_nothing and any(folder.glob("rank*")):
-        obstacle = f"a backward pass began and did not end; see where with: retrograd watch {request['shown']}"
+        obstacle = f"a backward pass began and did not end; see where with: retrograd hangs {request['shown']}"
     if not done:
         say(f"nothing was {verb}: {obstacle}")
     elif not request.get("quiet"):
@@ -61,7 +61,7 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
 
 
 def _ask_verdict(run: Path, shown: str) -> str:
-    """What is said of a run behind how much of it there is; empty where that cannot be had.
+    """Ask for the verdict on a run; empty where it cannot be had.
 
     A process of its own tells it: in this one, which ends, the program may have made errors of warnings, and modules
     that start threads cannot be loaded any more.
@@ -99,7 +99,7 @@ def say_failure() -> None:
 
 
 def _find_failed_pass(run: Path) -> dict[str, Any] | None:
-    """What is told of the first exception that a backward pass has raised."""
+    """Find the first exception that a backward pass has raised."""
     for path in sorted(run.glob("rank*/rank.json")):
         with contextlib.suppress(OSError, ValueError):  # it is being written, or no process of ours has written it
             error = json.loads(path.read_text(encoding="utf-8")).get("error")

@@ -14,7 +14,7 @@ from retrograd.errors import LaunchError
 
 
 def resolve_command(command: Sequence[str], verb: str = "run") -> list[str]:
-    """What to execute: scripts and modules by this Python, anything else as it is.
+    """Find what to execute: scripts and modules by this Python, anything else as it is.
 
     Args:
         command: what the user typed.
@@ -24,7 +24,7 @@ def resolve_command(command: Sequence[str], verb: str = "run") -> list[str]:
         LaunchError: if there is no such script, module or program.
     """
     if not command:
-        raise LaunchError(f"There is no command to {verb}.", repair=f"retrograd {verb} train.py [ARGS]")
+        raise LaunchError(f"No command was given to {verb}.", repair=f"retrograd {verb} train.py [ARGS]")
     first = command[0]
     if first == "-m":
         _check_module(command[1:2], verb)
@@ -53,14 +53,16 @@ def _check_script(script: Path) -> None:
     files = [str(path) for path in script.parent.glob("*.py")]
     near = difflib.get_close_matches(str(script), files, n=1)
     raise LaunchError(
-        f"There is no script {str(script)!r}.",
+        f"The script {str(script)!r} does not exist.",
         repair=f"the nearest is {near[0]!r}." if near else "give the path of a Python script, or a program on PATH.",
     )
 
 
 def _check_module(name: Sequence[str], verb: str) -> None:
     if not name:
-        raise LaunchError("There is no module behind -m.", repair=f"retrograd {verb} -m package.module [ARGS]")
+        raise LaunchError("No module was given after -m.", repair=f"retrograd {verb} -m package.module [ARGS]")
     top = name[0].partition(".")[0]
     if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
-        raise LaunchError(f"There is no module {top!r}.", repair="install it, or run from the folder that holds it.")
+        raise LaunchError(
+            f"The module {top!r} cannot be found.", repair="install it, or run from the folder that holds it."
+        )

@@ -1,4 +1,4 @@
-"""How what is being typed at the prompt may go on."""
+"""Completion of what is being typed at the prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def list_places(graph: Graph) -> list[str]:
 
 
 def complete_words(text: str, line: str, begin: int, choices: Sequence[str]) -> list[str]:
-    """Those that go on from what was typed behind the command; readline replaces only ``text``, the end of it."""
+    """Choose those that continue what was typed after the command; readline replaces only ``text``, the end of it."""
     typed = line[: begin + len(text)].partition(" ")[2].lstrip()
     done = len(typed) - len(text)
     return [choice[done:] for choice in choices if choice.startswith(typed)]

@@ -167,13 +167,13 @@ class _DebuggedPass:
 
     @property
     def stop(self) -> Stop:
-        """Where the pass is stopped."""
+        """The stop of the pass."""
         assert self._stop is not None
         return self._stop
 
     @property
     def loss(self) -> tuple[Any, ...]:
-        """What the pass began at."""
+        """The roots that the pass began at."""
         return self.run.roots
 
     def __len__(self) -> int:

@@ -50,6 +50,6 @@ def _tell(command: type[Command]) -> str:
 
 def _write(option: Option) -> str:
     """An option as it is typed, with what stands for its value."""
-    value = option.metavar or r" \| ".join(option.choices)
+    value = (option.metavar or " | ".join(option.choices)).replace("|", r"\|")
     more = " …" if option.is_list else ""
     return ", ".join(option.names) + (f" {value}{more}" if value else "")

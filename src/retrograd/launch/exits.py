@@ -13,7 +13,7 @@ from retrograd.runs.ending import describe_exception, describe_exit, find_except
 
 
 class ExitNote:
-    """What the last ``sys.exit`` of the main thread was called with, until :meth:`forget`."""
+    """A note of what the last ``sys.exit`` of the main thread was called with, until :meth:`forget`."""
 
     def __init__(self) -> None:
         self._found: dict[str, Any] | None = None
@@ -22,7 +22,7 @@ class ExitNote:
 
     @property
     def failure(self) -> dict[str, Any] | None:
-        """That exit as an exception; None where there was none, or none by which a run fails."""
+        """The noted exit as an exception; None where there was no exit, or a successful one."""
         return self._found
 
     def forget(self) -> None:

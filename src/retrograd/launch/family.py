@@ -1,4 +1,4 @@
-"""Which module belongs to which model: what a program calls is often only a part of what it trains."""
+"""Modules and the models that they belong to: a program often calls only a part of what it trains."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _SECONDS = 10.0
 
 
 def find_obstacle(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Why we cannot reach a Python interpreter that is started like this; empty where we can, or it is none.
+    """Find out why we cannot reach a Python interpreter that is started like this; empty if we can.
 
     It is asked, since it may have been prepared by ``retrograd install-hook``.
     """

@@ -25,7 +25,7 @@ class InventorySession(PassInventory):
     """Writes the inventory to a folder of this process's own, and prints it in the end."""
 
     def __init__(self, request: InventoryRequest) -> None:
-        super().__init__(request.step, "--step", timed=request.timed)
+        super().__init__(request.number, "--pass", timed=request.timed)
         self._request = request
 
     def _keep(self, inventory: Inventory) -> None:

@@ -35,7 +35,7 @@ class LateRing:
             self._failed(error)
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """It has ended."""
+        """The engine has run."""
         if run is self._first:
             backward_followers.remove(self)
             if self._watch is not None:

@@ -23,7 +23,7 @@ class FolderSink(Sink, Protocol):
 
     @property
     def lost(self) -> Unwritten:
-        """What was not written."""
+        """Data that were not written."""
 
     def add_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:
         """Write such a file."""
@@ -33,7 +33,7 @@ class Listener(Protocol):
     """Hears of events as they come."""
 
     def hear(self, event: Event) -> None:
-        """There is one."""
+        """An event was noted."""
 
 
 class LateSink:
@@ -79,12 +79,12 @@ class LateSink:
 
     @property
     def sites(self) -> int:
-        """How many sites have been named."""
+        """Number of sites that have been named."""
         return len(self._names)
 
     @property
     def lost(self) -> str:
-        """What was not written, in words; empty for nothing."""
+        """Data that were not written, in words; empty for none."""
         return str(self._sink.lost) if self._sink is not None and self._sink.lost else ""
 
     @property

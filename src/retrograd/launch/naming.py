@@ -1,4 +1,4 @@
-"""What to call each of several models: as the program calls them."""
+"""Names for several models: those by which the program calls them."""
 
 from __future__ import annotations
 

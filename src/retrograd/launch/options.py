@@ -120,7 +120,7 @@ class Request(Command):
     Attributes:
         variable: that environment variable. Where it is missing, nothing is done.
         command: what the user asked to run.
-        path: folder for what is found, absolute, since a script may change its directory; empty where there is none.
+        path: folder for what is found, absolute, since a script may change its directory; empty if there is none.
         shown: the same as the user wrote it, for messages.
     """
 
@@ -148,7 +148,7 @@ class Request(Command):
 
 
 def _read_type(hint: Any) -> dict[str, Any]:
-    """How a value of this type is written on the command line."""
+    """Tell how a value of this type is written on the command line."""
     if NoneType in get_args(hint):  # T | None
         return _read_type(get_args(hint)[0])
     if get_origin(hint) is tuple:

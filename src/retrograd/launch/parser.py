@@ -79,7 +79,7 @@ def _name(option: Option) -> Sequence[str]:
 
 
 def _describe(option: Option) -> dict[str, Any]:
-    """How argparse is told of an option. What is not given is left to the default of the field."""
+    """Describe an option to argparse. A value that is not given is left to the default of the field."""
     if option.is_argument:
         told: dict[str, Any] = {"metavar": option.names[0]} | ({} if option.default is MISSING else {"nargs": "?"})
     else:

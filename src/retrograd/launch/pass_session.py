@@ -1,4 +1,4 @@
-"""What follows some of a process's backward passes, and tells at the process's end what has become of that."""
+"""A session that follows some backward passes of a process, and reports on them when the process ends."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class PassSession(ABC):
             multiprocessing.util.Finalize(None, self.close, exitpriority=0)
 
     def backward_ends(self, failed: bool) -> None:
-        """It has ended, and all that follow it know."""
+        """An outermost pass has ended, and all that follow it know."""
         self._run_safely(lambda: self._count(failed))
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class PassSession(ABC):
 
     @abstractmethod
     def _tell_done(self) -> str:
-        """What was found, in words; empty for nothing."""
+        """Tell what was found; empty for nothing."""
 
     @abstractmethod
     def _show(self, file: TextIO) -> None:

@@ -16,7 +16,7 @@ BOOTSTRAP = Path(__file__).parent / "bootstrap"
 """Folder of the ``sitecustomize`` that every Python process below finds first."""
 
 OURS = "RETROGRAD_"
-"""How the names of our environment variables begin."""
+"""Prefix of all our environment variables."""
 
 
 def make_environment(request: Request, environment: Mapping[str, str]) -> dict[str, str]:

@@ -91,7 +91,7 @@ when it starts, one at once for what is critical, and when it ends what was foun
     limit: int | None = None
 
     def make_schedule(self) -> NamedSchedule:
-        """Which steps are recorded.
+        """The schedule of recorded steps.
 
         Raises:
             ScheduleError: for a number of steps below 1.
@@ -117,19 +117,19 @@ class TraceRequest(Request):
     examples: ClassVar[str] = """
 examples:
   retrograd trace train.py --lr 0.1
-  retrograd trace --steps 100:102 --memory --by module train.py
+  retrograd trace --passes 100:102 --memory --by module train.py
   retrograd trace --live --nodes 'blocks.3*' --norms -m package.train
   retrograd trace -o traces/first torchrun --nproc-per-node 2 train.py
 
 DIR/rank*/chrome.json opens in ui.perfetto.dev, and rg.Trace.load() reads DIR/rank*/trace.json.gz. The table goes to
 stderr when the script has ended; the script's output and exit code are its own. When a traced pass raises, the
 exception says in which node, and how to run that node again. After the traced passes only the last events are kept,
-for `retrograd watch DIR`.
+for `retrograd hangs DIR`.
 """
 
     shown: str = option("-o --output", "", "folder (default: traces/<script>-<date>-<time>)", metavar="DIR")
-    steps: str = option(
-        "--steps",
+    passes: str = option(
+        "--passes",
         "3",
         "the first N backward passes, or A to B-1 from 0 (default: 3)",
         metavar="N|A:B",
@@ -145,9 +145,9 @@ for `retrograd watch DIR`.
     sort: Literal["time", "memory"] = option("--sort", "time", "order of the table")
 
     @property
-    def passes(self) -> Passes:
-        """Which backward passes are traced, counted from 0: from the first number up to the last, None for no end."""
-        return parse_passes(self.steps)
+    def span(self) -> Passes:
+        """First of the backward passes to trace, counted from 0, and the one after the last; None for no end."""
+        return parse_passes(self.passes)
 
     def carry_out(self) -> NoReturn:
         start(self, "tracing {} into {}", parent="traces")
@@ -163,15 +163,15 @@ class InventoryRequest(Request):
     examples: ClassVar[str] = """
 examples:
   retrograd inventory train.py --batch-size 256
-  retrograd inventory --step 100 --by tensor -m package.train
+  retrograd inventory --pass 100 --by tensor -m package.train
 
 DIR/rank*/inventory.html opens in a browser, and rg.Inventory.load() reads DIR/rank*/inventory.parquet. The table goes
 to stderr when the script has ended; the script's output and exit code are its own.
 """
 
     shown: str = option("-o --output", "", "folder (default: inventories/<script>-<date>-<time>)", metavar="DIR")
-    step: int = option(
-        "--step",
+    number: int = option(
+        "--pass",
         1,
         "which backward pass, counted from 0 (default: 1, the second)",
         metavar="N",
@@ -245,7 +245,7 @@ the command, or 0 for a run; 1 where --fail-on says so; 2 for what cannot be car
 
 
 def parse_passes(text: str) -> Passes:
-    """Which backward passes: ``3`` for the first three, ``10:12`` for 10 and 11, ``10:`` for all from 10 on.
+    """Read a range of backward passes: ``3`` for the first three, ``10:12`` for 10 and 11, ``10:`` for all from 10 on.
 
     Raises:
         TraceError: for anything else, and for none at all.
@@ -257,7 +257,7 @@ def parse_passes(text: str) -> Passes:
         first, last = 0, 0
     if first < 0 or (last is not None and last <= first):
         raise TraceError(
-            f"--steps {text} selects no backward pass.",
-            repair="--steps 3 for the first three, --steps 10:12 for the passes 10 and 11, counted from 0.",
+            f"--passes {text} selects no backward pass.",
+            repair="--passes 3 for the first three, --passes 10:12 for the passes 10 and 11, counted from 0.",
         )
     return first, last

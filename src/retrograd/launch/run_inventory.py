@@ -47,4 +47,4 @@ class RunInventory(PassInventory):
         return ""
 
     def _show(self, file: TextIO) -> None:
-        """It is shown by the report."""
+        """Print nothing: the report shows it."""

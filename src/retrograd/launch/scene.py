@@ -1,4 +1,4 @@
-"""What a prompt is about: a backward pass that is stopped, and where passes are to stop."""
+"""The matter of a prompt: a backward pass that is stopped, and where passes are to stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retrograd.stepping.breakpoints import Breakpoint
 from retrograd.stepping.stop import Stop
 
 STEP = "step"
-"""What a pass was stopped for when it had only been told to go so far."""
+"""Reason of a stop of a pass that was only told to go so far."""
 
 
 class Scene(Protocol):
@@ -39,15 +39,15 @@ class Scene(Protocol):
 
     @property
     def stop(self) -> Stop:
-        """Where it is."""
+        """The place of the stop."""
 
     @property
     def loss(self) -> tuple[Any, ...]:
-        """What it began at."""
+        """The roots that the pass began at."""
 
 
 class Orders:
-    """Where passes are to stop: breakpoints for good, and what was asked for last.
+    """Orders where passes are to stop: breakpoints for good, and what was asked for last.
 
     Attributes:
         breakpoints: by number.

@@ -1,4 +1,4 @@
-"""Where a backward pass has stopped, as lines for a terminal."""
+"""The place where a backward pass has stopped, as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def describe_scene(scene: Scene, *, brief: bool = False) -> Iterator[str]:
 
 
 def describe_gradients(stop: Stop) -> Iterator[str]:
-    """What comes into a node, and what goes out of it where it has run."""
+    """Describe what comes into a node, and what goes out of it once it has run."""
     for name, gradients in (("incoming", stop.incoming), ("outgoing", stop.outgoing or ())):
         for slot, gradient in enumerate(gradients):
             if gradient is not None:

@@ -87,7 +87,7 @@ class Search:
 
     @property
     def blind_call(self) -> str:
-        """Where a module was first called with gradients switched off; empty where none was."""
+        """Line of the first call of a module with gradients switched off; empty where there was none."""
         return self._discovery.blind_call
 
     def pass_begins(self) -> None:

@@ -55,7 +55,7 @@ def start_session() -> None:
 
 
 _LEFT = ("SystemExit", "KeyboardInterrupt")
-"""How a program is left on purpose."""
+"""Exceptions by which a program is left on purpose."""
 
 
 class Session:
@@ -140,7 +140,7 @@ class Session:
         backward_listeners.remove(self)
 
     def backward_ends(self, failed: bool) -> None:
-        """That pass has ended."""
+        """The first pass has ended."""
 
     def _tell_blind_call(self) -> None:
         """No model was called with gradients switched on; was one called without?"""
@@ -182,7 +182,7 @@ class Session:
         return Recorder(models or None, self._sink, settings, step=step, loose=True, sources=self._sources())
 
     def _sources(self) -> Sequence[MakeSource]:
-        """What notes facts: more where the program is run to be explained."""
+        """Sources of facts: more where the program is run to be explained."""
         limit = self._request.limit
         ending = () if limit is None else (partial(StopAfter, limit, lambda: self._sink.steps),)
         return (*SOURCES, *(WATCHES if self._request.watch else ()), *ending)

@@ -20,7 +20,7 @@ _LONGEST = 2000
 
 
 def describe_place(node: Node) -> str:
-    """What a node is, and where in the forward it was made."""
+    """Describe a node, and where in the forward it was made."""
     if node.is_leaf:
         return f"{node.name} of {node.parameter or 'a leaf without a name'}"
     call = f", call {node.call}" if node.call > 1 else ""
@@ -52,7 +52,7 @@ def describe_lines(file: str, number: int) -> Iterator[str]:
 
 
 def describe_gradient(tensor: Tensor | None) -> str:
-    """What a tensor is, its range and norm, and how much of it is not finite."""
+    """Describe a tensor: its range and norm, and how much of it is not finite."""
     if tensor is None:
         return "None"
     info = str(describe(tensor))

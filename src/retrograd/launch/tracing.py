@@ -40,13 +40,13 @@ class TracingSession(PassSession):
     """Traces the backward passes that were asked for, writes them down, and says at the end what there is to see.
 
     The folder is made when the first pass begins: only then is the rank known, and many processes train nothing. From
-    then on the last events are kept in a ring, so that ``retrograd watch`` can tell where a pass hangs.
+    then on the last events are kept in a ring, so that ``retrograd hangs`` can tell where a pass hangs.
     """
 
     def __init__(self, request: TraceRequest) -> None:
         self._request = request
-        self._first, self._last = request.passes
-        super().__init__("the tracer", f"--steps begins at number {self._first}")
+        self._first, self._last = request.span
+        super().__init__("the tracer", f"--passes begins at number {self._first}")
 
     def _start(self) -> None:
         self._tracing: Tracing | None = None
@@ -54,6 +54,7 @@ class TracingSession(PassSession):
         self._begun: dict[int, int] = {}
         """Thread → when its pass began."""
         self._due = 1
+        self._written = 0
         self._ring = LateRing(self._open_folder, self._give_up)
         if self._first == 0:
             self._begin_trace()
@@ -73,7 +74,7 @@ class TracingSession(PassSession):
         if self._ended == self._first:
             self._begin_trace()
         if failed and not self._has_traced():
-            say(f"backward pass {number} raised, and was not traced; see it with --steps {number}:{number + 1}")
+            say(f"backward pass {number} raised, and was not traced; see it with --passes {number}:{number + 1}")
 
     def _has_traced(self) -> bool:
         """Whether the pass that has just ended in this thread was traced."""
@@ -101,8 +102,6 @@ class TracingSession(PassSession):
 
     def _end(self) -> None:
         """End the trace and write it down; once, but again if Ctrl-C has stopped that."""
-        if self._tracing is None or self._trace is None:
-            return
         self._write()
         self._leave()
 
@@ -112,13 +111,16 @@ class TracingSession(PassSession):
         Each of the first passes is written when it ends, then whenever there are half as many more: all is written
         three times at most.
         """
-        if self._tracing is None or self._trace is None or self._claim is None or not self._trace.passes:
+        if self._trace is None or self._claim is None or not self._trace.passes:
+            return  # where several threads begin at once, one may be done before another has made the folder
+        traced = self._count_traced()
+        if self._tracing is None and self._written == traced:
             return
         self._trace.rank = ask_rank()
         self._claim.move()
         self._trace.save(self._claim.folder / TRACE)
         write_chrome_trace(self._trace, self._claim.folder / CHROME)
-        traced = self._count_traced()
+        self._written = traced
         self._due = traced + max(1, traced // 2)
 
     def _count_traced(self) -> int:

@@ -1,4 +1,4 @@
-"""What is said of a run when it has ended: ``python -m retrograd.launch.verdict RUN SHOWN``."""
+"""The last words about a run that has ended: ``python -m retrograd.launch.verdict RUN SHOWN``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_ROWS = 1_000_000
 
 
 def find_verdict(run: Path, shown: str) -> str:
-    """What follows in the sentence that says how much was recorded.
+    """Find the words that follow in the sentence about how much was recorded.
 
     Args:
         run: the folder.

@@ -1,4 +1,4 @@
-"""What a user hands over to be read: a run, its folder, a history, or a recording."""
+"""Anything that holds a record: a run, its folder, a history, or a recording."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Recorded(Protocol):
 
     @property
     def history(self) -> History:
-        """What has been recorded so far."""
+        """The history so far."""
 
     @property
     def run(self) -> Run | None:

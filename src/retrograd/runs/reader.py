@@ -40,6 +40,10 @@ from retrograd.runs.stored_tensors import StoredTensors
 _ATTEMPTS = 20
 
 
+PartKey = tuple[Path, int, int, int]
+"""A part file, its number on the disk and its size, and how many stages renamed its sites."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rank:
     """A process of a run.
@@ -84,7 +88,8 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.history = History()
-        self._parts: dict[tuple[Path, int, int, int], StoredRows] = {}
+        self._parts: dict[PartKey, StoredRows] = {}
+        self._event_parts: dict[PartKey, pa.Table] = {}
         self._names = SiteNames()
         self.refresh()
 
@@ -124,12 +129,7 @@ class Run:
         ranks = {parse_rank(folder.name) or 0: folder for folder in of_history}
         placements = {rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history}
         self._open_parts(ranks, placements)
-        self._events = {
-            rank: _join(
-                [_rename_events(_read_events(path), placements[rank]) for _, path in list_parts(folder / EVENTS)]
-            )
-            for rank, folder in ranks.items()
-        }
+        self._read_events(ranks, placements)
         table = _join(list(self._events.values()))
         shards = {rank: folder / TENSORS for rank, folder in ranks.items()}
         tensors = StoredTensors(shards, placements, lambda: self.history.events)
@@ -149,10 +149,27 @@ class Run:
         opened = {}
         for rank, folder in ranks.items():
             for _, path in list_parts(folder / STATISTICS):
-                found = path.stat()
-                key = (path, found.st_ino, found.st_size, len(placements[rank].stages))
+                key = _key_of(path, placements[rank])
                 opened[key] = self._parts.get(key) or StoredRows(path, self._names, rank, placements[rank].rename)
         self._parts = opened
+
+    def _read_events(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> None:
+        """Read part files of events that are new, by the names that sites have in the history."""
+        kept: dict[PartKey, pa.Table] = {}
+        self._events = {}
+        for rank, folder in ranks.items():
+            own = {_key_of(path, placements[rank]): path for _, path in list_parts(folder / EVENTS)}
+            for key, path in own.items():
+                known = self._event_parts.get(key)
+                kept[key] = _rename_events(_read_events(path), placements[rank]) if known is None else known
+            self._events[rank] = _join([kept[key] for key in own])
+        self._event_parts = kept
+
+
+def _key_of(path: Path, placements: Placements) -> PartKey:
+    """What tells whether a part file is the one that was read before."""
+    found = path.stat()
+    return path, found.st_ino, found.st_size, len(placements.stages)
 
 
 def _join(events: Sequence[pa.Table]) -> pa.Table:

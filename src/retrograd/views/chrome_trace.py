@@ -26,7 +26,7 @@ from retrograd.tracing.trace import BackwardPass, NodeEvent, Trace
 from retrograd.views.trace_events import name_call, own_memory
 
 _PASS, _NODE, _CALL = range(3)
-"""What encloses what where two slices have the same ends."""
+"""Order in which slices with the same ends enclose each other."""
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _NAME_OF_LINK = "forward to backward"
@@ -50,7 +50,7 @@ def write_chrome_trace(trace: Trace | Iterable[Trace], path: str | os.PathLike[s
         raise TraceError(f"{path.name!r} ends neither in .json nor in .json.gz.", repair="give trace.json.gz, say.")
     traces = [trace] if isinstance(trace, Trace) else list(trace)
     if not traces:
-        raise TraceError("There is no trace to write.")
+        raise TraceError("No trace was given to write.")
     try:
         with write_file(path) as file:
             _write(_list_events(traces), file, zipped=path.suffix == ".gz")
@@ -124,7 +124,7 @@ class _Process:
         self._threads = {thread: place for place, thread in enumerate(dict.fromkeys(threads), 1)}
 
     def names(self) -> Iterator[dict[str, Any]]:
-        """What process and threads are called; torch's own numbers of threads are too large for some viewers."""
+        """Name process and threads; torch's own numbers of threads are too large for some viewers."""
         yield self._name("process_name", 0, name=f"rank {self._trace.rank}")
         yield self._name("process_sort_index", 0, sort_index=self._number)
         for thread, place in self._threads.items():

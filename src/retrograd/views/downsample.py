@@ -17,7 +17,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which recorded steps share a column.
+    """Recorded steps that share columns.
 
     Attributes:
         steps: the recorded steps, ascending, int64 [n].
@@ -48,7 +48,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """What a column keeps of its values: each of shape (rows, columns), NaN where no value was."""
+    """The values that columns keep: each of shape (rows, columns), NaN where no value was."""
 
     low: FloatArray
     mean: FloatArray

@@ -9,9 +9,8 @@ from typing import Any
 
 from retrograd.amounts import count_of
 from retrograd.errors import GraphError
-from retrograd.files import write_text
 from retrograd.graph.node import Node
-from retrograd.views.page.frame import frame_page, pack_json
+from retrograd.views.page.frame import frame_page, pack_json, write_page
 from retrograd.views.picture.drawing import draw_svg
 from retrograd.views.picture.folds import Fold, Gradient, Outline, choose_depth, make_outline
 from retrograd.views.picture.placing import place
@@ -19,10 +18,10 @@ from retrograd.views.picture.scene import Port, Scene, Sheet, Thing, list_folds,
 from retrograd.views.picture.words import describe_fold, describe_graph, describe_node
 
 MOST_BOXES = 60
-"""How many boxes a picture shows when no depth is asked for, and how many parts of a list are shown at once."""
+"""Boxes that a picture shows when no depth is asked for, and parts of a list that are shown at once."""
 
 MOST_PARTS = 12_000
-"""How many boxes a page can show in all; what lies deeper is only counted."""
+"""Boxes that a page can show in all; deeper ones are only counted."""
 
 
 def draw_graph(graph: Iterable[Node], path: str | os.PathLike[str], *, depth: int | None = None) -> Path:
@@ -55,24 +54,14 @@ def draw_graph(graph: Iterable[Node], path: str | os.PathLike[str], *, depth: in
         raise GraphError(f"depth={depth} would show nothing.", repair="give 1 or more, or leave it out.")
     outline = make_outline(graph, most=MOST_BOXES)
     depth = choose_depth(outline.top, MOST_BOXES) if depth is None else depth
-    _write(target, _draw_picture(outline, depth) if suffix == ".svg" else build_page(outline, depth, MOST_PARTS))
-    return target
+    page = _draw_picture(outline, depth) if suffix == ".svg" else build_page(outline, depth, MOST_PARTS)
+    return write_page(target, page, "The graph", GraphError)
 
 
 def _draw_picture(outline: Outline, depth: int) -> str:
     opened = list_opened(outline.top, depth)
     scene = make_scene(outline, opened)
     return draw_svg(place(scene, outline.top, set(opened)), "Backward graph", describe_graph(outline))
-
-
-def _write(target: Path, text: str) -> None:
-    try:
-        write_text(target, text)
-    except OSError as error:
-        raise GraphError(
-            f"The graph cannot be drawn to {str(target)!r}: {error.strerror or error}.",
-            repair="give a file in a folder that exists and can be written.",
-        ) from error
 
 
 def build_page(outline: Outline, depth: int, most: int) -> str:

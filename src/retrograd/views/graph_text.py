@@ -71,7 +71,7 @@ class _Writer:
         self._is_plain = guides is _PLAIN_GUIDES
         has_modules = any(True for _ in outline.top.folds)
         self._numbers = {} if has_modules else {index: place + 1 for index, place in outline.places.items()}
-        """Where no modules say what belongs together, nodes have numbers, by which it is said where gradients go."""
+        """Numbers of nodes, by which lines say where gradients go, where no modules tell what belongs together."""
 
     def list_lines(self, fold: Fold, depth: int, indent: str) -> Iterator[Text]:
         """The inside of a fold."""
@@ -125,7 +125,7 @@ class _Writer:
         return text
 
     def _list_targets(self, node: Node) -> Iterator[str]:
-        """Where its gradients go: leaves by their names, and nodes by their numbers where they have them."""
+        """List where its gradients go: leaves by their names, and nodes by their numbers where they have them."""
         inner = [self._numbers[edge.node] for edge in node.edges if edge is not None and edge.node in self._numbers]
         yield from map(str, dict.fromkeys(inner))
         for leaf in self._outline.leaves.get(node.index, ()):
@@ -141,7 +141,7 @@ class _Writer:
 
 
 def list_entries(fold: Fold) -> Iterator[Fold | Run]:
-    """What is printed of a fold: folds and nodes, and for a pattern of kinds that comes again and again one line.
+    """List what is printed of a fold: folds and nodes, and one line for a pattern of kinds that repeats.
 
     The first nodes of a pattern are printed as they are.
     """

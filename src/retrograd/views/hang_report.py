@@ -1,4 +1,4 @@
-"""Where each rank of a run is in its backward pass, and which ranks differ. Loads without torch."""
+"""Places of all ranks of a run in their backward passes, and the ranks that differ. Loads without torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ INTERVAL = 1.0
 """Seconds between two looks at a run."""
 
 STUCK = 1
-"""What :func:`watch_run` returns when a rank was in one node for longer than the limit, or died inside a pass."""
+"""Exit code of :func:`watch_run` when a rank was in one node for longer than the limit, or died inside a pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """How far a rank has come. Ordered by progress: in the pass, node by node, and then out of it."""
+    """The progress of a rank. Ordered by it: in the pass, node by node, and then out of it."""
 
     passes: int
     is_outside: bool
@@ -104,7 +104,7 @@ def describe_ranks(states: Sequence[RankState], limit: float | None = None) -> l
 
 
 def describe_rank(state: RankState) -> str:
-    """What one process is at, as in ``"inside MmBackward0 (number 17), node 3 of pass 2, for 42 s"``."""
+    """Describe where one process is, as in ``"inside MmBackward0 (number 17), node 3 of pass 2, for 42 s"``."""
     if state.fault:
         return f"cannot be read: {state.fault}"
     if state.closed:
@@ -115,7 +115,7 @@ def describe_rank(state: RankState) -> str:
 
 
 def compare_ranks(states: Sequence[RankState]) -> str:
-    """Which ranks are elsewhere than the others, the one that has come least far first; empty for fewer than two.
+    """Tell which ranks are elsewhere than the others, the last one first; empty for fewer than two.
 
     A pass is counted from the start of each process, and so is a node from the start of its pass: ranks that do the
     same have the same numbers.

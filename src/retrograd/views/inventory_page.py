@@ -9,11 +9,10 @@ from typing import Any
 
 from retrograd.amounts import count_of, show_bytes
 from retrograd.errors import SavedTensorError
-from retrograd.files import write_text
 from retrograd.graph.node import Line
 from retrograd.inventory.inventory import Inventory, print_place
 from retrograd.inventory.timeline import HeldStorage, spans_of
-from retrograd.views.page.frame import frame_page, pack_json
+from retrograd.views.page.frame import frame_page, pack_json, write_page
 from retrograd.views.trace_events import shorten_line
 
 
@@ -36,15 +35,7 @@ def write_inventory(
     Raises:
         SavedTensorError: the file cannot be written.
     """
-    target = Path(path)
-    try:
-        write_text(target, build_page(inventory, title))
-    except OSError as error:
-        raise SavedTensorError(
-            f"The inventory cannot be written to {str(target)!r}: {error.strerror or error}.",
-            repair="give a file in a folder that exists and can be written.",
-        ) from error
-    return target
+    return write_page(path, build_page(inventory, title), "The inventory", SavedTensorError)
 
 
 def build_page(inventory: Inventory, title: str) -> str:
@@ -66,11 +57,11 @@ _COLUMNS = (
 )  # fmt: skip
 
 GROUPS = ("cheap", "dear", "input", "cast", "other")
-"""What the colours of the page stand for."""
+"""Meanings of the colours of the page."""
 
 
 def tell_inventory(inventory: Inventory) -> dict[str, Any]:
-    """What the scripts read at once."""
+    """Facts that the scripts read at once."""
     return {
         "peak": inventory.peak.position,
         "notes": list(inventory.notes),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TextIO, get_args
 
-from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -18,7 +17,7 @@ from retrograd.errors import SavedTensorError
 from retrograd.graph.node import Line
 from retrograd.inventory.inventory import Inventory, print_entry, print_place
 from retrograd.inventory.timeline import PERMANENT
-from retrograd.views.terminal import giving_text, open_console, print_name, print_share
+from retrograd.views.terminal import giving_text, make_table, open_console, print_name, print_share
 from retrograd.views.trace_events import shorten_line
 
 By = Literal["module", "node", "tensor"]
@@ -56,7 +55,7 @@ def print_inventory(
         file: where to print; standard output when left out.
 
     Raises:
-        SavedTensorError: for a grouping that is none, or a pattern that fits no module.
+        SavedTensorError: for an unknown grouping, or a pattern that fits no module.
     """
     if by not in get_args(By):
         raise SavedTensorError(f"by={by!r} is not known.", repair=f"give one of {', '.join(get_args(By))}.")
@@ -103,7 +102,7 @@ def _describe(inventory: Inventory, chosen: Sequence[Row]) -> str:
 
 
 class _Line:
-    """What some rows keep together; sizes in bytes."""
+    """Some rows together; sizes in bytes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -120,7 +119,7 @@ class _Line:
 
     @property
     def remake(self) -> str:
-        """What would make again the most of it; empty where nothing is known to."""
+        """The operation that would make most of it again; empty where none is known."""
         return max(self.remakes, key=self.remakes.__getitem__, default="")
 
 
@@ -171,21 +170,15 @@ def _make_fitting_table(console: Console, lines: Sequence[_Line], by: By, total:
     titles = ["resident", "share", "asked"] if by == "tensor" else ["tensors", "resident", "share", "asked", "at peak"]
     if any(line.seconds is not None for line in lines):
         titles.append("made in")
-    table = _make_table(console, lines, by, titles, total)
+    table = _tabulate(console, lines, by, titles, total)
     if Measurement.get(console, console.options.update_width(_UNBOUNDED), table).maximum <= console.width:
         return table
-    return _make_table(console, lines, by, [title for title in titles if title not in _SPARED], total)
+    return _tabulate(console, lines, by, [title for title in titles if title not in _SPARED], total)
 
 
-def _make_table(console: Console, lines: Sequence[_Line], by: By, titles: Sequence[str], total: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, header_style="bold")
-    wraps = {"overflow": "fold" if console.is_terminal else "ignore", "no_wrap": not console.is_terminal}
-    table.add_column(by, **wraps)  # type: ignore[arg-type]
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("made again by", **wraps)  # type: ignore[arg-type]
-    if by == "tensor":
-        table.add_column("line", no_wrap=True)
+def _tabulate(console: Console, lines: Sequence[_Line], by: By, titles: Sequence[str], total: int) -> Table:
+    last = {"line": "text"} if by == "tensor" else {}
+    table = make_table(console, {by: "name", **dict.fromkeys(titles, "number"), "made again by": "name", **last})
     for line in lines:
         values = {
             "tensors": f"{line.count:,}",

@@ -1,4 +1,4 @@
-"""What of a run is shown: the phase, the sites, and the places that they belong to.
+"""The part of a run that is shown: the phase, the sites, and the places that they belong to.
 
 Sites are what is recorded; a place is what a person looks at. ``fc:weight``, ``fc:weight.grad`` and
 ``fc:weight.update`` are three sites of one place.
@@ -56,7 +56,7 @@ class Place:
 def group_places(sites: Iterable[str]) -> list[Place]:
     """Places of the given sites, in the order in which their first site was seen.
 
-    A name that is no site (from a foreign run) becomes a place of its own.
+    A name that is not a site (from a foreign run) becomes a place of its own.
     """
     places: dict[str, Place] = {}
     for text in sites:

@@ -9,7 +9,6 @@ from typing import Literal, TextIO, get_args
 
 import numpy as np
 import numpy.typing as npt
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +27,7 @@ from retrograd.views.terminal import (
     can_print,
     draw_sparkline,
     giving_text,
+    make_table,
     open_console,
     print_name,
     print_number,
@@ -60,7 +60,7 @@ def print_table(
     Raises:
         NoSuchSiteError: for a pattern that matches nothing; the nearest sites are named.
         StatisticError: for a statistic that was not recorded.
-        PatternError: for an order that is none.
+        PatternError: for an unknown order.
     """
     history = read_history(run)
     chosen = choose_sites(history, sites)
@@ -73,21 +73,25 @@ def print_table(
         f"{count_of(len(summaries), 'place')}, {span}, {statistic}, phase {phase}",
         style="dim",
     )
-    console.print(_make_table(summaries, BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS, console))
+    console.print(_tabulate(summaries, BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS, console))
 
 
 format_table = giving_text(print_table)
 
 
-def _make_table(summaries: list[Summary], blocks: str, console: Console) -> Table:
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, header_style="bold")
-    table.add_column("site", overflow="fold" if console.is_terminal else "ignore", no_wrap=not console.is_terminal)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("gradient", justify="right", no_wrap=True)
-    table.add_column("over steps", no_wrap=True)
-    table.add_column("zeros", justify="right", no_wrap=True)
-    table.add_column("nonfinite", justify="right", no_wrap=True)
-    table.add_column("update", justify="right", no_wrap=True)
+def _tabulate(summaries: list[Summary], blocks: str, console: Console) -> Table:
+    table = make_table(
+        console,
+        {
+            "site": "name",
+            "value": "number",
+            "gradient": "number",
+            "over steps": "text",
+            "zeros": "number",
+            "nonfinite": "number",
+            "update": "number",
+        },
+    )
     for summary in summaries:
         table.add_row(
             Text(print_name(console, summary.place.name)),
@@ -169,10 +173,10 @@ def sort_summaries(summaries: Iterable[Summary], order: Order) -> list[Summary]:
     """By name, or by falling numbers, NaN first and unknown ones last; ``calls`` leaves the order as it is.
 
     Raises:
-        PatternError: for an order that is none.
+        PatternError: for an unknown order.
     """
     if order not in ORDERS:
-        raise PatternError(f"There is no order {order!r}.", repair=f"one of {', '.join(ORDERS)}.")
+        raise PatternError(f"{order!r} is not a valid order.", repair=f"give one of {', '.join(ORDERS)}.")
     if order == "calls":
         return list(summaries)
     if order == "name":

@@ -1,4 +1,4 @@
-"""What a terminal can show: tables, curves in one line, and names and numbers short enough for it."""
+"""Text for a terminal: tables, curves in one line, and names and numbers short enough for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import io
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ParamSpec, TextIO
 
 import numpy as np
@@ -17,6 +17,7 @@ from retrograd.views.downsample import FloatArray, reduce_columns
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _PIPED_WIDTH = 10_000  # nothing is cut or wrapped for a program that reads along
 
@@ -49,6 +50,27 @@ def open_console(file: TextIO | None = None) -> Console:
     file = sys.stdout if file is None else file
     piped = not file.isatty()
     return Console(file=file, highlight=False, markup=False, emoji=False, width=_PIPED_WIDTH if piped else None)
+
+
+def make_table(console: Console, columns: Mapping[str, str]) -> Table:
+    """An empty table: plain and uncut for a pipe, as wide as the window in a terminal.
+
+    Args:
+        console: where it will be printed.
+        columns: their titles, and what is in them: a "name" wraps in a terminal, a "number" stands at the right, and a
+            "text" does neither.
+    """
+    with random_kept():
+        from rich import box
+        from rich.table import Table
+    is_seen = console.is_terminal
+    table = Table(box=box.SIMPLE_HEAD if is_seen else None, pad_edge=False, header_style="bold")
+    for title, kind in columns.items():
+        if kind == "name":
+            table.add_column(title, overflow="fold" if is_seen else "ignore", no_wrap=not is_seen)
+        else:
+            table.add_column(title, justify="right" if kind == "number" else "left", no_wrap=True)
+    return table
 
 
 def can_print(console: Console, text: str) -> bool:

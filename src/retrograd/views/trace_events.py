@@ -1,4 +1,4 @@
-"""What all views of a trace need to know of its events: short texts, which were chosen, what is their own."""
+"""Events of a trace, for all its views: short texts, the events that were chosen, and their own time and memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def print_tensors(tensors: Sequence[TensorInfo | None]) -> str:
 
 
 def print_flow(event: NodeEvent, arrow: str = "→") -> str:
-    """What went into a node and what came out, as in ``float32[4] → (float32[4], -)``; a leaf gives nothing on."""
+    """Print what went into a node and came out of it, as in ``float32[4] → (float32[4], -)``; nothing leaves a leaf."""
     sides = [print_tensors(tensors) for tensors in (event.incoming, event.outgoing)]
     return f" {arrow} ".join(side for side in sides if side)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TextIO, get_args
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +17,7 @@ from retrograd.amounts import count_of, show_bytes
 from retrograd.errors import TraceError
 from retrograd.sites.site import parse_leniently
 from retrograd.tracing.trace import NodeEvent, Trace
-from retrograd.views.terminal import can_print, giving_text, open_console, print_name, print_share
+from retrograd.views.terminal import can_print, giving_text, make_table, open_console, print_name, print_share
 from retrograd.views.trace_events import (
     choose_events,
     largest,
@@ -62,7 +61,7 @@ def print_trace(
         file: where to print; standard output when left out.
 
     Raises:
-        TraceError: for an order or a grouping that is none, or if memory is asked for and was not traced.
+        TraceError: for an unknown order or grouping, or if memory is asked for and was not traced.
         NoSuchNodeError: for a pattern that matches no node; the nearest are named.
     """
     _check("by", by, get_args(By))
@@ -79,7 +78,7 @@ def print_trace(
     for text in _tell_failures(trace):
         console.print(Text(print_name(console, text)), style="bold red")
     if shown:
-        console.print(_make_table(console, shown, by, _outermost_time(trace), has_memory))
+        console.print(_tabulate(console, shown, by, _outermost_time(trace), has_memory))
     if len(lines) > len(shown):
         console.print(f"and {len(lines) - len(shown):,} more", style="dim")
 
@@ -89,7 +88,7 @@ format_trace = giving_text(print_trace)
 
 @dataclass(slots=True)
 class _Line:
-    """What is known of some events together; times in nanoseconds.
+    """Some events together; times in nanoseconds.
 
     Attributes:
         slowest: the event that took longest.
@@ -178,18 +177,15 @@ def _outermost_time(trace: Trace) -> int:
     return sum(max(run.end - run.begin, 0) for run in trace.passes if not run.depth)  # one that runs has no end yet
 
 
-def _make_table(console: Console, lines: Sequence[_Line], by: By, total: int, has_memory: bool) -> Table:
+def _tabulate(console: Console, lines: Sequence[_Line], by: By, total: int, has_memory: bool) -> Table:
     arrow = "→" if can_print(console, "→") else "->"
     micro = "µs" if can_print(console, "µs") else "us"
     has_norms = any(max(line.norms) != -1 for line in lines)
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, header_style="bold")
-    wraps = {"overflow": "fold" if console.is_terminal else "ignore", "no_wrap": not console.is_terminal}
-    table.add_column(by, **wraps)  # type: ignore[arg-type]
-    for title in ("runs", "ms", "share", f"mean {micro}", *_extra_titles(has_memory, has_norms)):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("gradients", **wraps)  # type: ignore[arg-type]
-    if by == "node":
-        table.add_column("line", no_wrap=True)
+    extra = ["memory"] * has_memory + ["norm in", "norm out"] * has_norms
+    numbers = dict.fromkeys(("runs", "ms", "share", f"mean {micro}", *extra), "number")
+    table = make_table(
+        console, {by: "name", **numbers, "gradients": "name", **({"line": "text"} if by == "node" else {})}
+    )
     for line in lines:
         cells = [
             f"{'! ' if line.raised else ''}{line.name}",
@@ -207,10 +203,6 @@ def _make_table(console: Console, lines: Sequence[_Line], by: By, total: int, ha
             cells.append(shorten_line(line.slowest.line))
         table.add_row(*(Text(print_name(console, cell)) for cell in cells), style="bold red" if line.raised else "")
     return table
-
-
-def _extra_titles(has_memory: bool, has_norms: bool) -> list[str]:
-    return ["memory"] * has_memory + ["norm in", "norm out"] * has_norms
 
 
 def _check(name: str, value: str, known: Sequence[str]) -> None:

@@ -1,1 +1,1 @@
-"""What autograd keeps, drawn: the part of a page that shows an inventory."""
+"""The part of a page that shows an inventory."""

@@ -1,1 +1,1 @@
-"""What all HTML pages share: their frame, their colours and controls, and how data and scripts get into them."""
+"""The parts that all HTML pages share: frame, colours and controls, and how data and scripts get into them."""

@@ -17,12 +17,17 @@ import gzip
 import hashlib
 import html
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata, resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from string import Template
 from typing import Any
+
+from retrograd.errors import RetrogradError
+from retrograd.files import write_text
 
 SHARED = resources.files("retrograd.views.page")
 _STYLES = ("css/theme.css", "css/base.css")
@@ -80,6 +85,29 @@ def frame_page(
         blocks="\n".join(_write_block(name, text) for name, text in blocks.items()),
         script=script,
     )
+
+
+def write_page(path: str | os.PathLike[str], page: str, what: str, error: type[RetrogradError]) -> Path:
+    """Write a page, or a picture, into a file.
+
+    Args:
+        path: the file.
+        page: its text.
+        what: what it shows, for the message of an error.
+        error: raised where the file cannot be written.
+
+    Returns:
+        The path.
+    """
+    target = Path(path)
+    try:
+        write_text(target, page)
+    except OSError as failed:
+        raise error(
+            f"{what} cannot be written to {str(target)!r}: {failed.strerror or failed}.",
+            repair="give a file in a folder that exists and can be written.",
+        ) from failed
+    return target
 
 
 def _read_scripts(*homes: Traversable) -> dict[str, str]:

@@ -146,7 +146,7 @@ def trace_line(placed: Placed, line: Line, gradient: Gradient, aside: float, lef
 
 
 def _end_of(placed: Placed, number: int, gradient: Gradient, enters: bool) -> tuple[float, float]:
-    """Where a line ends at a thing: in the middle, or at the gate of an open fold."""
+    """The end of a line at a thing: in the middle, or at the gate of an open fold."""
     spot: Spot = placed.spots[number]
     if number not in placed.inner:
         return spot.x, spot.y

@@ -134,7 +134,7 @@ def order_nodes(nodes: list[Node]) -> list[int]:
 
 
 def shown_parts(fold: Fold, depth: int) -> Iterator[Fold | Node]:
-    """What is to be seen when folds are open down to a depth: nodes and closed folds."""
+    """List what is seen when folds are open down to a depth: nodes and closed folds."""
     for part in fold.parts:
         if isinstance(part, Fold) and depth > 1 and part.only_node is None:
             yield from shown_parts(part, depth - 1)
@@ -159,7 +159,7 @@ def _deepest(top: Fold) -> int:
 
 
 class _Calls:
-    """Which call of which module a node belongs to, and a call of a module inside another."""
+    """Calls of modules: that of a node, and that around another call."""
 
     def __init__(self, nodes: list[Node]) -> None:
         self._spans: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)

@@ -51,7 +51,7 @@ def arrange(count: int, lines: list[tuple[int, int]], *, first: int = 0, last: i
 
 
 def _break_circles(count: int, lines: list[tuple[int, int]]) -> list[bool]:
-    """Which lines to turn round so that no circle is left: those into the first thing that waits for itself."""
+    """Turn lines round so that no circle is left: those into the first thing that waits for itself."""
     into: list[list[int]] = [[] for _ in range(count)]
     out: list[list[int]] = [[] for _ in range(count)]
     for i, (a, b) in enumerate(lines):

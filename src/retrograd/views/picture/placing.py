@@ -27,7 +27,7 @@ _NO_WEIGHT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a thing is: its middle, its top, and its size."""
+    """The place of a thing: its middle, its top, and its size."""
 
     x: float
     y: float
@@ -114,7 +114,7 @@ def _tie(sheet: Sheet, inner: dict[int, Placed], sizes: list[tuple[float, float]
 
 
 def _end(line: Line, number: int, inner: dict[int, Placed], sizes: list[tuple[float, float]], enters: bool) -> float:
-    """How far from the middle of a thing a line ends: at the gates of an open fold."""
+    """Distance from the middle of a thing to the end of a line: at the gates of an open fold."""
     if number not in inner:
         return 0.0
     gates = [inner[number].gates[node, slot, enters] for node, slot in line.gradients]
@@ -152,7 +152,7 @@ def _kind(number: int, count: int, has_upper: bool, has_lower: bool) -> int:
 
 
 def _pull(number: int, ties: list[_Tie], xs: list[float], kinds: list[int], is_late: bool) -> float | None:
-    """Where neighbours want it: the median of those that matter most to it.
+    """The place that neighbours want for it: the median of those that matter most to it.
 
     To a bend bends do, so that long lines are straight; late on, one without bends next to it stays where it is.
     """

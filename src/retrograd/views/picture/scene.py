@@ -22,7 +22,7 @@ Part = Fold | int
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Where a gradient crosses the border of a fold.
+    """A place at which a gradient crosses the border of a fold.
 
     Attributes:
         gradient: which.
@@ -102,7 +102,7 @@ def _chain(outline: Outline, index: int) -> list[tuple[Fold, Part]]:
 
 
 def key_of(part: Fold | Node) -> Part:
-    """How links name a part."""
+    """The key by which links name a part."""
     return part if isinstance(part, Fold) else part.index
 
 

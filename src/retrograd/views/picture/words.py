@@ -1,4 +1,4 @@
-"""What is written of nodes and folds: in the boxes of a picture, which are as large as that, and beside it.
+"""Words about nodes and folds: in the boxes of a picture, which are as large as their words, and beside it.
 
 Letters are of one width, so that Python knows the size of a text without a browser. ``js/place.js`` and ``js/draw.js``
 have the same measures.
@@ -151,7 +151,7 @@ _MOST_LINES = 12
 
 
 def describe_graph(outline: Outline) -> str:
-    """How large a graph is."""
+    """Tell how large a graph is."""
     top = outline.top
     leaves = count_of(len(top.leaves), "leaf", "leaves")
     return (
@@ -180,7 +180,7 @@ def describe_node(outline: Outline, node: Node) -> Details:
 
 
 def describe_fold(outline: Outline, fold: Fold, *, can_open: bool) -> Details:
-    """What there is in a fold.
+    """Describe what there is in a fold.
 
     Args:
         outline: the graph.

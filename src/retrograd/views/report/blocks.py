@@ -87,7 +87,7 @@ class Blocks:
 
     @property
     def listed(self) -> list[Block]:
-        """Those that there are."""
+        """All blocks that are not None."""
         return [*self.statistics, *(block for block in (self.loss, self.exponents) if block is not None)]
 
 

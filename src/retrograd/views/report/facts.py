@@ -1,4 +1,4 @@
-"""What the page must know beside its numbers: the run, its model, its sites and places, what was recorded or not."""
+"""Facts of a page beside its numbers: the run, its model, its sites and places, what was recorded and what was not."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def make_header(
 
 
 def make_status(status: str | None) -> dict[str, str] | None:
-    """How the run ended, and with which colour that is said."""
+    """Tell how the run ended, and in which colour that is shown."""
     return {"text": status, "kind": _STATUS_KINDS.get(status, "warn")} if status else None
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with the run: findings, and where the first number was that is not finite."""
+"""Findings of a run for its page, and the first number that is not finite."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def find_first_nonfinite(scope: Scope, places: Sequence[Place]) -> dict[str, Any
 
 
 def _reached(scope: Scope, site: str, step: int) -> tuple[int, int]:
-    """Of the rows of a site at a step with such elements: micro-batch and order, the first of them."""
+    """Micro-batch and order of the first row of a site at a step that has such elements."""
     rows = scope.history[site].select(phase=scope.phase).rows
     bad = (rows["step"] == step) & (rows["nan"] + rows["pos_inf"] + rows["neg_inf"] > 0)
     return min(zip(rows["micro"][bad].tolist(), rows["order"][bad].tolist(), strict=True), default=(0, -1))

@@ -109,13 +109,13 @@ def build_page(title: str, facts: dict[str, Any], blocks: Iterable[Block]) -> st
 
 
 def find_inventory(run: Run) -> Inventory | None:
-    """That of the first rank that has one."""
+    """Find the inventory of the first rank that has one."""
     files = (rank.folder / INVENTORY for rank in run.ranks)
     return next((Inventory.load(file) for file in files if file.exists()), None)
 
 
 def _write_page(run: Run | History, path: str | os.PathLike[str] | None, page: str) -> Path:
-    """Write it where that was asked for. In the run folder, which somebody else may have made, no link is followed."""
+    """Write the page. In the run folder, which somebody else may have made, no link is followed."""
     home = run.path if isinstance(run, Run) else Path()
     target = home / FILE_NAME if path is None else Path(path)
     try:

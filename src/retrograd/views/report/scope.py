@@ -1,4 +1,4 @@
-"""What of a history a page shows: which phase and sites, in how many columns, with how many digits."""
+"""The part of a history that a page shows: its phase and sites, columns and digits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARE_OF_NUMBERS = 0.85  # of the file; the rest is code, facts and histograms
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is shown.
+    """The part of a history that is shown.
 
     Attributes:
         history: of what.
@@ -71,7 +71,7 @@ _BASE64 = 4 / 3
 
 
 def choose_detail(n_sites: int, n_steps: int, most_columns: int, max_bytes: float) -> tuple[int, int]:
-    """How many columns, and how many bits of mantissa, are expected to take at most ``max_bytes`` as packed text.
+    """Choose columns, and bits of mantissa, that are expected to take at most ``max_bytes`` as packed text.
 
     Digits are given up before columns.
     """
