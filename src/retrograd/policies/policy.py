@@ -138,7 +138,7 @@ def check_policy(policy: object) -> Policy:
     if isinstance(policy, Policy):
         return policy
     raise SavedPolicyError(
-        f"{policy!r} is no policy for saved tensors.",
+        f"{policy!r} is not a policy for saved tensors.",
         repair="give an instance such as rg.saved.Disk(), or a dict from module patterns to policies.",
     )
 
@@ -149,5 +149,5 @@ class AsIs(Policy):
     min_bytes = NEVER
 
     def pack(self, saved: Saved) -> Packed | None:
-        """Leave it."""
+        """Leave it in memory."""
         return None

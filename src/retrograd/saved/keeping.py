@@ -131,7 +131,7 @@ def keep_saved(
         )
     if not (model is None or isinstance(model, nn.Module)):
         raise SavedPolicyError(
-            f"A {type(model).__name__} is no model.",
+            f"A {type(model).__name__} is not a model.",
             repair="give the model first, then the policy: rg.keep_saved(model, rg.saved.Disk()).",
         )
     if budget is not None:
