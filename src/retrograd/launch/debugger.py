@@ -22,10 +22,10 @@ from retrograd.graph.values import holds_nonfinite
 from retrograd.graph.walker import walk
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.engine import current_graph_task
+from retrograd.hooks.frames import user_frame
 from retrograd.hooks.node_tap import NodeHooks
 from retrograd.hooks.nodes import is_leaf, root_edges
 from retrograd.hooks.reach import find_nodes, guard_nodes
-from retrograd.hooks.thread_logs import user_frame
 from retrograd.launch.closing import say, say_end
 from retrograd.launch.prompt import TerminalPrompt
 from retrograd.launch.requests import DebugRequest

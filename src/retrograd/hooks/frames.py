@@ -1,15 +1,82 @@
-"""Calls from a frame that looks like the program's own, so that a warning names the program's line, and once."""
+"""Frames of the stack: which are the program's own, what its lines are called, and calls that look like its own."""
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+import torch
 import torch.overrides
 
 _OVERRIDES = torch.overrides.__file__
 _CALL: CodeType = (lambda function, args, kwargs: function(*args, **kwargs)).__code__  # on one line
+
+
+class _InnerFiles(dict[str, bool]):
+    """Source file → whether its lines are none of the user's: torch's, ours, or generated."""
+
+    _inner = tuple(f"{Path(str(package)).parent}/" for package in (torch.__file__, Path(__file__).parent))
+
+    def __missing__(self, file: str) -> bool:
+        answer = self[file] = file.startswith((*self._inner, "<eval_with_key>", "<frozen "))
+        return answer
+
+
+is_inner = _InnerFiles()
+
+
+class _OurFiles(dict[str, bool]):
+    """Source file → whether it is ours."""
+
+    _ours = f"{Path(__file__).parents[1]}/"
+
+    def __missing__(self, file: str) -> bool:
+        answer = self[file] = file.startswith(self._ours)
+        return answer
+
+
+is_ours = _OurFiles()
+
+
+def user_frame(frame: FrameType) -> FrameType:
+    """The innermost frame of the user's code, from this one outwards."""
+    while is_inner[frame.f_code.co_filename]:
+        outer = frame.f_back
+        if outer is None:
+            break
+        frame = outer
+    return frame
+
+
+class _Installed(dict[str, bool]):
+    """Source file → whether it belongs to an installed package, or to Python."""
+
+    _python = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+    _packages = ("/site-packages/", "/dist-packages/")
+
+    def __missing__(self, file: str) -> bool:
+        is_package = file.startswith(self._python) or any(each in file for each in self._packages)
+        answer = self[file] = is_inner[file] or is_package
+        return answer
+
+
+_is_installed = _Installed()
+
+
+def program_frame(frame: FrameType) -> FrameType:
+    """The innermost frame of the program itself, from this one outwards; where all is installed, of who called us."""
+    outer: FrameType | None = frame
+    while outer is not None and _is_installed[outer.f_code.co_filename]:
+        outer = outer.f_back
+    return user_frame(frame) if outer is None else outer
+
+
+def describe_frame(frame: FrameType) -> str:
+    """``file:line`` of where a frame is."""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class SameFrames:
