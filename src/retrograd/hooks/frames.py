@@ -79,6 +79,11 @@ def describe_frame(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def is_stand_in(frame: FrameType) -> bool:
+    """Whether this frame only looks like one of the program: it holds none of its variables."""
+    return frame.f_code.co_code == _CALL.co_code and frame.f_code.co_varnames == _CALL.co_varnames
+
+
 class SameFrames:
     """Stands between a function mode and what it calls.
 
