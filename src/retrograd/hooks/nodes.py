@@ -116,7 +116,10 @@ def peek(raw: Any) -> Tensor | None:
         held = raw.data
     except RuntimeError:  # freed
         return None
-    return held.detach() if isinstance(held, Tensor) else None
+    if type(held) is not Tensor:
+        return held.detach() if isinstance(held, Tensor) else None
+    with torch._C._DisableTorchDispatch():  # modes would be given a plain number where the program had one
+        return held.detach()
 
 
 def is_freed(node: Any) -> bool:
