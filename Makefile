@@ -1,4 +1,5 @@
 PYTHON ?= python3
+JOBS ?= auto # processes that tests run in
 TORCH ?= # a version other than the pinned one: it gets an environment of its own
 VENV := .venv$(TORCH:%=-%)
 BIN := $(VENV)/bin
@@ -20,7 +21,7 @@ demo: $(VENV)/installed-examples ## record examples/train_digits.py unmodified a
 	@echo "Open $(CURDIR)/runs/demo/report.html in a browser."
 
 test: $(if $(TORCH),$(VENV)/installed-test,check) ## run all checks and tests; TORCH=2.15.0: the tests with that version
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses $(JOBS) --maxprocesses 4 --dist worksteal
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check

@@ -16,7 +16,8 @@ from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.budget import planned as planned_module
-from retrograd.budget.op_log import Contents, OpLog
+from retrograd.budget.contents import Contents
+from retrograd.budget.op_log import OpLog
 from retrograd.budget.plan import KnownPlans, Plan
 from retrograd.budget.planned import Planned
 from retrograd.budget.planned_pass import Item, PlannedPass

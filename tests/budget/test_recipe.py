@@ -602,7 +602,7 @@ def test_under_what_watches_torch(mode: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_mixture_of_choices(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Sources of what is made again are on the disk, squeezed, or made again themselves; and no budget is kept to."""
+    """Sources of what is made again are on the disk, or recomputed themselves; and no budget is kept to."""
 
     def mixed(model: nn.Module) -> None:
         plain(model)

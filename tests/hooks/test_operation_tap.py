@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.hooks.nodes import peek
 from retrograd.hooks.operation_tap import OperationTap, copy_values, hide_taps, without_graph
 
 LAZY_KEYS = [getattr(torch._C.DispatchKey, name) for name in ("Conjugate", "Negative", "ZeroTensor", "ADInplaceOrView")]
@@ -152,13 +151,3 @@ def test_modes_beneath_do_not_see_what_is_held() -> None:
     assert not held.requires_grad
     assert copy.grad_fn is None
     assert torch.equal(copy, torch.full((3,), 2.0))
-
-
-def test_a_number_that_a_node_holds_is_read_unseen() -> None:
-    y = torch.ones(3, requires_grad=True) * 2.5
-    assert y.grad_fn is not None
-    with tapped() as seen:
-        held = peek(y.grad_fn._raw_saved_other)  # type: ignore[attr-defined]
-    assert seen == []
-    assert held is not None
-    assert held.item() == 2.5

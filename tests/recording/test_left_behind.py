@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import retrograd as rg
+from retrograd.facts import calls, inputs
 from retrograd.hooks.nested import flatten
 from retrograd.recording.record import Recording
 from retrograd.recording.recorder import Recorder
@@ -62,6 +63,13 @@ def no_collector() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts that are handed over many at a time, or after a while, are handed over one by one."""
+    monkeypatch.setattr(calls, "_STEPS", 1)
+    monkeypatch.setattr(inputs, "_ROWS", 1)
 
 
 # ---- growth ---------------------------------------------------------------------------------------------------
@@ -118,7 +126,7 @@ _bare_growth: dict[str, Growth] = {}
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_collector")
+@pytest.mark.usefixtures("no_collector", "nothing_waits")
 @pytest.mark.parametrize(
     ("name", "choices"),
     [(name, EVERYTHING) for name in GROWING] + [(name, choices) for name in ("mlp", "gan") for choices in (RING, OWN)],

@@ -356,7 +356,7 @@ def test_a_handle_is_entered_for_one_block() -> None:
 
 
 def test_what_is_no_model_is_said() -> None:
-    with pytest.raises(SavedPolicyError, match="no model"):
+    with pytest.raises(SavedPolicyError, match="not a model"):
         keep_saved(AsIs(), nn.Linear(2, 2))  # type: ignore[arg-type]
 
 

@@ -134,7 +134,7 @@ class PassNotes:
         return len(self.freed) == len(self.keys)
 
     def add(self, saved: Saved) -> int:
-        """A range is packed; returns its number."""
+        """Note that a range is packed; returns its number."""
         self.keys.append((saved.nbytes, saved.values.dtype, saved.path))
         self.shapes.append(saved.shape)
         return len(self.keys) - 1
@@ -144,7 +144,7 @@ class PassNotes:
         return take_time(values) if self.is_timed else math.nan
 
     def note(self, kind: EventKind, number: int, began: Mark, ended: Mark) -> None:
-        """Something happened."""
+        """Note that something happened, with marks before and after."""
         self.events.append((kind, number, began, ended))
 
     def watch(self, number: int, item: Packed, values: Tensor) -> None:
@@ -165,7 +165,7 @@ class PassNotes:
             at_end_of_backward(partial(self.unfinished.discard, task))
 
     def look_after(self) -> None:
-        """Of which ranges has the program let go?"""
+        """Find the ranges of which the program has let go."""
         if not self.pending:
             return
         still = []

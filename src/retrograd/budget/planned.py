@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from retrograd.amounts import parse_bytes, show_bytes
+from retrograd.budget.contents import Contents
 from retrograd.budget.measuring import PassNotes
 from retrograd.budget.offloader import Load, Offloader
-from retrograd.budget.op_log import Contents, OpLog
+from retrograd.budget.op_log import OpLog
 from retrograd.budget.plan import KnownPlans, Plan, make_plan
 from retrograd.budget.planned_pass import ByteCounter, Item, PlannedPass
 from retrograd.budget.planner import keep_all, window_of
@@ -160,7 +161,7 @@ class Planned(Policy):
         return not (values.is_cuda and torch.cuda.is_current_stream_capturing())
 
     def watch_operations(self, stays: Stays) -> CarryOut | None:
-        """The operations of a forward are seen where a plan is to be made, or has some of them run again."""
+        """See the operations of a forward where a plan is to be made, or has some of them recomputed."""
         with self._lock:
             if self._pass is not None and self._is_over(self._pass):
                 self._finish()
@@ -168,11 +169,11 @@ class Planned(Policy):
             return self._op_log.begin_forward(stays, is_of_use=is_of_use, is_new=is_new)
 
     def open(self) -> None:
-        """One more uses it."""
+        """Count one more user."""
         self._users += 1
 
     def close(self) -> None:
-        """One less does; with the last one threads end. Plans stay."""
+        """Count one user less; with the last one threads end. Plans stay."""
         self._users -= 1
         if self._users:
             return
@@ -187,7 +188,7 @@ class Planned(Policy):
     # ---- passes ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> PlannedPass:
-        """The pass that a range belongs to which is packed now."""
+        """Return the pass of the range that is packed now; a new one if the last one is over."""
         current = self._pass
         if current is not None and self._is_over(current):
             self._finish()
@@ -202,7 +203,7 @@ class Planned(Policy):
         return current.log.is_over or (bool(current.log.asked) and not is_in_backward())
 
     def _finish(self) -> None:
-        """A pass has ended: plan for the next one like it."""
+        """End a pass: plan for the next one like it."""
         current, self._pass = self._pass, None
         assert current is not None
         log, known = current.log, current.known
@@ -269,7 +270,7 @@ class Planned(Policy):
         return window_of(self._bytes)
 
     def _choose(self, current: PlannedPass, number: int, saved: Saved) -> Choice:
-        """By the plan; but nothing is kept for which there is no room now."""
+        """Choose by the plan; but nothing is kept for which there is no room now."""
         choice: Choice = "keep" if current.known is None else current.known.plan.choices[number]
         if choice != "keep" or self._bytes is None:
             return choice

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retrograd.budget.contents import Contents, HeldArgument, LoggedOp, RecomputeSource, ViewArgument
 from retrograd.budget.op_info import draw_again
-from retrograd.budget.op_log import Contents, HeldArgument, LoggedOp, RecomputeSource, ViewArgument
 from retrograd.errors import OverwrittenError
 from retrograd.hooks.dispatch import below_autograd
 

@@ -25,7 +25,7 @@ from retrograd.history.facts import Call, Repeats, tell_number
 from retrograd.history.sink import Moment
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.engine import grad_enabled
-from retrograd.hooks.lines import program_frame
+from retrograd.hooks.frames import program_frame
 from retrograd.hooks.program_calls import call_listeners
 from retrograd.sites.site import ROOT
 

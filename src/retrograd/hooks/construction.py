@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.hooks.engine import is_compiling, uncompiled, uncompiled_itself
-from retrograd.hooks.lines import describe_frame, program_frame
+from retrograd.hooks.frames import describe_frame, program_frame
 from retrograd.hooks.patches import Patch, Undo, wrap_method
 from retrograd.hooks.tables import Entry
 

@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.compiled import keep_compiled_modules_quiet
 from retrograd.hooks.engine import grad_enabled, is_compiling
-from retrograd.hooks.lines import describe_frame, program_frame
+from retrograd.hooks.frames import describe_frame, program_frame
 from retrograd.hooks.module import set_before_all
 from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.hooks.tables import Entry

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.hooks.engine import grad_enabled, inference_enabled
+from retrograd.hooks.frames import user_frame
 from retrograd.hooks.function_names import VALUES, is_bare, tensors_of
 from retrograd.hooks.module_calls import ModuleCall
 from retrograd.hooks.nodes import root_edges, variable_of
 from retrograd.hooks.reach import find_nodes
-from retrograd.hooks.thread_logs import user_frame
 
 How = Literal["detached", "no_grad", "inference_mode", "left torch", "copied", "no derivative"]
 

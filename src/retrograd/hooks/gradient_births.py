@@ -12,7 +12,6 @@ from retrograd.hooks.backward_look import BackwardLook
 from retrograd.hooks.engine import current_node, without_functions
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import is_python, name_of, number_of, peek, saved_of, variable_of
-from retrograd.hooks.operation_tap import carry_out_unseen
 from retrograd.hooks.reach import find_nodes_of, guard_nodes, read_links
 from retrograd.hooks.result_watch import BornOperation, is_fine
 
@@ -152,12 +151,7 @@ def read_saved(node: Any) -> dict[str, Any]:
         if type(value).__name__ == "SavedTensor":
             tensor = peek(value)
             if tensor is not None:
-                found[name] = tensor if tensor.ndim else _without_mark(tensor)
+                found[name] = tensor
         elif not isinstance(value, list | tuple) or not any(type(each).__name__ == "SavedTensor" for each in value):
             found[name] = value
     return found
-
-
-def _without_mark(tensor: Tensor) -> Tensor:
-    """The same memory: a number of the program's is marked as one, and given to modes as a number, not as a tensor."""
-    return carry_out_unseen(lambda: tensor.view(()))

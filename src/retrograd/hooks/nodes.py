@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.errors import FreedGraphError, NoGraphError
 from retrograd.hooks.python_nodes import run_python
@@ -116,10 +117,18 @@ def peek(raw: Any) -> Tensor | None:
         held = raw.data
     except RuntimeError:  # freed
         return None
-    if type(held) is not Tensor:
-        return held.detach() if isinstance(held, Tensor) else None
-    with torch._C._DisableTorchDispatch():  # modes would be given a plain number where the program had one
+    return detach(held) if isinstance(held, Tensor) else None
+
+
+def detach(held: Tensor) -> Tensor:
+    """A tensor over the same memory, with the same count of writes, and without a graph.
+
+    A number of Python's that an operation has saved is handed to dispatch modes as a number, and no operation takes it.
+    """
+    if held.dim() or not torch._C._len_torch_dispatch_stack():
         return held.detach()
+    with _disable_current_modes():
+        return held.detach().view(())
 
 
 def is_freed(node: Any) -> bool:

@@ -26,6 +26,7 @@ from retrograd.hooks.engine import (
     uncompiled_itself,
     without_functions,
 )
+from retrograd.hooks.frames import is_inner, is_ours
 from retrograd.hooks.function_names import (
     VALUES,
     describe_arguments,
@@ -37,7 +38,6 @@ from retrograd.hooks.function_names import (
 from retrograd.hooks.module_calls import OUTSIDE
 from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
 from retrograd.hooks.quiet_mode import QuietMode, lowest_place
-from retrograd.hooks.thread_logs import is_inner, is_ours
 
 MADE_BEFORE = -1
 """The number of the operation that made a tensor, where that is none of those noted."""

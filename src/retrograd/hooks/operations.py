@@ -20,11 +20,12 @@ from retrograd.hooks.engine import (
     uncompiled,
     uncompiled_itself,
 )
+from retrograd.hooks.frames import is_inner, user_frame
 from retrograd.hooks.listeners import Listeners
 from retrograd.hooks.module_calls import ModuleCall
 from retrograd.hooks.patches import Patch, Undo
 from retrograd.hooks.stacked_mode import StackedMode
-from retrograd.hooks.thread_logs import Logs, is_inner, user_frame
+from retrograd.hooks.thread_logs import Logs
 from retrograd.notices import warn
 
 

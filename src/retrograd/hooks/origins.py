@@ -20,10 +20,11 @@ from retrograd.errors import TraceError
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.compiled import compiled_call_listeners, keep_compiled_modules_quiet
 from retrograd.hooks.engine import current_graph_task, grad_enabled, is_compiling, next_sequence_number, uncompiled
+from retrograd.hooks.frames import user_frame
 from retrograd.hooks.module import set_after_all, set_before_all
 from retrograd.hooks.module_calls import OUTSIDE, ModuleCall, Names, frame_of_call
 from retrograd.hooks.operations import OperationMode, OperationSeer, function_logs
-from retrograd.hooks.thread_logs import Logs, ThreadLog, user_frame
+from retrograd.hooks.thread_logs import Logs, ThreadLog
 from retrograd.hooks.thread_starts import thread_listeners
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)

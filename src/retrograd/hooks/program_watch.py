@@ -24,11 +24,11 @@ from retrograd.hooks.engine import (
     uncompiled_itself,
     without_functions,
 )
+from retrograd.hooks.frames import user_frame
 from retrograd.hooks.function_kinds import CARRIES, IDLE, SMOOTH, WRITES, kind_of
 from retrograd.hooks.module_calls import OUTSIDE
 from retrograd.hooks.node_places import NodePlaces
 from retrograd.hooks.quiet_mode import QuietMode, lowest_place
-from retrograd.hooks.thread_logs import user_frame
 from retrograd.hooks.writes import WriteNotes
 
 SeeResult = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]

@@ -14,8 +14,7 @@ from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.engine import grad_enabled, uncompiled
 from retrograd.hooks.function_names import tensors_of
-from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, identity_of, number_of, saved_tensors_of
-from retrograd.hooks.operation_tap import without_graph
+from retrograd.hooks.nodes import LEAF_NUMBER, detach, edges_of, identity_of, number_of, saved_tensors_of
 from retrograd.hooks.saved import is_plain, version_of
 from retrograd.hooks.writes import WriteNotes
 
@@ -141,7 +140,7 @@ def _held_by(node: Any) -> Iterator[tuple[str, Tensor, bool]]:
         if name not in _UPDATED_BY_THEIR_OWN:
             for tensor in tensors_of((held,), None):
                 if is_plain(tensor):
-                    yield name, without_graph(tensor), raw.unpack_hook is not None
+                    yield name, detach(tensor), raw.unpack_hook is not None
 
 
 def digest_of(tensor: Tensor) -> int:

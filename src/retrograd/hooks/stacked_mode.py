@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from retrograd.hooks.errands import before_next_call, run_errands
-from retrograd.hooks.same_frame import SameFrames
+from retrograd.hooks.frames import SameFrames
 
 
 class StackedMode(TorchFunctionMode):

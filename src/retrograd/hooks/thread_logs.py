@@ -6,11 +6,8 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from operator import itemgetter
-from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
-
-import torch
 
 from retrograd.hooks.engine import current_graph_task, current_node
 from retrograd.hooks.module_calls import OUTSIDE, CallLog, ModuleCall
@@ -21,42 +18,6 @@ all the number of the node in whose backward it was called."""
 
 _first = itemgetter(0)
 _NOTHING: Operation = (-1, 0, None, 0, None, None)
-
-
-class _InnerFiles(dict[str, bool]):
-    """Source file → whether its lines are none of the user's: torch's, ours, or generated."""
-
-    _inner = tuple(f"{Path(str(package)).parent}/" for package in (torch.__file__, Path(__file__).parent))
-
-    def __missing__(self, file: str) -> bool:
-        answer = self[file] = file.startswith((*self._inner, "<eval_with_key>", "<frozen "))
-        return answer
-
-
-is_inner = _InnerFiles()
-
-
-class _OurFiles(dict[str, bool]):
-    """Source file → whether it is ours."""
-
-    _ours = f"{Path(__file__).parents[1]}/"
-
-    def __missing__(self, file: str) -> bool:
-        answer = self[file] = file.startswith(self._ours)
-        return answer
-
-
-is_ours = _OurFiles()
-
-
-def user_frame(frame: FrameType) -> FrameType:
-    """The innermost frame of the user's code, from this one outwards."""
-    while is_inner[frame.f_code.co_filename]:
-        outer = frame.f_back
-        if outer is None:
-            break
-        frame = outer
-    return frame
 
 
 class ThreadLog(CallLog):

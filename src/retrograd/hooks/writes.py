@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from retrograd.hooks.frames import SameFrames, describe_frame, is_inner, user_frame
 from retrograd.hooks.module_calls import ModuleCall
-from retrograd.hooks.same_frame import SameFrames
 from retrograd.hooks.saved import is_plain
 
-_OURS = str(Path(__file__).parents[1])
-_TORCHS = str(Path(torch.__file__).parent)
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
 _LIMIT = 4096
 _TO_ARRAYS = (Tensor.numpy, Tensor.__array__)
@@ -143,15 +141,12 @@ class WriteLog(TorchFunctionMode):
 
 def program_line(frame: FrameType | None = None) -> str:
     """``file:line`` of the innermost frame that is neither torch's nor ours, from this one outwards."""
-    frame = frame or sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_OURS, _TORCHS)):
-        frame = frame.f_back
-    return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return describe_frame(user_frame(frame or sys._getframe(1)))
 
 
 def _name_writer(function: Any, frame: FrameType | None) -> str:
     """The name of a torch function; that of an optimizer's update, where it is part of one."""
-    while frame is not None and frame.f_code.co_filename.startswith((_OURS, _TORCHS)):
+    while frame is not None and is_inner[frame.f_code.co_filename]:
         if frame.f_code.co_name == "step" and frame.f_code.co_filename.startswith(_OPTIMIZERS):
             return f"{type(frame.f_locals.get('self')).__name__}.step"
         frame = frame.f_back

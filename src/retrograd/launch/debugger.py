@@ -22,10 +22,10 @@ from retrograd.graph.values import holds_nonfinite
 from retrograd.graph.walker import walk
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.engine import current_graph_task
+from retrograd.hooks.frames import is_stand_in, user_frame
 from retrograd.hooks.node_tap import NodeHooks
 from retrograd.hooks.nodes import is_leaf, root_edges
 from retrograd.hooks.reach import find_nodes, guard_nodes
-from retrograd.hooks.thread_logs import user_frame
 from retrograd.launch.closing import say, say_end
 from retrograd.launch.prompt import TerminalPrompt
 from retrograd.launch.requests import DebugRequest
@@ -133,7 +133,7 @@ class _DebuggedPass:
     def __init__(self, debugger: Debugger, run: EngineRun) -> None:
         self.run = run
         self.number = debugger.passes
-        self.frame: FrameType | None = user_frame(sys._getframe(2))
+        self.frame: FrameType | None = _find_program(sys._getframe(2))
         self.error: BaseException | None = None
         self.raised_in: tuple[FrameType, int] | None = None
         self.why = ""
@@ -299,3 +299,11 @@ def _find_frame(error: BaseException) -> tuple[FrameType, int] | None:
             is_inside, inner = True, None
         entry = entry.tb_next
     return (inner.tb_frame, inner.tb_lineno) if inner is not None else None
+
+
+def _find_program(frame: FrameType) -> FrameType:
+    """The innermost frame of the program, whose variables can be asked for, from this one outwards."""
+    frame = user_frame(frame)
+    while is_stand_in(frame) and frame.f_back is not None:
+        frame = user_frame(frame.f_back)
+    return frame

@@ -135,10 +135,10 @@ def _round_up(nbytes: int) -> int:
 
 
 def _power_of_two(nbytes: int) -> int:
-    """The least that is not smaller."""
+    """Round up to a power of two."""
     return 1 << (nbytes - 1).bit_length()
 
 
 def _power_of_two_within(nbytes: int) -> int:
-    """The largest that is not larger; 1 where there is none."""
+    """Round down to a power of two, at least 1."""
     return 1 << max(nbytes, 1).bit_length() - 1

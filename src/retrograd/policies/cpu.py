@@ -231,11 +231,11 @@ class Cpu(Policy):
         return offloader.add(values)
 
     def open(self) -> None:
-        """One more uses it."""
+        """Count one more user."""
         self._users += 1
 
     def close(self) -> None:
-        """One less does; with the last one torch gets pinned memory back, as soon as nothing is packed in it.
+        """Count one user less; with the last one torch gets pinned memory back, as soon as nothing is packed in it.
 
         Torch keeps it for the next one who asks; ``torch.accelerator.empty_host_cache()`` frees it.
         """

@@ -24,7 +24,7 @@ class PackedPass:
         nbytes: of all of them together.
         sizes: of each, in bytes; passes with equal ones are expected to be read equally.
         asked: those that were asked for, in this order, each once.
-        known: the same ones.
+        known: the same numbers as ``asked``, as a set.
         route: in which order they are expected to be asked for; known from the first request on.
         expected: so many of ``route`` were asked for in the last pass of this kind; the others come behind.
         turns: item → where it stands in ``route``.
@@ -55,7 +55,7 @@ class PackedPass:
 
 @dataclass(slots=True, eq=False)
 class PackPosition:
-    """Where an item was packed."""
+    """The place of an item: its number in a pass."""
 
     number: int
     of: PackedPass
@@ -101,7 +101,7 @@ class AskOrder(Generic[T]):
         return False
 
     def _begin(self) -> PackedPass:
-        """The pass that packs now."""
+        """Return the pass that packs now; a new one if the last one was asked for something."""
         if self._pass.asked:
             self._finished, self._pass = self._pass, PackedPass()
         return self._pass

@@ -149,5 +149,5 @@ class AsIs(Policy):
     min_bytes = NEVER
 
     def pack(self, saved: Saved) -> Packed | None:
-        """Leave it."""
+        """Leave it in memory."""
         return None

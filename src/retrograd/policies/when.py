@@ -52,19 +52,19 @@ class When(Policy):
         self.is_exact = policy.is_exact and (otherwise is None or otherwise.is_exact)
 
     def pack(self, saved: Saved) -> Packed | None:
-        """Ask the one or the other."""
+        """Have the one policy pack it, or the other."""
         if self._is_meant(saved):
             return self.policy.pack(saved)
         other = self.otherwise
         return None if other is None or saved.nbytes < other.min_bytes else other.pack(saved)
 
     def open(self) -> None:
-        """Both begin."""
+        """Open both policies."""
         for policy in self._parts():
             policy.open()
 
     def close(self) -> None:
-        """Both end."""
+        """Close both policies."""
         for policy in self._parts():
             policy.close()
 

@@ -90,7 +90,7 @@ class RunningCalls(threading.local):
         self._modes = 0  # that the thread was in when it was covered
 
     def site(self) -> SaveSite:
-        """Where this thread is."""
+        """The site in the model where this thread is."""
         return self.running[-1].site if self.running else self.outside
 
     def cover(self, keeper: Keeper) -> bool:
@@ -103,7 +103,7 @@ class RunningCalls(threading.local):
         return True
 
     def uncover(self) -> None:
-        """Take that pair off."""
+        """Take the pair of the whole thread off."""
         keeper, self.covering = self.covering, None
         if self._tap is not None:
             self._tap.take_off()
@@ -114,7 +114,7 @@ class RunningCalls(threading.local):
     def begin(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], site: SaveSite, keeper: Keeper
     ) -> None:
-        """A module is called."""
+        """Note that a module is called, and put its policy in charge."""
         frame, around = hooked_calls()
         running = self.running
         if running and running[-1].frame != around:
@@ -134,7 +134,7 @@ class RunningCalls(threading.local):
             call.set_up()
 
     def end(self) -> None:
-        """The call whose hook is running has ended, and so have those within it."""
+        """End the call whose hook is running, and those within it."""
         frame = hooked_call()
         running = self.running
         is_known = bool(running) and (running[-1].frame == frame or any(call.frame == frame for call in running))
@@ -185,7 +185,7 @@ class RunningCalls(threading.local):
 
 
 class ModuleWatch:
-    """Tells of the calls of one module; of its replicas too, which share its hooks."""
+    """Notify of the calls of one module, and of its replicas, which share its hooks."""
 
     __slots__ = ("_calls", "_keeper", "_site")
 
@@ -206,7 +206,7 @@ class ModuleWatch:
 
 
 class EveryModuleWatch:
-    """Tells of the calls of all modules of the process, which are known by their type."""
+    """Notify of the calls of all modules of the process, which are known by their type."""
 
     def __init__(self, keeper: Keeper, calls: RunningCalls, outside: SaveSite) -> None:
         self._keeper = keeper

@@ -57,7 +57,7 @@ class Account:
 
 
 class Keeper:
-    """Packs what is saved while it is innermost.
+    """Pack what is saved while this pair of hooks is the innermost.
 
     Args:
         policy: what becomes of it.

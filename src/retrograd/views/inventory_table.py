@@ -101,7 +101,7 @@ def _describe(inventory: Inventory, chosen: Sequence[Row]) -> str:
     )
 
 
-class _Line:
+class _Share:
     """Some rows together; sizes in bytes."""
 
     def __init__(self, name: str) -> None:
@@ -123,20 +123,20 @@ class _Line:
         return max(self.remakes, key=self.remakes.__getitem__, default="")
 
 
-def _group(rows: Sequence[Row], inventory: Inventory, by: By) -> list[_Line]:
+def _group(rows: Sequence[Row], inventory: Inventory, by: By) -> list[_Share]:
     name_of: Callable[[Row], str] = _module_of if by == "module" else _node_of
     at_peak = _bytes_at_peak(inventory)
-    lines: dict[str, _Line] = {}
+    lines: dict[str, _Share] = {}
     for row in rows:
         name = name_of(row)
-        lines.setdefault(name, _Line(name)).add(row, at_peak.get(row["entry"], 0))
+        lines.setdefault(name, _Share(name)).add(row, at_peak.get(row["entry"], 0))
     return _sort(lines.values())
 
 
-def _list_tensors(rows: Sequence[Row]) -> list[_Line]:
+def _list_tensors(rows: Sequence[Row]) -> list[_Share]:
     lines = []
     for row in rows:
-        line = _Line(print_entry(row))
+        line = _Share(print_entry(row))
         line.add(row, 0)
         line.seconds = row["seconds"]
         if row["file"] is not None:
@@ -145,7 +145,7 @@ def _list_tensors(rows: Sequence[Row]) -> list[_Line]:
     return _sort(lines)
 
 
-def _sort(lines: Any) -> list[_Line]:
+def _sort(lines: Any) -> list[_Share]:
     return sorted(lines, key=lambda line: (-line.sizes["resident"], -line.sizes["asked"]))
 
 
@@ -166,7 +166,7 @@ def _node_of(row: Row) -> str:
     return str(row["node"])
 
 
-def _make_fitting_table(console: Console, lines: Sequence[_Line], by: By, total: int) -> Table:
+def _make_fitting_table(console: Console, lines: Sequence[_Share], by: By, total: int) -> Table:
     titles = ["resident", "share", "asked"] if by == "tensor" else ["tensors", "resident", "share", "asked", "at peak"]
     if any(line.seconds is not None for line in lines):
         titles.append("made in")
@@ -176,7 +176,7 @@ def _make_fitting_table(console: Console, lines: Sequence[_Line], by: By, total:
     return _tabulate(console, lines, by, [title for title in titles if title not in _SPARED], total)
 
 
-def _tabulate(console: Console, lines: Sequence[_Line], by: By, titles: Sequence[str], total: int) -> Table:
+def _tabulate(console: Console, lines: Sequence[_Share], by: By, titles: Sequence[str], total: int) -> Table:
     last = {"line": "text"} if by == "tensor" else {}
     table = make_table(console, {by: "name", **dict.fromkeys(titles, "number"), "made again by": "name", **last})
     for line in lines:

@@ -87,7 +87,7 @@ format_trace = giving_text(print_trace)
 
 
 @dataclass(slots=True)
-class _Line:
+class _Group:
     """Some events together; times in nanoseconds.
 
     Attributes:
@@ -120,16 +120,16 @@ class _Line:
             self.slowest, self.longest = event, time
 
 
-def _gather(trace: Trace, chosen: Sequence[int], by: By) -> list[_Line]:
+def _gather(trace: Trace, chosen: Sequence[int], by: By) -> list[_Group]:
     times, memory = own_times(trace), own_memory(trace)
     name_of = _NAMES[by]
-    lines: dict[tuple[str, str], _Line] = {}
+    lines: dict[tuple[str, str], _Group] = {}
     for index in chosen:
         event = trace.events[index]
         name = name_of(event)
         key = (name, str(event.line) if by == "node" else "")
         if key not in lines:
-            lines[key] = _Line(name, event)
+            lines[key] = _Group(name, event)
         lines[key].add(event, times[index], memory[index])
     return list(lines.values())
 
@@ -177,7 +177,7 @@ def _outermost_time(trace: Trace) -> int:
     return sum(max(run.end - run.begin, 0) for run in trace.passes if not run.depth)  # one that runs has no end yet
 
 
-def _tabulate(console: Console, lines: Sequence[_Line], by: By, total: int, has_memory: bool) -> Table:
+def _tabulate(console: Console, lines: Sequence[_Group], by: By, total: int, has_memory: bool) -> Table:
     arrow = "→" if can_print(console, "→") else "->"
     micro = "µs" if can_print(console, "µs") else "us"
     has_norms = any(max(line.norms) != -1 for line in lines)

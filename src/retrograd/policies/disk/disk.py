@@ -225,11 +225,11 @@ class Disk(Policy):
             self._spill.flush()
 
     def open(self) -> None:
-        """One more uses it."""
+        """Count one more user."""
         self._users += 1
 
     def close(self) -> None:
-        """One less does; with the last one the threads end. The file ends when nothing in it is needed any more."""
+        """Count one user less; with the last one the threads end. The file ends when nothing in it is needed."""
         self._users -= 1
         spill = self._spill
         if not self._users and spill is not None:

@@ -59,7 +59,7 @@ class FileRead:
             self._is_over.release()
 
     def wait(self) -> None:
-        """Until it is over."""
+        """Wait until it is over."""
         with self._is_over:
             pass
 

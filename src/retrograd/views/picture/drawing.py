@@ -11,7 +11,7 @@ from retrograd.graph.node import Node
 from retrograd.views.page.frame import SHARED
 from retrograd.views.picture.folds import Fold, Gradient
 from retrograd.views.picture.placing import LABEL_LINE, Placed, Spot
-from retrograd.views.picture.scene import Line, Thing
+from retrograd.views.picture.scene import Connector, Thing
 from retrograd.views.picture.words import LETTER, NOTE_LINE, PILL, PILL_LINE, TITLE_LINE, Box, clean
 
 BORDER = 16.0
@@ -99,7 +99,7 @@ def _draw_box(thing: Thing, box: Box, x: float, y: float) -> str:
     return "".join([*parts, "</g>"])
 
 
-def _draw_line(placed: Placed, line: Line, left: float, top: float) -> Iterator[str]:
+def _draw_line(placed: Placed, line: Connector, left: float, top: float) -> Iterator[str]:
     """One line, or one for each gradient where it ends at an open fold, whose gates are apart."""
     apart = line.sender in placed.inner or line.taker in placed.inner
     groups = [(gradient,) for gradient in line.gradients] if apart else [line.gradients]
@@ -114,7 +114,7 @@ def _draw_line(placed: Placed, line: Line, left: float, top: float) -> Iterator[
         yield f'<path class="{kind}" data-from={sender} data-to={taker} data-gradients="{names}" d="{path}"{tip}/>'
 
 
-def trace_line(placed: Placed, line: Line, gradient: Gradient, aside: float, left: float, top: float) -> str:
+def trace_line(placed: Placed, line: Connector, gradient: Gradient, aside: float, left: float, top: float) -> str:
     """The path of a line: straight down through rows, curved between them.
 
     Args:

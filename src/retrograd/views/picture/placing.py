@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from retrograd.views.picture.folds import Fold
-from retrograd.views.picture.scene import Line, Scene, Sheet
+from retrograd.views.picture.scene import Connector, Scene, Sheet
 from retrograd.views.picture.words import LETTER, TITLE
 
 Gate = tuple[int, int, bool]
@@ -113,7 +113,9 @@ def _tie(sheet: Sheet, inner: dict[int, Placed], sizes: list[tuple[float, float]
     return ties
 
 
-def _end(line: Line, number: int, inner: dict[int, Placed], sizes: list[tuple[float, float]], enters: bool) -> float:
+def _end(
+    line: Connector, number: int, inner: dict[int, Placed], sizes: list[tuple[float, float]], enters: bool
+) -> float:
     """Distance from the middle of a thing to the end of a line: at the gates of an open fold."""
     if number not in inner:
         return 0.0

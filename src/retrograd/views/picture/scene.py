@@ -131,7 +131,7 @@ class Thing:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Connector:
     """A line between things.
 
     Attributes:
@@ -162,7 +162,7 @@ class Sheet:
     fold: Fold
     things: list[Thing]
     rows: list[list[int]]
-    lines: list[Line]
+    lines: list[Connector]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ def _lay_out(outline: Outline, fold: Fold, inside: Inside, usual: str) -> Sheet:
         fold,
         things,
         arrangement.rows,
-        [Line(a, b, tuple(chain), turned, tuple(gradients)) for (a, b), chain, turned, gradients in drawn],
+        [Connector(a, b, tuple(chain), turned, tuple(gradients)) for (a, b), chain, turned, gradients in drawn],
     )
 
 
