@@ -7,7 +7,7 @@ import pandas
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from retrograd.errors import RunError
+from retrograd.errors import RunError, RunWriteError
 from retrograd.history.sink import Event, Moment
 from retrograd.runs import export as exports
 from retrograd.runs.export import export, export_csv
@@ -104,3 +104,10 @@ def test_csv_runs_no_name_as_a_formula(tmp_path: Path, name: str) -> None:
     assert line["site"] == f"'{name}"
     assert float(line["mean"]) == -2.0  # a number stays one
     assert line["mean"].startswith("-")
+
+
+@pytest.mark.parametrize("to", ["csv", "tensorboard"])
+def test_a_place_that_cannot_be_written(run: Run, to: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunWriteError, match="cannot be written"):
+        export(run, to, tmp_path / "file" / "out")

@@ -61,11 +61,19 @@ def export(run: Given, to: str, path: str | os.PathLike[str] | None = None) -> P
         raise NothingRecordedError(
             "A history in memory is not a run on disk.", repair="record to a folder: rg.record(model, path)."
         )
-    if to == "csv":
-        return export_csv(opened, path or _find_place(opened, "statistics.csv"))
-    if to == "tensorboard":
+    if to not in ("csv", "tensorboard"):
+        raise ExportError(f"A run is not exported to {to!r}.", repair="give 'csv' or 'tensorboard'.")
+    try:
+        if to == "csv":
+            return export_csv(opened, path or _find_place(opened, "statistics.csv"))
         return export_tensorboard(opened, path or _find_place(opened, "tensorboard"))
-    raise ExportError(f"A run is not exported to {to!r}.", repair="give 'csv' or 'tensorboard'.")
+    except (BrokenPipeError, RunWriteError):  # who reads has seen enough, or it is told already
+        raise
+    except OSError as error:
+        raise RunWriteError(
+            f"The export cannot be written: {error.strerror or error}: {str(path or opened.path)!r}.",
+            repair="give a place that exists and can be written: `--to csv -o FILE`.",
+        ) from error
 
 
 def _find_place(run: Run, name: str) -> Path:
