@@ -127,7 +127,7 @@ class LearningRateTooHigh(Detector):
                 Evidence("loss at the end", late, f"not < {MOVED:g} × before"),
             ],
             precondition=[
-                f"the loss rose behind the update, and it was no single one of {LASTED}",
+                f"the loss rose behind the update, and it was not a single one of {LASTED}",
                 "it ends no lower than before",
             ],
             refute="with a tenth of the learning rate the loss rises all the same",
