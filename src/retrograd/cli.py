@@ -78,7 +78,11 @@ def _parse(words: Sequence[str]) -> Command:
             command = []
         else:
             words = [words[0], *options]
-    parser = make_parser(COMMANDS, "Record what happens inside loss.backward(), and see it.", _EXAMPLES)
+    parser = make_parser(
+        COMMANDS, "Record what happens inside loss.backward(), see it, and say what is wrong.", _EXAMPLES
+    )
+    if not words:
+        parser.exit(2, parser.format_help())
     return read_command(parser.parse_args(words), command)
 
 
@@ -170,13 +174,20 @@ class View(Command):
         from retrograd.views.table import print_table
         from retrograd.views.text_heatmap import print_heatmap
 
-        run = open_run(self.run or find_latest())
+        path, sites = self._tell_apart()
+        run = open_run(path or find_latest())
         findings = explain(run)
         print("\n".join(list_findings(findings) or [findings.headline]))
         if self.map:
-            print_heatmap(run, self.sites, statistic=self.statistic)
+            print_heatmap(run, sites, statistic=self.statistic)
         else:
-            print_table(run, self.sites, statistic=self.statistic, sort=self.sort)
+            print_table(run, sites, statistic=self.statistic, sort=self.sort)
+
+    def _tell_apart(self) -> tuple[Path | None, tuple[str, ...] | None]:
+        """The run and the patterns, also where the run stands behind the patterns."""
+        if self.run is None and self.sites and Path(self.sites[-1]).is_dir():
+            return Path(self.sites[-1]), self.sites[:-1] or None
+        return self.run, self.sites
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,13 +214,13 @@ class Hangs(Command):
     name: ClassVar[str] = "hangs"
     examples: ClassVar[str] = """
 examples:
-  retrograd hangs runs/train-20250131-120000
+  retrograd hangs traces/train-20250131-120000
   retrograd hangs --once --limit 60 traces/train-20250131-120000
 
 It reads what the processes leave in their files, so it also works on one that hangs, or has died.
 """
 
-    run: Path = option("RUN", MISSING, "folder of a run")
+    run: Path = option("RUN", MISSING, "folder that retrograd trace or rg.watch_hangs writes to")
     once: bool = option("--once", False, "say it once, and end")
     limit: float | None = option(
         "--limit", None, "how long a node may take until it counts as hanging", metavar="SECONDS"

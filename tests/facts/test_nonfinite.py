@@ -159,20 +159,28 @@ def test_a_function_of_the_program_is_looked_into(
     assert found.line == line_of(mark, function)
 
 
+class Scaled(Simple):
+    """Its nodes hold numbers, which a mode is given as numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2.0 / 3.0  # type: ignore[no-any-return]
+
+
 def train_watched(model: type[nn.Module], *, is_watched: bool) -> list[torch.Tensor]:
     torch.manual_seed(0)
     net = model()
-    recorder = None
+    history, recorder = History(), None
     if is_watched:
-        recorder = Recorder(net, History(), sources=(*SOURCES, *WATCHES))
+        recorder = Recorder(net, history, sources=(*SOURCES, *WATCHES))
         recorder.attach()
     train(net, mse, torch.optim.AdamW(net.parameters(), lr=0.01))
     if recorder is not None:
         recorder.close()
+    assert not [event for event in history.events if event.kind == "fault"]
     return [*(each.detach() for each in net.parameters()), torch.rand(1)]
 
 
-@pytest.mark.parametrize("model", [Simple, MaskedAttention])
+@pytest.mark.parametrize("model", [Simple, Scaled, MaskedAttention])
 def test_watching_changes_nothing(model: type[nn.Module]) -> None:
     bare, watched = (train_watched(model, is_watched=each) for each in (False, True))
     assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrograd.facts.facts import SOURCES
+from retrograd.facts.facts import SOURCES, WATCHES
 from retrograd.facts.overwrite_watch import OverwriteWatch
 from retrograd.findings.detectors.broken_graphs import Overwritten
 from retrograd.findings.record import Record
@@ -140,7 +140,7 @@ def take_steps(net: Net, steps: int) -> list[Tensor]:
 
 def watch(net: Net, steps: int = 3) -> tuple[list[Overwrite], list[Tensor], Record]:
     history = History()
-    recorder = Recorder(net, history, sources=(*SOURCES, OverwriteWatch))
+    recorder = Recorder(net, history, sources=(*SOURCES, *WATCHES))
     recorder.attach()
     kept: list[Tensor] = []
     with suppress(RuntimeError):

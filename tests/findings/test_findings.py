@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -69,6 +70,14 @@ def test_a_severity_is_reached_by_what_is_explained_too() -> None:
     assert not Findings([DEAD]).reach("critical")
     assert Findings([DEAD]).reach("note")
     assert not Findings().reach("note")
+
+
+def test_a_line_that_the_sentence_names_is_not_said_again() -> None:
+    finding = Finding(
+        detector="nan", severity="critical", message="log of 0 (train.py:3), step 4.", line="/home/me/train.py:3"
+    )
+    assert str(finding) == "log of 0 (train.py:3), step 4"
+    assert str(replace(finding, line="/home/me/train.py:9")) == "log of 0 (train.py:3), step 4 (train.py:9)"
 
 
 def test_the_headline_counts() -> None:

@@ -79,7 +79,6 @@ def test_a_mistake_is_told_before_anything_runs(
         ["run", "--schedule", "exp", SCRIPT],
         ["run", "--every", "2", "--schedule", "log", SCRIPT],
         ["nonsense"],
-        [],
     ],
 )
 def test_options_that_do_not_exist(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +86,13 @@ def test_options_that_do_not_exist(words: list[str], capsys: pytest.CaptureFixtu
         main(words)
     assert left.value.code == 2
     assert "error: " in capsys.readouterr().err
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([])
+    assert left.value.code == 2
+    assert "retrograd run train.py" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["manifest.json", "notes.txt"])

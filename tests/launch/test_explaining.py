@@ -298,3 +298,18 @@ def test_findings_are_stored_whole_or_not_at_all(runs: Path, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["findings.jsonl"]
     read = rg.Findings.of_dicts(map(json.loads, (tmp_path / "findings.jsonl").read_text().splitlines()))
     assert read.as_json_lines() == findings.as_json_lines()
+
+
+def test_a_run_behind_a_list_of_patterns_is_the_run(tmp_path: Path) -> None:
+    path = record_run(tmp_path / "mine", steps=3)
+    code, output, _ = run([sys.executable, "-m", "retrograd.cli", "view", "--sites", "*:bias*", str(path)], tmp_path)
+    assert code == 0
+    assert [line.split()[0] for line in output.splitlines()[-2:]] == ["0:bias", "2:bias"]
+
+
+def test_a_run_that_somebody_has_stopped_has_not_failed(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), rg.record(nn.Linear(2, 1), tmp_path / "mine"):
+        raise KeyboardInterrupt
+    code, output, _ = run([sys.executable, "-m", "retrograd.cli", "explain", str(tmp_path / "mine")], tmp_path)
+    assert code == 0
+    assert "mine, interrupted: " in output

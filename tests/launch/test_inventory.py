@@ -61,7 +61,7 @@ def test_the_second_step_of_a_script(tmp_path: Path) -> None:
     assert errors[1].startswith("1 backward pass: 7 tensors are kept")
     assert errors[2].split()[:2] == ["module", "tensors"]
     assert errors[-1] == (
-        "retrograd: taken an inventory of 8 saved tensors; see it in a browser: out/rank*/inventory.html"
+        "retrograd: taken an inventory of backward pass 1; see it in a browser: out/rank*/inventory.html"
     )
 
 

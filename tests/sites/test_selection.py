@@ -100,6 +100,7 @@ def test_a_selection_is_the_union_less_the_exclusions(wanted: list[str], exclude
         ("re:^heed:output", "head:output"),
         (nn.Conv2d, "LayerNorm, Linear, Sequential"),
         (lambda candidate: False, "self:output"),
+        ("*weight*", "say '*:weight*' for what is in them"),
         ("!*dropout*", "blocks.0"),
         ("blocks.0.fc:ouput.grad", "blocks.0.fc:output.grad"),
     ],

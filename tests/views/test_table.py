@@ -67,6 +67,22 @@ def test_names_are_never_cut_in_a_pipe() -> None:
     assert long in table(make_history(Numbers([long], np.ones((1, 2)))))
 
 
+class Window(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_narrow_window_shortens_curves_not_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    sites = ["features.0:output", "features.0:output.grad"]
+    window = Window()
+    print_table(make_history(Numbers(sites, np.ones((2, 150)))), file=window)
+    lines = window.getvalue().splitlines()
+    assert any(line.startswith("features.0:output ") for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
 def test_names_are_no_markup_and_no_orders_to_the_terminal() -> None:
     assert "[red]x\\x1b[2J:output" in table(make_history(Numbers(["[red]x\x1b[2J:output"], np.ones((1, 2)))))
 

@@ -57,7 +57,10 @@ def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         DamagedBundleError: one is missing or damaged, or this is not a bundle.
     """
     if not folder.is_dir():
-        raise DamagedBundleError(f"There is no bundle at {folder}.", repair="give the folder that write_bundle made.")
+        raise DamagedBundleError(
+            f"There is no bundle at {folder}.",
+            repair="give the folder of a bundle, as in traces/first/rank00000/bundles/NAME.",
+        )
     try:
         facts = read_json(folder / FACTS)
         if facts.get("format") != FORMAT:

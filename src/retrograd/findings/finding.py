@@ -99,8 +99,8 @@ class Finding:
         return cls(**fields)
 
     def __str__(self) -> str:
-        where = f" ({shorten_line(self.line)})" if self.line else ""
-        return f"{self.message.removesuffix('.')}{where}"
+        place = f" ({shorten_line(self.line)})" if self.line else ""
+        return f"{self.message.removesuffix('.')}{place if place not in self.message else ''}"
 
 
 def shorten_line(line: str) -> str:

@@ -128,7 +128,7 @@ def describe_cut(operation: Operation) -> LostGradient:
         what, repair = f"`{shown}` runs in {where}", f"run the forward outside of {where}."
         return LostGradient("no_grad", operation.line, shown, what, repair)
     else:
-        what = f"`{shown}` has no derivative, so what comes behind it has no graph"
+        what = f"`{shown}` has no derivative, so what comes after it has no graph"
         repair = "use a differentiable function there: softmax for argmax, a loss of logits for a count of hits."
     how: How = "left torch" if name in LEAVING else "cut"
     return LostGradient(how, operation.line, shown, what, repair)

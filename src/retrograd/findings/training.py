@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.amounts import count_of
 from retrograd.findings.detector import CannotTell
 from retrograd.findings.record import Record
 from retrograd.history.columns import encode_phase
@@ -78,7 +79,9 @@ class Training:
             CannotTell: there is none, too few, or models that train against each other.
         """
         if len(self.loss.values) < least:
-            raise CannotTell(f"{len(self.loss.values)} losses were recorded, and it takes {least}")
+            raise CannotTell(
+                f"{count_of(len(self.loss.values), 'loss was', 'losses were')} recorded, and it takes {least}"
+            )
         if self.is_contest:
             raise CannotTell("several models are trained by several optimizers, and no loss need fall")
 

@@ -77,7 +77,7 @@ def read_rings(run: Path | str, last: int = 64) -> list[RankState]:
     if not folders:
         raise TraceError(
             f"{str(run)!r} holds no ring of events.",
-            repair="give a run folder that rg.watch_hangs(folder) writes to.",
+            repair="give the folder that `retrograd trace` or rg.watch_hangs(folder) writes to.",
         )
     return sorted((_read_folder(folder, last) for folder in folders), key=lambda state: state.rank)
 

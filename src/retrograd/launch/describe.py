@@ -10,7 +10,7 @@ _PAGE = """<!-- Made by docs/make_commands.py; change the options, not this page
 
 # Commands
 
-`retrograd COMMAND --help` says the same. Put `--` before a program that stands behind an option with several values.
+`retrograd COMMAND --help` says the same. Put `--` before a program that follows an option with several values.
 
 {contents}
 {sections}"""

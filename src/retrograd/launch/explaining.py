@@ -25,7 +25,7 @@ from retrograd.launch.process import make_environment
 from retrograd.launch.requests import ExplainOptions, RunRequest
 from retrograd.launch.start import choose_vacant
 from retrograd.runs.latest import find_latest, is_run
-from retrograd.runs.reader import open_run
+from retrograd.runs.reader import Run, open_run
 from retrograd.views.findings_text import format_findings
 
 
@@ -63,8 +63,15 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
     opened = open_run(run)
     findings = explain(opened)
     _keep(run, findings)
-    _print(f"{shown}, {opened.status}", findings, arguments)
+    _print(f"{shown}, {_tell_end(opened)}", findings, arguments)
     return 1 if arguments.fail_on and findings.reach(arguments.fail_on) else code
+
+
+def _tell_end(run: Run) -> str:
+    """How a run ended, or that it goes on; one that somebody has stopped has not failed."""
+    errors = [error for rank in run.ranks if (error := rank.facts.get("error"))]
+    is_stopped_by_hand = bool(errors) and all(error["kind"] == "KeyboardInterrupt" for error in errors)
+    return "interrupted" if run.status == "failed" and is_stopped_by_hand else run.status
 
 
 def _make_request(arguments: ExplainOptions) -> RunRequest:

@@ -62,8 +62,8 @@ examples:
   retrograd run --inventory 1 train.py
   retrograd run torchrun --nproc-per-node 2 train.py
 
-What stands behind the command belongs to it, and so do its output and its exit code. We write one line to stderr
-when it starts, one at once for what is critical, and when it ends what was found.
+What follows the command belongs to it, and so do its output and its exit code. To stderr go a line when it starts,
+one at once for what is critical, and what was found when it ends.
 """
 
     shown: str = option("-o --output", "", "run folder (default: runs/<script>-<date>-<time>)", metavar="DIR")

@@ -125,6 +125,9 @@ def suggest(pattern: Pattern, candidates: Sequence[Candidate]) -> str:
     names = list(dict.fromkeys(str(candidate.site) for candidate in candidates))
     if isinstance(bare, str) and ":" not in bare:  # a module was meant, so its name counts, not its slots
         names = list(dict.fromkeys(candidate.site.path for candidate in candidates))
+        inside = f"*:{bare.lstrip('*')}"
+        if any(translate_glob(inside)(str(candidate.site)) for candidate in candidates):
+            return f"without a colon it names modules; say {inside!r} for what is in them."
     text = bare.pattern if isinstance(bare, re.Pattern) else str(bare).removeprefix("re:")
     near = difflib.get_close_matches(text, names, n=5, cutoff=0.3) or names[:5]
     return f"the nearest are {', '.join(near)}; `rg.plan_recording(model)` prints all sites."

@@ -23,6 +23,7 @@ from retrograd.views.downsample import FloatArray
 from retrograd.views.shown import Place, choose_sites, find_phase, group_places
 from retrograd.views.terminal import (
     BLOCKS,
+    PIPED_WIDTH,
     PLAIN_BLOCKS,
     can_print,
     draw_sparkline,
@@ -35,6 +36,8 @@ from retrograd.views.terminal import (
 )
 
 SPARKLINE_WIDTH = 24
+NARROWEST_SPARKLINE = 8
+_CURVE = 3  # the column of the curves
 
 
 def print_table(
@@ -73,13 +76,24 @@ def print_table(
         f"{count_of(len(summaries), 'place')}, {span}, {statistic}, phase {phase}",
         style="dim",
     )
-    console.print(_tabulate(summaries, BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS, console))
+    console.print(_fit(summaries, console))
 
 
 format_table = giving_text(print_table)
 
 
-def _tabulate(summaries: list[Summary], blocks: str, console: Console) -> Table:
+def _fit(summaries: list[Summary], console: Console) -> Table:
+    """The table, with shorter curves where the window is too narrow for long ones beside the names."""
+    table = _tabulate(summaries, SPARKLINE_WIDTH, console)
+    wanted = console.measure(table, options=console.options.update(width=PIPED_WIDTH)).maximum
+    if wanted <= console.width:
+        return table
+    drawn = max(len(str(cell)) for cell in table.columns[_CURVE].cells)
+    return _tabulate(summaries, max(NARROWEST_SPARKLINE, drawn - (wanted - console.width)), console)
+
+
+def _tabulate(summaries: list[Summary], width: int, console: Console) -> Table:
+    blocks = BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS
     table = make_table(
         console,
         {
@@ -97,7 +111,7 @@ def _tabulate(summaries: list[Summary], blocks: str, console: Console) -> Table:
             Text(print_name(console, summary.place.name)),
             _mark(summary.value),
             _mark(summary.gradient),
-            Text(draw_sparkline(summary.curve, SPARKLINE_WIDTH, blocks=blocks), style="cyan"),
+            Text(draw_sparkline(summary.curve, width, blocks=blocks), style="cyan"),
             "-" if summary.zeros is None else print_share(summary.zeros),
             Text(f"{summary.nonfinite:,}" if summary.nonfinite else "-", style="bold red" if summary.nonfinite else ""),
             _mark(summary.update),

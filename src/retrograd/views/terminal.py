@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_PIPED_WIDTH = 10_000  # nothing is cut or wrapped for a program that reads along
+PIPED_WIDTH = 10_000  # nothing is cut or wrapped for a program that reads along
 
 
 P = ParamSpec("P")
@@ -49,7 +49,7 @@ def open_console(file: TextIO | None = None) -> Console:
         from rich.console import Console
     file = sys.stdout if file is None else file
     piped = not file.isatty()
-    return Console(file=file, highlight=False, markup=False, emoji=False, width=_PIPED_WIDTH if piped else None)
+    return Console(file=file, highlight=False, markup=False, emoji=False, width=PIPED_WIDTH if piped else None)
 
 
 def make_table(console: Console, columns: Mapping[str, str]) -> Table:
@@ -64,7 +64,8 @@ def make_table(console: Console, columns: Mapping[str, str]) -> Table:
         from rich import box
         from rich.table import Table
     is_seen = console.is_terminal
-    table = Table(box=box.SIMPLE_HEAD if is_seen else None, pad_edge=False, header_style="bold")
+    ruled = box.SIMPLE_HEAD if is_seen else None
+    table = Table(box=ruled, pad_edge=False, show_edge=False, collapse_padding=is_seen, header_style="bold")
     for title, kind in columns.items():
         if kind == "name":
             table.add_column(title, overflow="fold" if is_seen else "ignore", no_wrap=not is_seen)

@@ -31,7 +31,7 @@ class NoGraph(Detector):
     slug = "no-graph"
     words = Words(
         says="Backward is asked of a loss that has no graph, and where it lost it.",
-        example="The loss has no graph, so backward cannot run: `argmax` has no derivative, so what comes behind it "
+        example="The loss has no graph, so backward cannot run: `argmax` has no derivative, so what comes after it "
         "has no graph (train.py:16).",
         threshold="torch's own error; or a loss that is a leaf, while no parameter ever had a gradient",
         source="torch: element 0 of tensors does not require grad and does not have a grad_fn",
@@ -60,9 +60,9 @@ class NoGraph(Detector):
             evidence=[Evidence("backward", call.line), Evidence("parameters with a gradient", 0, "0 of all")],
             precondition=[
                 "what backward began from has no node",
-                "the gradient of each recorded parameter was looked at behind backward, and each was None",
+                "the gradient of each recorded parameter was looked at after backward, and each was None",
             ],
-            refute="the .grad of some parameter is not None behind backward()",
+            refute="the .grad of some parameter is not None after backward()",
             repair=lost.repair,
         )
 
@@ -219,7 +219,8 @@ class Overwritten(Detector):
     slug = "overwritten"
     words = Words(
         says="A tensor that backward needs was written to in place, and which lines saved it and wrote.",
-        example="What sigmoid saved for backward (train.py:12) is written to by add_ (train.py:13) before it is used.",
+        example="The tensor `result` that SigmoidBackward0 saved for backward in gate (train.py:12) is overwritten by "
+        "add_ (train.py:13) before it is used.",
         threshold="torch's own error; of writes that torch does not see, a digest that changed between save and use",
         source="torch: one of the variables needed for gradient computation has been modified by an inplace operation",
         guard="speaks only where torch has raised, or where `retrograd explain train.py` has seen the values change; "
@@ -242,11 +243,12 @@ class Overwritten(Detector):
         saved = f" ({shorten_line(fact.saved_line)})" if fact.saved_line else ""
         wrote = f" ({shorten_line(fact.written_line)})" if fact.written_line else ""
         writer = f"by {fact.writer}{wrote}" if fact.writer else "by something that was not seen"
+        what = f"The tensor `{fact.tensor}`" if fact.tensor else "A tensor"
         silent = "; torch does not notice, and the gradient is wrong" if fact.silent else ""
         return self.find(
             "critical",
-            f"{fact.tensor or 'A tensor'} that {fact.node} saved for backward{place}{saved} is written to {writer} "
-            f"before it is used{silent}",
+            f"{what} that {fact.node} saved for backward{place}{saved} is overwritten {writer} before it is used"
+            f"{silent}",
             site=fact.name,
             step=step,
             line=fact.written_line or fact.saved_line,

@@ -79,7 +79,7 @@ class ClipAfterStep(MisplacedClipping):
     words = Words(
         says="Gradients are clipped when the update has used them already.",
         example="Clipping has no effect: clip_grad_norm_ is called after the update, too late for it.",
-        threshold="a call of clip_grad_norm_ or clip_grad_value_ behind the update, and none between the last "
+        threshold="a call of clip_grad_norm_ or clip_grad_value_ after the update, and none between the last "
         "backward pass and the "
         "update, before 80 % of the updates",
         source="our own choice",
@@ -171,8 +171,7 @@ class ClipOtherParameters(Detector):
     words = Words(
         says="Clipping is given no parameters, or some that have no gradient, so what is updated is not clipped.",
         example="Clipping has no effect: clip_grad_norm_ is given 0 parameters, and SGD#1 updates 4.",
-        threshold="no parameters, or a norm of 0, at 80 % of the calls behind backward, while updates change "
-        "parameters",
+        threshold="no parameters, or a norm of 0, at 80 % of the calls after backward, while updates change parameters",
         source="our own choice",
         guard="a part of the parameters may be clipped on purpose, and is left alone",
         repair="pass list(model.parameters()): a generator is used up by the first who reads it.",

@@ -104,7 +104,7 @@ class _Depth(Detector):
         record.once(Training).need_loss(5)
         chains = list_chains(record)
         if not chains:
-            raise CannotTell(f"there are no gradients at {LEAST} layers or calls, one behind the other")
+            raise CannotTell(f"fewer than {LEAST} layers or calls in a row have gradients")
         meant = [chain for chain in chains if self.is_meant(chain) and chain.is_steady()]
         if meant and not record.once(Training).fell:
             yield self.tell(record, max(meant, key=lambda chain: chain.growth))
@@ -181,7 +181,7 @@ class Exploding(_Depth):
         "at three of four neighbours, and the loss has not fallen by a tenth.",
         source="AutoTrainer: a ratio above 70; raised to 1000 by us.",
         guard="A loss that falls; a single layer that makes the growth; sums that are no chain.",
-        repair="Use weights of variance 2/fan_in, a norm behind each layer, or clip the norm of the gradient.",
+        repair="Use weights of variance 2/fan_in, a norm after each layer, or clip the norm of the gradient.",
     )
     explains = (
         "learning-rate-too-high", "diverged", "loss-spike", "loss-flat", "loss-noisy", "nan-forward",

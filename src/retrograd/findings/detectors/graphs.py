@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from retrograd.amounts import count_of
 from retrograd.findings.carried import tell_carried
 from retrograd.findings.chain import Chain
 from retrograd.findings.detector import CannotTell, Detector, Words
@@ -28,7 +29,7 @@ def list_sizes(record: Record) -> list[GraphSize]:
     for each in record.of(GraphSize):
         first.setdefault(each.step, each)
     if len(first) < FEWEST:
-        raise CannotTell(f"the graph was measured at {len(first)} steps; a trend needs {FEWEST}")
+        raise CannotTell(f"the graph was measured at {count_of(len(first), 'step')}; a trend needs {FEWEST}")
     return [first[step] for step in sorted(first)]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from retrograd.amounts import count_of
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.learning_rate import is_adaptive
 from retrograd.findings.finding import Evidence, Finding
@@ -257,7 +258,7 @@ class ClipAlwaysOn(Detector):
         """Hold the threshold against the norms."""
         calls = [call for call in record.calls if call.name == "clip_grad_norm_" and np.isfinite(call.value)]
         if len(calls) < 20:
-            raise CannotTell(f"{len(calls)} calls of clip_grad_norm_ were recorded, and it takes 20")
+            raise CannotTell(f"{count_of(len(calls), 'call')} of clip_grad_norm_ recorded, and it takes 20")
         norms = np.array([call.value for call in calls])
         bounds = np.array([number(call.details.get("max_norm")) or np.nan for call in calls])
         left = divide(bounds, norms)

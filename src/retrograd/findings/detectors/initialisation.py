@@ -235,7 +235,7 @@ class SymmetricInit(Detector):
         says="The units of a layer begin with the same weights and get the same gradient, so they stay one unit.",
         example="All 64 rows of 0:weight are the same, and still are at step 32: its units learn as one.",
         threshold="All rows of a weight are bit for bit the same at the first and at a later look; or the weights of "
-        "two layers, one behind the other, are zero and stay so.",
+        "two layers, one after the other, are zero and stay so.",
         source="Glorot and Bengio 2010 on breaking symmetry; the bounds are exact.",
         guard="A single layer of zeros (a zero-initialised head, LoRA, residual branches) leaves zero at once.",
         repair="Initialise the weights at random: leave torch's own initialisation, or nn.init.kaiming_normal_.",

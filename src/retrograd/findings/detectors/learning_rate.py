@@ -127,7 +127,7 @@ class LearningRateTooHigh(Detector):
                 Evidence("loss at the end", late, f"not < {MOVED:g} × before"),
             ],
             precondition=[
-                f"the loss rose behind the update, and it was not a single one of {LASTED}",
+                f"the loss rose after the update, and it or the updates were that large at {LASTED} steps or more",
                 "it ends no lower than before",
             ],
             refute="with a tenth of the learning rate the loss rises all the same",

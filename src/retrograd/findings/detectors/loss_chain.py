@@ -135,7 +135,7 @@ class ActivationOnLogits(BeforeLoss):
         "between",
         source="torch's documentation of CrossEntropyLoss: it expects unnormalised logits",
         guard="an activation that a scale or a layer follows is not directly before the loss",
-        repair="leave out the activation behind the last layer: cross_entropy takes any number as a logit.",
+        repair="leave out the activation after the last layer: cross_entropy takes any number as a logit.",
     )
     explains = SQUASHED
 

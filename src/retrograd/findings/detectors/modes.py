@@ -87,7 +87,7 @@ class EvalModeInTraining(Detector):
     slug = "eval-mode-in-training"
     words = Words(
         says="The model is trained in eval mode: batch norm uses and keeps its old statistics, dropout does nothing.",
-        example="The model is trained in eval mode from step 10 on, behind an evaluation: 50 of 60 updates, with 1 "
+        example="The model is trained in eval mode from step 10 on, after an evaluation: 50 of 60 updates, with 1 "
         "batch norm and 1 dropout that do not train.",
         threshold="eval mode of the whole model at the forward of at least 3 updates and a tenth of them",
         source="our own choice",
@@ -114,7 +114,7 @@ class EvalModeInTraining(Detector):
     ) -> Finding:
         update, call = wrong[0]
         always = len(wrong) == among
-        since = "all the time" if always else f"from step {update.step} on, behind an evaluation"
+        since = "all the time" if always else f"from step {update.step} on, after an evaluation"
         return self.find(
             "warning",
             f"The model is trained in eval mode {since}: {len(wrong)} of {among} updates, with {layers} that do not "
@@ -165,7 +165,7 @@ class TrainModeInEvaluation(Detector):
         guard="models that are trained against each other (GANs); teachers, generators and policies that run without "
         "grad at every update; the same input three times in "
         "a row (Monte-Carlo dropout); programs that use eval mode elsewhere; models without batch norm and dropout",
-        repair="call model.eval() before the evaluation, and model.train() behind it.",
+        repair="call model.eval() before the evaluation, and model.train() after it.",
     )
     explains = ("batch-norm",)
 

@@ -35,7 +35,7 @@ _REPAIRS = {
     "division by 0": "add a small number to the divisor, or clamp it",
     "power": "keep the base above 0: clamp(min=eps)",
     "exp": "subtract the largest before exp, or use softmax, logsumexp, softplus",
-    "all −inf": "leave at least one key of each row unmasked, or set such rows to 0 behind the softmax",
+    "all −inf": "leave at least one key of each row unmasked, or set such rows to 0 after the softmax",
     "one element": "take std(correction=0), or leave batches of one element out (drop_last=True)",
     "ignored": "leave out batches without targets, or use reduction='sum' and divide by max(count, 1)",
     "±1": "clamp the argument to −1 + eps … 1 − eps",
@@ -89,7 +89,7 @@ class _Born(Detector):
         )
         reason = f": {birth.reason}" if birth.reason else ""
         grown = births.growth >= 1
-        growth = ", after numbers had grown step by step" if grown else ""
+        growth = ", after numbers had grown" if grown else ""
         guess = "" if birth.is_seen or birth.reason or not birth.operation else f", by `{birth.operation}` it seems"
         evidence = [
             Evidence(f"{birth.operation or 'operand'}: {name}", str(each)) for name, each in birth.operands.items()
@@ -145,7 +145,7 @@ def _where(birth: Birth) -> str:
         return f", in what `{birth.operation}` takes"
     if birth.born == "input":
         return f", first seen in {birth.site}" if birth.site else ""
-    return f"in {birth.site}" if birth.site else "on the way from the model to the loss"
+    return f"in {birth.site}" if birth.site else "between the model's output and the loss"
 
 
 class NanInput(_Born):
@@ -197,7 +197,7 @@ class NanUpdate(_Born):
     born = "update"
     sentence = "The update makes {site} {what} at step {step}"
     words = _make_words(
-        says="Gradients are finite, and a parameter is not, behind the update.",
+        says="Gradients are finite, and a parameter is not, after the update.",
         example="The update makes fc:weight NaN at step 5: 0 / 0 in RMSprop, whose eps is 0 (train.py:60)",
         repair="Look at the learning rate, at eps, and at what is written to parameters by hand.",
     )

@@ -32,7 +32,7 @@ class MissingNonlinearity(Detector):
         says="The model is a stack of affine layers without an activation, so it can do no more than a single one.",
         example="There is no activation between the 3 affine layers of the model, so together they are a single "
         "affine map.",
-        threshold="at least 2 affine layers one behind the other that do not narrow in between, and no other function "
+        threshold="at least 2 affine layers one after the other that do not narrow in between, and no other function "
         "in the whole model",
         source="UMLAUT (CHI 2021) names the fault",
         guard="bottlenecks (linear autoencoders, factorised or low-rank layers) and models with any function that is "
@@ -57,7 +57,7 @@ class MissingNonlinearity(Detector):
                 step=chain.step,
                 line=line,
                 evidence=[
-                    Evidence("affine layers one behind the other", len(layers), "≥ 2"),
+                    Evidence("affine layers one after the other", len(layers), "≥ 2"),
                     Evidence("other functions in the model", 0, "none"),
                 ],
                 precondition=["no layer between is narrower than what it is given and what is made of it"],

@@ -158,7 +158,7 @@ class BeforeChange(Detector):
             line=made.line,
             evidence=[
                 Evidence("parameters whose updates are 0 from then on", len(names), "> 0"),
-                Evidence("updates behind that", int((steps >= step).sum()), f"≥ {FEWEST_STILL}"),
+                Evidence("updates after that", int((steps >= step).sum()), f"≥ {FEWEST_STILL}"),
             ],
             precondition=["they were updated before", "their gradients are not zero", "no learning rate is 0"],
             refute="the same tensor was in the model before, and something keeps it as it is",

@@ -164,7 +164,7 @@ def describe_collapse(
     return detector.find(
         "warning",
         f"The learning rate of {optimizer} has fallen from {rates.max():.3g} to {rates[since]:.3g} after {since} of "
-        f"{len(rates)} updates{by}{how}: hardly anything is learned behind it",
+        f"{len(rates)} updates{by}{how}: hardly anything is learned after it",
         site=optimizer,
         step=updates[since].step,
         last_step=updates[-1].step,
@@ -187,7 +187,7 @@ class SchedulerPerStep(Detector):
         says="A scheduler that counts epochs is stepped once per update, so the learning rate collapses, or goes up "
         "and down.",
         example="The learning rate of SGD#1 has fallen from 0.1 to 0.001 after 20 of 256 updates by StepLR, which is "
-        "stepped once per update: hardly anything is learned behind it.",
+        "stepped once per update: hardly anything is learned after it.",
         threshold="as many steps of a StepLR, MultiStepLR, ExponentialLR, CosineAnnealingLR or ReduceLROnPlateau as "
         "updates, and the learning rate below 0.01 of its highest in the whole second half (0.001 in the last third); "
         "or two full waves of CosineAnnealingLR",
@@ -290,9 +290,9 @@ class RateJump(Detector):
 
     slug = "lr-jump"
     words = Words(
-        says="The learning rate jumps, and the loss rises behind it.",
+        says="The learning rate jumps, and the loss rises after it.",
         example="The learning rate of SGD#1 jumps from 0.01 to 1 at step 80, and the loss rises from 0.31 to 2.9.",
-        threshold="10 times its highest value before, not within the first 5 updates, and the loss of 10 steps behind "
+        threshold="10 times its highest value before, not within the first 5 updates, and the loss of 10 steps after "
         "it above 1.5 times that of the 10 before",
         source="our own choice",
         guard="warm-up rises in smaller steps or from 0, and restarts come back to what was there before",
@@ -330,7 +330,7 @@ class RateJump(Detector):
                         line=line,
                         evidence=[
                             Evidence("rise of the learning rate", float(rates[place] / rates[place - 1]), "≥ 10"),
-                            Evidence("loss behind it, by that before", behind / before if before else behind, "> 1.5"),
+                            Evidence("loss after it, by that before", behind / before if before else behind, "> 1.5"),
                         ],
                         precondition=["it had never been as high before"],
                         refute="the loss rises for another reason at this step",

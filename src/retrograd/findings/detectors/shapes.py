@@ -353,7 +353,7 @@ class ReshapeMixes(Detector):
                         site=site,
                         step=chain.step,
                         line=line or chain.listed[number].line,
-                        evidence=[Evidence("shape before", str(before)), Evidence("shape behind", str(behind))],
+                        evidence=[Evidence("shape before", str(before)), Evidence("shape after", str(behind))],
                         precondition=[
                             "no permute or transpose stands before it that would bring the elements into this order"
                         ],

@@ -97,7 +97,7 @@ class DeadUnits(Detector):
         start = "since the first step: they began so" if worst.since <= record.steps[0] else f"since step {worst.since}"
         return self.find(
             "critical" if worst.share == 1 else "warning",
-            f"{whole} of {worst.layer.path} have been zero for all samples {start}{more}.",
+            f"{whole} of {worst.layer.path} ({worst.layer.type}) have been zero for all samples {start}{more}.",
             site=worst.layer.path,
             step=worst.since,
             last_step=record.last_step,
@@ -169,7 +169,7 @@ class Saturated(Detector):
     words = Words(
         says="The outputs of a tanh or sigmoid stand at their bounds, and next to no gradient passes it.",
         example="The outputs of 1 (Sigmoid) stand at their bounds: its mean slope is 1 % of the largest, and the "
-        "gradient falls to 0.024 behind it.",
+        "gradient falls to 0.024 after it.",
         threshold="Mean slope below 8 % of the largest (1 − y² of tanh, 4y(1 − y) of sigmoid) at the first and at "
         "the last steps; and the loss has not fallen by a tenth, or it has been so from the start.",
         source="SageMaker Debugger (|tanh| > 0.99 for half of the samples), put as the mean slope by us.",

@@ -106,7 +106,7 @@ class MisplacedZeroGrad(Detector):
         says="Gradients are cleared after backward and before the update, which then has nothing to go by.",
         example="SGD#1 is given cleared gradients: zero_grad is called between backward and step before 50 of 50 "
         "updates.",
-        threshold="zero_grad of the same optimizer, or of a module that holds all its parameters, behind the last "
+        threshold="zero_grad of the same optimizer, or of a module that holds all its parameters, after the last "
         "backward pass before the update, in more than half of the updates",
         source="our own choice",
         guard="clearing another optimizer's parameters there (as GANs do) is not meant; one with a closure is left out",
