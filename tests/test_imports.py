@@ -81,7 +81,7 @@ MAY_IMPORT = {
 """Room → the rooms it may import. The package's ``__init__`` re-exports."""
 
 OPEN = {"amounts", "errors", "files", "foreign", "norms", "notices", "randomness", "trials"}
-"""What is no room, and open to all."""
+"""What is not a room, and open to all."""
 
 DEFERRED = {
     "retrograd.statistics.slab": "Triton takes half a second to load, and only CUDA tensors need it",

@@ -1,4 +1,4 @@
-"""Where a function has no derivative, no backward can be its adjoint: that is no fault."""
+"""Where a function has no derivative, no backward can be its adjoint: that is not a fault."""
 
 from __future__ import annotations
 

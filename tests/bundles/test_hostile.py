@@ -208,7 +208,7 @@ CHANGES: dict[str, Callable[[Facts, dict[str, Tensor]], None]] = {
     "shows the same again": set_fact(
         *FIRST, value={"shape": [10**6, 10**6], "dtype": "float32", "block": 0, "strides": [0, 0]}
     ),
-    "has a size that is no number of torch": set_fact(*FIRST, "shape", value=[1 << 70, 4]),
+    "has a size that is not a number of torch": set_fact(*FIRST, "shape", value=[1 << 70, 4]),
     "has a negative size": set_fact(*FIRST, "shape", value=[-4, -4]),
     "is on a device that is not here": set_fact("inputs", "blocks", 0, "device", value="xla:0"),
     "is quantized": set_fact(*FIRST, "dtype", value="quint8"),
@@ -235,7 +235,7 @@ def test_facts_that_may_do_harm_are_refused(harmless: Path, tmp_path: Path) -> N
         "is deeper than the stack": b"[" * 200_000,
         "tells a thing twice": raw.replace(b'{\n "format"', b'{"node": 1,\n "format"'),
         "has a number of many digits": b'{"format": 1' + b"0" * 10_000 + b"}",
-        "is no text": b"\xff\xfe" * 100,
+        "is not a text": b"\xff\xfe" * 100,
         "is a list": b"[1, 2]",
         "is a link": b"",
     }.items():

@@ -178,7 +178,7 @@ def test_what_no_forward_has(site: Any, said: str) -> None:
 
 
 def test_things_that_are_no_model() -> None:
-    with pytest.raises(FeatureError, match="is no torch"):
+    with pytest.raises(FeatureError, match="is not a torch"):
         extract(lambda x: x, make_images(), "a")  # type: ignore[arg-type]
     with pytest.raises(FeatureError, match=r"model\.module"):
         extract(nn.DataParallel(nn.Linear(2, 2)), torch.ones(1, 2), "self")

@@ -164,7 +164,7 @@ def test_a_run_that_died_of_something_of_its_own() -> None:
     [found] = ask(Failed, _died("no such file", "FileNotFoundError"))
     assert found.message == "The run died: FileNotFoundError: no such file"
     [found] = ask(Failed, _died("Target 5 is out of bounds.", "IndexError", in_backward=True))
-    assert "in backward: target 5 is no class of the model" in found.message
+    assert "in backward: target 5 is not a class of the model" in found.message
 
 
 def test_runs_that_did_not_die() -> None:

@@ -61,7 +61,7 @@ def test_a_gradient_for_an_auxiliary_input_is_refused() -> None:
             return {**super().backward(ctx, grad_output), "mask": torch.zeros_like(grad_output)}
 
     x = tensors()[0]
-    with pytest.raises(FunctionError, match="gradient for 'mask', which is no tensor or is auxiliary"):
+    with pytest.raises(FunctionError, match="gradient for 'mask', which is not a tensor or is auxiliary"):
         Faked()(x, torch.ones_like(x), x).sum().backward()
 
 

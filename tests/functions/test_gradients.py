@@ -46,8 +46,8 @@ def test_an_unknown_name() -> None:
 
 
 def test_a_gradient_for_what_is_no_tensor() -> None:
-    assert "gradient for 'factor', which is no tensor" in said({"factor": torch.ones(())})
-    assert "gradient for 'factor', which is no tensor" in said((None, None, torch.ones(())))
+    assert "gradient for 'factor', which is not a tensor" in said({"factor": torch.ones(())})
+    assert "gradient for 'factor', which is not a tensor" in said((None, None, torch.ones(())))
 
 
 @pytest.mark.parametrize(

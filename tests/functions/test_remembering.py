@@ -117,7 +117,7 @@ def test_how_many_are_kept_may_change_and_names_are_apart() -> None:
 
 
 def test_only_tensors_are_remembered() -> None:
-    with pytest.raises(FunctionError, match="remember 3 as 'norm', which is no tensor"):
+    with pytest.raises(FunctionError, match="remember 3 as 'norm', which is not a tensor"):
         MyLinear().remember("norm", 3)  # type: ignore[arg-type]
     with pytest.raises(FunctionError, match="remember None"):
         MyLinear().remember("norm", None)  # type: ignore[arg-type]

@@ -442,7 +442,7 @@ def test_what_is_no_ring(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read: No such file"):
         read_ring(path)
     path.write_bytes(b"")
-    with pytest.raises(TraceError, match="is no ring of events"):
+    with pytest.raises(TraceError, match="is not a ring of events"):
         read_ring(path)
     assert "no ring of events" in read_rings(tmp_path)[0].fault
     path.write_bytes(whole()[RING][:-1])

@@ -118,7 +118,7 @@ def test_a_call_that_raises_ends_too(log: list[str]) -> None:
 
 
 def test_an_interrupt_runs_no_hook(log: list[str]) -> None:
-    """Torch runs none for what is no ``Exception``; whoever pairs the two must not count on the second."""
+    """Torch runs none for what is not an ``Exception``; whoever pairs the two must not count on the second."""
     module = Failing(KeyboardInterrupt)
     CallTap(module, Watcher(log, "tap"))
     with pytest.raises(KeyboardInterrupt):

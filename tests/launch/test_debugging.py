@@ -150,7 +150,7 @@ def test_gradients_can_be_mended() -> None:
     [
         ("set", "Write: set incoming[0] = EXPRESSION"),
         ("set incoming[3] = 1", "There is no incoming[3]"),
-        ("set incoming[0] = 1", "is no tensor"),
+        ("set incoming[0] = 1", "is not a tensor"),
         ("set incoming[0] = nothing", "NameError"),
         ("set outgoing[0] = torch.zeros(9)", "float32[9] on cpu"),
         ("p 1 / 0", "ZeroDivisionError"),
@@ -160,14 +160,14 @@ def test_gradients_can_be_mended() -> None:
         ("p node.name", "'SqrtBackward0'"),
         ("p [torch.is_grad_enabled() for each in [1]]", "[False]"),
         ("break", "Set one with: break non-finite"),
-        ("break norm >", "is no breakpoint"),
+        ("break norm >", "is not a breakpoint"),
         ("break nowhere*", "matches no node of this pass"),
         ("breaks", "1  kind SqrtBackward0"),
         ("clear 1", "cleared kind SqrtBackward0"),
         ("clear 7", "no such breakpoint"),
         ("clear", "no such breakpoint"),
         ("until SqrBackward0", "the nearest are SqrtBackward0"),
-        ("until", "is no breakpoint"),
+        ("until", "is not a breakpoint"),
         ("nodes head*", "AccumulateGrad of head:weight"),
         ("nodes norm > 1", "not about nodes"),
         ("nodes hed", "matches no node"),
@@ -443,7 +443,7 @@ def test_a_script_that_is_never_stopped(running: Running) -> None:
 def test_a_wrong_breakpoint_is_told_before_anything_runs(running: Running) -> None:
     code, output, errors = running.result("wrong")
     assert (code, output) == (2, "")
-    assert "is no breakpoint" in errors
+    assert "is not a breakpoint" in errors
 
 
 def test_a_module_that_raises(running: Running) -> None:

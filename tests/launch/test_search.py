@@ -64,7 +64,7 @@ class Model(nn.Module):
 X = torch.ones(1, 2)
 
 KEPT = Model()
-"""A model that others hold on to is no concern of these tests."""
+"""A model that others hold on to is not a concern of these tests."""
 
 
 def hooks() -> int:

@@ -241,7 +241,7 @@ def test_what_was_not_recorded_is_missed(tmp_path: Path, trained: Trained) -> No
         simulate_rule(ClipValue(1.0), run, "*:output.grad", together=True)
     with pytest.raises(RuleError, match="cannot be simulated"):
         simulate_rule(PCGrad(), run, "*:output.grad")
-    with pytest.raises(RuleError, match="is no rule"):
+    with pytest.raises(RuleError, match="is not a rule"):
         simulate_rule(ClipNorm, run, "*:output.grad")  # type: ignore[arg-type]
     with pytest.raises(RuleError, match="has no history"):
         simulate_rule(ClipNorm(1.0), model, "*:output.grad")  # type: ignore[arg-type]

@@ -198,7 +198,7 @@ def test_the_whole_process_under_a_budget_calls_compiled_modules(model: Net) -> 
 def test_a_node_is_bundled_with_what_it_saved(
     kind: str, model: Net, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Bringing it back is no operation of the node."""
+    """Bringing it back is not an operation of the node."""
     policies: dict[str, Callable[[], Policy]] = {
         "copies": Elsewhere,
         "lossless": lambda: Lossless(min_bytes=0),

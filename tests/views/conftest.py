@@ -19,7 +19,7 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-expect.set_options(timeout=20_000)  # a busy machine is no fault of the page
+expect.set_options(timeout=20_000)  # a busy machine is not a fault of the page
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ class AdjointCheck:
     def faults(self) -> tuple[Row, ...]:
         """The failing comparisons of the innermost calls at fault.
 
-        A call that another one with the same verdict is made in fails because of that one, or besides: mend the inner
+        A call that another one with the same verdict is made in fails because of that one, or besides: fix the inner
         one first.
         """
         return tuple(row for row in self.rows if row.verdict in FAILURES and _fault(row) in self._innermost)

@@ -74,7 +74,7 @@ def check_adjoint(
     Raises:
         AdjointError: if nothing can be compared, or the model cannot be copied.
         NoSuchSiteError: for a pattern that matches nothing.
-        AttachError: for what is no model.
+        AttachError: for what is not a model.
     """
     named, path = _as_module(model)
     _check_request(named, probes)

@@ -13,7 +13,7 @@ class Verdict(Enum):
     """What was found.
 
     Attributes:
-        WRONG: the backward is no adjoint of the forward.
+        WRONG: the backward is not an adjoint of the forward.
         NOT_FINITE: what the forward returns is not finite, or its derivative is infinite.
         RANDOM: what the forward returns is drawn at random, and not a function of what is asked for.
         NO_GRAPH: what the forward returns has no graph, so that no gradient arrives.

@@ -17,7 +17,7 @@ from retrograd.hooks.saved import base_of, is_plain, version_of
 from retrograd.policies.policy import Stays
 
 _OPAQUE = object()
-"""In place of a tensor that is no plain memory, or of which torch does not count writes."""
+"""In place of a tensor that is not a plain memory, or of which torch does not count writes."""
 
 _BETWEEN_MARKS = 1 << 20
 """There are fewer operations between two marks."""
@@ -197,7 +197,7 @@ class OpLog:
     def _make_operation(
         self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, before: _Random | None
     ) -> LoggedOp | None:
-        """Describe an operation with no big tensor in it; None where it was given what is no plain memory."""
+        """Describe an operation with no big tensor in it; None where it was given what is not a plain memory."""
         values = list(args)
         if info.has_running and values[5]:  # in training
             values[3] = values[4] = None

@@ -66,7 +66,8 @@ class Planned(Policy):
         plans: those that are known, the one used last at the end.
 
     Raises:
-        SavedPolicyError: ``budget`` is no size. While packing, :class:`~retrograd.errors.BudgetError`: it is too small.
+        SavedPolicyError: ``budget`` is not a size.
+        BudgetError: while packing, the budget is too small.
     """
 
     def __init__(

@@ -107,4 +107,4 @@ def _decode_constant(data: Any) -> Any:
         found = getattr(torch, str(name), None)
         if isinstance(found, _NAMED) and type(found).__name__ == kind:
             return found
-    raise ValueError(f"{data!r} is no argument of an operation")
+    raise ValueError(f"{data!r} is not an argument of an operation")

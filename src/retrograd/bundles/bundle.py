@@ -1,7 +1,7 @@
 """A replay bundle: a folder that holds all that is needed to run one node of a backward pass again, anywhere.
 
 The node is run once more where it is, and the operations that it carries out are written down with all tensors that
-they read. So what a bundle holds is no code, and it needs none: no model, no class of a Function.
+they read. So what a bundle holds is not code, and it needs none: no model, no class of a Function.
 """
 
 from __future__ import annotations

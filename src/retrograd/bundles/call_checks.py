@@ -168,7 +168,7 @@ def _check_alignment(given: Arguments) -> None:
     needed = max(lengths, default=0) if targets.dim() == 2 else sum(lengths)
     require(targets.dim() in {1, 2} and needed <= room, "the targets are shorter than their lengths")
     require(targets.dim() == 1 or len(targets) == samples, "the targets are not those of the samples")
-    require(0 <= given["blank"] < classes, "blank is no class")
+    require(0 <= given["blank"] < classes, "blank is not a class")
     in_range(given, "targets", classes)
 
 
@@ -196,7 +196,7 @@ def _check_offsets(given: Arguments, rows: int) -> None:
 def _check_bags(given: Arguments, rows: int) -> None:
     _check_offsets(given, rows)
     gradient, indices, offsets = given["grad"], given["indices"], given["offsets"]
-    require(gradient.dim() == 2, "the gradient is no matrix")
+    require(gradient.dim() == 2, "the gradient is not a matrix")
     require(int((offsets < len(indices)).sum()) <= len(gradient), "there are more bags than gradients")
     if given["offset2bag"].numel():
         _expect_length(given, "offset2bag", len(indices))
@@ -282,7 +282,7 @@ def _check_segments(given: Arguments) -> None:
 
 def _check_sparse_product(given: Arguments) -> None:
     matrix, gradient, weight = given["self"], given["grad_out"], given["weight"]
-    require(matrix.layout is torch.sparse_csr and weight.dim() == 2, "it is no product of a sparse matrix")
+    require(matrix.layout is torch.sparse_csr and weight.dim() == 2, "it is not a product of a sparse matrix")
     require(matrix.shape[1] == len(weight), "the matrices do not fit")
     _expect_shape(given, "grad_out", (len(matrix), weight.shape[1]))
     require(gradient.dtype is weight.dtype is matrix.dtype, "the dtypes differ")
@@ -358,7 +358,7 @@ def _check_grid(spatial: int, given: Arguments) -> None:
 def _check_lstm(given: Arguments, weights: Sequence[str], cell: str) -> None:
     """An LSTM's layer by oneDNN: [steps, samples, width]."""
     source, hidden = given["input"], given["hidden_size"]
-    require(given["mode"] == 2 and hidden > 0 and source.dim() == 3, "it is no layer of an LSTM")
+    require(given["mode"] == 2 and hidden > 0 and source.dim() == 3, "it is not a layer of an LSTM")
     require(given["has_biases"] and not given["bidirectional"], "it is a layer of another kind")
     require(not given["batch_sizes"], "its samples are packed")
     first, second, *biases = weights
@@ -427,7 +427,7 @@ def _check_windows(given: Arguments) -> None:
 
 def _check_pivots(matrix: str, given: Arguments) -> None:
     lu, pivots = given[matrix], given[{"LU": "pivots", "LU_data": "LU_pivots"}[matrix]]
-    require(lu.dim() >= 2 and pivots.dtype is torch.int32, "it is no factorization")
+    require(lu.dim() >= 2 and pivots.dtype is torch.int32, "it is not a factorization")
     count = min(lu.shape[-2:])
     require(tuple(pivots.shape) == (*lu.shape[:-2], count), "the pivots are not those of the matrix")
     require(((pivots >= 1) & (pivots <= lu.shape[-2])).all(), "a pivot is out of range")

@@ -71,7 +71,7 @@ class Copies:
 
     Attributes:
         blocks: the memory.
-        tensors: how they lie in it; None for what is no tensor.
+        tensors: how they lie in it; None for what is not a tensor.
     """
 
     blocks: tuple[Block, ...]

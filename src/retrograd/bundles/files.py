@@ -54,7 +54,7 @@ def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read both files.
 
     Raises:
-        DamagedBundleError: one is missing or damaged, or this is no bundle.
+        DamagedBundleError: one is missing or damaged, or this is not a bundle.
     """
     if not folder.is_dir():
         raise DamagedBundleError(
@@ -222,7 +222,7 @@ def _bytes_of(entry: Tensor) -> Tensor:
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 
@@ -244,4 +244,4 @@ def _device(value: Any) -> str:
     try:
         return str(torch.device(value))
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{value!r} is no device") from error
+        raise ValueError(f"{value!r} is not a device") from error

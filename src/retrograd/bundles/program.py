@@ -143,7 +143,7 @@ def check_program(program: Program) -> None:
     known: dict[int, Any] = dict.fromkeys(range(program.inputs))
     for operation in program.operations:
         if not _NAME.fullmatch(operation.name):
-            raise ValueError(f"{operation.name!r} is no name of an operation")
+            raise ValueError(f"{operation.name!r} is not a name of an operation")
         for value in (*operation.args, *operation.kwargs.values()):
             decode(value, known)
         _bind_all(operation.result, known)

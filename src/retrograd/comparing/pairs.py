@@ -121,7 +121,7 @@ def _count_repeats(key: IntArray) -> IntArray:
 
 
 def _order_of_execution(rows: Rows, index: IntArray) -> IntArray:
-    """By step, micro-batch, kind of forward (what is no training comes before the training of its step), and order."""
+    """By step, micro-batch, kind of forward (what is not training comes before the training of its step), and order."""
     is_train = rows["phase"][index] == encode_phase("train")
     passes = np.maximum(rows["backward"][index], 0)
     keys = (rows["order"][index], passes, is_train, rows["micro"][index], rows["step"][index])

@@ -98,7 +98,7 @@ class NonFiniteWatch(FactSource):
             self._waiting = self._describe_gradient(born)
 
     def update_begins(self, optimizer: Optimizer) -> None:
-        """What comes now is no forward; what is waiting is being applied."""
+        """What comes now is not a forward; what is waiting is being applied."""
         self._tell(self._waiting)
         self._updating = self.host.now
         if self._watch.is_here:

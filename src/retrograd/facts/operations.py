@@ -118,7 +118,7 @@ class ForwardOperations(FactSource):
             self._next = self.host.recorded + 1
 
     def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """What comes now is no forward. Within a pass no mode can be taken off: then the next forward does it."""
+        """What comes now is not a forward. Within a pass no mode can be taken off: then the next forward does it."""
         if threading.get_ident() == self._thread and current_graph_task() == OUTSIDE:
             self._passes = 0
             self._stop()

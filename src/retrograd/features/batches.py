@@ -43,7 +43,7 @@ def find_target(item: Any, target: Part) -> Tensor:
     """The target of each sample.
 
     Raises:
-        FeatureError: it is no tensor.
+        FeatureError: it is not a tensor.
     """
     found = _find_part(item, target, "target")
     if not isinstance(found, Tensor):

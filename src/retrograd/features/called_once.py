@@ -141,7 +141,7 @@ def _read(kind: type) -> _Code | None:
 def _parse(function: object) -> ast.FunctionDef:
     (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body  # type: ignore[arg-type]
     if not isinstance(parsed, ast.FunctionDef):
-        raise ValueError("a method that is no plain function")  # noqa: TRY004  # caught above, as one without source
+        raise ValueError("a method that is not a plain function")  # noqa: TRY004  # caught above, as one without source
     return parsed
 
 

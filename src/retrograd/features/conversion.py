@@ -64,5 +64,5 @@ def find_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
         return None
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise FeatureError(f"dtype={dtype!r} is no floating type.", repair="give one such as torch.float16.")
+        raise FeatureError(f"dtype={dtype!r} is not a floating type.", repair="give one such as torch.float16.")
     return found

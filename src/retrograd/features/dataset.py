@@ -85,7 +85,7 @@ def extract_dataset(
 
     Raises:
         FeatureError: the arguments make no sense together, or are not those of the extraction that the folder holds;
-            a feature is no tensor with a row for each sample, or changes its shape; the disk is full.
+            a feature is not a tensor with a row for each sample, or changes its shape; the disk is full.
         NoSuchSiteError: the model has no such site.
     """
     folder = Path(folder).absolute()  # the loader may change the directory

@@ -256,7 +256,7 @@ def _find_values(wanted: Wanted, call: int, value: Any) -> list[tuple[_Names, An
         return []
     if site not in tensors:
         there = ", ".join(map(str, tensors)) or "no tensor"
-        raise FeatureError(f"{wanted.text!r} is no tensor of this call.", repair=f"there are: {there}.")
+        raise FeatureError(f"{wanted.text!r} is not a tensor of this call.", repair=f"there are: {there}.")
     return [(_name(wanted, call), tensors[site])]
 
 
@@ -275,7 +275,7 @@ def _unwrap(model: Any) -> nn.Module:
         FeatureError: it is none, or has replicas.
     """
     if not isinstance(model, nn.Module):
-        raise FeatureError(f"{model!r} is no torch.nn.Module.", repair="pass the model itself.")
+        raise FeatureError(f"{model!r} is not a torch.nn.Module.", repair="pass the model itself.")
     if any(isinstance(module, nn.DataParallel) for module in model.modules()):
         raise FeatureError(
             "nn.DataParallel runs copies of the model in threads.",

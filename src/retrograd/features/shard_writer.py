@@ -116,6 +116,6 @@ def explain_unwritable(folder: Path, error: OSError) -> FeatureError:
     """What to say when the disk is full, or does not take a file for another reason."""
     return FeatureError(
         f"{str(folder)!r} cannot be written: {error.strerror or error}.",
-        repair="make room, or mend what is wrong there, and call it again with the same arguments.",
+        repair="make room, or fix what is wrong there, and call it again with the same arguments.",
         reason="what was written before is whole, and the extraction goes on behind it.",
     )

@@ -53,7 +53,7 @@ def name_of(operation: Operation) -> str:
 
 
 def shape_of(tensor: str) -> tuple[int, ...] | None:
-    """``(4, 3)`` of ``float32[4, 3]``; None for what is no tensor."""
+    """``(4, 3)`` of ``float32[4, 3]``; None for what is not a tensor."""
     found = _TENSOR.fullmatch(tensor)
     return tuple(int(each) for each in found["shape"].split(",") if each.strip()) if found else None
 

@@ -92,7 +92,7 @@ class Finding:
         """
         fields = dict(found)
         if fields.get("severity") not in SEVERITIES:
-            raise ValueError(f"{fields.get('severity')!r} is no severity")
+            raise ValueError(f"{fields.get('severity')!r} is not a severity")
         fields["evidence"] = tuple(Evidence(**each) for each in fields.get("evidence", ()))
         fields["precondition"] = tuple(fields.get("precondition", ()))
         fields["causes"] = tuple(cls.of_dict(each) for each in fields.get("causes", ()))

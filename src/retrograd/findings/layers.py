@@ -24,7 +24,7 @@ class Layer:
         type: its class.
         site: its output, or the first of several.
         line: where it was constructed.
-        weighs: whether it has a weight that is no scale of a norm.
+        weighs: whether it has a weight that is not a scale of a norm.
     """
 
     path: str

@@ -17,7 +17,7 @@ def parse_json(text: str | bytes) -> Any:
     """What a JSON text says.
 
     Raises:
-        ValueError: it is no JSON, too large or too deep, or tells a thing twice.
+        ValueError: it is not JSON, too large or too deep, or tells a thing twice.
     """
     if len(text) > LARGEST:
         raise ValueError(f"{len(text)} bytes of JSON are too many")

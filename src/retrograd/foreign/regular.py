@@ -15,5 +15,5 @@ def expect_file(path: str | os.PathLike[str]) -> Path:
     """
     path = Path(path)
     if not path.is_file() and (path.exists() or path.is_symlink()):
-        raise OSError(f"{str(path)!r} is no file")
+        raise OSError(f"{str(path)!r} is not a file")
     return path

@@ -143,7 +143,7 @@ class FunctionCall:
     def _check_gradient(self, name: str, gradient: Any, shape: Shape) -> None:
         if shape is None:
             raise FunctionError(
-                f"backward of {self.owner} returned a gradient for {name!r}, which is no tensor or is auxiliary.",
+                f"backward of {self.owner} returned a gradient for {name!r}, which is not a tensor or is auxiliary.",
                 repair="return None for it, or leave its name out.",
             )
         if not isinstance(gradient, Tensor):

@@ -88,11 +88,11 @@ class Remembering(nn.Module):
             last: how many tensors to keep under this name; the oldest goes.
 
         Raises:
-            FunctionError: ``value`` is no tensor, or is inside of a transform of ``torch.func``.
+            FunctionError: ``value`` is not a tensor, or is inside of a transform of ``torch.func``.
         """
         if not isinstance(value, Tensor):
             raise FunctionError(
-                f"{type(self).__name__} is to remember {value!r} as {name!r}, which is no tensor.",
+                f"{type(self).__name__} is to remember {value!r} as {name!r}, which is not a tensor.",
                 repair="keep numbers by `self.memory.put(name, value)`.",
             )
         if _here.remembers_nothing or is_tracing():

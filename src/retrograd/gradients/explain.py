@@ -49,7 +49,7 @@ def explain_gradients(
         are those where something is missing or zero, and its ``findings`` put together what has one cause.
 
     Raises:
-        GraphError: ``model`` is no module, or a tensor is none.
+        GraphError: ``model`` is not a module, or a tensor is none.
     """
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     _check(models, tensors or {})
@@ -86,7 +86,7 @@ def _check(models: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> No
     for model in models.values():
         if not isinstance(model, nn.Module):
             raise GraphError(
-                f"{type(model).__name__} is no torch.nn.Module.",
+                f"{type(model).__name__} is not a torch.nn.Module.",
                 repair="give the model first: rg.explain_gradients(model, loss).",
             )
     for name, each in tensors.items():

@@ -143,7 +143,7 @@ def _judge_inner(leaf: Leaf, state: State) -> Reason:
         leaf.name,
         state,
         "not a leaf",
-        f"it is no leaf: {kind.rstrip('0').removesuffix('Backward')} made it {moved}from another tensor{source}",
+        f"it is not a leaf: {kind.rstrip('0').removesuffix('Backward')} made it {moved}from another tensor{source}",
         repair="call retain_grad() on it before backward(), or make it a leaf: `x = x.detach().requires_grad_()`",
     )
 
@@ -230,7 +230,7 @@ def _find_gap(leaf: Leaf, seen: Evidence) -> tuple[Why, str, str, str]:
         why, message, line, repair = describe_cut(left[0])
         return why, f"{message}, and nothing else made of it is part of the loss", line, repair
     last = uses[-1]
-    message = f"what {last.function} made of it is no part of the loss"
+    message = f"what {last.function} made of it is not part of the loss"
     return "not in the loss", message, last.line, "add what is made of it to the loss, or freeze it"
 
 

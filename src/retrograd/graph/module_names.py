@@ -58,7 +58,7 @@ class ModuleNames:
         return held is not None and held() is module and path is not None
 
     def path_of(self, module: nn.Module) -> str | None:
-        """The path of a module, ``"self"`` for the model; None if it is no part of it."""
+        """The path of a module, ``"self"`` for the model; None if it is not part of it."""
         return self._look_up(self._paths, module)
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
@@ -140,7 +140,7 @@ def name_models(model: nn.Module | Mapping[str, nn.Module] | None) -> GivenNames
     """What names modules: the models given, or those that will be called.
 
     Raises:
-        TraceError: for anything that is no module.
+        TraceError: for anything that is not a module.
     """
     if model is None:
         return SeenNames()
@@ -148,7 +148,7 @@ def name_models(model: nn.Module | Mapping[str, nn.Module] | None) -> GivenNames
     for each in models.values():
         if not isinstance(each, nn.Module):
             raise TraceError(
-                f"{each!r} is no torch.nn.Module.", repair="pass the model, a dict of models by name, or nothing."
+                f"{each!r} is not a torch.nn.Module.", repair="pass the model, a dict of models by name, or nothing."
             )
     return GivenNames(models)
 

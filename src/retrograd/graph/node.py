@@ -76,7 +76,7 @@ class Saved:
     Attributes:
         name: torch's own name for it; of a Python Function ``"tensors[0]"`` and so on.
         tensor: what tensor it is; None for other values, and for tensors that hooks have packed into something else.
-        value: text of what is no tensor.
+        value: text of what is not a tensor.
         version: how often the tensor's memory had been written to when the graph was walked.
     """
 

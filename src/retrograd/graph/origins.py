@@ -191,7 +191,7 @@ def record_origins(
         What is to be entered around the forward.
 
     Raises:
-        TraceError: ``model`` is no module; or, on entering, it is being recorded to already.
+        TraceError: ``model`` is not a module; or, on entering, it is being recorded to already.
     """
     names = name_models(model)
     notes = WriteNotes() if writes and lines else None

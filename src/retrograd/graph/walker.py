@@ -172,7 +172,7 @@ def name_leaves(
     """The names of tensors that were given some, and of each parameter of a model, or of several; none of them is held.
 
     Raises:
-        GraphError: what was given a name is no tensor.
+        GraphError: what was given a name is not a tensor.
     """
     given = {} if names is None else dict(names)
     for name, tensor in given.items():

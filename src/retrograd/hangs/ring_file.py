@@ -201,7 +201,7 @@ def _check(
     content: bytes | bytearray | memoryview, where: str
 ) -> tuple[bytes, int, int, int, int, int, int, int, int, bytes]:
     if len(content) < HEADER_SIZE or bytes(content[: len(MAGIC)]) != MAGIC:
-        raise TraceError(f"{where!r} is no ring of events, or its beginning is lost.")
+        raise TraceError(f"{where!r} is not a ring of events, or its beginning is lost.")
     header = HEADER.unpack_from(content)
     _, version, _, lanes, capacity = header[:5]
     if version > VERSION:

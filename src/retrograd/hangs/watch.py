@@ -73,7 +73,7 @@ def watch_hangs(
         A handle with ``close()``, to be used in a ``with`` statement too.
 
     Raises:
-        TraceError: the limit is no positive number; the signal cannot be handled; or signals are asked for outside of
+        TraceError: the limit is not a positive number; the signal cannot be handled; or signals are wanted outside of
             the main thread.
         RunWriteError: the folder cannot be written.
     """

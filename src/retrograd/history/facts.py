@@ -67,7 +67,7 @@ class Fact:
         """
         found = json.loads(event.text)
         if not isinstance(found, dict):
-            raise TypeError(f"{event.kind} of {event.name!r} is no JSON object")
+            raise TypeError(f"{event.kind} of {event.name!r} is not JSON object")
         if "rows" not in found:
             return [cls._make(event, rank, {"value": event.value, **found})]
         each, rows = found.pop("each"), found.pop("rows")
@@ -295,7 +295,7 @@ class Operation:
         operands: for each tensor that it took the number of the operation that made it; −1 for one made before,
             −2 where that has a graph: it is carried over.
         takes, makes: those tensors, and the results, as in ``float32[4, 3]``.
-        arguments: what is no tensor, as text: ``dim=-1``.
+        arguments: what is not a tensor, as text: ``dim=-1``.
         cuts: an operand had a graph or required a gradient, and the result has none though it is made of it.
         mode: empty with grad mode on; ``no_grad`` or ``inference``; ``function`` in the forward of a Python Function,
             which has a graph of its own.

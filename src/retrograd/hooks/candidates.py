@@ -61,13 +61,13 @@ def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Mod
     """Models by name; a single one has the empty name.
 
     Raises:
-        AttachError: for anything that is no module, and for replicas that run in threads of their own.
+        AttachError: for anything that is not a module, and for replicas that run in threads of their own.
     """
     named = dict(models) if isinstance(models, Mapping) else {"": models}
     for name, model in named.items():
         if not isinstance(model, nn.Module):
             raise AttachError(
-                f"{model!r} is no torch.nn.Module.",
+                f"{model!r} is not a torch.nn.Module.",
                 repair="pass the model, or a dict of models by name: rg.record({'generator': G, 'critic': D}).",
             )
         if any(isinstance(module, nn.DataParallel) for module in model.modules()):

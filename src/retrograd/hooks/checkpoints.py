@@ -88,7 +88,7 @@ def part_computed_again() -> Any:
     """What stands for the part that a backward pass computes again now; None outside of one.
 
     The reentrant kind runs a pass of its own over what it has computed again. What a node or a hook of that pass runs
-    is no part of it any more.
+    is not part of it any more.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not _RUN:

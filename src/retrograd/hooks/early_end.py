@@ -20,7 +20,7 @@ _OFFLOADED = "_hf_hook"
 class EarlyEnd(BaseException):
     """Ends a forward from a hook within it, and is caught by whoever began that forward.
 
-    It is no ``Exception``: nothing has failed, and code that handles failures need not know of it.
+    It is not an ``Exception``: nothing has failed, and code that handles failures need not know of it.
     """
 
     def __init__(self, way_out: WayOut) -> None:

@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 current_graph_task = torch._C._current_graph_task_id
 """Number of the backward pass that runs in this thread; −1 outside of one. Inside a forward hook anything else
-than −1 means that this forward recomputes a checkpointed part: it is no new call."""
+than −1 means that this forward recomputes a checkpointed part: it is not a new call."""
 
 current_node = torch._C._current_autograd_node
 """The node that the running backward pass is at; None outside of one."""

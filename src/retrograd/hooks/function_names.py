@@ -31,7 +31,7 @@ _ALONG = frozenset(
      "amax", "amin", "cumsum", "cumprod", "norm", "squeeze", "unsqueeze", "median", "mode", "unbind", "all", "any",
      "nansum", "nanmean", "std_mean", "var_mean"}
 )  # fmt: skip
-"""Functions whose first argument that is no tensor is a dimension, if it is a number or several."""
+"""Functions whose first argument that is not a tensor is a dimension, if it is a number or several."""
 
 _SHORTEST, _LONGEST = 40, 160
 _MANY = 4096
@@ -96,7 +96,7 @@ def describe_tensor(tensor: Tensor) -> str:
 
 
 def describe_arguments(name: str, args: Any, kwargs: Mapping[str, Any] | None) -> str:
-    """What is no tensor: ``dim=-1, keepdim=True``; None is left out."""
+    """What is not a tensor: ``dim=-1, keepdim=True``; None is left out."""
     plain = [each for each in args if not isinstance(each, Tensor) and each is not None]
     given = [_short(each) for each in plain]
     if plain and name in _ALONG and isinstance(plain[0], int | list | tuple) and not isinstance(plain[0], bool):

@@ -43,7 +43,7 @@ MADE_BEFORE = -1
 """The number of the operation that made a tensor, where that is none of those noted."""
 
 GRAPH_BEFORE = -2
-"""The same, where the tensor has a graph: it is no parameter, and no data."""
+"""The same, where the tensor has a graph: it is not a parameter, and no data."""
 
 _APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 """Of the call of a Python Function, in whose forward no graph is made."""

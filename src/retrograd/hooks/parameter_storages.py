@@ -63,7 +63,7 @@ class ParameterStorages:
                 self._known[key] = ParameterStorage(reference, kind, name, layout)
 
     def find(self, storage: torch.UntypedStorage) -> ParameterStorage | None:
-        """What lies in this memory; None where that is no parameter or buffer."""
+        """What lies in this memory; None where that is not a parameter or buffer."""
         known = self._known.get(id(storage))
         return known if known is not None and known.storage() is storage else None
 

@@ -71,9 +71,9 @@ def take_inventory(
         The inventory; without a batch what is to be entered, which gives an inventory that is filled when it is left.
 
     Raises:
-        SavedTensorError: a batch without a model; a loss that is no function; or what it returns, or the model, is
+        SavedTensorError: a batch without a model; a loss that is not a function; or what it returns, or the model, is
             nothing to start a backward pass from.
-        TraceError: ``model`` is no module.
+        TraceError: ``model`` is not a module.
     """
     recorder = InventoryRecorder(model, timed=timed)
     if isinstance(batch, _NoBatch):

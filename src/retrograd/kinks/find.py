@@ -56,7 +56,7 @@ def find_kinks(model: nn.Module | Tensor, batch: Any = None, loss: Loss | None =
         NoGraphError: nothing has a graph.
         FreedGraphError: a backward pass has freed the graph.
         AdjointError: the model cannot be copied.
-        AttachError: for what is no model.
+        AttachError: for what is not a model.
     """
     if isinstance(model, Tensor):
         return _look_at_graph(model)

@@ -49,7 +49,7 @@ class Store:
         self._kept[name] = (*held, _detach(tensor))[-size:]
 
     def forget(self, name: str) -> None:
-        """Drop what was put under a name; that there is nothing is no error."""
+        """Drop what was put under a name; that there is nothing is not an error."""
         self._kept.pop(name, None)
 
     def __contains__(self, name: object) -> bool:

@@ -246,7 +246,7 @@ class Clock:
             self.stale = self.awake = True
 
     def step_aside(self) -> None:
-        """What comes now belongs to a computation of a node's own, and is no part of the running pass."""
+        """What comes now belongs to a computation of a node's own, and is not part of the running pass."""
         self._aside.append(self.entered)
         self.entered = False
 

@@ -14,7 +14,7 @@ _MOST_WARNINGS = 5
 class Faults:
     """What went wrong at the taps, by site, or by what was being done where no one site is to blame.
 
-    A tensor of a kind that has no numbers to read is no fault: it is not recorded, and the reason is remembered.
+    A tensor of a kind that has no numbers to read is not a fault: it is not recorded, and the reason is remembered.
 
     Attributes:
         counts: how often, by site.

@@ -35,7 +35,7 @@ class Keep:
             is later overwritten in place is reported as overwritten instead of stored.
 
     Raises:
-        TensorPolicyError: when ``last`` is no whole number from 0 on.
+        TensorPolicyError: when ``last`` is not a whole number from 0 on.
     """
 
     sites: Pattern | Iterable[Pattern]
@@ -48,7 +48,7 @@ class Keep:
     def __post_init__(self) -> None:
         if self.last is not None and (isinstance(self.last, bool) or not isinstance(self.last, int) or self.last < 0):
             raise TensorPolicyError(
-                f"last={self.last!r} is no number of steps.", repair="give a whole number from 0 on, as in last=20."
+                f"last={self.last!r} is not a number of steps.", repair="give a whole number from 0 on, as in last=20."
             )
         object.__setattr__(self, "selection", Selection(self.sites))
 

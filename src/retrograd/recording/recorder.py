@@ -512,7 +512,7 @@ def check_models(models: nn.Module | Mapping[str, nn.Module] | None, settings: S
     """The modules of models that can be recorded with these settings.
 
     Raises:
-        AttachError: for something that is no module.
+        AttachError: for something that is not a module.
         NoSuchSiteError: for a pattern that matches nothing.
     """
     if models is None:  # nothing is known before it runs

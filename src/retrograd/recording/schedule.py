@@ -65,7 +65,7 @@ def as_schedule(given: int | Schedule | None) -> Schedule:
     """A schedule from what a user wrote: None is every step, a number n is ``every(n)``.
 
     Raises:
-        ScheduleError: for anything else that is no function from a step's number to a bool; step 0 is tried.
+        ScheduleError: for anything else that is not a function from a step's number to a bool; step 0 is tried.
     """
     if given is None:
         return every(1)
@@ -74,7 +74,7 @@ def as_schedule(given: int | Schedule | None) -> Schedule:
     try:
         answer = given(0)
     except Exception as error:
-        raise ScheduleError(f"{given!r} is no schedule: {type(error).__name__}: {error}.", repair=_REPAIR) from error
+        raise ScheduleError(f"{given!r} is not a schedule: {type(error).__name__}: {error}.", repair=_REPAIR) from error
     if answer is None:
         raise ScheduleError(f"{given!r} returns None, which records nothing.", repair=_REPAIR)
     return given

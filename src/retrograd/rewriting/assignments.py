@@ -52,7 +52,7 @@ class Assignments:
         given: rules by pattern.
 
     Raises:
-        RewriteError: if there are none, or one that is no rule.
+        RewriteError: if there are none, or one that is not a rule.
         SiteError: for a pattern that is none.
     """
 
@@ -113,7 +113,7 @@ def list_rules(given: object) -> list[Rule]:
     """A rule, or a list of them, as a list.
 
     Raises:
-        RuleError: for something that is no rule.
+        RuleError: for something that is not a rule.
         RewriteError: for an empty list.
     """
     several: Sequence[Any] = given if isinstance(given, (list, tuple)) else [given]

@@ -144,7 +144,7 @@ class Chain:
     def _explain(self, rule: Rule, error: Exception) -> RuleError:
         return RuleError(
             f"The rule {rule.name} has raised {type(error).__name__} at {self.name}: {error}",
-            repair="mend the rule; the traceback above shows where.",
+            repair="fix the rule; the traceback above shows where.",
             reason="going on without it would train something else than was asked for.",
         )
 

@@ -107,7 +107,7 @@ class Rewriting:
             RewriteError: if it was given by other rules.
         """
         if not isinstance(saved, Mapping) or saved.keys() != {"step", "rules"}:
-            raise RewriteError("This is no state of rules.", repair="give what `state_dict()` of a rewriting returned.")
+            raise RewriteError("This is not a state of rules.", repair="give what `state_dict()` returned.")
         names, ours = [name for name, _ in saved["rules"]], [rule.name for rule in self._rules]
         if names != ours:
             raise RewriteError(
@@ -294,9 +294,9 @@ def rewrite(
 
     Raises:
         SiteError: for a pattern that is none, or that matches nothing (the nearest sites are named).
-        RuleError: for something that is no rule.
+        RuleError: for something that is not a rule.
         CannotRewriteError: where a rule would not be asked.
-        AttachError: for something that is no model.
+        AttachError: for something that is not a model.
     """
     optimizer = _as_optimizer(target)
     if optimizer is not None:

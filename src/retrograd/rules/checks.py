@@ -18,7 +18,7 @@ def check_number(rule: object, name: str, value: object, low: float = 0.0, high:
     """Make sure that a number given to a rule lies between two bounds, bounds included.
 
     Raises:
-        RuleError: if it does not, or is no number.
+        RuleError: if it does not, or is not a number.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         span = f"from {low:g} to {high:g}" if math.isfinite(high) else f"from {low:g} on"

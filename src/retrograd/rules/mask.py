@@ -26,14 +26,14 @@ class Mask(Rule):
             every call, so give it there.
 
     Raises:
-        RuleError: for a mask that is no tensor of bools.
+        RuleError: for a mask that is not a tensor of bools.
     """
 
     def __init__(self, mask: Tensor) -> None:
         super().__init__()
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             raise RuleError(
-                f"Mask: {type(mask).__name__ if not isinstance(mask, Tensor) else mask.dtype} is no mask.",
+                f"Mask: {type(mask).__name__ if not isinstance(mask, Tensor) else mask.dtype} is not a mask.",
                 repair="give a tensor of bools, True where an element is kept.",
             )
         self.mask = mask.detach()

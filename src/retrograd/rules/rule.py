@@ -114,7 +114,7 @@ def as_rule(given: Rule | Change) -> Rule:
         return given
     if isinstance(given, type) or not callable(given):
         raise RuleError(
-            f"{given!r} is no rule.",
+            f"{given!r} is not a rule.",
             repair="give a function (value, state) -> tensor, or an instance such as rg.rules.ClipNorm(1.0).",
         )
     return PlainRule(given)

@@ -48,7 +48,7 @@ class Substitute(Rule):
             check_count(self, "source", source)
         elif not isinstance(source, (str, Series, Sequence)):
             raise RuleError(
-                f"Substitute: {source!r} is no source of tensors.",
+                f"Substitute: {source!r} is not a source of tensors.",
                 repair="give a number of calls, a site, the series of a recording, or a list of tensors.",
             )
         self.source = source

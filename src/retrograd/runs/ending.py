@@ -25,7 +25,7 @@ _NAMED = re.compile(r"\bFunction '?(\w+)'? returned\b")
 
 
 def find_exception() -> BaseException | None:
-    """The exception that ends this process, asked when it ends; None when there is none, or it is no failure."""
+    """The exception that ends this process, asked when it ends; None when there is none, or it is not a failure."""
     error = getattr(sys, "last_value", None) or sys.exc_info()[1]
     return error if is_failure(error) else None
 

@@ -132,7 +132,7 @@ def open_part(path: Path) -> pq.ParquetFile:
     """A part file, with its texts as dictionaries.
 
     Raises:
-        DamagedRunError: it is no Parquet file.
+        DamagedRunError: it is not a Parquet file.
         FileNotFoundError: it is not there (any more).
     """
     with explain_damage(path):

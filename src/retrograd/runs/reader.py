@@ -54,7 +54,7 @@ class Rank:
         status: ``running``, ``finished``, ``failed``, or ``stopped`` when it died without a word.
         facts: all of its ``rank.json``.
         placements: what it holds at each site, and which ranks hold the same; empty where that is not known.
-        is_extra: it found its rank taken; what it recorded is no part of the run's history.
+        is_extra: it found its rank taken; what it recorded is not part of the run's history.
     """
 
     rank: int

@@ -279,7 +279,7 @@ class RunWriter:
             self._notices.warn_once(
                 "second",
                 f"Another process is rank {self._claim.rank} of the run {self.path}. What this one records goes to "
-                f"{self._claim.folder.name}, and is no part of the run's history.",
+                f"{self._claim.folder.name}, and is not part of the run's history.",
             )
         if self._folder.shards.dropped:
             self._notices.warn_once(

@@ -41,7 +41,7 @@ def measure_gradient_error(model: nn.Module, policy: Policies, loss: Callable[[]
 
     Raises:
         SavedPolicyError: ``policy`` is none.
-        SavedTensorError: ``loss`` is no function, or what it returns is nothing to start a backward pass of this model
+        SavedTensorError: ``loss`` is not a function, or what it returns cannot start a backward pass of this model
             from.
     """
     check_loss_function(loss)

@@ -120,7 +120,7 @@ def keep_saved(
 
     Raises:
         SavedPolicyError: ``model`` or ``policy`` is none; both it and a budget are given, or neither; ``Recompute``
-            without a model; a pattern that never holds; or ``budget`` is no size.
+            without a model; a pattern that never holds; or ``budget`` is not a size.
         NoSuchSiteError: a pattern matches no module.
         PatternError: a pattern of the wrong kind.
     """

@@ -72,7 +72,7 @@ def compile_pattern(pattern: Pattern) -> Test:
     if callable(pattern):
         return lambda candidate: bool(pattern(candidate))
     raise PatternError(
-        f"{pattern!r} is no pattern.",
+        f"{pattern!r} is not a pattern.",
         repair="give a glob such as 'blocks.*:output', a compiled regex, a module type, or a predicate.",
     )
 
@@ -81,7 +81,7 @@ def as_regex(pattern: Pattern) -> re.Pattern[str] | None:
     """The regular expression that a pattern is; None if it is of another kind.
 
     Raises:
-        PatternError: if it is no valid one.
+        PatternError: if it is not a valid one.
     """
     if isinstance(pattern, re.Pattern):
         return pattern
@@ -91,7 +91,7 @@ def as_regex(pattern: Pattern) -> re.Pattern[str] | None:
         return re.compile(pattern[3:])
     except re.error as error:
         raise PatternError(
-            f"{pattern[3:]!r} is no regular expression: {error}.", repair="mend the expression."
+            f"{pattern[3:]!r} is not a regular expression: {error}.", repair="correct the expression."
         ) from None
 
 

@@ -88,7 +88,7 @@ def _as_list(patterns: Pattern | Iterable[Pattern] | None) -> list[Pattern]:
         listed = list(patterns)
     except TypeError:
         raise PatternError(
-            f"{patterns!r} is no pattern.",
+            f"{patterns!r} is not a pattern.",
             repair="give a glob such as 'blocks.*:output', a compiled regex, a module type, or a predicate.",
         ) from None
     if not listed:

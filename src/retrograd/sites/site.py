@@ -227,7 +227,7 @@ def _parse_slot(text: str) -> tuple[tuple[str, ...], Quantity] | None:
 
 
 def _read_quoted(text: str) -> str | None:
-    """What a JSON string says; any other text as it is; None when it is no valid one."""
+    """What a JSON string says; any other text as it is; None when it is not a valid one."""
     if not text.startswith('"'):
         return text
     try:

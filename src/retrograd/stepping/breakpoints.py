@@ -134,4 +134,4 @@ def _is_file(path: str, asked: str) -> bool:
 
 
 def _no_breakpoint(text: str) -> PatternError:
-    return PatternError(f"{text!r} is no breakpoint.", repair=f"write one of: {'; '.join(FORMS)}.")
+    return PatternError(f"{text!r} is not a breakpoint.", repair=f"write one of: {'; '.join(FORMS)}.")

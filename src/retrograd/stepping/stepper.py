@@ -255,7 +255,7 @@ def _compile(where: Where | None, graph: Graph) -> Predicate:
 
     Raises:
         NoSuchNodeError: a pattern matches no node of the graph.
-        PatternError: it is no breakpoint.
+        PatternError: it is not a breakpoint.
     """
     if where is None:
         return lambda stop: True

@@ -146,7 +146,8 @@ def _check(gradients: Sequence[Change], wanted: Sequence[Any], count: int, who: 
         if gradient is None or gradient is ...:
             continue
         if not isinstance(gradient, Tensor):
-            raise StepperError(f"Gradient {slot} is no tensor, but {type(gradient).__name__}.", repair="give a tensor.")
+            kind = type(gradient).__name__
+            raise StepperError(f"Gradient {slot} is not a tensor, but {kind}.", repair="give a tensor.")
         if metadata is None:
             raise StepperError(f"Nobody takes gradient {slot}.", repair=f"give None for gradient {slot}.")
         if _form(gradient) != _form(metadata):

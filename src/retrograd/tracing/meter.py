@@ -17,7 +17,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def choose_meter(devices: set[torch.device]) -> Callable[[], int]:
-    """A function that says how many bytes are in use: on the first device that is no CPU, else by this process.
+    """A function that says how many bytes are in use: on the first device that is not a CPU, else by this process.
 
     On a CPU it asks glibc, which knows to the byte what is allocated, and takes the longer the more pieces are free
     (2 to 70 µs); elsewhere it is the resident memory, in pages.

@@ -71,7 +71,7 @@ def trace(
 
     Raises:
         TraceError: for a limit or a number of passes below 1.
-        GraphError: what was given a name is no tensor.
+        GraphError: what was given a name is not a tensor.
     """
     if limit < 1 or (isinstance(passes, int) and passes < 1):
         raise TraceError("A trace of nothing was asked for.", repair="give a limit and a number of passes above 0.")

@@ -16,7 +16,7 @@ SHARE = 0.8
 """Of the updates that must be concerned; our own choice."""
 
 PASSES = 5
-"""Backward passes after which a program that never updates is no probe of gradients."""
+"""Backward passes after which a program that never updates is not a probe of gradients."""
 
 WITHOUT_OPTIMIZER = 20
 """The same where no optimizer was ever seen, as in a program that looks at gradients alone."""

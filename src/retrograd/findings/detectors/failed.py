@@ -13,7 +13,7 @@ from retrograd.findings.record import Record
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         r"Target (?P<target>-?\d+) is out of bounds",
-        ("target {target} is no class of the model, which has fewer outputs than there are classes, or classes count "
+        ("target {target} is not a class of the model: it has fewer outputs than there are classes, or classes count "
         "from 1"),
         "give the last layer as many outputs as there are classes, and count classes from 0.",
     ),
@@ -66,7 +66,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"grad can be implicitly created only for scalar outputs",
-        "backward is asked of a loss that is no single number",
+        "backward is asked of a loss that is not a single number",
         "reduce the loss with .mean() or .sum() first.",
     ),
     (
@@ -81,7 +81,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"all elements of (?:input|target) should be between 0 and 1",
-        "binary_cross_entropy is given what is no probability: logits, or NaN",
+        "binary_cross_entropy is given what is not a probability: logits, or NaN",
         "use binary_cross_entropy_with_logits, or apply sigmoid first.",
     ),
     (

@@ -232,7 +232,7 @@ class LayersInAList(Detector):
     words = Words(
         says="A model calls layers that are not registered in it (in a Python list or dict), so no optimizer holds "
         "them.",
-        example="linear (Linear) is called inside of self and gets gradients, but is no part of it: it stands in a "
+        example="linear (Linear) is called inside of self and gets gradients, but is not part of it: it stands in a "
         "Python list or dict, and no optimizer holds it.",
         threshold="a module that is called only inside of a model, is none of its parts, gets gradients in at least 3 "
         "steps, and is in no optimizer",

@@ -120,7 +120,7 @@ class BadInit(Detector):
             precondition=[
                 "it is so before the first update",
                 "the loss has not fallen by a tenth",
-                "it is no embedding",
+                "it is not an embedding",
             ],
             refute="with torch's own initialisation it trains no better",
         )

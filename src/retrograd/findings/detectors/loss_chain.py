@@ -203,7 +203,7 @@ class NllOnProbabilities(BeforeLoss):
     slug = "nll-on-probabilities"
     words = Words(
         says="nll_loss is given probabilities or logits, where it expects logarithms of probabilities.",
-        example="nll_loss is given the result of softmax, where it expects log-probabilities: its value is no "
+        example="nll_loss is given the result of softmax, where it expects log-probabilities: its value is not a "
         "likelihood.",
         threshold="softmax, sigmoid, relu or an affine layer made its first argument, with nothing but views or "
         "dropout in between",
@@ -227,7 +227,8 @@ class NllOnProbabilities(BeforeLoss):
         is_product = name == "add" and chain.name(chain.maker(maker, 0, frozenset())) in ("matmul", "mm", "sparse_mm")
         if function != "nll_loss" or not (is_product or name in ("softmax", "sigmoid", "relu", *self._makers)):
             return None
-        end = "its value is no likelihood" if name in ("softmax", "sigmoid") else "it falls without bound as they grow"
+        is_share = name in ("softmax", "sigmoid")
+        end = "its value is not a likelihood" if is_share else "it falls without bound as they grow"
         return "critical", (
             f"nll_loss is given the result of "
             f"{'a linear layer' if is_product else self._makers.get(name, name)}, where it expects log-probabilities: "
@@ -236,7 +237,7 @@ class NllOnProbabilities(BeforeLoss):
 
 
 class BceOnLogits(BeforeLoss):
-    """A binary cross entropy of what is no probability."""
+    """A binary cross entropy of what is not a probability."""
 
     slug = "bce-on-logits"
     words = Words(
@@ -322,7 +323,7 @@ class DropoutMisplaced(Detector):
 
 
 def drop_rate(chain: Chain, number: int) -> float:
-    """The share that an operation drops; 0 where it is no dropout, or off."""
+    """The share that an operation drops; 0 where it is not dropout, or off."""
     name = chain.name(number)
     if not name.endswith("dropout") and name not in ("dropout1d", "dropout2d", "dropout3d"):
         return 0.0

@@ -265,7 +265,7 @@ def _users_behind(chain: Chain, number: int) -> list[tuple[int, int]]:
 
 
 def _judge_classes(chain: Chain, number: int) -> str:
-    """Logits of which dimension 1 is no class."""
+    """Logits of which dimension 1 is not a class."""
     shape = chain.taken(number)
     if chain.name(number) != "cross_entropy" or shape is None or len(shape) < 3:
         return ""

@@ -145,7 +145,7 @@ def _from_rows(record: Record, layer: Layer) -> Dead | None:
 
 
 def _from_gradients(record: Record, layer: Layer) -> Dead | None:
-    """From a layer that a ReLU follows which is no module: outputs below zero, and no gradient of them."""
+    """From a layer that a ReLU follows which is not a module: outputs below zero, and no gradient of them."""
     if layer.site.grad not in record.sites:
         return None
     value, gradient = record.series(layer.site), record.series(layer.site.grad)

@@ -6,14 +6,14 @@ no fold: each belongs to the nodes that give it its gradient.
 
 from __future__ import annotations
 
-import heapq
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from retrograd.graph.node import Edge, Node, TensorInfo
+from retrograd.graph.run_order import order_of_run
 from retrograd.sites.site import ROOT
 
 _BITS = re.compile(r"[a-z]+(\d+)")
@@ -96,7 +96,8 @@ def make_outline(graph: Iterable[Node], *, most: int | None = None) -> Outline:
         most: how many parts a fold may have; longer lists are cut into stretches. None: as many as there are.
     """
     nodes = list(graph)
-    order = order_nodes(nodes)
+    roots = tuple(getattr(graph, "roots", ()))
+    order = order_nodes(nodes, roots)
     calls = _Calls(nodes)
     top = Fold("", 1, "")
     folds: dict[Call, Fold] = {("", 1): top}
@@ -109,28 +110,21 @@ def make_outline(graph: Iterable[Node], *, most: int | None = None) -> Outline:
     homes = dict(_link(top))
     _count(top, nodes, leaves)
     places = {index: place for place, index in enumerate(order)}
-    return Outline(nodes, top, homes, places, leaves, tuple(getattr(graph, "roots", ())))
+    return Outline(nodes, top, homes, places, leaves, roots)
 
 
-def order_nodes(nodes: list[Node]) -> list[int]:
+def order_nodes(nodes: Sequence[Node], roots: Sequence[Edge] = ()) -> list[int]:
     """Indices of all nodes but leaves in the order in which the engine runs them.
 
-    Of those whose gradients are complete, the one that was made last runs first.
+    Args:
+        nodes: those of a graph.
+        roots: where the backward begins; where nobody says, at the nodes that no other leads to.
     """
-    waiting = Counter(edge.node for node in nodes for edge in node.edges if edge is not None)
-    ready = [(-(node.number or 0), node.index) for node in nodes if not node.is_leaf and not waiting[node.index]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, index = heapq.heappop(ready)
-        order.append(index)
-        for edge in nodes[index].edges:
-            if edge is None or nodes[edge.node].is_leaf:
-                continue
-            waiting[edge.node] -= 1
-            if not waiting[edge.node]:
-                heapq.heappush(ready, (-(nodes[edge.node].number or 0), edge.node))
-    return order
+    edges = [node.edges for node in nodes]
+    reached = {edge.node for each in (roots, *edges) for edge in each if edge is not None}
+    starts = [*roots, *(Edge(node.index, 0) for node in nodes if node.index not in reached)]
+    numbers = [node.number if node.is_leaf else node.number or 0 for node in nodes]
+    return [index for index in order_of_run(numbers, edges, starts) if not nodes[index].is_leaf]
 
 
 def shown_parts(fold: Fold, depth: int) -> Iterator[Fold | Node]:
