@@ -220,7 +220,7 @@ examples:
 It reads what the processes leave in their files, so it also works on one that hangs, or has died.
 """
 
-    run: Path = option("RUN", MISSING, "folder that retrograd trace or rg.watch_hangs writes to")
+    run: Path = option("DIR", MISSING, "folder that `retrograd trace` or `rg.watch_hangs` writes to")
     once: bool = option("--once", False, "say it once, and end")
     limit: float | None = option(
         "--limit", None, "how long a node may take until it counts as hanging", metavar="SECONDS"

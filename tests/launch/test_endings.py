@@ -54,7 +54,9 @@ def record(folder: Path, *words: str) -> tuple[int, list[str], dict[str, Any]]:
 def test_a_backward_pass_that_raises(tmp_path: Path) -> None:
     code, said, told = record(tmp_path, "fails_in_backward.py", "raise")
     assert code == 1
-    assert said[0].startswith("retrograd: a backward pass raised ArithmeticError in DampBackward, behind net.head; see")
+    assert said[0].startswith(
+        "retrograd: a backward pass raised ArithmeticError in DampBackward, after net.head had its gradient; see"
+    )
     assert said[0].endswith(f"retrograd trace {SCRIPTS / 'fails_in_backward.py'} raise")
     assert len(said) == 2
     assert (told["kind"], told["node"], told["module"]) == ("ArithmeticError", "DampBackward", "net.head")

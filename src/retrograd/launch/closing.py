@@ -93,9 +93,9 @@ def say_failure() -> None:
     error = _find_failed_pass(Path(request["path"])) if is_asked else None
     if error is not None:
         where = f" in {error['node']}" if error["node"] else ""
-        behind = f", behind {error['module']}" if error["module"] else ""
+        last = f", after {error['module']} had its gradient" if error["module"] else ""
         explain = shlex.join(("retrograd", "trace", *request["command"]))
-        say(f"a backward pass raised {error['kind']}{where}{behind}; see which operation, and what came in: {explain}")
+        say(f"a backward pass raised {error['kind']}{where}{last}; see which operation, and what came in: {explain}")
 
 
 def _find_failed_pass(run: Path) -> dict[str, Any] | None:
