@@ -270,11 +270,14 @@ def test_the_first_of_a_kind_is_said(hear: Hear) -> None:
     assert [event.moment.step for event in kept] == [1]
 
 
-def test_a_loss_that_grows_a_thousandfold_is_said(hear: Hear) -> None:
+def test_a_loss_that_stays_a_thousandfold_is_said(hear: Hear) -> None:
     calm = [1.0] * 20
-    assert hear(losses(*calm, 999.0)) == ([], "")
-    assert "The loss is 2000 at step 20, 2000 times the largest of the first 20" in hear(losses(*calm, 2000.0))[1]
-    assert hear(losses(*[0.0] * 20, 5.0)) == ([], "")
+    kept, said = hear(losses(*calm, *[2000.0] * 9))
+    assert "The loss has been above 1000 for 5 losses: 2000 at step 24, 2000 times the largest of the first 20" in said
+    assert [event.moment.step for event in kept] == [24]
+    assert hear(losses(*calm, *[999.0] * 9)) == ([], "")
+    assert hear(losses(*calm, *[2000.0] * 4, 1.0, *[2000.0] * 4)) == ([], "")  # spikes that training gets over
+    assert hear(losses(*[0.0] * 20, *[5.0] * 9)) == ([], "")
 
 
 def test_the_origin_of_nan_is_said_with_its_line(hear: Hear) -> None:

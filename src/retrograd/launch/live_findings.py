@@ -18,6 +18,10 @@ DIVERGED = 1000.0
 """How many times the largest of them is divergence; measured by us: no healthy run of ours comes near."""
 
 
+LASTING = 5
+"""Losses one after the other that must be so large: one alone may be a spike that training gets over."""
+
+
 class LiveFindings:
     """Hears of events, says what is critical, and keeps it as an event of kind ``finding``; of each detector once.
 
@@ -32,7 +36,7 @@ class LiveFindings:
         self._said: set[str] = set()
         self._is_scaled = False
         self._largest = 0.0
-        self._count = 0
+        self._count = self._high = 0
 
     def hear(self, event: Event) -> None:
         """There is an event."""
@@ -62,9 +66,12 @@ class LiveFindings:
         self._count += 1
         if self._count <= FIRST:
             self._largest = max(self._largest, size)
-        elif size > DIVERGED * self._largest > 0:
+            return
+        self._high = self._high + 1 if size > DIVERGED * self._largest > 0 else 0
+        if self._high == LASTING:
             times = f"{size / self._largest:.0f} times the largest of the first {FIRST}"
-            self._say(event, "diverged", f"The loss is {event.value:g} at step {step}, {times}.")
+            what = f"has been above {DIVERGED * self._largest:g} for {LASTING} losses: {event.value:g} at step {step}"
+            self._say(event, "diverged", f"The loss {what}, {times}.")
 
     def _say(self, event: Event, detector: str, message: str, line: str = "") -> None:
         if detector in self._said:
