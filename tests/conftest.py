@@ -65,12 +65,27 @@ def torch_state() -> dict[str, Any]:
     return state
 
 
+def _find_shared(item: pytest.Item) -> str:
+    """The file or folder whose fixture several tests share with this one; empty where there is none."""
+    made: dict[str, Any] = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    homes = [each.baseid for several in made.values() for each in several if each.scope in ("module", "session")]
+    return min(filter(None, homes), key=len, default="")
+
+
 def our_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("retrograd")}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, with the reason, and put slow tests behind quick ones."""
+    """Skip what this machine cannot run, with the reason, and put slow tests behind quick ones.
+
+    Where tests run in several processes, those that share what takes long to make are run by the same one.
+    """
+    for item in items:
+        shared = _find_shared(item)
+        if shared and item.config.pluginmanager.hasplugin("xdist"):
+            item.add_marker(pytest.mark.xdist_group(shared))
     chromium = any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():

@@ -64,7 +64,7 @@ from retrograd.views.table import format_table as format_table
 from retrograd.views.table import print_table as print_table
 from retrograd.views.text_heatmap import format_heatmap as format_heatmap
 from retrograd.views.text_heatmap import print_heatmap as print_heatmap
-from retrograd.views.trace_text import LiveLines as LiveLines
+from retrograd.views.trace_lines import LiveLines as LiveLines
 from retrograd.views.trace_text import format_trace as format_trace
 from retrograd.views.trace_text import print_trace as print_trace
 

@@ -27,7 +27,7 @@ class Damped(Square):
     """Halves what is larger than the last one."""
 
     def backward(self, ctx: Any, grad_output: Tensor) -> dict[str, Tensor]:
-        past = self.history["grad_output"]
+        past = self.remembered["grad_output"]
         self.remember("grad_output", grad_output * (len(past) + 1))
         scale = 0.5 ** len(past)
         return super().backward(ctx, grad_output * scale)

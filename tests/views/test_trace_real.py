@@ -14,7 +14,8 @@ from retrograd.tracing.trace import Trace
 from retrograd.tracing.tracer import trace
 from retrograd.views.chrome_trace import write_chrome_trace
 from retrograd.views.trace_events import own_times
-from retrograd.views.trace_text import LiveLines, print_trace
+from retrograd.views.trace_lines import LiveLines
+from retrograd.views.trace_text import print_trace
 from tests.views.chrome_rules import read_checked
 
 

@@ -11,7 +11,8 @@ from retrograd.errors import NoSuchNodeError, TraceError
 from retrograd.graph.node import Line, TensorInfo
 from retrograd.tracing.trace import Trace
 from retrograd.views.trace_events import own_memory, own_times
-from retrograd.views.trace_text import LiveLines, format_event, print_trace
+from retrograd.views.trace_lines import LiveLines, format_event
+from retrograd.views.trace_text import print_trace
 from tests.views.invented_trace import backward, event, invent_nested, invent_trace, leaf, make_trace
 
 BY_NODE = """\

@@ -24,7 +24,7 @@ from retrograd.runs.ranks import RankClaim, ask_rank
 from retrograd.tracing.trace import Trace
 from retrograd.tracing.tracer import Tracing, trace
 from retrograd.views.chrome_trace import write_chrome_trace
-from retrograd.views.trace_text import LiveLines
+from retrograd.views.trace_lines import LiveLines
 
 TRACE = "trace.json.gz"
 CHROME = "chrome.json"

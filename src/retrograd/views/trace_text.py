@@ -1,9 +1,7 @@
-"""A trace as text: as a table of where time and memory went, and as a line for each node while it runs."""
+"""A trace as a table: where time and memory went."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +19,6 @@ from retrograd.views.terminal import can_print, giving_text, make_table, open_co
 from retrograd.views.trace_events import (
     choose_events,
     largest,
-    make_filter,
-    make_visible,
     own_memory,
     own_times,
     print_flow,
@@ -208,48 +204,3 @@ def _tabulate(console: Console, lines: Sequence[_Group], by: By, total: int, has
 def _check(name: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise TraceError(f"{name}={value!r} is not known.", repair=f"give one of {', '.join(known)}.")
-
-
-def format_event(event: NodeEvent) -> str:
-    """One line for a node that has run: time, place, shapes, what was measured, source line.
-
-    Returns:
-        As in ``"   0.132 ms  blocks.3:SoftmaxBackward0  float32[4, 8] → float32[4, 8]  model.py:30"``.
-    """
-    parts = [f"{(event.end - event.begin) / 1e6:8.3f} ms", event.place, print_flow(event)]
-    norms = [print_norm(largest(norms)) for norms in (event.norms_in, event.norms_out) if norms]
-    if set(norms) - {"-"}:
-        parts.append(f"norm {' → '.join(norms)}")
-    if event.memory is not None:
-        parts.append(show_bytes(event.memory, signed=True))
-    parts.append(shorten_line(event.line))
-    if event.raised:
-        parts.append("RAISED")
-    return "  ".join(part for part in parts if part)
-
-
-class LiveLines:
-    """Prints each finished node, for ``rg.trace(live=rg.LiveLines("blocks.3*"))``.
-
-    Args:
-        pattern: a glob; only nodes whose place, kind, module or parameter it fits are printed.
-        file: where to; ``sys.stderr``, as it is at that moment, when left out.
-        prefix: what each line begins with, as in ``"rank 1 "``.
-    """
-
-    def __init__(self, pattern: str | None = None, file: TextIO | None = None, prefix: str = "") -> None:
-        self._wants = make_filter(pattern)
-        self._file = file
-        self._prefix = prefix
-
-    def __call__(self, event: NodeEvent) -> None:
-        file = sys.stderr if self._file is None else self._file
-        if file is None or not self._wants(event):
-            return
-        encoding = getattr(file, "encoding", None) or "utf-8"
-        text = (
-            make_visible(f"{self._prefix}{format_event(event)}").encode(encoding, "backslashreplace").decode(encoding)
-        )
-        with contextlib.suppress(OSError, ValueError):  # nobody listens any more, which is no reason to stop training
-            text = text.encode(encoding, "backslashreplace").decode(encoding)
-            file.write(text + "\n")  # in one piece, since other threads and ranks write too
