@@ -479,6 +479,7 @@ _PARTLY_BLANK = {"nn.functional.mse_loss", "nn.functional.smooth_l1_loss", "lina
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(600)
 def test_every_operation_that_torch_lists() -> None:
     """With the op_log the same comes out; and all that can be made again is the same again."""
     infos = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
