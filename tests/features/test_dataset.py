@@ -267,7 +267,7 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     model, loader = nn.Sequential(nn.Identity()), [torch.tensor([[1e5], [float("inf")]])]
     with pytest.raises(FeatureError, match=r"beyond 6\.55e\+04"):
         extract_dataset(model, loader, "0", tmp_path, dtype="float16")
-    with pytest.raises(FeatureError, match="no floating type"):
+    with pytest.raises(FeatureError, match="not a floating type"):
         extract_dataset(model, loader, "0", tmp_path, dtype="int8")
     with pytest.raises(FeatureError, match="complex128"):
         extract_dataset(model, [torch.ones(2, 1, dtype=torch.complex128)], "0", tmp_path)

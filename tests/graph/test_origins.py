@@ -352,7 +352,7 @@ def test_wrappers_leave_no_trace_in_names(given: bool) -> None:
 
 
 def test_what_is_no_module_is_refused() -> None:
-    with pytest.raises(TraceError, match=r"no torch\.nn\.Module"):
+    with pytest.raises(TraceError, match=r"not a torch\.nn\.Module"):
         record_origins({"net": 3})  # type: ignore[dict-item]
     origins = record_origins()
     with origins, pytest.raises(TraceError, match="already"), origins:

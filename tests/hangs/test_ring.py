@@ -444,7 +444,7 @@ def test_what_is_no_ring(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(TraceError, match="is not a ring of events"):
         read_ring(path)
-    assert "no ring of events" in read_rings(tmp_path)[0].fault
+    assert "not a ring of events" in read_rings(tmp_path)[0].fault
     path.write_bytes(whole()[RING][:-1])
     with pytest.raises(TraceError, match=f"is cut off: {size_of(LANES, 16) - 1} of {size_of(LANES, 16)} bytes"):
         read_ring(path)

@@ -127,7 +127,7 @@ def test_another_rank_joins_a_run_that_lives(tmp_path: Path, monkeypatch: pytest
 def test_joining_what_was_made_for_this_launch(tmp_path: Path) -> None:
     write_run(tmp_path)
     writer = open_writer(tmp_path, join=True)
-    with pytest.warns(RetrogradWarning, match="no part of the run's history"):
+    with pytest.warns(RetrogradWarning, match="not part of the run's history"):
         writer.add_rows(make_steps([0])[0])
         writer.close()
     assert len(open_run(tmp_path).ranks) == 2

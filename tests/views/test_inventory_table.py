@@ -76,7 +76,7 @@ def test_how_long_a_tensor_took_stands_beside_it_where_it_was_measured() -> None
     assert "made in" not in table(make_inventory(rows))[1]
 
 
-@pytest.mark.parametrize(("columns", "is_spared"), [(78, True), (130, False)])
+@pytest.mark.parametrize(("columns", "is_spared"), [(70, True), (130, False)])
 def test_a_narrow_terminal_is_spared_columns(columns: int, is_spared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")

@@ -213,7 +213,7 @@ class InputRewriter:
             return
         if name not in module._parameters:
             raise CannotRewriteError(
-                f"{rewriter.name} is not a parameter any more, so that its value cannot be rewritten.",
+                f"{rewriter.name} is no longer a parameter, so that its value cannot be rewritten.",
                 repair="set the rules after parametrizing or pruning the module.",
             )
         parameter = module._parameters[name]
