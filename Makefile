@@ -1,5 +1,5 @@
 PYTHON ?= python3
-JOBS ?= auto # processes that tests run in
+JOBS ?= logical # processes that tests run in
 TORCH ?= # a version other than the pinned one: it gets an environment of its own
 VENV := .venv$(TORCH:%=-%)
 BIN := $(VENV)/bin
