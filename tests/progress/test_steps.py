@@ -86,6 +86,17 @@ STEPS = {
 }
 
 
+def test_without_a_model_every_update_counts() -> None:
+    spy = Spy()
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = SGD([weight], lr=0.1)
+    with rg.rewrite(None, {"watch/scaled": spy}):
+        for _ in range(3):
+            rg.watch("scaled", weight * 2).sum().backward()
+            optimizer.step()
+    assert spy.steps == [0, 1, 2]
+
+
 @pytest.mark.parametrize("program", STEPS, ids=lambda each: each.__name__)
 def test_rules_are_told_the_steps_that_are_recorded(program: Train) -> None:
     models = {"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)}

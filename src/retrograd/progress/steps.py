@@ -37,8 +37,8 @@ class Steps:
 
     @property
     def has_begun(self) -> bool:
-        """Whether one of the models has run since the last step."""
-        return bool(self._ran)
+        """Whether one of the models has run since the last step; where there are no models, anything may have."""
+        return bool(self._ran) or not len(self._numbers_of)
 
     def add_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """These are of the models."""
