@@ -28,7 +28,7 @@ class Listeners(Generic[Listener]):
         self.all: tuple[Listener, ...] = ()
         self._patch = patch
         self._greet = greet
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a listener may leave where the collector finds its owner gone
 
     def add(self, listener: Listener) -> None:
         """Tell this one from now on."""
