@@ -120,7 +120,7 @@ def module_name(path: Path) -> str:
 
 
 def room(name: str) -> str:
-    """``retrograd.history.ring`` → ``history``; the package itself → an empty text."""
+    """``retrograd.history.kept`` → ``history``; the package itself → an empty text."""
     return [*name.split("."), ""][1]
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from retrograd.budget.contents import Contents, HeldArgument, LoggedOp, ViewArgument
-from retrograd.budget.op_info import OpInfo, can_be_read, find_op_info, find_written, read_random_state
 from retrograd.hooks.engine import current_graph_task, grad_enabled
+from retrograd.hooks.op_info import OpInfo, can_be_read, find_op_info, find_written, read_random_state
 from retrograd.hooks.operation_tap import CarryOut, copy_values, without_graph
 from retrograd.hooks.saved import base_of, is_plain, version_of
 from retrograd.policies.policy import Stays

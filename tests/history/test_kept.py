@@ -4,8 +4,7 @@ import torch
 from hypothesis import given, settings
 
 from retrograd.history.history import History
-from retrograd.history.kept import unscale
-from retrograd.history.ring import Ring
+from retrograd.history.kept import Ring, unscale
 from retrograd.history.sink import KeptTensor, Moment
 
 

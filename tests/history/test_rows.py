@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from retrograd.history.columns import decode_batches
+from retrograd.history.rows import decode_batches
 from retrograd.history.sink import PHASES, Moment, RowBatch
 from retrograd.statistics.row import BINS
 from tests.history.made import SITES, count_exponents, make_batch
