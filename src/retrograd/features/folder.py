@@ -24,10 +24,8 @@ from torch import Tensor
 
 from retrograd.errors import FeatureError
 from retrograd.files import to_utf8, write_whole
-from retrograd.foreign.json_text import parse_object, read_json
-from retrograd.foreign.kinds import check_kinds
-from retrograd.foreign.regular import expect_file
 from retrograd.foreign.sums import check_sum, sum_tensor
+from retrograd.foreign.text import check_kinds, expect_file, parse_object, read_json
 
 FORMAT = 2
 MANIFEST = "manifest.json"
