@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -45,8 +46,26 @@ MADE_BEFORE = -1
 GRAPH_BEFORE = -2
 """The same, where the tensor has a graph: it is not a parameter, and no data."""
 
-_APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
-"""Of the call of a Python Function, in whose forward no graph is made."""
+_APPLY: CodeType | None = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
+"""Of the call of a Python Function, in whose forward no graph is made; from torch 2.15 on it has no frame."""
+
+
+@lru_cache(maxsize=4096)
+def _begins_function(code: CodeType) -> bool:
+    """Whether a frame of this code is the outermost of a call of a Python Function."""
+    if _APPLY is not None:
+        return code is _APPLY
+    return any(_code_of(vars(each).get("forward")) is code for each in _subclasses(torch.autograd.Function))
+
+
+def _code_of(method: Any) -> CodeType | None:
+    return getattr(getattr(method, "__func__", method), "__code__", None)
+
+
+def _subclasses(owner: type) -> Iterator[type]:
+    for each in owner.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 class NotedOperation(NamedTuple):
@@ -289,7 +308,7 @@ class OperationNotes(QuietMode):
                 line = self._name_line(frame)
             if module is None and code in MODULE_CALLS:
                 module = self._name_module(frame.f_locals[code.co_varnames[0]])
-            if is_whole and inner is None and code is _APPLY:
+            if is_whole and inner is None and _begins_function(code):
                 inner, line, module = (line or "", module or ""), None, None
             if line is not None and module is not None and not is_whole:
                 break
