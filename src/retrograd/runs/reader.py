@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from retrograd.amounts import count_of
 from retrograd.errors import DamagedRunError, NotARunError
-from retrograd.foreign.json_text import read_json
-from retrograd.foreign.kinds import check_kinds
+from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.history import History
 from retrograd.history.names import SiteNames
 from retrograd.history.sink import Event

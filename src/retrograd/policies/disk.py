@@ -10,12 +10,18 @@ import torch
 from torch import Tensor
 
 from retrograd.notices import warn
-from retrograd.policies.disk.file import CHUNK, SpillFile, default_folder, open_spill_file
-from retrograd.policies.disk.memory import allocate, mark_ready, whole_blocks
-from retrograd.policies.disk.ranges import FileRange
-from retrograd.policies.disk.threads import SpillReader, SpillWriter
-from retrograd.policies.order import AskOrder, PackPosition
 from retrograd.policies.policy import Packed, Policy, Saved
+from retrograd.policies.spill_file import (
+    CHUNK,
+    SpillFile,
+    allocate,
+    default_folder,
+    mark_ready,
+    open_spill_file,
+    whole_blocks,
+)
+from retrograd.policies.spill_threads import FileRange, SpillReader, SpillWriter
+from retrograd.policies.transfers import AskOrder, PackPosition
 
 _WINDOW = 0.08
 """What is read ahead, as a share of what the pass has packed: a half is read while the other one is used."""

@@ -43,7 +43,7 @@ _NO_VALUE = re.compile(r":.*\.(grad|update)")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FeatureSite:
     """One slot of one module, or what lies in it.
 
     Attributes:
@@ -73,7 +73,7 @@ class Wanted:
         return self.call == EVERY_CALL and not says_call(self.text)
 
 
-def find_wanted(model: nn.Module, sites: str | Iterable[str]) -> list[Wanted]:
+def find_feature_sites(model: nn.Module, sites: str | Iterable[str]) -> list[FeatureSite]:
     """What a list of names and globs asks of a model, in the order asked, and a glob's finds in the model's order.
 
     Raises:
@@ -99,7 +99,7 @@ class _Search:
         self._entries = {entry.path: entry for entry in entries}
         self._compiled = compiled_regions(entries)
 
-    def find(self, text: Any) -> Iterator[Wanted]:
+    def find(self, text: Any) -> Iterator[FeatureSite]:
         _check_form(text)
         kinds = parse_kinds(text)
         if kinds is not None:
@@ -114,17 +114,17 @@ class _Search:
             raise self._name_nearest(text)
         yield from found
 
-    def _named(self, text: str) -> Wanted | None:
+    def _named(self, text: str) -> FeatureSite | None:
         """What a text asks that is the name of a module, of one of its calls, or of a site."""
         if text in self._entries:
-            return Wanted(text, text, self._entries[text])
+            return FeatureSite(text, text, self._entries[text])
         path, _, call = text.partition("#")
         if path in self._entries and call.isdecimal() and int(call):
-            return Wanted(text, text, self._entries[path], call=int(call))
+            return FeatureSite(text, text, self._entries[path], call=int(call))
         site = _parse_or_none(text)
         return self._at_site(text, site) if site is not None and site.path in self._entries else None
 
-    def _find_kind(self, text: str, kinds: KindPattern) -> Iterator[Wanted]:
+    def _find_kind(self, text: str, kinds: KindPattern) -> Iterator[FeatureSite]:
         """All tensors of one kind."""
         if kinds.kind not in SLOTS:
             raise _parameter(text)
@@ -134,16 +134,16 @@ class _Search:
             raise self._name_nearest(text)
         yield from (replace(each, text=text) for each in found)
 
-    def _at_site(self, text: str, site: Site) -> Wanted:
+    def _at_site(self, text: str, site: Site) -> FeatureSite:
         for slot in SLOTS:
             if site.slot == slot:
                 call = site.call if says_call(text) else EVERY_CALL
-                return Wanted(text, text, self._entries[site.path], slot, call, site.keys[1:])
+                return FeatureSite(text, text, self._entries[site.path], slot, call, site.keys[1:])
         if any(site.slot == name for name, _ in self._entries[site.path].parameters):
             raise _parameter(text)
         raise self._name_nearest(text)
 
-    def _glob(self, text: str) -> Iterator[Wanted]:
+    def _glob(self, text: str) -> Iterator[FeatureSite]:
         parts = _PARTS.fullmatch(text)
         if parts is None:
             return
@@ -155,7 +155,7 @@ class _Search:
         for entry in seen:
             yield from _glob_slots(text, entry, parts["call"], parts["slot"])
 
-    def _check(self, wanted: Wanted) -> Wanted:
+    def _check(self, wanted: FeatureSite) -> FeatureSite:
         entry = wanted.entry
         if not entry.is_called:
             raise FeatureError(
@@ -210,21 +210,21 @@ def _check_form(text: Any) -> None:
         )
 
 
-def _glob_slots(text: str, entry: NamedModule, call: str | None, slot: str | None) -> Iterator[Wanted]:
+def _glob_slots(text: str, entry: NamedModule, call: str | None, slot: str | None) -> Iterator[FeatureSite]:
     """What a glob asks of one module."""
     number = EVERY_CALL if call in (None, "*") else int(str(call))
     if slot is None and call != "*":
-        yield Wanted(text, f"{entry.path}#{call}" if call else entry.path, entry, call=number, is_optional=True)
+        yield FeatureSite(text, f"{entry.path}#{call}" if call else entry.path, entry, call=number, is_optional=True)
     elif call == "*" or _GLOB.search(slot or ""):
         tensors = slot or "output"
         tensors = tensors if _GLOB.search(tensors) else f"{tensors}*"  # each tensor of each call has a name of its own
         for each in SLOTS:
             if translate_glob(tensors.partition(".")[0])(each):
-                yield Wanted(text, "", entry, each, number, tensors=tensors, is_optional=True)
+                yield FeatureSite(text, "", entry, each, number, tensors=tensors, is_optional=True)
     elif (site := _parse_or_none(f"_:{slot}")) is not None and site.slot in SLOTS:
         here = Site(entry.path, site.keys, max(number, 1))
         name = here.numbered if call else str(here)
-        yield Wanted(text, name, entry, site.slot, number, site.keys[1:], is_optional=True)
+        yield FeatureSite(text, name, entry, site.slot, number, site.keys[1:], is_optional=True)
 
 
 def _parameter(text: str) -> FeatureError:

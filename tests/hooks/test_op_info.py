@@ -1,4 +1,4 @@
-"""The table of what could make a saved tensor again, against what torch's operations do."""
+"""The table of what recomputing a tensor takes, against what torch's operations do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from retrograd.inventory import remakes
-from retrograd.inventory.remakes import choose_remake, find_remake, is_view
+from retrograd.hooks import op_info
+from retrograd.hooks.op_info import find_cost, find_cost_of_saved, find_op_info, is_view
 
 X = torch.randn(2, 6, 4, requires_grad=True)
 
@@ -76,14 +76,31 @@ def test_views_share_memory_and_are_free(make: Callable[[Tensor], Tensor]) -> No
 def test_other_results_are_memory_of_their_own(make: Callable[[Tensor], Tensor], price: str) -> None:
     result = make(X)
     assert result.untyped_storage().data_ptr() != X.untyped_storage().data_ptr()
-    remake = find_remake(kind_of(result))
-    assert remake is not None
-    assert remake.price == price
+    cost = find_cost(kind_of(result))
+    assert cost is not None
+    assert cost.price == price
 
 
-def test_every_kind_is_one_of_torchs() -> None:
+def test_the_table_has_operations_and_nodes_of_torchs() -> None:
     known = {name.partition("Backward")[0] for name in dir(torch._C._functions)}
-    assert remakes._TABLE.keys() <= known
+    assert op_info._COSTS_OF_NODES.keys() - known == {"UnsafeChunk"}  # made of others
+    assert all(hasattr(torch.ops.aten, name) for name in op_info._COSTS)
+
+
+@pytest.mark.parametrize("name", [name for name, cost in op_info._COSTS.items() if cost.price == "free"])
+def test_what_is_free_makes_no_memory(name: str) -> None:
+    packet = getattr(torch.ops.aten, name)
+    for overload in packet.overloads():
+        assert not find_op_info(getattr(packet, overload)).is_noted or overload.endswith("out")
+
+
+@pytest.mark.parametrize("name", [name for name, cost in op_info._COSTS.items() if cost.price != "free"])
+def test_what_has_a_price_can_be_repeated(name: str) -> None:
+    """One answer for the table of an inventory and for the plan of a budget."""
+    packet = getattr(torch.ops.aten, name)
+    found = [find_op_info(getattr(packet, overload)) for overload in packet.overloads()]
+    assert any(info.is_noted for info in found)
+    assert any(info.is_random for info in found) or "random state" not in op_info._COSTS[name].sources
 
 
 def test_a_cheap_result_comes_back_bit_for_bit() -> None:
@@ -93,12 +110,12 @@ def test_a_cheap_result_comes_back_bit_for_bit() -> None:
 
 
 def test_what_it_is_decides_too() -> None:
-    assert choose_remake("parameter", None, "linear") is None
-    assert choose_remake("input", None, "conv2d") is None
-    assert str(choose_remake("cast", "ToCopyBackward0", "linear")) == "cast of the parameter"
-    assert choose_remake("intermediate", None, "relu") is None
-    mask = choose_remake("intermediate", None, "dropout")
+    assert find_cost_of_saved("parameter", None, "linear") is None
+    assert find_cost_of_saved("input", None, "conv2d") is None
+    assert str(find_cost_of_saved("cast", "ToCopyBackward0", "linear")) == "cast of the parameter"
+    assert find_cost_of_saved("intermediate", None, "relu") is None
+    mask = find_cost_of_saved("intermediate", None, "dropout")
     assert mask is not None
-    assert mask.is_random
-    assert find_remake("CompiledFunctionBackward") is None
-    assert find_remake(None) is None
+    assert mask.sources == "the random state"
+    assert find_cost("CompiledFunctionBackward") is None
+    assert find_cost(None) is None

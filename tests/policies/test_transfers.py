@@ -7,8 +7,8 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.policies import in_flight
-from retrograd.policies.in_flight import InFlight
+from retrograd.policies import transfers
+from retrograd.policies.transfers import InFlight
 from tests.saved.interrupter import Interrupter
 
 SIZES = st.integers(1, 100)
@@ -43,7 +43,7 @@ def test_an_interrupt_at_any_instruction_leaves_what_fits() -> None:
         assert under_way.drain() == [18, 19]
         assert under_way.drain() == []
 
-    files = frozenset({str(in_flight.__file__)})
+    files = frozenset({str(transfers.__file__)})
     counter = Interrupter(files, 0, is_realistic=False)
     fill(counter)
     assert counter.count > 100

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from retrograd.errors import FeatureError
-from retrograd.features.pooling import describe_pool, find_pool
+from retrograd.features.conversion import describe_pool, find_pool
 
 AXES = {(4,): (), (4, 3): (), (4, 5, 3): (1,), (4, 3, 5, 6): (2, 3), (4, 3, 2, 5, 6): (2, 3, 4)}
 
