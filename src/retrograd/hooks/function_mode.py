@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
@@ -118,6 +118,8 @@ class FunctionMode(TorchFunctionMode):
         self._frames = SameFrames()
         self._places: Counter[int] = Counter()
         """Thread → how often it is on its stack, with where torch has put it aside for a call of ``backward``."""
+        self._begun: set[int] = set()
+        """Threads that it was put on when they began."""
 
     @uncompiled_itself
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -132,6 +134,8 @@ class FunctionMode(TorchFunctionMode):
                 seen = listener.before(function, args, kwargs, frame)
             except Exception as error:
                 self._drop(listener, error)
+        else:
+            self._leave_here()
         if seen is None or listener is None:
             return function(*args, **kwargs)
         frames = self._frames
@@ -164,18 +168,31 @@ class FunctionMode(TorchFunctionMode):
         self._take_off()
         return lambda: self._put_back(place)
 
-    def leave(self) -> None:
+    def leave(self, used: Collection[int] | None = None) -> None:
         """Show nothing more, and take it off all threads that it is on.
 
         Off others, and off this one while torch has put it aside for a call of ``backward``, at the next call of a
         module there. Until then calls pass through it.
+
+        Args:
+            used: threads that use torch; all where left out. Another that it was put on when it began may never do so,
+                and nothing waits in torch's tables for it before it does.
         """
         self.listener = None
         self._take_off()
         self._frames.clear()
         for thread, count in tuple(self._places.items()):
-            if count:
+            if count and (used is None or thread in used or thread not in self._begun):
+                self._begun.discard(thread)
                 before_next_call(thread, self._leave_thread)
+
+    @uncompiled
+    def _leave_here(self) -> None:
+        """Leave this thread at its next call of a module, for it uses torch."""
+        thread = threading.get_ident()
+        if thread in self._begun:
+            self._begun.discard(thread)
+            before_next_call(thread, self._leave_thread)
 
     def is_entered(self) -> bool:
         """Whether it is on this thread's stack, or put aside for a call of ``backward``."""
@@ -184,9 +201,11 @@ class FunctionMode(TorchFunctionMode):
     def thread_begins(self) -> None:
         """A thread of the program's begins."""
         self.put_on()
+        self._begun.add(threading.get_ident())
 
     def thread_ends(self) -> None:
         """It ends."""
+        self._begun.discard(threading.get_ident())
         self._take_off()
         run_errands()
 

@@ -59,8 +59,7 @@ class ForwardLog:
                 "These origins are being recorded already.", repair="call rg.record_origins() once for each block."
             )
         self._logs.begin()
-        for each in self._logs.all:
-            each.is_silent = False
+        self._silence(False)
         self._hooks = ModuleHooks(self._before, self._after)
         self._undo.append(self._hooks.remove)
         if self._mode is not None:
@@ -74,7 +73,7 @@ class ForwardLog:
             mode = self._mode
             mode.listener = self._listener
             mode.put_on()
-            self._undo.append(mode.leave)
+            self._undo.append(lambda: mode.leave({log.thread for log in self._logs.all}))
             thread_listeners.add(mode)
             self._undo.append(lambda: thread_listeners.remove(mode))
 
@@ -86,9 +85,14 @@ class ForwardLog:
         while self._undo:
             self._undo.pop()()
         self._hooks = None  # they refer to this object
+        self._silence(True)
         for log in self._logs.all:
-            log.is_silent = True
             log.top = log.undo_compiled = None
+
+    def _silence(self, is_silent: bool) -> None:
+        self._logs.is_silent = is_silent
+        for log in self._logs.all:
+            log.is_silent = is_silent
 
     def logs(self, thread: int | None = None) -> Iterator[ThreadLog]:
         """The logs of a thread, or of all: that of the calling thread first, then the newest."""
