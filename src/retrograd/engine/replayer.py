@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from heapq import heappop, heappush
-from itertools import count
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from retrograd.engine.nested_passes import CaughtGradients
 from retrograd.engine.one_node import arrange, note
 from retrograd.engine.targets import Arrived, Edges, LeafGradient, Targets, is_several
 from retrograd.errors import ReplayError
+from retrograd.graph.run_order import ReadyQueue
 from retrograd.hooks.nodes import edges_of, is_leaf, name_of, number_of, root_edges, run_node, variable_of
 from retrograd.hooks.reach import guard_nodes
 
@@ -110,8 +109,7 @@ class _ReplayRun:
         self._accumulate = accumulate
         self._table: dict[Any, _Waiting] = {}
         self._starts: list[tuple[Any, Arrived]] = []
-        self._ready: list[tuple[int, int, Any]] = []
-        self._turn = count()
+        self._ready = ReadyQueue[Any]()
         self._leaves: dict[int, LeafGradient] = {}
         """Leaf's identity → the leaf, and its gradient."""
 
@@ -124,7 +122,7 @@ class _ReplayRun:
             for node in self._admit():
                 self._release(node)
             while self._ready:
-                node = heappop(self._ready)[2]
+                node = self._ready.pop()
                 self._run(node)
                 if caught is not None:
                     for leaf, gradient in caught.settle():
@@ -166,7 +164,7 @@ class _ReplayRun:
         if is_leaf(node):
             self._end(node)
         else:
-            heappush(self._ready, (-number_of(node), next(self._turn), node))
+            self._ready.push(number_of(node), node)
 
     def _end(self, node: Any) -> None:
         arrived = self._table[node].take(node)

@@ -31,7 +31,7 @@ from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
 from retrograd.hooks.faults import never_raise
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
-from retrograd.hooks.reach import Reach, find_nodes_of, guard_nodes
+from retrograd.hooks.reach import PassNodes
 from retrograd.notices import Notices
 
 THREAD_NAME = "retrograd-hang"
@@ -264,49 +264,34 @@ def _describe_stop(event: RingEvent, now: int) -> str:
     return f"{where} for {describe_age(now - event.time)}"
 
 
-class _OwnPasses(threading.local):
-    def __init__(self) -> None:
-        self.passes: list[_WatchedPass] = []
-
-
-@dataclass(slots=True)
-class _WatchedPass:
-    """A pass of the engine that is being followed."""
-
-    run: EngineRun
-    tap: NodeTap
-    reach: Reach | None = None
-
-
 class _Follower:
     """Taps each pass while it runs."""
 
     def __init__(self, ring: Ring) -> None:
         self.is_closed = False
         self._ring = ring
-        self._here = _OwnPasses()
         self._taps = NodeTaps()
+        self._running: dict[EngineRun, tuple[PassNodes, NodeTap] | None] = {}
         self._notices = Notices()
 
     @never_raise()
     def run_begins(self, run: EngineRun) -> None:
         if self.is_closed:
             return
-        ours = _WatchedPass(run, self._taps.begin(self._ring.see, self._ring.see))
-        self._here.passes.append(ours)
+        self._running[run] = None
         self._ring.pass_begins(is_nested=run.is_nested)
-        nodes, ours.reach = find_nodes_of(run)
-        ours.tap.watch(nodes, is_kept=run.keeps_graph)
+        found = PassNodes(run)
+        self._running[run] = found, self._taps.tap(found, self._ring.see, self._ring.see, several=False)
 
     @never_raise()
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        passes = self._here.passes
-        if not any(each.run is run for each in passes):
+        if run not in self._running:
             return
-        ours = passes.pop()
-        self._taps.end(ours.tap)
-        if ours.reach is not None:
-            guard_nodes(ours.reach.nodes, ours.reach.links)
+        tapped = self._running.pop(run)
+        if tapped is not None:
+            found, tap = tapped
+            self._taps.end(tap)
+            found.release()
         self._ring.pass_ends(is_failure(error))
 
     def fault(self, where: str, error: Exception) -> None:

@@ -18,7 +18,7 @@ from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.faults import never_raise
 from retrograd.hooks.node_tap import Gradients, NodeHooks, NodeTap, NodeTaps
 from retrograd.hooks.nodes import inputs_of, is_leaf
-from retrograd.hooks.reach import find_nodes_of, guard_nodes
+from retrograd.hooks.reach import PassNodes
 from retrograd.norms import norm
 from retrograd.tracing.failure import bundle_node, complete_incoming, describe_failure
 from retrograd.tracing.meter import choose_meter
@@ -69,27 +69,19 @@ class WatchedPass:
         self._wishes = wishes
         self._name_leaf = name_leaf
         self._find_place = find_place
-        self._nodes, self._reach = find_nodes_of(run)
-        meter = choose_meter({each.device for each in _gradients_of(self._nodes)}) if wishes.memory else None
+        self._found = PassNodes(run)
+        nodes = self._found.nodes
+        meter = choose_meter({each.device for node in nodes for each in inputs_of(node)}) if wishes.memory else None
         marks = log.make_marks(meter)
         self.pending = Pending(run.roots, run.gradients) if wishes.resumable else None
         self._examiner: _Examiner | None = None
         self._hooks: NodeHooks | NodeTap
         if wishes.is_thorough:
-            log.learn(self._reach, name_leaf)
-            self._examiner = _Examiner(self._nodes, log, wishes, self.pending, find_place, marks)
-            self._hooks = NodeHooks(self._nodes, self._examiner)
+            log.learn(self._found.reach, name_leaf)
+            self._examiner = _Examiner(nodes, log, wishes, self.pending, find_place, marks)
+            self._hooks = NodeHooks(nodes, self._examiner)
         else:
-            self._hooks = self._tap(marks, is_kept=run.keeps_graph)
-
-    def _tap(self, marks: Marks, *, is_kept: bool) -> NodeTap:
-        tap = self._taps.begin(*marks)
-        try:
-            tap.watch(self._nodes, self._reach.several, is_kept=is_kept)
-        except BaseException:
-            self._taps.end(tap)
-            raise
-        return tap
+            self._hooks = taps.tap(self._found, *marks)
 
     def end(self, *, failed: bool) -> None:
         """The pass has ended: take the hooks away, and ask the nodes for the last time."""
@@ -98,16 +90,17 @@ class WatchedPass:
             self._taps.end(self._hooks)
         else:
             self._hooks.remove()
-        self.log.learn(self._reach, self._name_leaf)
+        self.log.learn(self._found.reach, self._name_leaf)
 
     def explain(self, error: Exception, origins: Origins | None) -> Failure | None:
         """Say which node the pass has died in; None if none had begun."""
         log = self.log
         if not len(log):
             return None
-        node = next(node for node in self._nodes if id(node) == log.last_node())
+        nodes = self._found.nodes
+        node = next(node for node in nodes if id(node) == log.last_node())
         incoming = complete_incoming(node, log.current[0])
-        failure = describe_failure(error, log.events(self._find_place), len(self._nodes), incoming)
+        failure = describe_failure(error, log.events(self._find_place), len(nodes), incoming)
         bundle, reason = bundle_node(node, incoming, self._wishes.make_folder, failure.event)
         overwritten = explain_overwritten([node], origins, self._name_leaf)
         return replace(failure, bundle=bundle, no_bundle=reason, overwritten=overwritten)
@@ -115,7 +108,7 @@ class WatchedPass:
     def close(self) -> None:
         """Let go of the nodes."""
         self.log.current[0] = None
-        guard_nodes(self._reach.nodes, self._reach.links)
+        self._found.release()
         if self._examiner is not None:
             self._examiner.tell(len(self.log) - 1, self.log.end)
 
@@ -169,10 +162,6 @@ class _Examiner:
             self._pending.ends(node, outgoing)
         if self._wishes.norms:
             self._log.norms[id(node)] = self._log.norms[id(node)][0], tuple(map(_measure, outgoing))
-
-
-def _gradients_of(nodes: Sequence[Any]) -> list[Any]:
-    return [each for node in nodes for each in inputs_of(node)]
 
 
 @torch.no_grad()
