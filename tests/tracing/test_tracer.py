@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.bundles.replayed import replay
+from retrograd.bundles.replay import replay
 from retrograd.errors import CannotBundleError, NoSuchNodeError, RetrogradWarning, StepperError, TraceError
 from retrograd.graph.node import TensorInfo
 from retrograd.graph.walker import walk

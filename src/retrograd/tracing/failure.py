@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from retrograd.bundles.bundle import write_bundle
+from retrograd.bundles.writer import write_bundle
 from retrograd.errors import GraphError
 from retrograd.graph.node import TensorInfo
 from retrograd.graph.values import count_nonfinite
