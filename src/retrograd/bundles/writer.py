@@ -46,7 +46,19 @@ from retrograd.graph.node import Line, Saved
 from retrograd.graph.values import count_nonfinite
 from retrograd.graph.walker import describe
 from retrograd.hooks.dispatch import attributes_of, plain_torch
-from retrograd.hooks.nodes import inputs_of, is_freed, is_leaf, is_python, name_of, number_of, peek, run_node, saved_of
+from retrograd.hooks.nodes import (
+    inputs_of,
+    is_freed,
+    is_leaf,
+    is_python,
+    is_saved_tensor,
+    name_of,
+    number_of,
+    peek,
+    run_node,
+    saved_of,
+    saved_tensors_of,
+)
 from retrograd.hooks.thread_state import run_in_fresh_thread
 from retrograd.randomness import random_kept
 
@@ -305,18 +317,18 @@ def _read_source(line: Line) -> tuple[tuple[int, str], ...]:
 
 def describe_saved(node: Any) -> tuple[Saved, ...]:
     """The tensors that a node keeps, and how often each has been written to."""
-    return tuple(_describe(name, peek(value)) for name, value in _flatten(saved_of(node)) if _is_saved(value))
+    return tuple(_describe(name, peek(raw)) for name, raw in saved_tensors_of(node))
 
 
 def describe_attributes(node: Any) -> dict[str, str]:
     """What a node keeps besides tensors, as text."""
     found = [*_flatten(saved_of(node)), *_flatten(attributes_of(node))]
-    return {name: _print(value) for name, value in found if not _is_saved(value) and not _is_tensor(value)}
+    return {name: _print(value) for name, value in found if not is_saved_tensor(value) and not _is_tensor(value)}
 
 
 def tensors_of(node: Any) -> dict[str, Tensor]:
     """The tensors that a node keeps, as far as they can be told without running hooks, by names for a bundle."""
-    saved = {f"saved.{name}": peek(value) for name, value in _flatten(saved_of(node)) if _is_saved(value)}
+    saved = {f"saved.{name}": peek(raw) for name, raw in saved_tensors_of(node)}
     others = {f"context.{name}": value for name, value in _flatten(attributes_of(node)) if _is_tensor(value)}
     return {name: tensor for name, tensor in (saved | others).items() if tensor is not None}
 
@@ -330,14 +342,10 @@ def _describe(name: str, tensor: Tensor | None) -> Saved:
 
 def _flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if isinstance(value, list | tuple) and any(_is_saved(part) or _is_tensor(part) for part in value):
+        if isinstance(value, list | tuple) and any(is_saved_tensor(part) or _is_tensor(part) for part in value):
             yield from ((f"{name}[{index}]", part) for index, part in enumerate(value))
         else:
             yield name, value
-
-
-def _is_saved(value: Any) -> bool:
-    return type(value).__name__ == "SavedTensor"
 
 
 def _is_tensor(value: Any) -> bool:

@@ -23,10 +23,16 @@ from typing import Any, Self
 from retrograd.errors import TraceError
 from retrograd.files import write_whole
 from retrograd.graph.origins import Origins
-from retrograd.hangs.rank_state import RankState, RingEvent
+from retrograd.hangs.rank_state import (
+    RankState,
+    RingEvent,
+    describe_age,
+    describe_event,
+    describe_stacks,
+    describe_state,
+)
 from retrograd.hangs.ring import Ring
 from retrograd.hangs.signal_tap import SignalTap
-from retrograd.hangs.words import describe_age, describe_event, describe_stacks, describe_state
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
 from retrograd.hooks.faults import never_raise
@@ -222,7 +228,7 @@ class StallDetector:
     def __init__(self, limit: float | None) -> None:
         self.limit = math.inf if limit is None else limit
         self.pause = min(self.limit / 4, _LONGEST_PAUSE)
-        self._seen: dict[int, _Stop] = {}
+        self._seen: dict[int, _Stall] = {}
 
     def look(self, state: RankState) -> Iterator[str]:
         """Compare with what was seen before.
@@ -240,18 +246,18 @@ class StallDetector:
             place = (event.count, workers)
             stop = before.get(thread.ident)
             if stop is None or stop.place != place:
-                stop = _Stop(place, now)
+                stop = _Stall(place, now)
             self._seen[thread.ident] = stop
             if now - stop.since >= self.limit and not stop.is_told:
                 stop.is_told = True
                 newest = max(
                     (event for other, event in places if other is thread or not other.depth), key=lambda e: e.time
                 )
-                yield _describe_stop(newest, state.read)
+                yield _describe_stall(newest, state.read)
 
 
 @dataclass(slots=True)
-class _Stop:
+class _Stall:
     """A place that a pass was seen at, since when (monotonic seconds), and whether that was reported."""
 
     place: tuple[Any, ...]
@@ -259,7 +265,7 @@ class _Stop:
     is_told: bool = False
 
 
-def _describe_stop(event: RingEvent, now: int) -> str:
+def _describe_stall(event: RingEvent, now: int) -> str:
     where = f"inside {describe_event(event)}" if event.state == "node" else f"in a backward pass ({event.state})"
     return f"{where} for {describe_age(now - event.time)}"
 
