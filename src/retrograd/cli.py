@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from retrograd.errors import RetrogradError
-from retrograd.foreign.plain_text import show_plainly
+from retrograd.foreign.text import show_plainly
 from retrograd.launch.options import Command, option
 from retrograd.launch.parser import make_parser, read_command, split_command
 from retrograd.launch.requests import DebugRequest, ExplainOptions, InventoryRequest, RunRequest, TraceRequest

@@ -17,7 +17,7 @@ from retrograd.bundles.files import damaged
 from retrograd.bundles.guard import Guard, check_stored
 from retrograd.bundles.program import BundledOperation, Ran, describe_error, run_program, set_random, switched
 from retrograd.errors import GraphError, ReplayError
-from retrograd.foreign.plain_text import show_plainly
+from retrograd.foreign.text import show_plainly
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.randomness import random_kept
 

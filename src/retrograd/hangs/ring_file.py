@@ -23,7 +23,7 @@ from typing import Any
 
 from retrograd.errors import TraceError
 from retrograd.files import write_whole
-from retrograd.foreign.regular import expect_file
+from retrograd.foreign.text import expect_file
 from retrograd.hangs.rank_state import RankState, RingEvent, State, ThreadPosition
 from retrograd.runs.layout import RING, list_rank_folders, parse_rank, rank_name
 

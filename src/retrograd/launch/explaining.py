@@ -17,7 +17,7 @@ from retrograd.errors import LaunchError
 from retrograd.findings.explain import explain
 from retrograd.findings.findings import Findings
 from retrograd.findings.stored import store_findings
-from retrograd.foreign.plain_text import show_plainly
+from retrograd.foreign.text import show_plainly
 from retrograd.launch.closing import say
 from retrograd.launch.command import resolve_command
 from retrograd.launch.interpreter import find_obstacle

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NoReturn
 from retrograd.errors import SavedTensorError, ScheduleError, TraceError
 from retrograd.launch.options import Command, Request, option
 from retrograd.launch.start import start
-from retrograd.recording.schedule import NamedSchedule, every, log_schedule
+from retrograd.recording.settings import NamedSchedule, every, log_schedule
 from retrograd.sites.selection import Selection
 
 Passes = tuple[int, int | None]

@@ -16,7 +16,7 @@ A stage of a pipeline has several micro-batches under way at once: they are call
 Forwards are kept apart in buffers by their grad mode, so that an evaluation, or a teacher's forward in the middle of
 a step, never mixes with the forward that is waiting for its backward. Forwards that wait for none (without grad, or
 in eval mode) merge into one record a step. A forward with grad whose graph is gone when the next one begins, or that no
-backward has reached where it did reach another forward of the same model, is an evaluation too: see :mod:`forwards`.
+backward has reached where it did reach another forward of the same model, is an evaluation too: see :mod:`mode_buffer`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Protocol
 from retrograd.history.sink import Moment
 from retrograd.progress.steps import Steps
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
-from retrograd.recording.schedule import Schedule
+from retrograd.recording.settings import Schedule
 
 _PATIENCE = 2.0
 """Seconds after which forwards that wait for no backward are emitted though the step goes on."""
