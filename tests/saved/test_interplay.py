@@ -22,8 +22,8 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from retrograd.budget.planned import Planned
-from retrograd.bundles.bundle import write_bundle
-from retrograd.bundles.replayed import replay
+from retrograd.bundles.replay import replay
+from retrograd.bundles.writer import write_bundle
 from retrograd.engine.replayer import run_from
 from retrograd.hooks import dispatch
 from retrograd.hooks import saved as saved_hooks

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.bundles.arguments import UnwritableArgumentError, encode
-from retrograd.bundles.copies import Copies, StoredTensor
-from retrograd.bundles.memory import Memory, copy_tensors, refuse_opaque
+from retrograd.bundles.copies import Copies, Memory, StoredTensor, copy_tensors, refuse_opaque
 from retrograd.bundles.program import (
     BundledOperation,
     Program,
+    UnwritableArgumentError,
     describe_error,
+    devices_of,
+    encode,
+    read_random,
 )
-from retrograd.bundles.switches import devices_of, read_random
 from retrograd.errors import CannotBundleError
 from retrograd.hooks.dispatch import (
     OperationTap,
