@@ -249,7 +249,7 @@ The exit code is 0 if the node gives the same as before, bit for bit, and 1 if n
     trust: bool = option("--trust", False, "you know who wrote it: carry out whatever it names, without checks")
 
     def carry_out(self) -> int:
-        from retrograd.bundles.replayed import replay
+        from retrograd.bundles.replay import replay
 
         replayed = replay(self.bundle, strict=not self.any_torch, trusted=self.trust)
         print(replayed)
