@@ -18,8 +18,8 @@ from torch import Tensor
 
 from retrograd.errors import RetrogradError, RetrogradWarning
 from retrograd.hooks.backward import backward_listeners
-from retrograd.launch.closing import say, say_end
-from retrograd.notices import warnings_kept
+from retrograd.launch.closing import say_end
+from retrograd.notices import say, warnings_kept
 from retrograd.randomness import random_kept
 from retrograd.runs.ranks import RankClaim
 
