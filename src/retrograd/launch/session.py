@@ -34,6 +34,7 @@ from retrograd.launch.late_sink import LateSink
 from retrograd.launch.live_findings import LiveFindings
 from retrograd.launch.models import Search, name_models
 from retrograd.launch.requests import RunRequest
+from retrograd.launch.tracebacks import hide_our_frames
 from retrograd.notices import say, warnings_kept
 from retrograd.randomness import random_kept
 from retrograd.recording.recorder import Recorder
@@ -53,6 +54,7 @@ def start_session() -> None:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.start_over)
     warnings.simplefilter("default", RetrogradWarning)  # whatever the script does with its own
+    hide_our_frames()
     session.take_inventory()
 
 
