@@ -64,7 +64,7 @@ from retrograd.amounts import show_bytes
 from retrograd.budget.planned import Planned
 from retrograd.errors import RetrogradError
 from retrograd.policies.cpu import Cpu
-from retrograd.policies.disk.disk import Disk
+from retrograd.policies.disk import Disk
 from retrograd.policies.lossless import Lossless
 from retrograd.policies.policy import AsIs
 from retrograd.policies.precision import Bfloat16, EightBit

@@ -87,7 +87,7 @@ DEFERRED = {
     "retrograd.statistics.slab": "Triton takes half a second to load, and only CUDA tensors need it",
     "retrograd.cli": "what is not public (``rg.…`` is loaded late) and needs torch, which takes seconds to load",
     "retrograd.launch.bootstrap.sitecustomize": "runs in every interpreter that is started, most of them without torch",
-    "retrograd.features.progress": "rich draws from `random` when it is loaded, and only a bar needs it",
+    "retrograd.features.dataset": "rich draws from `random` when it is loaded, and only a bar needs it",
     "retrograd.launch.inventory": "a script that loads rich itself must be the first: that draws from `random`",
     "retrograd.launch.lean": "pyarrow is loaded while pandas is out of the way",
     "retrograd.launch.parser": "`importlib.metadata` takes as long to load as all else, and only --version needs it",
@@ -120,7 +120,7 @@ def module_name(path: Path) -> str:
 
 
 def room(name: str) -> str:
-    """``retrograd.history.ring`` → ``history``; the package itself → an empty text."""
+    """``retrograd.history.kept`` → ``history``; the package itself → an empty text."""
     return [*name.split("."), ""][1]
 
 

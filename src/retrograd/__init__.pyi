@@ -19,7 +19,7 @@ from retrograd.features.stored import open_features as open_features
 from retrograd.findings.explain import explain as explain
 from retrograd.findings.finding import Finding as Finding
 from retrograd.findings.findings import Findings as Findings
-from retrograd.functions.auxiliary import Auxiliary as Auxiliary
+from retrograd.functions.call import Auxiliary as Auxiliary
 from retrograd.functions.function import Function as Function
 from retrograd.gradients.explain import explain_gradients as explain_gradients
 from retrograd.gradients.gradient_reasons import GradientReasons as GradientReasons
@@ -33,14 +33,14 @@ from retrograd.inventory.recorder import take_inventory as take_inventory
 from retrograd.kinks.find import find_kinks as find_kinks
 from retrograd.kinks.kinks import Kinks as Kinks
 from retrograd.recording.keep import Keep as Keep
+from retrograd.recording.keep import on_jump as on_jump
+from retrograd.recording.keep import on_nonfinite as on_nonfinite
 from retrograd.recording.plan import plan_recording as plan_recording
 from retrograd.recording.record import Recording as Recording
 from retrograd.recording.record import record as record
 from retrograd.recording.record import watch as watch
 from retrograd.recording.schedule import every as every
 from retrograd.recording.schedule import log_schedule as log_schedule
-from retrograd.recording.trigger import on_jump as on_jump
-from retrograd.recording.trigger import on_nonfinite as on_nonfinite
 from retrograd.rewriting.rewriting import Rewriting as Rewriting
 from retrograd.rewriting.rewriting import rewrite as rewrite
 from retrograd.rules.simulation import simulate_rule as simulate_rule

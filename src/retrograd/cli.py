@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 
 import retrograd as rg
 from retrograd.errors import RetrogradError
-from retrograd.foreign.plain_text import show_plainly
+from retrograd.foreign.text import show_plainly
 from retrograd.launch.interpreter import install_hook, remove_hook
 from retrograd.launch.lean import keep_pandas_out
 from retrograd.launch.options import Command, option

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from retrograd.budget import op_info
 from retrograd.budget.op_log import OpLog
 from retrograd.budget.recipe import Recipe, find_recipe
+from retrograd.hooks import op_info
 from retrograd.hooks.operation_tap import OperationTap
 
 

@@ -11,7 +11,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
 
 from retrograd.errors import FunctionError
-from retrograd.functions.auxiliary import Auxiliary
+from retrograd.functions.call import Auxiliary
 from retrograd.functions.function import Function
 from tests.functions.linear import tensors
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrograd.functions.auxiliary import Auxiliary
+from retrograd.functions.call import Auxiliary
 from retrograd.functions.function import Function
 
 

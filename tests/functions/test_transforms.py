@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp,
 from torch.nn import functional as F
 
 from retrograd.errors import FunctionError
-from retrograd.functions.auxiliary import Auxiliary
+from retrograd.functions.call import Auxiliary
 from retrograd.functions.function import Function
 from tests.functions.linear import MyLinear, tensors
 

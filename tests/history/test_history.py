@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from retrograd.errors import NoSuchSiteError
-from retrograd.history.events import build_event_table, read_events
 from retrograd.history.history import History
 from retrograd.history.rows import join_neighbours
 from retrograd.history.sink import Event, Moment
-from retrograd.history.table import STATISTICS_COLUMNS
+from retrograd.history.table import STATISTICS_COLUMNS, build_event_table, read_events
 from tests.history.made import SITES, make_batch, make_steps
 from tests.history.test_series import make_history
 

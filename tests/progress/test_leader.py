@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.progress.leader import Leader
+from retrograd.progress.steps import Leader
 
 
 @given(st.lists(st.integers(0, 3), max_size=40))

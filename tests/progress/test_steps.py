@@ -10,8 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 import retrograd as rg
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 
 X = torch.ones(2, 4)
 

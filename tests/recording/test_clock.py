@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrograd.history.sink import Moment
-from retrograd.progress.leader import Leader
-from retrograd.progress.steps import Steps
+from retrograd.progress.steps import Leader, Steps
 from retrograd.recording import clock as clock_module
 from retrograd.recording.clock import Clock
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers

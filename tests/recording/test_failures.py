@@ -12,8 +12,8 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.errors import RetrogradWarning
+from retrograd.recording.parameter_watch import UpdateTap
 from retrograd.recording.site_recorder import TensorRecorder
-from retrograd.recording.updates import UpdateTap
 from retrograd.statistics.slab import UnreadableTensorError
 from tests.recording.collector import Collector, collect
 from tests.recording.oracle import assert_row, listen

@@ -14,9 +14,8 @@ import retrograd as rg
 from retrograd.errors import RetrogradWarning, TensorPolicyError
 from retrograd.history.kept import is_overwritten
 from retrograd.history.sink import Moment
-from retrograd.recording.holder import Bundle, Holder, count_bytes
 from retrograd.recording.keep import Keep, read_limit
-from retrograd.recording.tensor_keeper import TensorKeeper
+from retrograd.recording.tensor_keeper import Bundle, Holder, TensorKeeper, count_bytes
 from retrograd.sites.site import Site
 from tests.recording.collector import Collector, collect
 from tests.recording.oracle import listen

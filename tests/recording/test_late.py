@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrograd.history.sink import Moment, RowBatch
-from retrograd.recording.batches import pick_custom
-from retrograd.recording.late import Closed, LateGradients, split_late
+from retrograd.recording.attribution import Closed, LateGradients, split_late
 from retrograd.recording.mode_buffer import Mode, ModeBuffer
+from retrograd.recording.site_table import pick_custom
 from retrograd.statistics.row import ROW
 
 

@@ -13,9 +13,8 @@ import retrograd as rg
 from retrograd.errors import CannotRewriteError, RuleError
 from retrograd.rewriting.rewriting import rewrite
 from retrograd.rules.clip_norm import ClipNorm
-from retrograd.rules.rule import Rule
+from retrograd.rules.rule import Rule, SiteState
 from retrograd.rules.simulation import simulate_rule
-from retrograd.rules.site_state import SiteState
 from tests.recording.test_relatives import CHECKPOINTS, Shared, train
 
 

@@ -12,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import CannotRewriteError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 from tests.rewriting.models import assert_same, gradients, halve, same_bits, weights
 
 

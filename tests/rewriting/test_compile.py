@@ -14,8 +14,7 @@ from torch._dynamo import compiled_autograd
 
 from retrograd.errors import CannotRewriteError, RetrogradError, RetrogradWarning
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 from tests.rewriting.models import gradients, halve, make_net
 
 pytestmark = pytest.mark.slow

@@ -24,8 +24,7 @@ from retrograd.rewriting.rewriting import rewrite
 from retrograd.rules.clip_norm import ClipNorm
 from retrograd.rules.norm_rule import NormRule
 from retrograd.rules.pcgrad import PCGrad
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 from retrograd.rules.skip_step import SkipStep
 from retrograd.rules.zclip import ZClip
 from tests.processes import Work, run_in_two

@@ -15,8 +15,7 @@ from retrograd.rewriting.rewriting import rewrite
 from retrograd.rules.clamp import ClipValue
 from retrograd.rules.clip_norm import ClipNorm
 from retrograd.rules.norm_rule import NormRule, measure_norm
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 from retrograd.rules.skip_step import SkipStep
 from retrograd.rules.zclip import ZClip
 from tests.rewriting.models import assert_same, gradients, halve

@@ -17,7 +17,7 @@ from retrograd.rewriting.rewriting import rewrite
 from retrograd.rules.clip_norm import ClipNorm
 from retrograd.rules.norm_rule import NormRule
 from retrograd.rules.pass_rule import PassRule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import SiteState
 from tests.recording.collector import collect
 from tests.rewriting.models import assert_same, halve, make_net, weights
 

@@ -24,8 +24,7 @@ from retrograd.errors import RetrogradWarning
 from retrograd.hooks.interventions import intervention_listeners
 from retrograd.rewriting.rewriting import rewrite
 from retrograd.rules.clip_norm import ClipNorm
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 from tests.rewriting.models import add_one, assert_same, gradients, halve, leave, make_net
 
 EVERYWHERE: dict[str, Any] = {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from retrograd.errors import NoSuchSiteError, PatternError, RewriteError, RuleError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import SiteState
 from tests.rewriting.models import assert_same, gradients, halve, make_net
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import SiteState
 from tests.rewriting.models import add_one, assert_same, gradients, halve, hooked_outputs, leave, make_net
 
 

@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import CannotRewriteError, RuleError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 from tests.rewriting.models import add_one, assert_same, gradients, halve, make_net
 
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import retrograd as rg
 from retrograd.errors import CannotRewriteError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import SiteState
 from tests.recording.collector import Collector, collect
 from tests.rewriting.models import add_one, assert_same, gradients, halve, leave, make_net
 

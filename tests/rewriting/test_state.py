@@ -16,8 +16,7 @@ from retrograd.errors import RetrogradError, RewriteError
 from retrograd.rewriting.rewriting import Rewriting, rewrite
 from retrograd.rules.clip_norm import ClipNorm
 from retrograd.rules.norm_rule import NormRule
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 from tests.rewriting.models import assert_same, make_net, weights
 
 

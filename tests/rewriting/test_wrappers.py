@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from retrograd.errors import AttachError, CannotRewriteError, RetrogradWarning
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import SiteState
 from tests.processes import run_in_two
 from tests.rewriting.models import add_one, assert_same, gradients, halve, make_net, weights
 

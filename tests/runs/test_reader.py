@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from retrograd.errors import DamagedRunError, NotARunError
-from retrograd.foreign.json_text import read_json
+from retrograd.foreign.text import read_json
 from retrograd.runs import compaction
 from retrograd.runs.files import write_json
 from retrograd.runs.reader import open_run

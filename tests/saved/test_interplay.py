@@ -29,7 +29,7 @@ from retrograd.hooks import operation_tap
 from retrograd.hooks import saved as saved_hooks
 from retrograd.hooks.operation_tap import CarryOut
 from retrograd.inventory.recorder import take_inventory
-from retrograd.policies.disk.disk import Disk
+from retrograd.policies.disk import Disk
 from retrograd.policies.lossless import Lossless
 from retrograd.policies.policy import AsIs, Policy, Stays
 from retrograd.policies.recompute import Recompute

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.budget.contents import Contents, HeldArgument, LoggedOp, RecomputeSource, ViewArgument
-from retrograd.budget.op_info import draw_again
+from retrograd.budget.op_log import Contents, HeldArgument, LoggedOp, RecomputeSource, ViewArgument
 from retrograd.errors import OverwrittenError
 from retrograd.hooks.dispatch import below_autograd
+from retrograd.hooks.op_info import draw_again, name_of_operation, shorten_name
 
 _MOST_OPERATIONS = 64
 """More are not run for one storage range."""
@@ -95,9 +95,8 @@ class Recipe:
         return storage, run.made_bytes - storage.nbytes()
 
     def __str__(self) -> str:
-        names = (_name_of(operation) for operation in self.operations)
-        words = (name.removeprefix("native_").removeprefix("_").rstrip("_") for name in names if name not in _BLANK)
-        return ", ".join(dict.fromkeys(words))
+        names = (name_of_operation(operation.function) for operation in self.operations)
+        return ", ".join(dict.fromkeys(shorten_name(name) for name in names if name not in _BLANK))
 
 
 def find_recipe(contents: Contents, *, is_held: bool) -> Recipe | None:
@@ -138,11 +137,7 @@ def _collect(
 
 
 def _is_blank(contents: Contents) -> bool:
-    return contents.operation is not None and _name_of(contents.operation) in _BLANK
-
-
-def _name_of(operation: LoggedOp) -> str:
-    return str(operation.function._schema.name.partition("::")[2])
+    return contents.operation is not None and name_of_operation(contents.operation.function) in _BLANK
 
 
 class _RecipeRun:
@@ -175,7 +170,7 @@ class _RecipeRun:
         made = outputs[contents.output]
         if isinstance(made, Tensor):
             storage = made.untyped_storage()
-            if self._is_trial and "empty" in _name_of(operation):
+            if self._is_trial and "empty" in name_of_operation(operation.function):
                 made.new_empty(0, dtype=torch.uint8).set_(storage).fill_(_PATTERN)
             return storage
         raise RuntimeError(f"{operation.function} has not returned a tensor where it did before")

@@ -19,7 +19,7 @@ from retrograd.bundles.files import (
 )
 from retrograd.bundles.program import Program, Raised, check_program
 from retrograd.bundles.switches import check_switches
-from retrograd.foreign.kinds import check_fields
+from retrograd.foreign.text import check_fields
 from retrograd.graph.node import Line, Saved, TensorInfo, name_place
 
 

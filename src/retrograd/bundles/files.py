@@ -22,8 +22,7 @@ from retrograd.bundles.copies import Block, Copies, StoredTensor
 from retrograd.bundles.program import BundledOperation, Program, Raised
 from retrograd.errors import DamagedBundleError
 from retrograd.files import to_utf8
-from retrograd.foreign.json_text import read_json
-from retrograd.foreign.regular import expect_file
+from retrograd.foreign.text import expect_file, read_json
 
 FORMAT = 2
 """Number of this form of bundle."""

@@ -13,7 +13,7 @@ from retrograd.bundles.contents import Bundle, Came
 from retrograd.bundles.program import BundledOperation
 from retrograd.bundles.running import find_differences, rebuild_outgoing, run_bundle
 from retrograd.errors import GraphError
-from retrograd.foreign.plain_text import show_plainly
+from retrograd.foreign.text import show_plainly
 
 _MOST_OPERATIONS = 20
 

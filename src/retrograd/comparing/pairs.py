@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.history.columns import encode_phase
 from retrograd.history.history import History
-from retrograd.history.rows import Rows
+from retrograd.history.rows import Rows, encode_phase
 
 IntArray = npt.NDArray[np.int64]
 

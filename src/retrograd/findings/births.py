@@ -13,8 +13,8 @@ import numpy.typing as npt
 from retrograd.findings.chain import Chain, argument_of, count, name_of, shape_of
 from retrograd.findings.record import Record
 from retrograd.findings.training import Training
-from retrograd.history.columns import encode_phase
 from retrograd.history.facts import Input, NonFinite, Operation
+from retrograd.history.rows import encode_phase
 from retrograd.sites.site import Site, parse_leniently
 
 GREW = 1e3

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from retrograd.amounts import count_of
 from retrograd.findings.detector import CannotTell
 from retrograd.findings.record import Record
-from retrograd.history.columns import encode_phase
 from retrograd.history.facts import OptimizerMade
 from retrograd.history.matrix import number_steps
+from retrograd.history.rows import encode_phase
 from retrograd.sites.site import Site
 from retrograd.statistics.row import finite_count
 

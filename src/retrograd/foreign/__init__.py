@@ -1,1 +1,1 @@
-"""What is read from files that somebody else may have written."""
+"""Readers of files that somebody else may have written."""

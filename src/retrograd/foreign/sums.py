@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def sum_tensor(tensor: Tensor) -> int:
-    """A number that depends on every bit, on the shape and on the dtype of a dense tensor on the CPU."""
+    """Return a number that depends on every bit, on the shape and on the dtype of a dense tensor on the CPU."""
     head = f"{tensor.dtype} {tuple(tensor.shape)}".encode()
     data: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return zlib.crc32(data, zlib.crc32(head))

@@ -7,7 +7,7 @@ import os
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from retrograd.foreign.regular import expect_file
+from retrograd.foreign.text import expect_file
 
 LARGEST = 1 << 32
 """Bytes of a table that is read, unpacked."""

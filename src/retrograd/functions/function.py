@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from retrograd.errors import FunctionError
 from retrograd.functions.arguments import Arguments
 from retrograd.functions.call import FunctionCall
-from retrograd.functions.recalling import note_memory, recalling
-from retrograd.functions.remembering import Remembering
+from retrograd.functions.remembering import Remembering, note_memory, recalling
 from retrograd.functions.torch_function import MAKERS, make_torch_function
 from retrograd.hooks.checkpoints import part_computed_again
 from retrograd.hooks.engine import current_graph_task, uncompiled
@@ -55,7 +54,7 @@ class Function(Remembering):
 
     Attributes:
         auxiliary: names of arguments that carry data and no gradient. They are detached. For outputs there is
-            :class:`~retrograd.functions.auxiliary.Auxiliary`.
+            :class:`~retrograd.functions.call.Auxiliary`.
         generate_vmap_rule: let torch make a rule for ``torch.func.vmap`` from the methods; or write
             ``vmap(self, info, in_dims, *args)``.
         clear_saved_tensors_on_access: let go of ``ctx.saved_tensors`` when they are first read.

@@ -1,4 +1,9 @@
-"""What a Function has put by: saved with the model, moved with it, and the same for all threads."""
+"""The memory of a Function: saved with the model, moved with it, and the same for all threads.
+
+A forward may read what its Function has remembered. When a checkpointed part of a model is computed again, calls and
+backward passes that came since have added to that; the part must compute what it computed before, so its Functions
+find the memory that they found then.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,58 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.errors import FunctionError
-from retrograd.functions.recalling import recalled_memory
+from retrograd.hooks.checkpoints import CallsOfParts, parts_running
 from retrograd.hooks.engine import is_tracing, is_transformed
 from retrograd.memory.memory import Memory
+
+
+class _ThreadMemories(threading.local):
+    """What one thread remembers with.
+
+    Attributes:
+        recalled: what stands for the memory of a Function, by its identity.
+        remembers_nothing: memories are left as they are.
+    """
+
+    def __init__(self) -> None:
+        self.recalled: dict[int, Memory] = {}
+        self.remembers_nothing = False
+
+
+_calls: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Function → what it remembered at each of its calls in checkpointed parts."""
+
+_here = _ThreadMemories()
+
+
+def note_memory(function: object, memory: Memory) -> None:
+    """A call begins that was not there before; it may be in parts that are computed again later."""
+    if parts_running():
+        _calls.setdefault(function, CallsOfParts[Mapping[str, Any]]()).add(memory.snapshot())
+
+
+def recalled_memory(function: object) -> Memory | None:
+    """What stands for the memory of a Function in this thread now."""
+    return _here.recalled.get(id(function)) if _here.recalled else None
+
+
+@contextmanager
+def recalling(function: object, memory: Memory, part: Any) -> Iterator[None]:
+    """In the block, which is a call of that part, the Function has the memory of then; what it adds is lost."""
+    recalled = Memory()
+    calls = _calls.get(function)
+    snapshot = calls.find_next(part) if calls is not None else None
+    recalled.restore(snapshot if snapshot is not None else memory.snapshot())
+    earlier = _here.recalled
+    _here.recalled = {**earlier, id(function): recalled}
+    try:
+        yield
+    finally:
+        _here.recalled = earlier
+
 
 _KIND = "/last"
 """How a memory marks the names of last tensors."""
@@ -24,13 +76,6 @@ _STATE = "_extra_state"
 
 _lock = threading.RLock()
 """One for all memories, so that each can be copied and pickled. It is held for as long as a tuple is made."""
-
-
-class _ThreadSwitch(threading.local):
-    remembers_nothing = False
-
-
-_here = _ThreadSwitch()
 
 
 class Remembered:

@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 
 from retrograd.errors import DetachedGraphError, GraphError, NoSuchNodeError
 from retrograd.files import make_all_storable, write_file
-from retrograd.foreign.json_text import parse_json
-from retrograd.foreign.kinds import check_fields, fits
 from retrograd.foreign.tables import read_table
+from retrograd.foreign.text import check_fields, fits, parse_json
 from retrograd.graph.node import Edge, Line, Node, Saved, TensorInfo, matches
 from retrograd.graph.run_order import order_of_run
 

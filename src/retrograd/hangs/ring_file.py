@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrograd.errors import TraceError
-from retrograd.foreign.regular import expect_file
+from retrograd.foreign.text import expect_file
 from retrograd.hangs.rank_state import RankState, RingEvent, State, ThreadState
 from retrograd.runs.layout import RING, list_rank_folders, parse_rank
 

@@ -1,4 +1,4 @@
-"""The calls of every step, from those that were noted and the steps that repeat them."""
+"""The calls of every step, expanded from those that were noted and the steps that repeat them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retrograd.history.sink import Moment
 
 
 def expand_calls(facts: Iterable[Fact]) -> list[Call]:
-    """All calls of a process, by step, in the order made. What repeats a step that is not there is passed over."""
+    """All calls of a process, by step, in the order made. Repetitions of a missing step are skipped."""
     patterns: dict[int, list[Call]] = {}
     found: list[Call] = []
     for fact in facts:

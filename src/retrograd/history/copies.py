@@ -1,4 +1,4 @@
-"""Which ranks hold the very same tensor at a site, so that readers count it once."""
+"""Ranks that hold the same tensor at a site, so that readers count it once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _COMPARED = ("calls", "count", "nan", "zeros", "sum", "m2", "min", "max")
 
 
 class Disagreement(NamedTuple):
-    """Two ranks that were to hold copies, and do not.
+    """Two ranks that should hold equal copies of a tensor and do not.
 
     Attributes:
-        site: where.
-        step: the first at which they differ.
+        site: name of the site.
+        step: first step at which the copies differ.
         shown: the rank whose rows count.
-        other: the one that differs from it.
+        other: the rank that differs from it.
     """
 
     site: str
@@ -37,9 +37,9 @@ class _Sorted(NamedTuple):
     """Rows of sites with copies, in the order of site, moment, part and rank.
 
     Attributes:
-        places: where they are among the rows that were asked about.
-        first: for each the place, here, of the first row of its part at its moment.
-        own: for each the place, here, of the first of those that are of its own rank.
+        places: positions among the given rows.
+        first: for each row the position, in this order, of the first row of its group of copies at its moment.
+        own: for each row the position, in this order, of the first row of its own rank in that group.
     """
 
     places: IntArray
@@ -48,19 +48,19 @@ class _Sorted(NamedTuple):
 
 
 class Copies:
-    """Ranks that hold the same, by site.
+    """Groups of ranks that hold copies of one tensor, by site.
 
     Args:
-        groups: for each site, by number, groups of ranks that hold the same. A rank that is in none holds its own.
-        names: the names of those sites.
+        groups: for each site, by number, groups of ranks that hold the same. A rank in no group holds its own.
+        names: the names of those sites, by number.
 
     Attributes:
-        told: sites of which it has been said that their copies differ.
+        warned: sites for which a warning has said that their copies differ.
     """
 
     def __init__(self, groups: Mapping[int, Sequence[Sequence[int]]], names: Mapping[int, str]) -> None:
         self._names = names
-        self.told: set[str] = set()
+        self.warned: set[str] = set()
         held = {(code, rank): min(group) for code, found in groups.items() for group in found for rank in group}
         self._has_copies = np.zeros(max((code for code, _ in held), default=-1) + 2, np.bool_)
         self._has_copies[[code for code, _ in held]] = True  # the last one stands for all sites beyond
@@ -70,14 +70,14 @@ class Copies:
         self._keys, self._owners = keys[order], np.array(list(held.values()), np.int64)[order]
 
     def counts(self, rows: Table, index: IntArray) -> npt.NDArray[np.bool_]:
-        """Which of the rows at ``index`` count: of copies made at one moment those of the lowest rank."""
+        """Mark the rows at ``index`` that count: of copies made at one moment, those of the lowest rank."""
         ordered = self._sort(rows, index)
         found = np.ones(len(index), np.bool_)
         found[ordered.places] = ordered.own == ordered.first
         return found
 
     def compare(self, rows: Table, index: IntArray) -> list[Disagreement]:
-        """For each site, among the rows at ``index``, the first step at which copies differ in what was recorded."""
+        """Find, for each site among the rows at ``index``, the first step at which recorded copies differ."""
         ordered = self._sort(rows, index)
         picked = index[ordered.places]
         at = np.arange(len(picked))
@@ -96,24 +96,24 @@ class Copies:
         return list(found.values())
 
     def warn(self, rows: Table, index: IntArray) -> None:
-        """Say of which sites the copies differ, once a site."""
-        new = [each for each in self.compare(rows, index) if each.site not in self.told]
-        self.told.update(each.site for each in new)
+        """Warn of sites whose copies differ, once for each site."""
+        new = [each for each in self.compare(rows, index) if each.site not in self.warned]
+        self.warned.update(each.site for each in new)
         if new:
             site, step, shown, other = new[0]
-            more = f" So it is with {len(new) - 1} more sites." if len(new) > 1 else ""
+            more = f" The same holds for {len(new) - 1} more sites." if len(new) > 1 else ""
             text = (
-                f"Ranks {shown} and {other} hold copies of {site!r} that differ from step {step} on; those of "
-                f"rank {shown} are shown.{more}"
+                f"Ranks {shown} and {other} hold copies of {site!r} that differ from step {step} on; rank {shown} is "
+                f"shown.{more}"
             )
             warn(text)
 
     def _make_keys(self, sites: npt.NDArray[Any], ranks: npt.NDArray[Any]) -> IntArray:
-        """A number for each site and rank; ranks, which may be of any size, by their place among those known."""
+        """A number for each site and rank; ranks may be any integers and count by their place among the known ones."""
         return sites.astype(np.int64) * (len(self._ranks) + 1) + np.searchsorted(self._ranks, ranks)
 
     def _find_owners(self, sites: npt.NDArray[Any], ranks: npt.NDArray[Any]) -> IntArray:
-        """For each row the lowest rank that holds the same; its own rank where none does."""
+        """For each row the lowest rank that holds the same tensor; its own rank where no other does."""
         is_known = np.isin(ranks, self._ranks)
         keys = self._make_keys(sites, ranks)
         place = np.minimum(np.searchsorted(self._keys, keys), max(len(self._keys) - 1, 0))
@@ -139,14 +139,14 @@ class Copies:
 
 
 def _starts(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
-    """Whether each row differs from the one before it."""
+    """Mark each row that differs from the one before it."""
     changed = np.ones(len(columns[0]), np.bool_)
     changed[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return changed
 
 
 def join_groups(groups: Iterable[Iterable[int]]) -> list[tuple[int, ...]]:
-    """Groups that have a member in common as one, those of a single member left out."""
+    """Join groups that share a member, and drop groups of a single member."""
     joined: list[set[int]] = []
     for group in groups:
         new = set(group)

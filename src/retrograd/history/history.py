@@ -1,4 +1,4 @@
-"""The history of a run: what was recorded, and how it is read."""
+"""The history of a run: the record in memory, and how it is read."""
 
 from __future__ import annotations
 
@@ -12,35 +12,31 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from retrograd.errors import NoSuchSiteError
-from retrograd.history.columns import decode_batches
 from retrograd.history.copies import Copies, Disagreement
-from retrograd.history.events import EVENT_SCHEMA, build_event_table, read_events, read_loss
-from retrograd.history.kept import Kept, read_kept
+from retrograd.history.kept import Kept, Ring, read_kept
 from retrograd.history.matrix import Curve, Matrix, build_matrix
 from retrograd.history.names import SiteNames
-from retrograd.history.relatives import RecordedRelatives
-from retrograd.history.ring import Ring
-from retrograd.history.rows import Part, Rows, join_neighbours
-from retrograd.history.series import Series
+from retrograd.history.rows import Part, Rows, decode_batches, join_neighbours
+from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
-from retrograd.history.table import build_table
+from retrograd.history.table import EVENT_SCHEMA, build_event_table, build_table, read_events, read_loss
 from retrograd.sites.pattern import Pattern
 
 
 class History:
-    """What was recorded, of every site at every step. In memory it is also a sink that a recorder writes to.
+    """The record of every site at every step. In memory it is also a sink that a recorder writes to.
 
-        history.sites                                  names, in the order of calls
+        history.sites                                  names, in call order
         history["blocks.3:output.grad"].rms            one number a step
         history["cell:output.grad"].rms                all calls of a module merged
         history["cell#2:output.grad"].rms              the second call alone
-        history["blocks.3:output.grad"].tensors[-5:]   what was kept whole
+        history["blocks.3:output.grad"].tensors[-5:]   kept tensors
         history.matrix("rms")                          sites × steps
 
     Args:
-        rank: the rank that all that is added is from.
+        rank: the rank of everything that is added.
         keep_last: how many tensors of each site to hold; None for as many as the budget allows.
-        tensor_budget: bytes of held tensors; beyond it the oldest are dropped, and an event says so.
+        tensor_budget: bytes of held tensors; beyond it the oldest are dropped, which an event notes.
     """
 
     def __init__(self, *, rank: int = 0, keep_last: int | None = None, tensor_budget: int = 1 << 30) -> None:
@@ -51,7 +47,7 @@ class History:
         self._pending: deque[RowBatch] = deque()
         self._rows = Rows()
         self._counted: tuple[Rows, npt.NDArray[np.bool_]] | None = None
-        """Of which rows it was counted last which sites have some."""
+        """Rows, and for each site whether it has any of them, as last counted."""
         self._copies: Copies | None = None
         self._event_table = EVENT_SCHEMA.empty_table()
         self._pending_events: deque[Event] = deque()
@@ -66,19 +62,19 @@ class History:
         find_tensors: Callable[[str], list[Kept]],
         copies: Copies | None = None,
     ) -> None:
-        """Hold a record that is kept elsewhere, in place of what was held.
+        """Replace what is held by a record that is stored elsewhere.
 
         Args:
-            names: the sites that ``parts`` count by.
+            names: the sites, as numbered in ``parts``.
             parts: columns of rows.
             events: as :data:`retrograd.history.table.EVENT_COLUMNS`.
-            find_tensors: what was kept of a site.
-            copies: which ranks hold the same.
+            find_tensors: returns the tensors kept of a site.
+            copies: which ranks hold the same tensors.
         """
         with self._reading:
             self._names, self._event_table, self._find_stored = names, events, find_tensors
             if copies is not None and self._copies is not None:
-                copies.told |= self._copies.told
+                copies.warned |= self._copies.warned
             self._copies = copies
             self._rows = Rows(parts, self._rows, self._merges, copies)
 
@@ -101,40 +97,38 @@ class History:
         self._pending_events.append(event)
 
     def add_tensor(self, kept: KeptTensor) -> None:
-        """Keep a tensor by reference, and drop the oldest if the budget says so."""
+        """Keep a tensor by reference, and drop the oldest where the budget requires it."""
         if self.ring.add(kept) and self.ring.dropped == 1:
             text = f"the budget of {self.ring.budget:,} bytes for tensors is spent; the oldest make room from here on"
             self.add_event(Event(kept.moment, "dropped", kept.site, text=text))
 
     def flush(self) -> None:
-        """All that was added can be read already."""
+        """Do nothing: rows can be read as soon as they are added."""
 
     def close(self, status: str = "finished") -> None:
-        """Note how it ended."""
+        """Note how the run ended."""
         self.manifest.setdefault("status", status)
 
     # ---- reading ----
 
     @property
     def sites(self) -> list[str]:
-        """Names of all sites of which something was recorded, in the order first seen, which is the order of calls.
+        """Names of all recorded sites, in the order first seen, which is call order.
 
-        Before anything was, of those that are to be.
-
-        The name of a module that was called several times stands for all calls; its first one is listed with its
-        number, as ``cell#1:output``.
+        Before anything is recorded, the sites that will be. The name of a module that was called several times stands
+        for all calls; its first call is listed with its number, as ``cell#1:output``.
         """
         listed = self._names.listed
         return [listed[code] for code in self._recorded]
 
     @property
     def site_names(self) -> list[str]:
-        """Names by the numbers in the column ``site`` of the rows, those of which nothing has come among them."""
+        """Names by number, as in the column ``site`` of the rows; sites without rows are included."""
         return self._names.listed
 
     @property
     def _recorded(self) -> list[int]:
-        """The codes of sites of which something was recorded; before anything was, of all."""
+        """Codes of the recorded sites; of all sites before anything is recorded."""
         names = self._names.written
         rows = self.rows
         if self._counted is None or self._counted[0] is not rows or len(self._counted[1]) < len(names):
@@ -147,12 +141,12 @@ class History:
         """One site over time: all calls of a module, unless the name has the number of one.
 
         Raises:
-            NoSuchSiteError: naming the sites that are nearest.
+            NoSuchSiteError: for a site that was not recorded (a KeyError); the nearest are named.
         """
         rows, codes = self.rows, self._find(str(site))
         calls = {call: rows.of_site(code) for code, call in codes.items()}
         return Series(
-            rows, str(site), calls, RecordedRelatives(self._names, self.__getitem__, self._list_tensors, self._explain)
+            rows, str(site), calls, Relatives(self._names, self.__getitem__, self._list_tensors, self._explain)
         )
 
     def __contains__(self, site: object) -> bool:
@@ -170,13 +164,13 @@ class History:
         return f"History({len(self.sites)} sites, {span}, {len(steps):,} rows, {self.event_table.num_rows:,} events)"
 
     def select(self, patterns: Pattern | Iterable[Pattern]) -> list[str]:
-        """Names of recorded sites that a pattern, or one of several, matches.
+        """Names of the recorded sites that match a pattern, or one of several.
 
-        Patterns are those of :func:`retrograd.record`, but for module types.
+        Patterns are those of :func:`retrograd.record`, without module types.
 
         Raises:
-            PatternError: for a pattern that is none.
-            NoSuchSiteError: when one of them matches nothing.
+            PatternError: for an invalid pattern.
+            NoSuchSiteError: when a pattern matches nothing.
         """
         return self._names.match(patterns, self._recorded)
 
@@ -185,8 +179,8 @@ class History:
 
         Args:
             statistic: one of :data:`retrograd.statistics.row.STATISTICS`, or a user's own.
-            sites: which; all when left out.
-            phase: of which kind of forward; None for all.
+            sites: names; all sites when left out.
+            phase: kind of forward; None for all.
 
         Raises:
             StatisticError: for a statistic that was not recorded.
@@ -197,7 +191,7 @@ class History:
 
     @property
     def loss(self) -> Curve:
-        """The loss of each step: the mean of all scalars that backward started from in it."""
+        """The loss of each step: the mean of all scalars from which backward started."""
         return read_loss(self.event_table)
 
     @property
@@ -227,32 +221,32 @@ class History:
 
     @property
     def disagreements(self) -> list[Disagreement]:
-        """Sites at which ranks were to hold copies of the same, and do not: of each the first step, and two ranks."""
+        """Sites whose copies on several ranks differ: for each the first step, and two ranks that differ."""
         rows = self.rows
         return [] if rows.copies is None else rows.copies.compare(rows, np.arange(rows.count))
 
     def table(self) -> pa.Table:
-        """All rows as an Arrow table: the columns of the run folder, and the rank."""
+        """All rows as an Arrow table, with the columns of the run folder and the rank."""
         rows = self.rows
         table = build_table({name: rows[name] for name in rows}, self.site_names)
         return table.append_column("rank", pa.array(rows["rank"]))
 
     def _find(self, site: str) -> dict[int, int]:
-        """The codes of a name, each with the number of its call; an error says why nothing was recorded, if known."""
+        """Codes of a name, each with the number of its call; the error says why nothing was recorded, if known."""
         try:
             return self._names.find(site)
         except NoSuchSiteError as error:
             raise NoSuchSiteError(error.problem, repair=error.repair, reason=self._explain(site)) from None
 
     def _explain(self, site: str) -> str:
-        """Why nothing was recorded of a site or pattern, if the recorder has told."""
+        """Why nothing was recorded of a site or pattern, as the recorder noted it; empty if it did not."""
         missed = self.manifest.get("not_recorded")
         listed = [each for each in missed if isinstance(each, Mapping)] if isinstance(missed, list) else []
         return next((str(each.get("reason")) for each in listed if str(each.get("site")).strip("'") == site), "")
 
     @property
     def _merges(self) -> dict[str, str]:
-        """How users' statistics merge, as the recorder described it."""
+        """How users' statistics merge, from the manifest."""
         described = self.manifest.get("statistics")
         return dict(described) if isinstance(described, Mapping) else {}
 
@@ -261,5 +255,5 @@ class History:
 
 
 def _take_all(items: deque[Any]) -> list[Any]:
-    """Empty a queue to which another thread may be adding."""
+    """Empty a queue to which another thread may add meanwhile."""
     return [items.popleft() for _ in range(len(items))]

@@ -1,7 +1,9 @@
-"""A tensor that was kept, as it is read."""
+"""Kept tensors: how they are read, and the last of each site held by reference within a budget of bytes."""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, SupportsIndex, overload
@@ -21,7 +23,7 @@ class Kept:
         moment: when it was kept.
         site: where.
         load: returns the tensor, or None if it was overwritten.
-        rank: on which rank.
+        rank: the rank that kept it.
     """
 
     moment: Moment
@@ -47,7 +49,7 @@ class Kept:
 
     @property
     def call(self) -> int:
-        """Of which call of the module, from 1."""
+        """Number of the module's call, from 1."""
         return parse_leniently(self.site).call
 
     @property
@@ -67,11 +69,11 @@ class Kept:
 
 
 class KeptTensors(list[Kept]):
-    """What was kept of a site, oldest first.
+    """Kept tensors of a site, oldest first.
 
     Args:
-        kept: in that order.
-        explain: makes the error for whoever asks for one where there is none.
+        kept: the tensors, in that order.
+        explain: makes the error that indexing an empty list raises.
     """
 
     def __init__(self, kept: Iterable[Kept], explain: Callable[[], Exception]) -> None:
@@ -89,14 +91,14 @@ class KeptTensors(list[Kept]):
 
 
 def read_kept(kept: KeptTensor) -> Kept:
-    """A tensor that is still held by reference."""
+    """Read a tensor that is still held by reference."""
     return Kept(kept.moment, kept.site, lambda: None if is_overwritten(kept) else unscale(kept.tensor, kept.scale))
 
 
 def is_overwritten(kept: KeptTensor) -> bool:
-    """Whether the tensor has been changed in place since it was kept; once it was, it stays so.
+    """Whether the tensor has been changed in place since it was kept; once seen, the answer stays yes.
 
-    A tensor made in inference mode counts no versions, so whoever keeps one must keep a copy.
+    A tensor made in inference mode counts no versions, so a copy of it must be kept.
     """
     if not kept.tensor.is_inference() and kept.tensor._version != kept.version:
         kept.overwritten = True
@@ -104,7 +106,64 @@ def is_overwritten(kept: KeptTensor) -> bool:
 
 
 def unscale(tensor: torch.Tensor, scale: float) -> torch.Tensor:
-    """Divide the loss scale out. Half precision becomes float32, for small gradients would vanish in it."""
+    """Divide the loss scale out. Half precision becomes float32, because small gradients would underflow."""
     if scale == 1.0:
         return tensor
     return (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor) / scale
+
+
+class Ring:
+    """Holds the last tensors of each site by reference, within a budget of bytes.
+
+    Args:
+        last: how many of each site; None for as many as the budget allows.
+        budget: bytes of all tensors together, never exceeded: the oldest are dropped to make room, and a tensor larger
+            than the whole budget is not kept.
+    """
+
+    def __init__(self, last: int | None = None, budget: int = 1 << 30) -> None:
+        self.last = last
+        self.budget = budget
+        self.bytes = 0
+        self.dropped = 0
+        self._held: dict[int, KeptTensor] = {}  # in order of arrival
+        self._of_site: dict[str, deque[int]] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def add(self, kept: KeptTensor) -> int:
+        """Keep a tensor; returns how many were dropped to make room."""
+        with self._lock:
+            size = count_bytes(kept)
+            site = self._of_site.setdefault(kept.site, deque())
+            if self.last is not None and len(site) >= self.last:
+                self._remove(site[0])
+            dropped = 0
+            while self._held and self.bytes + size > self.budget:
+                self._remove(next(iter(self._held)))
+                dropped += 1
+            if size > self.budget:
+                dropped += 1
+            else:
+                self._held[self._next] = kept
+                site.append(self._next)
+                self._next += 1
+                self.bytes += size
+            self.dropped += dropped
+            return dropped
+
+    def of_site(self, site: str) -> list[KeptTensor]:
+        """Tensors held of a site, oldest first."""
+        with self._lock:
+            return [self._held[number] for number in self._of_site.get(site, ())]
+
+    def _remove(self, number: int) -> None:
+        kept = self._held.pop(number)
+        self._of_site[kept.site].popleft()
+        self.bytes -= count_bytes(kept)
+
+
+def count_bytes(kept: KeptTensor) -> int:
+    """Bytes of a tensor's elements; for a sparse tensor, of its stored elements."""
+    tensor = kept.tensor._values() if kept.tensor.is_sparse else kept.tensor
+    return int(tensor.numel()) * tensor.element_size()

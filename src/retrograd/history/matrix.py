@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.errors import StatisticError
-from retrograd.history.columns import encode_phase
-from retrograd.history.rows import Index, Part, Picked, Rows
+from retrograd.history.rows import Index, Part, Picked, Rows, encode_phase
 from retrograd.statistics.row import STATISTICS, derive
 
 
@@ -44,8 +43,8 @@ def build_matrix(
         rows: all rows.
         codes: for each line the codes that are merged in it.
         sites: names of the lines.
-        statistic: which.
-        phase: of which kind of forward; None for all.
+        statistic: name of the statistic.
+        phase: kind of forward; None for all.
     """
     members = np.array([code for several in codes for code in several], np.int64)
     index = _pick(rows, members, phase)
@@ -68,13 +67,13 @@ def compute_statistic(rows: Part, statistic: str, custom: Sequence[str]) -> npt.
     """One statistic of each row.
 
     Raises:
-        StatisticError: for a name that is none.
+        StatisticError: for an unknown statistic.
     """
     if statistic in custom:
         return np.asarray(rows[statistic], np.float64)
     if statistic not in STATISTICS:
         known = ", ".join((*STATISTICS, *custom))
-        raise StatisticError(f"There is no statistic {statistic!r} in this record.", repair=f"there are: {known}.")
+        raise StatisticError(f"There is no statistic {statistic!r} in this record.", repair=f"give one of {known}.")
     return np.asarray(derive(rows, statistic), np.float64)
 
 
@@ -86,7 +85,7 @@ def number_steps(steps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], n
     if high - low > 4 * len(steps):
         different, number = np.unique(steps, return_inverse=True)
         return different, number.astype(np.int64)
-    seen = np.zeros(high - low + 1, np.bool_)  # steps are dense as a rule, and need no sorting then
+    seen = np.zeros(high - low + 1, np.bool_)  # steps are usually dense, and then need no sorting
     seen[steps - low] = True
     return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[steps - low]
 
@@ -106,7 +105,7 @@ def _pick(rows: Rows, members: npt.NDArray[np.int64], phase: str | None) -> Inde
 def _spread(
     site: npt.NDArray[Any], index: Index, members: npt.NDArray[np.int64], lines: npt.NDArray[np.int64]
 ) -> tuple[Index, npt.NDArray[np.int64]]:
-    """The rows again, and the line of each: once for every line that a row belongs to."""
+    """Repeat each row for every line that it belongs to, and name the line of each."""
     size = int(max(site.max(initial=-1), members.max(initial=-1))) + 1
     counts = np.bincount(members, minlength=size)
     order = np.argsort(members, kind="stable")

@@ -15,13 +15,13 @@ from retrograd.sites.site import BEFORE, Site, parse_leniently, parse_site, says
 
 
 class SiteNames:
-    """Names in the order first seen, which is the order of calls.
+    """Names in the order first seen, which is call order.
 
     A recorder counts its rows from 0 on in the order in which it names them; a record may hold other sites
     before them, from an earlier session or another rank. So a row has a number, and its name a code.
 
-    A module's first call is written without its number, as nobody knows yet whether there will be another one. It is
-    listed as ``fc#1:output`` once there is, for ``fc:output`` means all of them then.
+    A module's first call is written without its number, because nobody knows yet whether another one will follow. It is
+    listed as ``fc#1:output`` once one does, since ``fc:output`` then means all calls.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -39,12 +39,12 @@ class SiteNames:
 
     @property
     def written(self) -> list[str]:
-        """All names as they are written, by code."""
+        """All names as written, by code."""
         return list(self.code_of)
 
     @property
     def listed(self) -> list[str]:
-        """All names as they are listed, by code."""
+        """All names as listed, by code."""
         return [self._list(code, name) for code, name in enumerate(self._read())]
 
     @property
@@ -54,7 +54,7 @@ class SiteNames:
 
     @property
     def gradients(self) -> npt.NDArray[np.bool_]:
-        """For each row, whether it is of a gradient."""
+        """For each row, whether it belongs to a gradient."""
         return np.array(self._is_gradient, np.bool_)
 
     def add_rows(self, names: Sequence[str]) -> None:
@@ -65,10 +65,10 @@ class SiteNames:
             self._codes.append(self.code_of.setdefault(name, len(self.code_of)))
 
     def find(self, name: str) -> dict[int, int]:
-        """The codes that a name stands for, each with the number of its call: one, or those of all calls of a site.
+        """Codes of a name, each with the number of its call: one code, or those of all calls of a site.
 
         Raises:
-            NoSuchSiteError: naming those that are nearest.
+            NoSuchSiteError: for an unknown name; the nearest are named.
         """
         codes = self._find(str(name))
         if not codes:
@@ -79,11 +79,11 @@ class SiteNames:
         return bool(self._find(str(name)))
 
     def write(self, code: int) -> str:
-        """The name of this code as it is written."""
+        """The written name of this code."""
         return str(self._sites[code])
 
     def list_arguments(self, path: str) -> list[Site]:
-        """The values that a module was called with, at its first call, of which anything was recorded."""
+        """Recorded argument values of a module's first call."""
         self._read()
         return [
             site
@@ -92,11 +92,11 @@ class SiteNames:
         ]
 
     def match(self, patterns: Pattern | Iterable[Pattern], among: Sequence[int]) -> list[str]:
-        """Of the names with these codes those that are selected, in order.
+        """The selected names among those with these codes, in order.
 
         Raises:
-            PatternError: for a pattern that is none.
-            NoSuchSiteError: when one of the patterns matches none of the names, or nothing is left over.
+            PatternError: for an invalid pattern.
+            NoSuchSiteError: when a pattern matches none of the names, or every name is excluded.
         """
         selection = Selection(patterns)
         names = self._read()
@@ -108,7 +108,8 @@ class SiteNames:
         found = [code for code, candidate in candidates.items() if selection.wants(candidate)]
         if not found:
             raise NoSuchSiteError(
-                f"The patterns {', '.join(selection.describe())} leave no site over.", repair="exclude less."
+                f"The patterns {', '.join(selection.describe())} exclude every site that they select.",
+                repair="exclude less.",
             )
         return [self._list(code, names[code]) for code in found]
 
@@ -123,7 +124,7 @@ class SiteNames:
         return site.numbered if len(self._calls_of[site.first_call.value]) > 1 else name
 
     def _read(self) -> list[str]:
-        """Take in what has been named since this was last asked; all names by code."""
+        """All names by code, after reading those that were added since the last call."""
         names = list(self.code_of)
         for code in range(len(self._sites), len(names)):
             site = parse_leniently(names[code])

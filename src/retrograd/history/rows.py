@@ -1,4 +1,8 @@
-"""All rows of a record at one time, as columns that are loaded when first asked for."""
+"""Rows of a record as columns of numbers: decoded from batches of bytes, loaded when first asked for, merged.
+
+A recorder hands over bytes, which costs the training thread nothing. They are decoded later, many batches at once,
+without a loop over rows.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,142 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.history.columns import FIXED_TYPES, ROW_TYPES, concatenate_columns
 from retrograd.history.copies import Copies
-from retrograd.statistics.row import BINS, merge_rows
+from retrograd.history.sink import PHASES, RowBatch
+from retrograd.statistics.row import BINS, ROW, merge_rows, scale_rows
+
+Columns = dict[str, npt.NDArray[Any]]
+"""Columns of equal length, except ``bins``: the histogram ranges of all rows, one after the other, ``bin_count`` each.
+
+``phase`` is an index into :data:`retrograd.history.sink.PHASES`, ``site`` the number of a site's name.
+"""
+
+MOMENT_TYPES = {"step": np.int64, "micro": np.int32, "backward": np.int16, "phase": np.uint8}
+ROW_TYPES = {name: ROW[name] for name in ROW.names or () if name not in ("row", "first_bin", "bins")}
+FIXED_TYPES: dict[str, Any] = {
+    **MOMENT_TYPES,
+    "site": np.int32,
+    "rank": np.int32,
+    **ROW_TYPES,
+    "scale": np.float64,
+    "first_bin": np.int16,
+    "bin_count": np.int32,
+    "bins": np.int64,
+}
+"""Columns that are always there; one float64 column may follow for each user statistic."""
+
+_PHASE_CODES: dict[str, int] = {phase: code for code, phase in enumerate(PHASES)}
+
+
+def decode_batches(batches: Sequence[RowBatch], gradients: npt.NDArray[np.bool_], rank: int = 0) -> Columns:
+    """Columns of the rows of many batches, in order.
+
+    A gradient's row gets the batch's backward pass, and the loss scale is divided out of it: exactly when the
+    scale is a power of two, else to rounding, with the histogram moved by the nearest whole exponent. Any
+    other row belongs to no pass and was not scaled.
+
+    Args:
+        batches: what was added.
+        gradients: for each site, by number, whether it is a gradient.
+        rank: the rank that all of it is from.
+    """
+    rows = np.frombuffer(b"".join(batch.rows for batch in batches), ROW)
+    lengths = [len(batch.rows) // ROW.itemsize for batch in batches]
+    is_gradient = gradients[rows["row"]]
+    columns: Columns = _repeat_moments(batches, lengths)
+    columns["backward"] = np.where(is_gradient, columns["backward"], np.int16(-1))
+    columns["site"] = rows["row"]
+    columns["rank"] = np.full(len(rows), rank, np.int32)
+    for name in ROW_TYPES:
+        columns[name] = rows[name]  # a view: copying what may never be read costs most of the decoding
+    columns["scale"] = np.where(is_gradient, np.repeat([float(batch.scale) for batch in batches], lengths), 1.0)
+    columns["first_bin"] = rows["first_bin"].astype(np.int16)
+    columns["bin_count"] = rows["bins"]
+    columns["bins"] = np.frombuffer(b"".join(batch.bins for batch in batches), np.int64)
+    _divide_out_scale(columns)
+    columns.update(_decode_custom(batches, lengths, columns["site"]))
+    return columns
+
+
+def encode_phase(phase: str) -> int:
+    """The code of a phase.
+
+    Raises:
+        ValueError: for an unknown phase.
+    """
+    if phase not in _PHASE_CODES:
+        raise ValueError(f"phase is one of {', '.join(PHASES)} or None, not {phase!r}")
+    return _PHASE_CODES[phase]
+
+
+def concatenate_columns(parts: Sequence[Mapping[str, npt.NDArray[Any]]], name: str) -> npt.NDArray[Any]:
+    """One column over several sets of columns; where a set lacks a user's statistic it is NaN."""
+    pieces = [part[name] if name in part else np.full(len(part["step"]), np.nan) for part in parts]
+    if not pieces:
+        return np.empty(0, FIXED_TYPES.get(name, np.float64))
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _repeat_moments(batches: Sequence[RowBatch], lengths: list[int]) -> Columns:
+    moments = [batch.moment for batch in batches]
+    values = {
+        "step": [moment.step for moment in moments],
+        "micro": [moment.micro for moment in moments],
+        "backward": [moment.backward for moment in moments],
+        "phase": [_PHASE_CODES[moment.phase] for moment in moments],
+    }
+    return {name: np.repeat(np.array(values[name], kind), lengths) for name, kind in MOMENT_TYPES.items()}
+
+
+def _divide_out_scale(columns: Columns) -> None:
+    scale = columns["scale"]
+    if np.all(scale == 1.0):
+        return
+    scale_rows(columns, 1.0 / scale)
+    shift = np.rint(np.log2(scale)).astype(np.int64)
+    last = BINS - 1
+    first_bin, bin_count = columns["first_bin"] - shift, columns["bin_count"].astype(np.int64)
+    if np.all((first_bin >= 0) & (first_bin + bin_count <= BINS)):
+        columns["first_bin"] = first_bin.astype(np.int16)
+        return
+    # Some bins leave the range, and are merged into the first or the last one.
+    owner = np.repeat(np.arange(len(scale)), bin_count)
+    within = np.arange(len(owner)) - np.repeat(np.cumsum(bin_count) - bin_count, bin_count)
+    place = np.clip(first_bin[owner] + within, 0, last)
+    starts = np.flatnonzero(np.diff(owner * BINS + place, prepend=-1))
+    columns["bins"] = np.add.reduceat(columns["bins"], starts) if len(starts) else columns["bins"]
+    columns["bin_count"] = np.bincount(owner[starts], minlength=len(scale)).astype(np.int32)
+    columns["first_bin"] = np.clip(first_bin, 0, last).astype(np.int16)
+
+
+def _decode_custom(batches: Sequence[RowBatch], lengths: list[int], sites: npt.NDArray[np.int32]) -> Columns:
+    """Columns of users' statistics: the mean where a site's row has several values, NaN where it has none."""
+    names = dict.fromkeys(name for batch in batches for name in batch.custom)
+    if not names:
+        return {}
+    owners = np.repeat(np.arange(len(batches), dtype=np.int64), lengths)
+    keys = owners << 32 | sites
+    order = np.argsort(keys, kind="stable")
+    return {name: _place_custom(batches, name, keys, order) for name in names}
+
+
+def _place_custom(
+    batches: Sequence[RowBatch], name: str, keys: npt.NDArray[np.int64], order: npt.NDArray[np.intp]
+) -> npt.NDArray[np.float64]:
+    given = [(number, *batch.custom[name]) for number, batch in enumerate(batches) if name in batch.custom]
+    wanted = np.concatenate([number << 32 | np.asarray(rows, np.int64) for number, rows, _ in given])
+    values = np.concatenate([np.asarray(values, np.float64) for _, _, values in given])
+    places = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(order) - 1)] if len(order) else order
+    if len(places) != len(wanted) or np.any(keys[places] != wanted):
+        raise ValueError(f"the statistic {name!r} has values for rows that are not in its batch")
+    total, n = np.zeros(len(keys)), np.zeros(len(keys))
+    np.add.at(total, places, values)
+    np.add.at(n, places, 1.0)
+    column: npt.NDArray[np.float64] = np.divide(total, n, out=np.full(len(keys), np.nan), where=n > 0)
+    return column
+
+
+# ---- all rows of a record ----
 
 Part = Mapping[str, npt.NDArray[Any]]
 """Columns of some of the rows, in memory or still in a file."""
@@ -20,14 +157,14 @@ Index = npt.NDArray[np.int64] | slice
 
 
 class Rows(Mapping[str, npt.NDArray[Any]]):
-    """Columns over several parts. It never changes: what is added makes a new one.
+    """All rows of a record at one time, as columns over several parts. Never changes: adding rows makes a new one.
 
     Args:
         parts: where the columns come from.
-        earlier: rows as they were before; what was loaded of them is used again where the parts are the same.
-        merges: how a user's statistic merges, by its name: ``mean`` over tensors (where it is not named), ``sum``,
+        earlier: rows as they were before; columns loaded from them are used again where the parts are the same.
+        merges: how a user's statistic merges, by its name: ``mean`` over tensors (the default), ``sum``,
             ``min`` or ``max``.
-        copies: which ranks hold the same; None where none do, or that is not known.
+        copies: which ranks hold the same tensors; None where none do, or where that is unknown.
     """
 
     def __init__(
@@ -66,7 +203,7 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self["step"])
 
     @cached_property
@@ -76,17 +213,17 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
 
     @cached_property
     def bin_starts(self) -> npt.NDArray[np.int64]:
-        """Where each row's stretch begins in ``bins``."""
+        """Where each row's histogram begins in ``bins``."""
         lengths = self["bin_count"].astype(np.int64)
         return np.cumsum(lengths) - lengths
 
     def of_site(self, code: int) -> npt.NDArray[np.int64]:
-        """Which rows are of one site, in order."""
+        """Numbers of the rows of one site, in order."""
         order, ends = self._by_site
         return order[ends[code] : ends[code + 1]] if code + 1 < len(ends) else order[:0]
 
     def counts(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which of these rows are no copies of others among them; says where copies differ."""
+        """Mark the rows that are not copies of others among them; warn where copies differ."""
         if self.copies is None:
             return np.ones(len(index), np.bool_)
         self.copies.warn(self, index)
@@ -107,7 +244,7 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
 
 
 class Picked(Mapping[str, npt.NDArray[Any]]):
-    """Some of the rows; a column is taken only when it is asked for."""
+    """Some of the rows; a column is indexed only when it is asked for."""
 
     def __init__(self, rows: Rows, index: Index) -> None:
         self.rows = rows
@@ -149,7 +286,7 @@ class Picked(Mapping[str, npt.NDArray[Any]]):
 def _merge_custom(
     values: npt.NDArray[np.float64], how: str, calls: npt.NDArray[Any], groups: npt.NDArray[np.int64], n_groups: int
 ) -> npt.NDArray[np.float64]:
-    """Merge a user's statistic. A row that has none of it is NaN and adds nothing; a group without any is NaN."""
+    """Merge a user's statistic. Rows without a value (NaN) add nothing; a group without any value is NaN."""
     given = ~np.isnan(values)
     values, groups, calls = values[given], groups[given], calls[given]
     has_any = np.bincount(groups, minlength=n_groups) > 0
@@ -166,7 +303,7 @@ def _merge_custom(
 
 
 def join_neighbours(parts: Sequence[Part]) -> list[Part]:
-    """Join the last parts while they are of like size, so that there are few of them and each row moves seldom."""
+    """Join the last parts while they are of similar size, so that parts stay few and each row moves seldom."""
     joined = list(parts)
     while len(joined) > 1 and len(joined[-2]["step"]) <= 2 * len(joined[-1]["step"]):
         last_two = joined[-2:]

@@ -3,46 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, TypedDict, Unpack, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.errors import NoSuchSiteError
-from retrograd.history.columns import encode_phase
+from retrograd.errors import NoSuchSiteError, NothingKeptError
 from retrograd.history.kept import Kept, KeptTensors
 from retrograd.history.matrix import compute_statistic, number_steps
-from retrograd.history.rows import Part, Picked, Rows
+from retrograd.history.names import SiteNames
+from retrograd.history.rows import Part, Picked, Rows, encode_phase
 from retrograd.history.sink import PHASES
+from retrograd.sites.site import name_like, parse_leniently
 
 FloatArray = npt.NDArray[np.float64]
 _SAME_CALL = ("step", "micro", "phase", "rank")
 
 
-class Relatives(Protocol):
-    """Finds what belongs to a series in the record that it is of."""
-
-    def list_tensors(self, series: Series) -> Sequence[Kept]:
-        """What was kept of its calls, oldest first."""
-
-    def explain_none_kept(self, series: Series) -> Exception:
-        """What to raise when a tensor is asked for, and none was kept."""
-
-    def find_value(self, series: Series) -> Series:
-        """The value that it is the gradient or the update of."""
-
-    def find_inputs(self, series: Series) -> dict[str, Series]:
-        """What the module was called with, by the names of arguments."""
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which rows of a site are meant; None means all of them.
+    """The rows of a site that are selected; None selects all.
 
-    ``backward`` speaks of gradients alone: values belong to no pass and are always meant. ``call`` is the number of
+    ``backward`` applies to gradients alone: values belong to no pass and are always selected. ``call`` is the number of
     the module's call.
     """
 
@@ -53,7 +38,7 @@ class Choice:
     call: int | None = None
 
     def pick(self, rows: Rows, index: npt.NDArray[np.int64], calls: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Those of the rows at ``index``, of these calls, that are meant: their places, by rising step."""
+        """Positions within ``index`` of the selected rows, by rising step; ``calls`` has the call of each row."""
         mask = np.ones(len(index), np.bool_) if self.call is None else calls == self.call
         if self.phase is not None:
             mask &= rows["phase"][index] == encode_phase(self.phase)
@@ -67,8 +52,8 @@ class Choice:
         return chosen[np.argsort(rows["step"][index[chosen]], kind="stable")]
 
 
-class Wanted(TypedDict, total=False):
-    """What :meth:`Series.select` takes."""
+class SelectOptions(TypedDict, total=False):
+    """Arguments of :meth:`Series.select`."""
 
     phase: str | None
     backward: int | None
@@ -95,17 +80,17 @@ class Statistic:
 
 
 class Series:
-    """One site's statistics over steps, as they were when it was asked for.
+    """One site's statistics over steps, as of the moment when it was asked for.
 
-    By default it speaks of the phase ``train`` and the first backward pass, with micro-batches, ranks, and calls of
-    the module merged into one number a step; what several ranks hold the same of counts once. :meth:`select` says
-    otherwise. The name of one call, ``fc#2:output``, gives that call alone.
+    By default it covers the phase ``train`` and the first backward pass, with micro-batches, ranks, and calls of the
+    module merged into one number a step; copies of one tensor on several ranks count once. :meth:`select` chooses
+    other rows. The name of one call, ``fc#2:output``, gives that call alone.
 
     Args:
         rows: all rows.
         site: its name, as it was asked for.
-        calls: which rows are of each call.
-        relatives: what belongs to it.
+        calls: row numbers by call.
+        relatives: finds its tensors, and its value and inputs if it is a gradient.
     """
 
     count = Statistic("Elements.")
@@ -152,27 +137,27 @@ class Series:
 
     @property
     def calls(self) -> list[int]:
-        """Numbers of the module's calls that are merged here, from 1."""
+        """Numbers of the module's calls that are merged here, counted from 1."""
         return [int(call) for call in np.unique(self._site_calls[self._chosen])]
 
     def means(self, call: int) -> bool:
-        """Whether it was asked for what is of this call."""
+        """Whether this call is selected."""
         return self._choice.call in (None, call)
 
     @property
     def steps(self) -> npt.NDArray[np.int64]:
-        """Steps at which there is something, rising: int64, shape ``[n]``."""
+        """Steps that have data, rising: int64, shape ``[n]``."""
         return self._numbered[0]
 
     @cached_property
     def tensors(self) -> Sequence[Kept]:
-        """What was kept of it whole or in part, oldest first, of all phases; each is loaded when it is asked for.
+        """Kept tensors of this site, whole or in part, oldest first, of all phases; each is loaded on access.
 
-        Those of :attr:`value` and :attr:`input` are one for each tensor of the gradient, in the same order.
+        The tensors of :attr:`value` and :attr:`input` match those of the gradient one to one, in the same order.
 
         Raises:
-            NoSuchSiteError: when what belongs to a gradient was not kept.
-            NothingKeptError: when one is asked for and there is none.
+            NoSuchSiteError: when the value or input of a kept gradient was not kept itself.
+            NothingKeptError: when a tensor is asked for and none was kept.
         """
         kept = self._relatives.list_tensors(self)
         matched = kept if self._leader is None else match_tensors(self._leader, self.site, kept)
@@ -189,7 +174,7 @@ class Series:
 
     @property
     def rows(self) -> dict[str, npt.NDArray[Any]]:
-        """The rows themselves, of all ranks, as columns of equal length; ``phase`` in words, ``call`` by number."""
+        """Selected rows of all ranks, unmerged, as columns of equal length; ``phase`` is text, ``call`` a number."""
         chosen = self._choice.pick(self._rows, self._site_index, self._site_calls)
         picked = Picked(self._rows, self._site_index[chosen])
         columns = {name: picked[name] for name in picked if name not in ("site", "first_bin", "bin_count")}
@@ -199,7 +184,7 @@ class Series:
 
     @property
     def value(self) -> Series:
-        """The value that this is the gradient or the update of, at the very calls that these are of.
+        """The value of which this is the gradient or update, at the very same calls.
 
         Raises:
             NoSuchSiteError: when the value was not recorded.
@@ -208,20 +193,19 @@ class Series:
 
     @property
     def inputs(self) -> dict[str, Series]:
-        """What the module was called with at the very calls that these are of, by the names of its arguments.
+        """The recorded arguments of the module at the very same calls, by name.
 
-        A tensor in a nested argument has the name of the argument and its keys: ``"states.0"``. There is what was
-        recorded of them.
+        A tensor in a nested argument has the name of the argument and its keys: ``"states.0"``.
 
         Raises:
-            NoSuchSiteError: when nothing of them was recorded, or where there is no such thing: of a parameter, whose
-                gradient comes from all calls, and of a tensor watched by hand.
+            NoSuchSiteError: when no argument was recorded, or the site has none: a parameter, whose gradient comes from
+                all calls, or a tensor watched by hand.
         """
         return self._relatives.find_inputs(self)
 
     @property
     def input(self) -> Series:
-        """The only one of :attr:`inputs`: of a linear layer, dW is the sum of ``gradient.T @ input`` over its calls.
+        """The only entry of :attr:`inputs`. For a linear layer, dW is the sum of ``gradient.T @ input`` over its calls.
 
         Raises:
             NoSuchSiteError: when several were recorded, or none.
@@ -233,31 +217,31 @@ class Series:
         return next(iter(inputs.values()))
 
     def statistic(self, name: str) -> FloatArray:
-        """A statistic by name, a user's own among them: one number a step.
+        """A statistic by name, built in or a user's own: one number a step.
 
         Raises:
-            StatisticError: for a name that is none.
+            StatisticError: for an unknown statistic.
         """
         return compute_statistic(self._merged, name, self._rows.custom)
 
-    def select(self, **wanted: Unpack[Wanted]) -> Series:
-        """Another choice of this site's rows.
+    def select(self, **wanted: Unpack[SelectOptions]) -> Series:
+        """This site with other rows selected.
 
         Args:
-            wanted: ``phase``, ``backward``, ``micro``, ``rank``, ``call``; None stands for all of them merged.
+            wanted: ``phase``, ``backward``, ``micro``, ``rank``, ``call``; None merges all of them.
 
         Raises:
-            ValueError: for a phase that is none.
+            ValueError: for an unknown phase.
         """
         choice = replace(self._choice, **wanted)
         if choice.phase is not None:
-            encode_phase(choice.phase)  # raises at once for a word that is none
+            encode_phase(choice.phase)  # raises at once for an unknown phase
         selected = self._with(choice)
         selected._leader = self._leader and self._leader.select(**wanted)
         return selected
 
     def paired_with(self, other: Series) -> Series:
-        """This series at the calls that another one is of: same step, micro-batch, phase, rank and call."""
+        """This series at the calls of another one: same step, micro-batch, phase, rank and call."""
         mine = _stack_calls(self._rows, self._site_index, self._site_calls)
         theirs = _stack_calls(other._rows, other._index, other._site_calls[other._chosen])
         paired = self._with(other._choice)
@@ -294,7 +278,7 @@ class Series:
 
 
 def match_tensors(leader: Series, site: str, kept: Sequence[Kept]) -> list[Kept]:
-    """Of what was kept, what belongs to each tensor of a gradient.
+    """The kept tensor that belongs to each kept tensor of a gradient.
 
     Raises:
         NoSuchSiteError: when one of them was not kept.
@@ -304,9 +288,9 @@ def match_tensors(leader: Series, site: str, kept: Sequence[Kept]) -> list[Kept]
     for each in leader.tensors:
         if _call_of(each) not in by_call:
             raise NoSuchSiteError(
-                f"Of {site!r} no tensor was kept that belongs to {each.site!r} at step {each.step}.",
+                f"No tensor of {site!r} was kept for {each.site!r} at step {each.step}.",
                 repair=f"keep both: rg.record(model, tensors=[{leader.site!r}, {site!r}]).",
-                reason="what does not fit into the budget of tensors is dropped, and said in the events.",
+                reason="tensors beyond the budget are dropped, and an event says so.",
             )
         found.append(by_call[_call_of(each)])
     return found
@@ -320,3 +304,82 @@ def _stack_calls(rows: Rows, index: npt.NDArray[np.int64], calls: npt.NDArray[np
     keys = np.stack([*(rows[name][index].astype(np.int64) for name in _SAME_CALL), calls.astype(np.int64)], axis=1)
     kind = [(name, np.int64) for name in (*_SAME_CALL, "call")]
     return np.ascontiguousarray(keys).view(kind).reshape(-1)
+
+
+class Relatives:
+    """Finds what belongs to a series in its record: kept tensors, the value of a gradient, the inputs of a call.
+
+    Args:
+        names: its sites.
+        find_series: returns the series of a name.
+        find_tensors: returns the tensors kept of a site, by its written name.
+        explain: returns why nothing was recorded of a name, or an empty text.
+    """
+
+    def __init__(
+        self,
+        names: SiteNames,
+        find_series: Callable[[str], Series],
+        find_tensors: Callable[[str], list[Kept]],
+        explain: Callable[[str], str],
+    ) -> None:
+        self._explain = explain
+        self._names = names
+        self._find_series = find_series
+        self._find_tensors = find_tensors
+
+    def list_tensors(self, series: Series) -> Sequence[Kept]:
+        """Tensors kept of its calls, oldest first."""
+        codes = self._names.find(series.site)
+        of_calls = [self._find_tensors(self._names.write(code)) for code, call in codes.items() if series.means(call)]
+        if len(of_calls) == 1:
+            return of_calls[0]
+        together = [kept for tensors in of_calls for kept in tensors]
+        return sorted(together, key=lambda kept: (kept.step, kept.micro, kept.backward))
+
+    def explain_none_kept(self, series: Series) -> NothingKeptError:
+        """The error for a site without kept tensors."""
+        why = self._explain(series.site)
+        if not why and parse_leniently(series.site).quantity == "grad":
+            why = "a gradient comes only where the tensor requires grad and a backward pass reaches it."
+        return NothingKeptError(
+            f"No tensor of {series.site!r} was kept.",
+            repair=f"ask for it, rg.record(model, tensors={series.site!r}), or for a site that produces tensors.",
+            reason=why,
+        )
+
+    def find_value(self, series: Series) -> Series:
+        """The value of which it is the gradient or update."""
+        name = name_like(parse_leniently(series.site).value, series.site)
+        if name not in self._names:
+            raise _miss(f"The value of {series.site!r}", name, series.site)
+        return self._find_series(name).paired_with(series)
+
+    def find_inputs(self, series: Series) -> dict[str, Series]:
+        """Recorded arguments of the module at the same calls, by name."""
+        site = parse_leniently(series.site)
+        if site.kind in ("parameter", "watched"):
+            what = "a parameter" if site.kind == "parameter" else "a tensor watched by hand"
+            raise NoSuchSiteError(
+                f"{series.site!r} belongs to {what}, which has no input.",
+                repair=f"ask for its value, history[{series.site!r}].value, or for the input of a "
+                "module's output: history['fc:output.grad'].input.",
+                reason="an input belongs to one call of a module.",
+            )
+        arguments = [replace(each, call=site.call) for each in self._names.list_arguments(site.path)]
+        names = {".".join(each.keys[1:]): name_like(each, series.site) for each in arguments}
+        found = {
+            argument: self._find_series(name).paired_with(series)
+            for argument, name in names.items()
+            if name in self._names
+        }
+        if not found:
+            raise _miss(f"The input of {series.site!r}", f"{site.printed_path}:inputs", series.site)
+        return found
+
+
+def _miss(what: str, pattern: str, asked: str) -> NoSuchSiteError:
+    return NoSuchSiteError(
+        f"{what} was not recorded: there is no {pattern!r}.",
+        repair=f"add it: rg.record(model, sites=[{asked!r}, {pattern!r}]).",
+    )

@@ -1,7 +1,7 @@
-"""What a recorder writes to: the contract between recording and everything that keeps a record.
+"""The contract between a recorder and everything that keeps its record.
 
-A recorder tells its sink four kinds of thing, all plain data: the sites it sees, rows of statistics,
-events, and tensors. In-memory history and the run writer are both sinks.
+A recorder hands its sink four kinds of plain data: the names of sites, rows of statistics, events, and tensors. The
+history in memory and the run writer are both sinks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 Phase = Literal["train", "forward", "eval", "no_grad", "inference", "failed"]
-"""What kind of forward rows come from.
+"""The kind of forward that rows come from.
 
 ``train`` was reached by a backward; ``forward`` had grad mode on and was never reached by one; ``eval`` is the
 same with the model in eval mode; ``no_grad`` and ``inference`` ran with grad mode off; ``failed`` raised.
@@ -27,12 +27,12 @@ EventKind = Literal[
     "call", "calls", "optimizer", "modes", "input", "buffer", "parameter", "units", "operations", "softmax", "graph",
     "nonfinite", "overwrite", "kink", "finding",
 ]  # fmt: skip
-"""The second half are facts, see :mod:`retrograd.history.facts`, and what was found while the run went on."""
+"""The last two lines are facts, see :mod:`retrograd.history.facts`, and findings reported while the run went on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When something was seen.
+    """A moment in training.
 
     Attributes:
         step: optimizer updates attempted when the forward began (from 0).
@@ -79,9 +79,9 @@ class Event:
             (name: the site whose kept tensor was changed in place), ``rewrite`` (name: the site, text: the rule that
             has changed it, value: ‖after − before‖ / ‖before‖), ``trigger``, ``note``, ``error`` (the exception that
             ended the run; name: the node that raised it, else the module; text: its kind and message).
-        name: what it is about.
+        name: its subject.
         value: its number; NaN where there is none.
-        text: its words.
+        text: its text.
         time: seconds since the epoch.
     """
 
@@ -116,7 +116,7 @@ class KeptTensor:
 
 
 class Sink(Protocol):
-    """Keeps what a recorder sees. Called from the training thread, so every method must return at once."""
+    """Keeps what a recorder sees. Methods are called from the training thread and must return at once."""
 
     def describe(self, **facts: Any) -> None:
         """Add facts to the manifest (JSON values): ``model``, ``selection``, ``schedule``, ``not_recorded`` …"""
@@ -134,7 +134,7 @@ class Sink(Protocol):
         """Keep a tensor."""
 
     def flush(self) -> None:
-        """Return when all that was added can be read back."""
+        """Return once everything added can be read back."""
 
     def close(self, status: str = "finished") -> None:
         """Flush and end; ``status`` is ``finished`` or ``failed``. Calling it twice is harmless."""

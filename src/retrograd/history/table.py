@@ -1,7 +1,8 @@
-"""The record as Arrow tables: which columns there are, what they mean, and the way there and back."""
+"""Rows and events of a record as Arrow tables: their columns, what these mean, and the conversion both ways."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,20 +10,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from retrograd.history.columns import Columns
-from retrograd.history.sink import PHASES
+from retrograd.history.matrix import Curve, number_steps
+from retrograd.history.rows import Columns
+from retrograd.history.sink import PHASES, Event, Moment
 from retrograd.statistics.row import derive
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table, with its words for people.
+    """A column of a table, with its description.
 
     Attributes:
         name: its name.
         type: its Arrow type.
-        text: what it holds.
+        text: description of its contents.
     """
 
     name: str
@@ -67,7 +70,7 @@ STATISTICS_COLUMNS: tuple[Column, ...] = (
         "elements by binary exponent: entry i counts 2^e ≤ |x| < 2^(e+1) with e = first_bin + i − 127",
     ),
 )
-"""A row is one site at one moment, on one rank."""
+"""Each row is one site at one moment, on one rank."""
 
 EVENT_COLUMNS: tuple[Column, ...] = (
     Column("step", pa.int64(), "as in the statistics"),
@@ -84,7 +87,7 @@ EVENT_COLUMNS: tuple[Column, ...] = (
     Column("text", pa.string(), "its words; for rewrite, the rule"),
     Column("time", pa.float64(), "seconds since the epoch"),
 )
-"""A row is something that happened once."""
+"""Each row is something that happened once."""
 
 STATISTICS_NAMES = frozenset(column.name for column in STATISTICS_COLUMNS)
 TAKEN_NAMES = STATISTICS_NAMES | {"bin_count", "rank"}
@@ -103,7 +106,7 @@ def build_table(columns: Columns, sites: Sequence[str]) -> pa.Table:
     """The table of decoded rows.
 
     Args:
-        columns: as :func:`retrograd.history.columns.decode_batches` returns them.
+        columns: as :func:`retrograd.history.rows.decode_batches` returns them.
         sites: names by code.
 
     Returns:
@@ -127,14 +130,14 @@ def build_table(columns: Columns, sites: Sequence[str]) -> pa.Table:
 
 
 def read_numbers(column: pa.ChunkedArray) -> npt.NDArray[Any]:
-    """A column of plain numbers; what is missing is NaN."""
+    """A column of plain numbers; missing entries are NaN."""
     return np.asarray(column.to_numpy())
 
 
 def read_codes(
     column: pa.ChunkedArray, code_of: dict[str, int], rename: Callable[[str], str] = str
 ) -> npt.NDArray[np.int32]:
-    """A dictionary column as codes of our own numbering, to which names that are new are added."""
+    """A dictionary column as codes of our own numbering; new names are added to ``code_of``."""
     pieces = [np.empty(0, np.int32)]
     for piece in column.chunks:
         names = [rename(name) for name in piece.dictionary.to_pylist()]
@@ -146,3 +149,31 @@ def read_codes(
 def _build_lists(lengths: npt.NDArray[Any], values: npt.NDArray[Any]) -> pa.ListArray:
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
     return pa.ListArray.from_arrays(offsets, pa.array(values, pa.int64()))
+
+
+EVENT_SCHEMA = make_schema(EVENT_COLUMNS)
+_MOMENT = ("step", "micro", "backward", "phase")
+_OWN = ("kind", "name", "value", "text", "time")
+
+
+def build_event_table(events: Sequence[Event]) -> pa.Table:
+    """Events as a table of :data:`retrograd.history.table.EVENT_COLUMNS`."""
+    moment, own = operator.attrgetter(*_MOMENT), operator.attrgetter(*_OWN)
+    lines = [(*moment(event.moment), *own(event)) for event in events]
+    values = list(zip(*lines, strict=True)) or [()] * len(EVENT_SCHEMA)
+    plain = {field.name: pa.array(column) for field, column in zip(EVENT_SCHEMA, values, strict=True)}
+    return pa.table(plain).cast(EVENT_SCHEMA) if lines else EVENT_SCHEMA.empty_table()
+
+
+def read_events(table: pa.Table) -> list[Event]:
+    """The events of a table."""
+    columns = [table[name].to_pylist() for name in (*_MOMENT, *_OWN)]
+    return [Event(Moment(*line[:4]), *line[4:]) for line in zip(*columns, strict=True)]
+
+
+def read_loss(table: pa.Table) -> Curve:
+    """The loss of each step: the mean of all scalars from which backward started."""
+    losses = table.filter(pc.equal(table["kind"].cast(pa.string()), "loss"))
+    steps, groups = number_steps(losses["step"].to_numpy())
+    total = np.bincount(groups, losses["value"].to_numpy(), minlength=len(steps))
+    return Curve(steps, total / np.bincount(groups, minlength=len(steps)))

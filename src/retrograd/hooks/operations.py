@@ -79,6 +79,7 @@ class OperationMode(StackedMode):
                     break
                 frame = outer
             if log.is_silent:  # left on in a thread of the user's
+                self.leave_here()
                 return result
             operations = log.operations
             operation = (first, last, frame.f_code, frame.f_lasti, function, log.top or log.owner())
@@ -87,6 +88,9 @@ class OperationMode(StackedMode):
             else:
                 operations.append(operation)
         return result
+
+    def _is_unused_in(self, thread: int) -> bool:
+        return all(log.thread != thread for log in self._logs.all)
 
     @uncompiled
     def _show_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -105,8 +105,7 @@ class ForwardLog:
                 "These origins are being recorded already.", repair="call rg.record_origins() once for each block."
             )
         self._logs.begin()
-        for each in self._logs.all:
-            each.is_silent = False
+        self._silence(False)
         self._hooks = _ModuleHooks(self._before, self._after)
         self._undo.append(self._hooks.remove)
         if self._source is not None:
@@ -131,9 +130,14 @@ class ForwardLog:
         while self._undo:
             self._undo.pop()()
         self._hooks = None  # they refer to this object
+        self._silence(True)
         for log in self._logs.all:
-            log.is_silent = True
             log.top = log.undo_compiled = None
+
+    def _silence(self, is_silent: bool) -> None:
+        self._logs.is_silent = is_silent
+        for log in self._logs.all:
+            log.is_silent = is_silent
 
     def logs(self, thread: int | None = None) -> Iterator[ThreadLog]:
         """The logs of a thread, or of all: that of the calling thread first, then the newest."""

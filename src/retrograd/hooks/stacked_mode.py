@@ -26,6 +26,8 @@ class StackedMode(TorchFunctionMode):
         self.frames = SameFrames()
         self._places: Counter[int] = Counter()
         """Thread → how often it is on its stack, with where torch has put it aside for a call of ``backward``."""
+        self._begun: set[int] = set()
+        """Threads that it was put on when they began."""
         self._is_leaving = False
 
     def put_on(self, place: int | None = None) -> Callable[[], None] | None:
@@ -50,13 +52,23 @@ class StackedMode(TorchFunctionMode):
 
         Off others, and off this one while torch has put it aside for a call of ``backward``, at the next call of a
         module there. Until then it sees operations and notes nothing.
+
+        A thread that has used no torch yet may never do so, and nothing waits in torch's tables for it: where it does
+        after all, :meth:`leave_here` is called.
         """
         self._take_off()
         self.frames.clear()
         self._is_leaving = True
         for thread, count in tuple(self._places.items()):
-            if count:
+            if count and not (thread in self._begun and self._is_unused_in(thread)):
                 before_next_call(thread, self._leave_thread)
+
+    def leave_here(self) -> None:
+        """Leave this thread at its next call of a module, for it uses torch."""
+        thread = threading.get_ident()
+        if self._is_leaving and thread in self._begun:
+            self._begun.discard(thread)
+            before_next_call(thread, self._leave_thread)
 
     def is_entered(self) -> bool:
         """Whether it is on this thread's stack, or put aside for a call of ``backward``."""
@@ -65,11 +77,17 @@ class StackedMode(TorchFunctionMode):
     def thread_begins(self) -> None:
         """A thread of the program's begins."""
         self.put_on()
+        self._begun.add(threading.get_ident())
 
     def thread_ends(self) -> None:
         """It ends."""
+        self._begun.discard(threading.get_ident())
         self._take_off()
         run_errands()
+
+    def _is_unused_in(self, thread: int) -> bool:
+        """Whether it has seen nothing in a thread so far, and :meth:`leave_here` is called once it does."""
+        return False
 
     def _leave_thread(self) -> None:
         """Unless it was put on anew since."""

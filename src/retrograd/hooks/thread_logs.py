@@ -25,13 +25,13 @@ class ThreadLog(CallLog):
 
     Attributes:
         operations: those that made nodes, ordered by number; they do not overlap.
-        is_silent: compiled code runs, and nothing is noted.
+        is_silent: nothing is noted, for compiled code runs or the recording is over.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, is_silent: bool = False) -> None:
         super().__init__(limit)
         self.operations: list[Operation] = [_NOTHING]
-        self.is_silent = False
+        self.is_silent = is_silent
         self.undo_backward: list[Callable[[], None] | None] = []
         self.undo_compiled: Callable[[], None] | None = None
 
@@ -73,10 +73,15 @@ class _OwnLog(threading.local):
 
 
 class Logs:
-    """The logs of all threads."""
+    """The logs of all threads.
+
+    Attributes:
+        is_silent: the logs of threads that have none yet begin silent.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.is_silent = False
         self.here = _OwnLog()
         self.all: tuple[ThreadLog, ...] = ()
         self._lock = threading.Lock()
@@ -85,7 +90,7 @@ class Logs:
         """The log of this thread."""
         log = self.here.log
         if log is None:
-            log = self.here.log = ThreadLog(self.limit)
+            log = self.here.log = ThreadLog(self.limit, is_silent=self.is_silent)
             with self._lock:
                 self.all = (log, *self.all)
         return log

@@ -18,9 +18,8 @@ import pyarrow.parquet as pq
 from retrograd.amounts import show_bytes
 from retrograd.errors import SavedTensorError
 from retrograd.files import write_file
-from retrograd.foreign.json_text import parse_object
-from retrograd.foreign.kinds import check_kinds
 from retrograd.foreign.tables import read_table
+from retrograd.foreign.text import check_kinds, parse_object
 from retrograd.graph.node import name_place
 from retrograd.inventory.timeline import (
     PERMANENT,

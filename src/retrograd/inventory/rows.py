@@ -13,9 +13,9 @@ import pyarrow as pa
 from retrograd.files import make_all_storable
 from retrograd.graph.node import Line
 from retrograd.graph.origins import Origin, Origins
+from retrograd.hooks.op_info import find_cost_of_saved
 from retrograd.hooks.operation_clock import OperationClock
 from retrograd.inventory.notes import NodeNotes, SlotNotes, TensorNotes
-from retrograd.inventory.remakes import choose_remake
 from retrograd.inventory.timeline import PERMANENT, SCHEMA
 from retrograd.inventory.watch import InventoryWatch
 
@@ -190,7 +190,7 @@ def _describe_making(tensor: TensorNotes | None, line: Line | None, clock: Opera
     if tensor is None:
         return {}
     maker = tensor.maker
-    remake = choose_remake(
+    cost = find_cost_of_saved(
         tensor.kind, None if maker is None else maker.node, line.operation if line is not None else ""
     )
     return {
@@ -198,8 +198,8 @@ def _describe_making(tensor: TensorNotes | None, line: Line | None, clock: Opera
         "maker_number": maker and maker.number,
         "sources": maker and maker.sources,
         "seconds": clock.seconds_at(maker.number) if maker is not None and clock is not None else None,
-        "remake": remake and str(remake),
-        "price": remake and remake.price,
+        "remake": cost and str(cost),
+        "price": cost and cost.price,
     }
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.foreign.plain_text import show_plainly
+from retrograd.foreign.text import show_plainly
 from retrograd.history.facts import NonFinite, read_facts
 from retrograd.history.sink import Event
 from retrograd.notices import say

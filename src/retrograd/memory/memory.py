@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from retrograd.memory.ema import Ema
-from retrograd.memory.last_tensors import LastTensors
-from retrograd.memory.mean import Mean
+from retrograd.memory.averages import Ema, Mean
 from retrograd.memory.store import Store
-from retrograd.memory.window import Window
+from retrograd.memory.window import LastTensors, Window
 
 
 class Memory(Store):

@@ -16,7 +16,7 @@ A stage of a pipeline has several micro-batches under way at once: they are call
 Forwards are kept apart in buffers by their grad mode, so that an evaluation, or a teacher's forward in the middle of
 a step, never mixes with the forward that is waiting for its backward. Forwards that wait for none (without grad, or
 in eval mode) merge into one record a step. A forward with grad whose graph is gone when the next one begins, or that no
-backward has reached where it did reach another forward of the same model, is an evaluation too: see :mod:`forwards`.
+backward has reached where it did reach another forward of the same model, is an evaluation too: see :mod:`mode_buffer`.
 """
 
 from __future__ import annotations

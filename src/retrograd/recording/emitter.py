@@ -11,15 +11,11 @@ import torch
 
 from retrograd.history.sink import EventKind, Moment, RowBatch, Sink
 from retrograd.hooks.faults import never_raise
-from retrograd.recording.batches import pick_custom
-from retrograd.recording.division import divide
-from retrograd.recording.holder import Kept
-from retrograd.recording.late import Closed, LateGradients, split_late
+from retrograd.recording.attribution import Closed, LateGradients, divide, split_late
 from retrograd.recording.mode_buffer import Mode, ModeBuffer
 from retrograd.recording.module_watch import SlotWatch
-from retrograd.recording.placements import Placements
-from retrograd.recording.row_table import RowTable
-from retrograd.recording.tensor_keeper import TensorKeeper
+from retrograd.recording.site_table import Placements, RowTable, pick_custom
+from retrograd.recording.tensor_keeper import Kept, TensorKeeper
 from retrograd.sites.site import ROOT, Site
 from retrograd.statistics.row import ROW, scale_rows
 

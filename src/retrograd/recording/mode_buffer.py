@@ -1,19 +1,196 @@
-"""What is being recorded, kept apart by the grad mode of the forward it comes from."""
+"""What is being recorded, kept apart by the grad mode of the forward it comes from.
+
+Of forwards with grad it shows only later whether a backward pass follows. When a model is called twice before a
+backward pass, either both calls are trained (two views of one example), or one of them is an evaluation that somebody
+ran without ``no_grad``. Only the backward pass tells. Until then calls of modules are numbered on;
+:mod:`retrograd.recording.attribution` takes the rows of an evaluation apart then.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from retrograd.history.sink import Phase
-from retrograd.recording.forwards import Forwards
+from retrograd.hooks.deep_graphs import DeepGraphGuard
+from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.nested import flatten
+from retrograd.hooks.tables import Entry
+from retrograd.hooks.tensor import GradientWatch
 from retrograd.recording.settings import Settings
 from retrograd.statistics.custom import CustomStatistics
 from retrograd.statistics.slab import Slab, UnreadableTensorError, make_slab, make_turns
+
+MOST_FORWARDS = 100
+"""Calls of models within a micro-batch that are told apart."""
+
+_PATIENCE = 8
+"""Of so many calls, all over but the last, the last is not waited for either: they are an evaluation."""
+
+
+class Counted(Protocol):
+    """The calls of one slot of a module.
+
+    Attributes:
+        serial: that of its buffer when they were last counted anew.
+        count: how many there were since.
+    """
+
+    serial: int
+    count: int
+
+
+class ForwardHost(Protocol):
+    """What is needed of a recorder."""
+
+    guard: DeepGraphGuard
+    leaf_handles: list[Entry]
+
+
+class Forward:
+    """A call of a whole model.
+
+    Args:
+        root: that model, by its identity.
+        training: it is in training mode.
+        counts: for each slot, how many calls of it came before, within the micro-batch.
+
+    Attributes:
+        is_evaluation: whether it is one; None while that is not decided.
+    """
+
+    __slots__ = ("_sign", "_watches", "counts", "is_evaluation", "root", "training")
+
+    def __init__(self, root: int, training: bool, counts: Sequence[int]) -> None:
+        self.root = root
+        self.training = training
+        self.counts = counts
+        self.is_evaluation: bool | None = None
+        self._sign = _Sign()
+        self._watches: list[GradientWatch] | None = None
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether a backward pass has come to what it returned."""
+        return self._sign.seen
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no backward pass can come any more, for its graph is gone. False where nothing is known."""
+        watches = self._watches
+        return watches is not None and not self.is_reached and all(watch.is_over for watch in watches)
+
+    @property
+    def phase(self) -> Phase:
+        """Its phase as an evaluation."""
+        return "forward" if self.training else "eval"
+
+    def follow(self, output: Any, host: ForwardHost) -> None:
+        """Look out for a gradient of what it has returned."""
+        tensors = [tensor for _, tensor in flatten(output, ())]
+        if not tensors:
+            return
+        self._watches = []
+        for tensor in tensors:
+            if tensor.grad_fn is not None:
+                watch = GradientWatch(self._sign, host.guard, host.leaf_handles)
+                watch.watch(tensor)
+                self._watches.append(watch)
+
+    def leave(self) -> None:
+        """Take the hooks back."""
+        for watch in self._watches or ():
+            watch.remove()
+
+
+class _Sign:
+    """The hook on what a model returned: it notes that a gradient came."""
+
+    __slots__ = ("seen",)
+    __torch_unserializable__ = True
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    @uncompiled
+    def __call__(self, gradient: torch.Tensor) -> None:
+        self.seen = True
+
+
+class Forwards:
+    """The calls of whole models in the micro-batch that is open, in the order in which they ran.
+
+    Attributes:
+        calls: those of every slot.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Counted] = []
+        self._listed: list[Forward] = []
+        self._running: Forward | None = None
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    def __iter__(self) -> Iterator[Forward]:
+        return iter(self._listed)
+
+    def __getitem__(self, index: int) -> Forward:
+        return self._listed[index]
+
+    def begin(self, root: int, training: bool, serial: int) -> None:
+        """A model is called."""
+        self._running = None
+        if len(self._listed) < MOST_FORWARDS:
+            counts = [calls.count if calls.serial == serial else 0 for calls in self.calls] if self._listed else []
+            self._running = Forward(root, training, counts)
+            self._listed.append(self._running)
+
+    def end(self, output: Any, host: ForwardHost) -> None:
+        """The call that began last has returned this."""
+        if self._running is not None:
+            self._running.follow(output, host)
+            self._running = None
+
+    def restart(self) -> None:
+        """The micro-batch is closed."""
+        for forward in self._listed:
+            forward.leave()
+        self._listed.clear()
+
+    def may_be_joined(self, root: int) -> bool:
+        """Whether a call of this model that begins now may be trained together with those before it."""
+        if not any(forward.root == root for forward in self._listed):
+            return True
+        waiting = [not forward.is_over for forward in self._listed]
+        return any(waiting[:-1] if len(waiting) >= _PATIENCE else waiting)
+
+    def find(self, slot: int, call: int) -> int:
+        """Which of them a call of a slot belongs to, by its number."""
+        begun = (len(each.counts) <= slot or each.counts[slot] <= call for each in self._listed)
+        return max((number for number, has_begun in enumerate(begun) if has_begun), default=0)
+
+    def decide(self, trained: set[int], *, is_reached: bool, is_closing: bool) -> bool:
+        """Decide which of them are evaluations; returns whether there are any.
+
+        Args:
+            trained: the numbers of those of which gradients came.
+            is_reached: a backward pass has reached the micro-batch.
+            is_closing: no further pass is waited for.
+        """
+        trained = trained | {number for number, forward in enumerate(self._listed) if forward.is_reached}
+        roots = {self._listed[number].root for number in trained}
+        for number, forward in enumerate(self._listed):
+            if number in trained:
+                forward.is_evaluation = False
+            elif forward.is_evaluation is None and (trained or not is_reached):
+                is_passed_over = is_closing and forward.root in roots
+                forward.is_evaluation = True if forward.is_over or is_passed_over else None
+        return any(forward.is_evaluation for forward in self._listed)
 
 
 class Mode(IntEnum):

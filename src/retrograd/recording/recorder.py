@@ -42,27 +42,23 @@ from retrograd.hooks.reach import find_leaves
 from retrograd.hooks.tables import Entry, hidden_hooks
 from retrograd.notices import warn
 from retrograd.progress.steps import Steps
+from retrograd.recording.attribution import LateGradients
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.faults import Faults
 from retrograd.recording.intervention_watch import InterventionWatch
-from retrograd.recording.late import LateGradients
-from retrograd.recording.loose import LooseParameters
 from retrograd.recording.manual_updates import ManualUpdates
 from retrograd.recording.mode_buffer import ModeBuffer, ModeBuffers
 from retrograd.recording.module_watch import SlotWatch, mode_now
-from retrograd.recording.omissions import Evidence, list_omissions, list_unmatched
-from retrograd.recording.optimizer_watch import OptimizerWatch
-from retrograd.recording.parameter_watch import ParameterWatch
-from retrograd.recording.placements import Placements
+from retrograd.recording.omissions import Evidence, Wishes, list_omissions, list_unmatched
+from retrograd.recording.optimizer_watch import LooseParameters, OptimizerWatch
+from retrograd.recording.parameter_watch import ParameterWatch, UpdateTap
 from retrograd.recording.reductions import Reductions
-from retrograd.recording.row_table import RowTable
 from retrograd.recording.settings import Settings
 from retrograd.recording.site_recorder import SiteRecorder
+from retrograd.recording.site_table import Placements, RowTable
 from retrograd.recording.taps import Taps
 from retrograd.recording.tensor_keeper import TensorKeeper
-from retrograd.recording.updates import UpdateTap
-from retrograd.recording.wishes import Wishes
 from retrograd.sites.site import ROOT, WATCH, Site
 
 

@@ -1,4 +1,7 @@
-"""Which steps are recorded: any callable from a step's number to a bool, and makers of the usual ones."""
+"""Which optimizer steps are recorded.
+
+Loads without torch: the command line reads schedules too, and must answer within a moment.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from retrograd.hooks.tensor import GradientWatch
 from retrograd.recording.clock import Clock
 from retrograd.recording.keep import Keep
 from retrograd.recording.mode_buffer import Mode, ModeBuffer
-from retrograd.recording.placements import Placements
+from retrograd.recording.site_table import Placements
 from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.sites.site import Site
 from retrograd.statistics.slab import UnreadableTensorError

@@ -16,15 +16,14 @@ from retrograd.hooks.candidates import NamedModule
 from retrograd.hooks.distributed import has_other_processes
 from retrograd.hooks.module import CallTap, InputWatcher, unwatch_forward, watch_forward
 from retrograd.hooks.module_paths import parameter_site
-from retrograd.recording.argument_watch import ArgumentHost, ArgumentWatch
+from retrograd.recording.attribution import LateGradients
 from retrograd.recording.keep import find_keep
-from retrograd.recording.late import LateGradients
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
-from retrograd.recording.module_watch import OutputWatch, SlotWatch
+from retrograd.recording.module_watch import ArgumentHost, ArgumentWatch, OutputWatch, SlotWatch
 from retrograd.recording.parameter_watch import ParameterWatch
-from retrograd.recording.row_table import RowTable
 from retrograd.recording.settings import Settings
 from retrograd.recording.site_recorder import NO_ROW, SiteRecorder, TensorHost, TensorRecorder
+from retrograd.recording.site_table import RowTable
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import LOCAL, OPTIMIZER, WATCH, Site, local_gradient
 

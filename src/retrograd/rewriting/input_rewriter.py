@@ -1,4 +1,10 @@
-"""Rules on what a module is called with, on its gradient through this module alone, and on the values of parameters."""
+"""Rules on what a module is called with, on its gradient through this module alone, and on the values of parameters.
+
+While a module is called, an attribute of it stands for a parameter whose value has rules: it is found before the
+parameter of that name, which stays where it is. All threads see it, so such a module is called by one thread at a time.
+Several rewritings may each put something there; whoever comes later has what those before it have made, and they leave
+in any order.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -17,10 +24,58 @@ from retrograd.hooks.engine import current_graph_task, next_sequence_number
 from retrograd.hooks.input_gradient import change_input_gradient
 from retrograd.hooks.module_paths import parameter_site
 from retrograd.hooks.nested import Keys, flatten, replace_tensors
-from retrograd.rewriting.beside import Noted
-from retrograd.rewriting.calls import CallNumbers, NumberedCall
+from retrograd.rewriting.chain import Noted
+from retrograd.rewriting.clock import CallNumbers, NumberedCall
 from retrograd.rewriting.site_rewriter import RewriteHost, SiteRewriter, SiteRewriters
-from retrograd.rewriting.stand_ins import stand_ins_of
+
+_lock = threading.Lock()
+
+
+class StandIns:
+    """Those of one module; the same object for all that rewrite it."""
+
+    def __init__(self) -> None:
+        self._alone = threading.RLock()
+        self._layers: dict[str, list[tuple[object, Any]]] = {}
+
+    def enter(self) -> None:
+        """A call begins; wait until no other thread is in one."""
+        self._alone.acquire()
+
+    def find(self, module: nn.Module, name: str) -> Any:
+        """What stands for a parameter now; None where it stands for itself."""
+        return vars(module).get(name)
+
+    def put(self, module: nn.Module, name: str, call: object, value: Any) -> None:
+        """Let ``value`` stand for a parameter until this call ends."""
+        attributes = vars(module)
+        if name not in self._layers:
+            self._layers[name] = [(None, attributes[name])] if name in attributes else []
+        self._layers[name].append((call, value))
+        attributes[name] = value
+
+    def leave(self, module: nn.Module, call: object) -> None:
+        """This call has ended: what it had put there stands for nothing any more."""
+        attributes = vars(module)
+        for name, layers in list(self._layers.items()):
+            layers[:] = [layer for layer in layers if layer[0] is not call]
+            if layers:
+                attributes[name] = layers[-1][1]
+            else:
+                attributes.pop(name, None)
+            if all(owner is None for owner, _ in layers):
+                del self._layers[name]
+        self._alone.release()
+
+
+_stand_ins: WeakKeyDictionary[nn.Module, StandIns] = WeakKeyDictionary()
+
+
+def stand_ins_of(module: nn.Module) -> StandIns:
+    """Those of this module."""
+    with _lock:
+        return _stand_ins.setdefault(module, StandIns())
+
 
 _INPUT: Keys = ("input",)
 

@@ -11,8 +11,7 @@ from retrograd.errors import CannotRewriteError
 from retrograd.hooks.distributed import is_flattened, is_sharded
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.tensor import change_gradient, leave_gradient, shares_memory
-from retrograd.rewriting.beside import Beside, Noted
-from retrograd.rewriting.chain import Chain
+from retrograd.rewriting.chain import Beside, Chain, Noted
 from retrograd.rewriting.site_rewriter import RewriteHost
 
 

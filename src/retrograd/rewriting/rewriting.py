@@ -27,9 +27,8 @@ from retrograd.rewriting.chain import Chain
 from retrograd.rewriting.clock import RuleClock
 from retrograd.rewriting.input_rewriter import InputRewriter
 from retrograd.rewriting.joint_rewriter import JointRewriter
-from retrograd.rewriting.output_rewriter import OutputRewriter
+from retrograd.rewriting.output_rewriter import OutputRewriter, WatchedRewriter
 from retrograd.rewriting.parameter_rewriter import ParameterRewriter
-from retrograd.rewriting.watched_rewriter import WatchedRewriter
 from retrograd.rewriting.written_views import WrittenViews
 from retrograd.rules.rule import Rule
 from retrograd.sites.pattern import Candidate

@@ -13,10 +13,8 @@ from retrograd.hooks.branches import branch
 from retrograd.hooks.deep_graphs import FREE_DEPTH
 from retrograd.hooks.engine import grad_enabled, uncompiled
 from retrograd.hooks.tensor import change_gradient
-from retrograd.rewriting.beside import Beside, Noted
-from retrograd.rewriting.calls import NumberedCall
-from retrograd.rewriting.chain import Chain
-from retrograd.rewriting.clock import RuleClock
+from retrograd.rewriting.chain import Beside, Chain, Noted
+from retrograd.rewriting.clock import NumberedCall, RuleClock
 from retrograd.rules.rule import Rule
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import Site

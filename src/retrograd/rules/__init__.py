@@ -17,9 +17,9 @@ from retrograd.rules.pass_rule import PassRule as PassRule
 from retrograd.rules.pcgrad import PCGrad as PCGrad
 from retrograd.rules.replace import Replace as Replace
 from retrograd.rules.rule import Rule as Rule
+from retrograd.rules.rule import SiteState as SiteState
 from retrograd.rules.scale import Reverse as Reverse
 from retrograd.rules.scale import Scale as Scale
-from retrograd.rules.site_state import SiteState as SiteState
 from retrograd.rules.skip_step import SkipStep as SkipStep
 from retrograd.rules.spike_clip import SpikeClip as SpikeClip
 from retrograd.rules.stable_spam import EmaClip as EmaClip

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from retrograd.rules.checks import check_count, check_number
 from retrograd.rules.norm_rule import NormRule, leave_out_zero, limit_factor
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import SiteState
 
 
 class AdaGC(NormRule):

@@ -10,8 +10,7 @@ from torch import Tensor
 from retrograd.errors import RuleError
 from retrograd.rules.checks import check_number, need_dense, need_shape
 from retrograd.rules.norm_rule import limit_factor
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 
 
 class AGC(Rule):

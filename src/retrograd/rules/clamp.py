@@ -6,8 +6,7 @@ from torch import Tensor
 
 from retrograd.errors import RuleError
 from retrograd.rules.checks import check_number, need_real
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 from retrograd.rules.sparse import is_sparse, on_values
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from retrograd.rules.checks import check_number
 from retrograd.rules.norm_rule import NormRule, limit_factor
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import SiteState
 
 
 class ClipNorm(NormRule):

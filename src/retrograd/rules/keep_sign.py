@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from retrograd.rules.checks import need_real
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 
 
 class KeepSign(Rule):

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from retrograd.errors import RuleError
 from retrograd.rules.checks import need_dense
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 
 
 class Zero(Rule):

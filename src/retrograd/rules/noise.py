@@ -7,9 +7,7 @@ from torch import Tensor
 
 from retrograd.norms import norm
 from retrograd.rules.checks import Scheduled, at_step, check_scheduled, need_dense
-from retrograd.rules.rule import Rule
-from retrograd.rules.seeds import next_seed
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState, next_seed
 
 
 class Noise(Rule):

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from retrograd.errors import RuleError
 from retrograd.norms import norm
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 from retrograd.rules.sparse import is_packed, is_sparse, on_values
 
 

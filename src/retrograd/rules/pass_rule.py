@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from retrograd.errors import RuleError
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 
 
 class PassRule(Rule):

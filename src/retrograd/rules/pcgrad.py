@@ -10,8 +10,7 @@ from torch import Tensor
 
 from retrograd.rules.checks import need_dense
 from retrograd.rules.pass_rule import PassRule
-from retrograd.rules.seeds import next_seed
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import SiteState, next_seed
 
 Gradients = Sequence[Tensor | None]
 

@@ -1,15 +1,76 @@
-"""The contract of a rule: a function of a tensor and of its site's state, with one memory a site."""
+"""What a rule is, and what it knows of the site that it acts on: when this is, and what it has put by there."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
 from retrograd.errors import RuleError
-from retrograd.rules.site_state import SiteState
+from retrograd.memory.memory import Memory
+
+
+class SiteState(Memory):
+    """One site as one rule sees it: its memory of the site, and the moment of the call at hand.
+
+    All calls of a module share one state; ``call`` tells them apart.
+
+    Attributes:
+        site: the printed name of the site, without the number of the call.
+        step: updates that optimizers have made so far.
+        call: which call of the module within the micro-batch, from 1.
+        rank: number of this process in a distributed run; 0 outside of one.
+        training: whether the module is in training mode.
+        value: for a gradient, the activation (or parameter) that it is the gradient of, detached; None unless the
+            rule says ``needs_value``. For a value, None.
+        inputs: for the gradient of an output or input, what went into that very call of the module, by the names of
+            its arguments, detached; a tensor in a nest has the keys in its name, ``"states.0"``. Empty unless the rule
+            says ``needs_input``.
+    """
+
+    def __init__(self, site: str) -> None:
+        super().__init__()
+        self.site = site
+        self.step = 0
+        self.call = 1
+        self.rank = 0
+        self.training = True
+        self.value: Tensor | None = None
+        self.inputs: Mapping[str, Tensor] = {}
+
+    @property
+    def input(self) -> Tensor:
+        """The only one of :attr:`inputs`.
+
+        Raises:
+            RuleError: if there are several, or none.
+        """
+        if len(self.inputs) == 1:
+            return next(iter(self.inputs.values()))
+        if self.inputs:
+            names = ", ".join(f"state.inputs[{name!r}]" for name in self.inputs)
+            raise RuleError(f"{self.site} belongs to {len(self.inputs)} inputs.", repair=f"take one of {names}.")
+        raise RuleError(
+            f"There is no input beside what comes to {self.site}.",
+            repair="write the rule as a class of rg.rules.Rule with `needs_input = True`, for the gradient of a "
+            "module's output or input.",
+            reason="what goes into a call is held until its backward pass only for rules that say so.",
+        )
+
+
+def next_seed(seed: int, state: SiteState) -> int:
+    """A new seed for each draw at each site: from the rule's seed, the site, and how often it has drawn there.
+
+    So a draw does not depend on what other rules or the training draw, and a checkpoint needs one number to go on.
+    """
+    draws: int = state.get("draws", 0)
+    state.put("draws", draws + 1)
+    text = f"{seed} {draws} {state.site}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
 
 Change = Callable[[Tensor, SiteState], Tensor | None]
 """What a rule is, at its least: ``(value, state) -> tensor``, or None to leave the value as it is."""

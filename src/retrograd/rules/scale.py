@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from retrograd.rules.checks import Scheduled, at_step, check_scheduled
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 from retrograd.rules.sparse import on_values
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from retrograd.rules.checks import check_count, check_number
 from retrograd.rules.norm_rule import NormRule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import SiteState
 
 
 class SkipStep(NormRule):

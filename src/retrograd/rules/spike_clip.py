@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from retrograd.rules.checks import check_count, check_number, need_dense, need_shape
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 
 
 class SpikeClip(Rule):

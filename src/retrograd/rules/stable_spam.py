@@ -7,8 +7,7 @@ from torch import Tensor
 
 from retrograd.rules.checks import check_number, need_dense
 from retrograd.rules.norm_rule import NormRule, leave_out_zero
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 
 _BELOW_ONE = 1 - 1e-12
 

@@ -11,8 +11,7 @@ from retrograd.history.kept import Kept
 from retrograd.history.series import Series
 from retrograd.rules.checks import check_count, need_dense, need_shape
 from retrograd.rules.occasions import load
-from retrograd.rules.rule import Rule
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import Rule, SiteState
 from retrograd.sites.site import parse_site
 
 Source = int | str | Series | Sequence[Tensor | Kept]

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from retrograd.errors import RuleError
-from retrograd.memory.ema import Ema
+from retrograd.memory.averages import Ema
 from retrograd.rules.checks import check_count, check_number
 from retrograd.rules.norm_rule import NormRule, leave_out_zero, limit_factor
-from retrograd.rules.site_state import SiteState
+from retrograd.rules.rule import SiteState
 
 _OPTIONS = ("adaptive_scaling", "mean")
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from retrograd.errors import DamagedRunError
 from retrograd.files import remove_unfinished, write_whole
-from retrograd.foreign.regular import expect_file
 from retrograd.foreign.tables import check_table
+from retrograd.foreign.text import expect_file
 from retrograd.runs.layout import Span, list_merged_parts, list_parts
 
 _CODED = frozenset({"phase", "site", "kind", "name"})

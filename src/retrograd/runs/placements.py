@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.errors import DamagedRunError
-from retrograd.foreign.json_text import read_json
-from retrograd.foreign.kinds import check_kinds
+from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.copies import Copies, join_groups
 from retrograd.runs.files import write_json
 from retrograd.runs.layout import PLACEMENTS

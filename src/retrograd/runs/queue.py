@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from retrograd.history.ring import count_bytes
+from retrograd.history.kept import count_bytes
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.statistics.row import ROW
 

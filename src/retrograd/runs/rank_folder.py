@@ -12,11 +12,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from retrograd.files import make_storable, remove_unfinished, write_whole
-from retrograd.history.columns import decode_batches
-from retrograd.history.events import build_event_table
 from retrograd.history.names import SiteNames
+from retrograd.history.rows import decode_batches
 from retrograd.history.sink import Event, KeptTensor, RowBatch
-from retrograd.history.table import build_table
+from retrograd.history.table import build_event_table, build_table
 from retrograd.runs.compaction import compact
 from retrograd.runs.files import write_json
 from retrograd.runs.layout import EVENTS, RANK_FILE, STATISTICS, TENSORS

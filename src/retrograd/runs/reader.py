@@ -12,12 +12,11 @@ import pyarrow as pa
 
 from retrograd.amounts import count_of
 from retrograd.errors import DamagedRunError, NotARunError
-from retrograd.foreign.json_text import read_json
-from retrograd.foreign.kinds import check_kinds
-from retrograd.history.events import EVENT_SCHEMA, read_events
+from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.history import History
 from retrograd.history.names import SiteNames
 from retrograd.history.sink import Event
+from retrograd.history.table import EVENT_SCHEMA, read_events
 from retrograd.runs.layout import (
     EVENTS,
     LOCK,

@@ -11,10 +11,8 @@ import safetensors.torch
 import torch
 
 from retrograd.files import make_storable, write_whole
-from retrograd.foreign.json_text import parse_object
-from retrograd.foreign.kinds import check_kinds
-from retrograd.foreign.regular import expect_file
 from retrograd.foreign.sums import check_sum, sum_tensor
+from retrograd.foreign.text import check_kinds, expect_file, parse_object
 from retrograd.history.sink import Moment
 from retrograd.runs.encoding import INDICES, decode_tensor
 

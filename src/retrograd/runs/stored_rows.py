@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.history.columns import FIXED_TYPES
 from retrograd.history.names import SiteNames
+from retrograd.history.rows import FIXED_TYPES
 from retrograd.history.sink import PHASES
 from retrograd.history.table import STATISTICS_NAMES, read_codes, read_numbers
 from retrograd.runs.parts import explain_damage, open_part

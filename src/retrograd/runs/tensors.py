@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from retrograd.files import remove_unfinished
-from retrograd.history.kept import is_overwritten
-from retrograd.history.ring import count_bytes
+from retrograd.history.kept import count_bytes, is_overwritten
 from retrograd.history.sink import Event, KeptTensor
 from retrograd.runs.encoding import UnstorableTensorError, encode_tensor
 from retrograd.runs.layout import list_shards, shard_name

@@ -3,15 +3,69 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from retrograd.errors import NoSuchSiteError, PatternError
-from retrograd.sites.foresight import may_match_later
 from retrograd.sites.glob import translate_glob
-from retrograd.sites.pattern import Candidate, Pattern, compile_pattern, describe_pattern
-from retrograd.sites.site import WATCH
+from retrograd.sites.kinds import parse_kinds
+from retrograd.sites.pattern import Candidate, Pattern, as_regex, compile_pattern, describe_pattern
+from retrograd.sites.site import WATCH, Site
+
+_RUN_SLOTS = ("output", "input")
+_WORD = re.compile(r"[A-Za-z0-9_]+")
+_MOST_WORDS = 6
+
+
+def may_match_later(pattern: Pattern, candidates: Iterable[Candidate], *, parameters_have_calls: bool = False) -> bool:
+    """Whether a pattern that matches none of these sites may match one of their modules' once the model runs.
+
+    A type or a predicate says nothing of the sites it waits for, so the answer is no.
+
+    Args:
+        pattern: the pattern.
+        candidates: the sites that are known.
+        parameters_have_calls: the value of a parameter is looked at in each call of its module.
+    """
+    sites = [candidate.site for candidate in candidates]
+    sites = [
+        site
+        for site in sites
+        if site.slot in _RUN_SLOTS or (parameters_have_calls and site.kind == "parameter" and site.quantity == "value")
+    ]
+    regex = as_regex(pattern)
+    if regex is not None:
+        words = [*dict.fromkeys(_WORD.findall(regex.pattern))][:_MOST_WORDS]
+        return any(regex.search(name) for site in sites for name in _guess_names(site, words, "#" in regex.pattern))
+    return isinstance(pattern, str) and _may_glob_later(pattern, sites)
+
+
+def _may_glob_later(glob: str, sites: Sequence[Site]) -> bool:
+    kinds = parse_kinds(glob)
+    if kinds is not None:
+        return any(kinds.may_match_later(site) for site in sites)
+    path, _, slot = glob.partition(":")
+    path, _, call = path.partition("#")
+    slot, _, deeper = slot.partition(".")
+    if not call and (not slot or deeper in ("", "grad")):
+        return False
+    in_path, in_slot = translate_glob(path), translate_glob(slot or "output")
+    return any(
+        in_path(site.path) and in_slot(site.slot) and (site.slot in _RUN_SLOTS or deeper not in ("grad", "update"))
+        for site in sites
+    )
+
+
+def _guess_names(site: Site, words: Sequence[str], by_call: bool) -> Iterator[str]:
+    """Names that may come up, made with the words of a regular expression as keys and as numbers of calls."""
+    tail = "" if site.quantity == "value" else f".{site.quantity}"
+    keys = ".".join(site.keys)
+    for call in ("#1", "#2", *(f"#{word}" for word in words if word.isdecimal())) if by_call else ("",):
+        for depth in range(3):
+            for more in itertools.product(("0", *words), repeat=depth):
+                yield f"{site.path}{call}:{'.'.join((keys, *more))}{tail}"
 
 
 class Selection:
@@ -55,7 +109,7 @@ class Selection:
 
         Args:
             candidates: the sites that are known.
-            parameters_have_calls: as for :func:`~retrograd.sites.foresight.may_match_later`.
+            parameters_have_calls: as for :func:`~retrograd.sites.selection.may_match_later`.
 
         Raises:
             NoSuchSiteError: naming the sites that are nearest.

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from retrograd.statistics.cuda_kernel import count_programs, read_on_device
-from retrograd.statistics.pieces import split_flat
-from retrograd.statistics.torch_slab import TorchSlab
+from retrograd.statistics.torch_slab import TorchSlab, split_flat
 
 
 class CudaSlab(TorchSlab):

@@ -15,9 +15,7 @@ from typing import Any
 
 from retrograd.errors import CannotBundleError, NoSuchNodeError, TraceError
 from retrograd.files import write_file
-from retrograd.foreign.json_text import LARGEST, parse_object
-from retrograd.foreign.kinds import check_fields, check_kinds
-from retrograd.foreign.regular import expect_file
+from retrograd.foreign.text import LARGEST, check_fields, check_kinds, expect_file, parse_object
 from retrograd.graph.node import Line, TensorInfo, matches, name_place
 from retrograd.graph.overwritten import Overwritten
 from retrograd.graph.span import ForwardSpan

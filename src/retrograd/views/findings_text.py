@@ -9,7 +9,7 @@ from functools import partial
 from retrograd.findings.finding import Finding, Severity
 from retrograd.findings.findings import Findings
 from retrograd.findings.telling import list_grounds, list_place, tell_repair
-from retrograd.foreign.plain_text import show_plainly
+from retrograd.foreign.text import show_plainly
 
 _COLOURS: dict[Severity, str] = {"critical": "1;31", "warning": "1;33", "note": "1;36"}
 _INDENT = 11

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec, TextIO
 
 import numpy as np
 
-from retrograd.foreign.plain_text import show_plainly
+from retrograd.foreign.text import show_plainly
 from retrograd.randomness import random_kept
 from retrograd.views.downsample import FloatArray, reduce_columns
 

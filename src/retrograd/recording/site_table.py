@@ -1,0 +1,205 @@
+"""What a sink is told of sites: the number of each one's row, and what other ranks hold of it.
+
+A sink is told of a module's second and further calls only when they have rows or kept tensors: until a backward pass
+has come nobody knows whether a call is one of them, or the first one of an evaluation. So its numbers may not be ours.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from retrograd.history.sink import Moment, RowBatch, Sink
+from retrograd.hooks.distributed import (
+    Placement,
+    PlainPlacements,
+    find_tensor_parallel_ranks,
+    has_other_processes,
+    is_sharded,
+    place_copies,
+    place_own,
+    place_spread,
+)
+from retrograd.recording.mode_buffer import ModeBuffers
+from retrograd.recording.tensor_keeper import Source
+from retrograd.sites.site import Site, local_gradient
+from retrograd.statistics.row import ROW
+
+
+def take_rows(batch: RowBatch, chosen: npt.NDArray[np.bool_], moment: Moment) -> RowBatch:
+    """A batch of some of the rows of another one."""
+    if chosen.all():
+        return replace(batch, moment=moment)
+    table = np.frombuffer(batch.rows, ROW)
+    bins = np.frombuffer(batch.bins, np.int64)[np.repeat(chosen, table["bins"])]
+    return pick_custom(replace(batch, moment=moment, rows=table[chosen].tobytes(), bins=bins.tobytes()))
+
+
+def rename_rows(batch: RowBatch, numbers: Mapping[int, int]) -> RowBatch:
+    """A batch whose rows have other numbers; those that are not named keep theirs."""
+    table = np.frombuffer(batch.rows, ROW).copy()
+    table["row"] = [numbers.get(row, row) for row in table["row"].tolist()]
+    custom: dict[str, Any] = {}
+    for name, (rows, values) in batch.custom.items():
+        custom[name] = ([numbers.get(row, row) for row in rows], values)
+    return replace(batch, rows=table.tobytes(), custom=custom)
+
+
+def pick_custom(batch: RowBatch) -> RowBatch:
+    """A batch whose users' statistics are only those of its own rows."""
+    rows = set(np.frombuffer(batch.rows, ROW)["row"].tolist())
+    custom: dict[str, Any] = {}
+    for name, (numbers, values) in batch.custom.items():
+        pairs = [(number, value) for number, value in zip(numbers, values, strict=True) if number in rows]
+        custom[name] = ([number for number, _ in pairs], [value for _, value in pairs])
+    return replace(batch, custom=custom)
+
+
+class RowTable:
+    """Numbers sites in the order in which they come up.
+
+    Attributes:
+        sites: sites by number.
+        names: their printed names.
+    """
+
+    def __init__(self, buffers: ModeBuffers, sink: Sink) -> None:
+        self._buffers = buffers
+        self._sink = sink
+        self._numbers: dict[Site, int] = {}
+        self._seen = np.zeros(0, dtype=bool)
+        self._told: dict[int, int] = {}
+        self._kept: set[str] = set()
+        self._is_translated = False
+        self._adding = threading.RLock()  # a model may run in several threads
+        self.sites: list[Site] = []
+        self.names: list[str] = []
+
+    def number(self, site: Site) -> int:
+        """The row of a site, a new one if it has none."""
+        row = self._numbers.get(site)
+        return self._add(site) if row is None else row
+
+    def _add(self, site: Site) -> int:
+        with self._adding:
+            row = self._numbers.get(site)
+            if row is not None:
+                return row
+            row = self._buffers.add_row()
+            self.sites.append(site)
+            self.names.append(str(site))
+            if site.call == 1:
+                self._tell(row)
+            self._numbers[site] = row  # last: who finds it finds all of it
+            return row
+
+    def translate(self, batch: RowBatch) -> RowBatch:
+        """A batch by the numbers of the sink, which is told of the sites that it does not know yet."""
+        if len(self._told) < len(self.sites):
+            for row in np.frombuffer(batch.rows, ROW)["row"].tolist():
+                self._tell(row)
+        return rename_rows(batch, self._told) if self._is_translated else batch
+
+    def name_kept(self, sources: Iterable[Source]) -> None:
+        """Tell the sink of sites of which tensors are kept, if it does not know them yet."""
+        for source in sources:
+            if source.name not in self._kept:
+                self._kept.add(source.name)
+                self._tell(self.number(source.site))
+
+    def _tell(self, row: int) -> None:
+        """Tell the sink of a row, if it does not know it yet."""
+        with self._adding:
+            if row not in self._told:
+                self._is_translated |= row != len(self._told)
+                self._told[row] = len(self._told)
+                self._sink.add_sites([self.names[row]])
+
+    def mark(self, rows: npt.NDArray[Any]) -> None:
+        """These rows have been recorded."""
+        if len(self._seen) < len(self.sites):
+            self._seen = np.concatenate([self._seen, np.zeros(len(self.sites) - len(self._seen), dtype=bool)])
+        self._seen[rows] = True
+
+    @property
+    def recorded(self) -> list[Site]:
+        """Sites of which something has been recorded."""
+        return [self.sites[row] for row in np.flatnonzero(self._seen)]
+
+
+class Placements:
+    """Finds the placement of each site when its first tensor is seen, and tells all of them in one go.
+
+    Where there is one process alone nothing is found, and nothing told.
+
+    Args:
+        tell: takes all facts, the stages of models by name and placements by printed site, whenever there are new ones.
+    """
+
+    def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._tell = tell
+        self._found: dict[Site, Placement] = {}
+        self._stages: dict[str, int] = {}
+        self._is_told = True
+        self._plain = PlainPlacements(())
+
+    def add_model(self, model: nn.Module) -> None:
+        """This model is recorded."""
+        if has_other_processes():
+            self._plain = PlainPlacements(self._plain.ranks or find_tensor_parallel_ranks(model))
+
+    def see(self, site: Site, tensor: Tensor) -> None:
+        """An activation is seen for the first time; its gradient is taken to lie as it does."""
+        if has_other_processes() and not is_sharded(tensor):  # of the others each tensor tells itself
+            placement = self._place_plain(tensor)
+            if placement is not None:
+                self._add(site.value, placement)
+                self._add(site.grad, placement)
+
+    def see_spread(self, site: Site, tensor: Tensor) -> None:
+        """A ``DTensor`` is recorded for the first time."""
+        self._add(site, place_spread(tensor))
+
+    def see_parameter(self, site: Site, parameter: Tensor, copies: tuple[int, ...]) -> None:
+        """A parameter is watched, or found to be in a wrapper that keeps it the same in these processes."""
+        if not has_other_processes():
+            return
+        beside = self._plain.ranks
+        placement = place_spread(parameter, beside) if is_sharded(parameter) else place_copies({*copies, *beside})
+        for each in (site, site.grad, site.update):
+            self._add(each, placement)
+        self._add(local_gradient(site), place_own())
+
+    def _place_plain(self, tensor: Tensor) -> Placement | None:
+        if not self._plain.ranks:
+            return place_own()
+        return self._plain.place(tensor) if tensor.grad_fn is not None else None
+
+    def set_stage(self, model: str, stage: int) -> None:
+        """The model of this name is a stage of a pipeline."""
+        if self._stages.get(model) != stage:
+            self._stages[model] = stage
+            self._is_told = False
+
+    def flush(self) -> None:
+        """Tell what is new."""
+        if not self._is_told:
+            self._is_told = True
+            sites = {str(site): _describe(placement) for site, placement in self._found.items()}
+            self._tell({"stages": dict(self._stages), "sites": sites})
+
+    def _add(self, site: Site, placement: Placement) -> None:
+        if self._found.get(site) != placement:
+            self._found[site] = placement
+            self._is_told = False
+
+
+def _describe(placement: Placement) -> dict[str, Any]:
+    spec = {"placements": placement.spec} if placement.spec else {}
+    return {"holds": placement.holds, "ranks": list(placement.ranks), **spec}
