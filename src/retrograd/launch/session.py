@@ -24,7 +24,7 @@ from retrograd.facts.facts import SOURCES, WATCHES
 from retrograd.facts.source import MakeSource
 from retrograd.history.facts import Call
 from retrograd.hooks.backward import backward_listeners
-from retrograd.hooks.construction import construction_watch
+from retrograd.hooks.discovery import construction_watch
 from retrograd.launch.closing import say, say_end, say_failure
 from retrograd.launch.exits import ExitNote, end_as_interrupted
 from retrograd.launch.late_sink import LateSink

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.graph.node import Node
-from retrograd.graph.values import count_nonfinite, norm_of, readable_values
+from retrograd.graph.node import Node, count_nonfinite, norm_of, readable_values
 from retrograd.graph.walker import describe
 
 _LINES_AROUND = 2
