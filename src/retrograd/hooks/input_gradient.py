@@ -1,4 +1,4 @@
-"""The gradient of a module's input *through this module*, from hooks on the nodes that feed it, and of one use of a tensor.
+"""Gradients of a module's input *through this module*, from hooks on its nodes, and of one use of a tensor.
 
 The nodes between the outputs and the input's gradient edge are found by walking back from the outputs and
 stopping at that edge. A node whose next edge is the input's edge computes a part of the gradient; the sum of the

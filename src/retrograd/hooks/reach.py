@@ -4,7 +4,8 @@ A C++ node that Python has seen is freed recursively by torch 2.13: some 40,000 
 main thread, 2,400 that of one with 512 KiB. So once many nodes of a graph have been seen, every so often the newest of
 them are given the list of those seen before. A list is emptied from its end when its last holder has died, that is
 from the node nearest to it, and each death finds its successor still held; and CPython takes apart lists within lists
-without recursion. Whatever holds a node of a list must be newer than it, or it would hold itself. Sequence numbers tell.
+without recursion. Whatever holds a node of a list must be newer than it, or it would hold itself.
+Sequence numbers tell.
 """
 
 from __future__ import annotations
