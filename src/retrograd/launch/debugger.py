@@ -15,9 +15,9 @@ from typing import Any
 from retrograd.amounts import count_of
 from retrograd.errors import NoSuchNodeError, RetrogradError
 from retrograd.graph.graph import Graph
+from retrograd.graph.node import holds_nonfinite
 from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.overwritten import explain_overwritten
-from retrograd.graph.values import holds_nonfinite
 from retrograd.graph.walker import walk
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.frames import is_stand_in, user_frame

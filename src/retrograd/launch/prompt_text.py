@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from retrograd.graph.graph import Graph
-from retrograd.graph.node import Node
-from retrograd.graph.values import count_nonfinite, norm_of, readable_values
+from retrograd.graph.node import Node, count_nonfinite, norm_of, readable_values
 from retrograd.graph.walker import describe
 from retrograd.launch.debugger import DebuggedPass
 from retrograd.stepping.stop import Stop

@@ -28,7 +28,7 @@ from retrograd.facts.facts import SOURCES, WATCHES
 from retrograd.facts.source import FactHost, FactSource, MakeSource
 from retrograd.history.facts import Call
 from retrograd.hooks.backward import backward_listeners
-from retrograd.hooks.construction import construction_watch
+from retrograd.hooks.discovery import construction_watch
 from retrograd.launch.closing import say_end, say_failure
 from retrograd.launch.late_sink import LateSink
 from retrograd.launch.live_findings import LiveFindings
