@@ -6,14 +6,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.errors import NoGraphError
-from retrograd.gradients.reasons import Why
 from retrograd.graph.node import readable_values
 from retrograd.graph.origins import Origins
 from retrograd.hooks.backward import EngineRun
@@ -22,6 +21,15 @@ from retrograd.hooks.flow import Cut, FlowNotes, line_of
 from retrograd.hooks.node_tap import Gradients, NodeHooks
 from retrograd.hooks.nodes import is_freed, is_leaf, name_of, number_of, root_edges, variable_of
 from retrograd.hooks.reach import PassNodes, Reach, find_nodes, guard_nodes, read_links
+
+Why = Literal[
+    "has one", "not yet", "unknown",
+    "frozen", "not a leaf", "never called", "not used", "no_grad", "inference_mode", "cut", "not in the loss",
+    "no graph", "not asked for", "returned", "no derivative", "cleared", "failed",
+    "zero factor", "dead units", "saturated", "step function", "not picked", "hook", "zero",
+    "not optimized", "not in the model", "another copy", "no backward",
+]  # fmt: skip
+"""In one or two words: ``has one``; ``not yet`` (it will be there after backward); ``unknown``; and what is missing."""
 
 
 @dataclass(frozen=True, slots=True)

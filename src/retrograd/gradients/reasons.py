@@ -8,18 +8,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from retrograd.gradients.passes import FlowEnd, PassSeen, has_nonzero
+from retrograd.gradients.passes import FlowEnd, PassSeen, Why, has_nonzero
 from retrograd.hooks.flow import Cut, FlowNotes
 from retrograd.hooks.nodes import name_of
-
-Why = Literal[
-    "has one", "not yet", "unknown",
-    "frozen", "not a leaf", "never called", "not used", "no_grad", "inference_mode", "cut", "not in the loss",
-    "no graph", "not asked for", "returned", "no derivative", "cleared", "failed",
-    "zero factor", "dead units", "saturated", "step function", "not picked", "hook", "zero",
-    "not optimized", "not in the model", "another copy", "no backward",
-]  # fmt: skip
-"""In one or two words: ``has one``; ``not yet`` (it will be there after backward); ``unknown``; and what is missing."""
 
 State = Literal["None", "zero", "some"]
 
