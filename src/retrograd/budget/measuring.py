@@ -68,11 +68,11 @@ class RecomputeTrial:
             return saved_range
         return replace(
             saved_range,
-            rerun=self.operations,
+            recompute=self.operations,
             sources=self.sources,
-            rerun_seconds=seconds_between(self.began, self.ended),
-            rerun_bytes=self.nbytes,
-            rerun_numbers=self.numbers,
+            recompute_seconds=seconds_between(self.began, self.ended),
+            recompute_bytes=self.nbytes,
+            recompute_numbers=self.numbers,
         )
 
 

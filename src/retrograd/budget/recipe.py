@@ -86,7 +86,7 @@ class Recipe:
         if not self.is_possible:
             raise OverwrittenError(
                 f"What {self} was given has been written to since, so that it cannot be run again.",
-                repair="write into parameters and buffers after the backward pass, or give Planned(rerun=False).",
+                repair="write into parameters and buffers after the backward pass, or give Planned(recompute=False).",
                 reason="a budget was kept by dropping a saved tensor that was to be computed again.",
             )
         with below_autograd(), torch.enable_grad():  # some operations ask; only those of a graph were noted
