@@ -59,7 +59,7 @@ class Planned(Policy):
         budget: bytes, such as ``"8GB"``, or a share such as ``0.5`` of what the first measured pass would hold.
         folder: where the file of what leaves the CPU is; as for :class:`~retrograd.policies.disk.Disk`.
         min_bytes: smaller ranges stay, and are not counted.
-        recompute: whether ranges may be recomputed, by running the operations that made them once more.
+        recompute: whether ranges may be recomputed by the operations that made them.
 
     Attributes:
         plans: those that are known, the one used last at the end.
@@ -153,7 +153,7 @@ class Planned(Policy):
         return item
 
     def _is_in_charge_of(self, values: Tensor) -> bool:
-        """Whether it lies on the device that the plans are for."""
+        """Ask whether values lie on the device that the plans are for."""
         if values.device != self._offloader.device:
             if not self._offloader.turn_to(values.device):
                 return False
@@ -199,7 +199,7 @@ class Planned(Policy):
         return current
 
     def _is_over(self, current: PlannedPass) -> bool:
-        """Whether what is packed now belongs to another pass."""
+        """Ask whether what is packed now belongs to another pass."""
         return current.log.is_over or (bool(current.log.asked) and not is_in_backward())
 
     def _finish(self) -> None:
@@ -279,7 +279,7 @@ class Planned(Policy):
 
 
 def read_budget(budget: Budget) -> int | float:
-    """Bytes, or a share.
+    """Read a budget: bytes, or a share.
 
     Args:
         budget: bytes (``8_000_000_000``, ``"8GB"``, ``"500 MiB"``; a kB is 1000 bytes, a KiB 1024), or a share of

@@ -265,7 +265,7 @@ class Item(Packed):
 
     @property
     def is_as_it_was(self) -> bool:
-        """Whether the program has not written to the memory since; if it has, what is elsewhere may be changed too."""
+        """Ask whether the program has not written to the memory since; else what is elsewhere may be changed too."""
         return self.witness is None or version_of(self.witness) == self.version
 
     def lend(self, *, is_kept: bool) -> Tensor:
@@ -356,7 +356,7 @@ class Item(Packed):
 
 
 def _have_same_bits(storage: torch.UntypedStorage, values: Tensor) -> bool | Tensor:
-    """Whether memory has these values; one element where a device says so, which is not waited for."""
+    """Ask whether memory has these values, bit by bit; one element where a device says so, which is not waited for."""
     if storage.nbytes() != values.nbytes:
         return False
     made = view_storage(storage, values, 0, tuple(values.shape), (1,))

@@ -87,7 +87,7 @@ class MeasuredPass:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How fast memory leaves and comes back, each direction by itself.
+    """The speed with which memory leaves and comes back, each direction by itself.
 
     Attributes:
         out: bytes a second away from the device.
@@ -127,7 +127,7 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """When ranges have to be there.
+    """The positions at which ranges have to be there.
 
     Attributes:
         needed: position up to which each may be away: it is asked for, or another is made of it.
@@ -151,7 +151,7 @@ def find_spans(recording: MeasuredPass, choices: Sequence[Choice]) -> Spans:
 
 
 def find_departures(recording: MeasuredPass, decisions: Decisions) -> dict[int, int]:
-    """When ranges that are taken elsewhere are gone.
+    """Find out when ranges that are taken elsewhere are gone.
 
     Returns:
         Range → position before which its memory is still there, for those that are really gone before they are
@@ -174,7 +174,7 @@ def find_departures(recording: MeasuredPass, decisions: Decisions) -> dict[int, 
 def count_residency(
     recording: MeasuredPass, decisions: Decisions, departures: Mapping[int, int]
 ) -> npt.NDArray[np.int64]:
-    """Bytes in memory at each position, with those of earlier passes."""
+    """Count the bytes in memory at each position, with those of earlier passes."""
     spans = find_spans(recording, decisions.choices)
     positions = len(recording.events)
     change = np.zeros(positions + 1, dtype=np.int64)
@@ -199,7 +199,7 @@ def count_residency(
 
 
 def predict_seconds(recording: MeasuredPass, decisions: Decisions, departures: Mapping[int, int], link: Link) -> float:
-    """How long the pass takes. Copies cost nothing as long as something is computed beside them."""
+    """Predict how long the pass takes. Copies cost nothing as long as something is computed beside them."""
     clock = _PassClock(recording.ranges, decisions, departures, link)
     wanted: dict[int, list[int]] = {}
     for number, position in enumerate(find_spans(recording, decisions.choices).needed):

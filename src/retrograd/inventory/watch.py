@@ -227,7 +227,7 @@ def _holder_of(kept: Kept) -> HeldBy:
 
 
 class _FollowedPass:
-    """One pass that is being followed. It holds the nodes until it has ended."""
+    """A pass that is being followed. It holds the nodes until it has ended."""
 
     def __init__(self, nodes: list[Any], reach: Any, taps: NodeTaps, *, keeps_graph: bool) -> None:
         self.nodes = nodes

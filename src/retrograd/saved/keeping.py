@@ -21,7 +21,7 @@ from retrograd.hooks.writes import WriteLog
 from retrograd.policies.overwriting import SaveSite
 from retrograd.policies.policy import Policy, check_policy
 from retrograd.policies.recompute import Recompute
-from retrograd.saved.calls import EveryModuleWatch, ModuleWatch, RunningCalls
+from retrograd.saved.calls import EveryModuleWatch, ModuleWatch, PolicyCalls
 from retrograd.saved.keeper import Account, Keeper
 from retrograd.sites.pattern import Candidate, Pattern, asks_for_call, compile_pattern, describe_pattern
 from retrograd.sites.selection import Selection
@@ -40,7 +40,7 @@ class SavedHandle:
         accounts: what each policy was given in all passes so far, and what it held of that in memory.
     """
 
-    def __init__(self, keepers: list[Keeper], taps: list[Remove], calls: RunningCalls, log: WriteLog | None) -> None:
+    def __init__(self, keepers: list[Keeper], taps: list[Remove], calls: PolicyCalls, log: WriteLog | None) -> None:
         self.accounts: dict[Policy, Account] = {keeper.policy: keeper.account for keeper in keepers}
         self._is_removed = False
         self._ending = ExitStack()
@@ -118,8 +118,8 @@ def keep_saved(
         A context manager; ``remove()`` ends it as well.
 
     Raises:
-        SavedPolicyError: ``model`` or ``policy`` is none; both it and a budget are given, or neither; ``Recompute``
-            without a model; a pattern that never holds; or ``budget`` is not a size.
+        SavedPolicyError: ``model`` is not a model, or ``policy`` not a policy; both it and a budget are given, or
+            neither; ``Recompute`` without a model; a pattern that never holds; or ``budget`` is not a size.
         NoSuchSiteError: a pattern matches no module.
         PatternError: a pattern of the wrong kind.
     """
@@ -137,7 +137,7 @@ def keep_saved(
         policy = Planned(budget)
     assert policy is not None
     log = WriteLog() if watch_writes else None
-    calls = RunningCalls(SaveSite(log=log))
+    calls = PolicyCalls(SaveSite(log=log))
     parameters = ParameterStorages()
     if model is None:
         keepers, taps = _tap_process(policy, calls, parameters)
@@ -154,7 +154,7 @@ def keep_saved(
 
 
 def _tap_process(
-    policy: Policies, calls: RunningCalls, parameters: ParameterStorages
+    policy: Policies, calls: PolicyCalls, parameters: ParameterStorages
 ) -> tuple[list[Keeper], list[Remove]]:
     if isinstance(policy, (Mapping, Recompute)):
         raise SavedPolicyError(
@@ -166,7 +166,7 @@ def _tap_process(
     return [keeper], [_cover_thread(keeper, calls), EveryCallTap(EveryModuleWatch(keeper, calls, calls.outside)).remove]
 
 
-def _cover_thread(keeper: Keeper, calls: RunningCalls) -> Remove:
+def _cover_thread(keeper: Keeper, calls: PolicyCalls) -> Remove:
     """Set the pair of hooks of a whole thread. It is taken away there; in another thread it goes at the next saving."""
     thread = threading.get_ident()
     is_set = calls.cover(keeper)
@@ -179,7 +179,7 @@ def _cover_thread(keeper: Keeper, calls: RunningCalls) -> Remove:
 
 
 def _tap_model(
-    model: nn.Module, policy: Policies, calls: RunningCalls, parameters: ParameterStorages
+    model: nn.Module, policy: Policies, calls: PolicyCalls, parameters: ParameterStorages
 ) -> tuple[list[Keeper], list[Remove]]:
     for module in model.modules():
         parameters.learn(module)
