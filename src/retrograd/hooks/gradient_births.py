@@ -12,7 +12,7 @@ from retrograd.hooks.backward_look import BackwardLook
 from retrograd.hooks.engine import current_node, without_functions
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import is_python, name_of, number_of, peek, saved_of, variable_of
-from retrograd.hooks.reach import find_nodes_of, guard_nodes, read_links
+from retrograd.hooks.reach import PassNodes, read_links
 from retrograd.hooks.result_watch import BornOperation, is_fine
 
 _WATCHED = frozenset(
@@ -64,17 +64,12 @@ class GradientBirths:
         self._look = BackwardLook(see, fault)
         self._taps = taps
         self._fault = fault
-        self._nodes, self._reach = find_nodes_of(run)
+        self._pass = PassNodes(run)
         self._ran: list[Any] = []
         self._saved: dict[int, dict[str, Any]] = {}
         self._found: tuple[Any, Tensor | None] | None = None
         self._is_over = self._is_applied = False
-        self._tap: NodeTap = taps.begin(self._see_first, self._see, self._see_leaf)
-        try:
-            self._tap.watch(self._nodes, self._reach.several, is_kept=run.keeps_graph)
-        except BaseException:
-            taps.end(self._tap)
-            raise
+        self._tap: NodeTap = taps.tap(self._pass, self._see_first, self._see, self._see_leaf)
 
     def end(self) -> BornGradient | None:
         """The run has ended: what was found, if anything."""
@@ -83,10 +78,10 @@ class GradientBirths:
         try:
             return self._blame(*self._found) if self._found is not None and self._is_applied else None
         finally:
-            guard_nodes(self._reach.nodes, self._reach.links)
+            self._pass.release()
             self._ran.clear()
             self._saved.clear()
-            self._nodes, self._found = [], None
+            self._found = None
 
     def _see_first(self, incoming: Tensor | None) -> None:
         self._see((incoming,))
@@ -116,10 +111,11 @@ class GradientBirths:
 
     def _blame(self, node: Any, leaf: Tensor | None) -> BornGradient | None:
         """The node that ran before this one and gave it what is not finite."""
-        place = self._reach.nodes.index(node)
+        reach = self._pass.reach
+        place = reach.nodes.index(node)
         givers = {
-            id(self._reach.nodes[giver])
-            for giver, edges in enumerate(read_links(self._reach.links))
+            id(reach.nodes[giver])
+            for giver, edges in enumerate(read_links(reach.links))
             if any(edge is not None and edge[0] == place for edge in edges)
         }
         ran = [each for each in self._ran if id(each) in givers]

@@ -108,6 +108,11 @@ def saved_of(node: Any) -> dict[str, Any]:
     return {name: _read_saved(node, attribute) for name, attribute in names}
 
 
+def is_saved_tensor(value: Any) -> bool:
+    """Whether this is torch's own holder of a tensor that a node has saved."""
+    return type(value).__name__ == "SavedTensor"
+
+
 def peek(raw: Any) -> Tensor | None:
     """The tensor in a ``SavedTensor``, without running the hooks that unpack it; None where that cannot be told.
 
@@ -137,7 +142,7 @@ def is_freed(node: Any) -> bool:
     try:
         for name, attribute in _saved_names[type(node)]:
             raw = getattr(node, attribute)  # of several, and of a Python Function's, it raises
-            if type(raw).__name__ == "SavedTensor" and raw.data is None:
+            if is_saved_tensor(raw) and raw.data is None:
                 getattr(node, _SAVED + name)  # nothing is there to be unpacked: None was saved, or it raises
     except RuntimeError:
         return True
@@ -164,7 +169,7 @@ def saved_tensors_of(node: Any) -> Iterator[tuple[str, Any]]:
     for name, value in saved_of(node).items():
         several = isinstance(value, list | tuple)
         for place, raw in enumerate(value if several else (value,)):
-            if type(raw).__name__ == "SavedTensor":
+            if is_saved_tensor(raw):
                 yield f"{name}[{place}]" if several else name, raw
 
 

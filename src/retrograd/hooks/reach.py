@@ -76,10 +76,24 @@ def read_links(links: Sequence[int]) -> Iterator[tuple[tuple[int, int] | None, .
             slot = _END - link
 
 
-def find_nodes_of(run: EngineRun) -> tuple[list[Any], Reach]:
-    """Find the nodes that a run of the engine will run, and all that can be reached."""
-    reach = find_nodes(root_edges(run.roots))
-    return _find_needed(reach, run) if run.inputs else reach.nodes, reach
+class PassNodes:
+    """The nodes of one run of the engine, to be released by whoever has found them.
+
+    Attributes:
+        run: the run.
+        reach: all that can be reached from its roots.
+        nodes: those of them that it will run.
+    """
+
+    def __init__(self, run: EngineRun) -> None:
+        self.run = run
+        self.reach = find_nodes(root_edges(run.roots))
+        self.nodes = _find_needed(self.reach, run) if run.inputs else self.reach.nodes
+
+    def release(self) -> None:
+        """Let go of the nodes; however deep their graph is, freeing it does not crash."""
+        guard_nodes(self.reach.nodes, self.reach.links)
+        self.reach, self.nodes = Reach([], set(), []), []
 
 
 class Outline(NamedTuple):

@@ -21,7 +21,6 @@ from retrograd.graph.overwritten import explain_overwritten
 from retrograd.graph.values import holds_nonfinite
 from retrograd.graph.walker import walk
 from retrograd.hooks.backward import EngineRun, backward_followers
-from retrograd.hooks.engine import current_graph_task
 from retrograd.hooks.frames import is_stand_in, user_frame
 from retrograd.hooks.node_tap import NodeHooks
 from retrograd.hooks.nodes import is_leaf, root_edges
@@ -142,14 +141,13 @@ class _DebuggedPass:
         self._orders = debugger.orders
         self._nodes = find_nodes(root_edges(list(run.roots))).nodes
         guard_nodes(self._nodes)
-        self._task: int | None = None
         self._stop: Stop | None = None
         self._begun: dict[int, Stop] = {}
         self._gate = threading.RLock()  # the engine has a thread for each device: one stops, and the others with it
         self._has_found = False
         self._tests: list[tuple[str, Predicate]] = []
         self._revision = -1
-        self._hooks = NodeHooks(self._nodes, self)
+        self._hooks = NodeHooks(self._nodes, self, alone=True)
 
     def close(self) -> None:
         """Take the hooks away, and let go of everything."""
@@ -181,7 +179,7 @@ class _DebuggedPass:
 
     def before(self, index: int, incoming: Gradients) -> Gradients | None:
         """A node is about to run: stop there, if that is wanted."""
-        if not self._is_ours() or not self._orders.stops:
+        if not self._orders.stops:
             return None
         with self._gate:
             stop = self._begun[index] = Stop(self, index, len(self.ran), incoming)
@@ -194,8 +192,6 @@ class _DebuggedPass:
 
     def after(self, index: int, outgoing: Gradients) -> Gradients | None:
         """A node has run: stop there, if what it gives is the first that is not finite."""
-        if not self._is_ours():
-            return None
         with self._gate:
             stop = self._begun.pop(index, None)
             if stop is None:  # there was nothing to stop for any more when it began
@@ -280,12 +276,6 @@ class _DebuggedPass:
             self._debugger.ask(self, self._orders)
         finally:
             self._stop = None
-
-    def _is_ours(self) -> bool:
-        task = current_graph_task()
-        if self._task is None:
-            self._task = task
-        return task == self._task
 
 
 def _find_frame(error: BaseException) -> tuple[FrameType, int] | None:

@@ -14,10 +14,11 @@ from retrograd.budget.plan import Plan
 from retrograd.budget.planned import Budget, Planned
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.candidates import NamedModule, walk_modules
+from retrograd.hooks.function_mode import FunctionMode
 from retrograd.hooks.module import CallTap, EveryCallTap, is_compiled
 from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.tables import hidden_hooks
-from retrograd.hooks.writes import WriteLog
+from retrograd.hooks.writes import WriteNotes
 from retrograd.policies.overwriting import SaveSite
 from retrograd.policies.policy import Policy, check_policy
 from retrograd.policies.recompute import Recompute
@@ -40,7 +41,7 @@ class SavedHandle:
         accounts: what each policy was given in all passes so far, and what it held of that in memory.
     """
 
-    def __init__(self, keepers: list[Keeper], taps: list[Remove], calls: PolicyCalls, log: WriteLog | None) -> None:
+    def __init__(self, keepers: list[Keeper], taps: list[Remove], calls: PolicyCalls, log: WriteNotes | None) -> None:
         self.accounts: dict[Policy, Account] = {keeper.policy: keeper.account for keeper in keepers}
         self._is_removed = False
         self._ending = ExitStack()
@@ -52,8 +53,9 @@ class SavedHandle:
             self._ending.callback(tap)
         self._ending.callback(calls.leave)
         if log is not None:
-            log.begin()
-            self._ending.callback(log.end)
+            mode = FunctionMode(log)
+            mode.put_on()
+            self._ending.callback(mode.leave)
 
     @property
     def plan(self) -> Plan | None:
@@ -136,7 +138,7 @@ def keep_saved(
     if budget is not None:
         policy = Planned(budget)
     assert policy is not None
-    log = WriteLog() if watch_writes else None
+    log = WriteNotes() if watch_writes else None
     calls = PolicyCalls(SaveSite(log=log))
     parameters = ParameterStorages()
     if model is None:
