@@ -42,8 +42,7 @@ from retrograd.errors import (
     UnsafeBundleError,
 )
 from retrograd.files import name_aside, remove_abandoned
-from retrograd.graph.node import Line, Saved
-from retrograd.graph.values import count_nonfinite
+from retrograd.graph.node import Line, Saved, count_nonfinite
 from retrograd.graph.walker import describe
 from retrograd.hooks.dispatch import attributes_of, plain_torch
 from retrograd.hooks.nodes import (

@@ -13,7 +13,7 @@ from retrograd.errors import GraphError
 from retrograd.graph.graph import Columns, Graph
 from retrograd.graph.node import Edge, Line, Saved, TensorInfo
 from retrograd.graph.origins import Origins, latest_origins
-from retrograd.hooks.module_paths import walk_parameters
+from retrograd.hooks.names import walk_parameters
 from retrograd.hooks.nodes import (
     LEAF_NUMBER,
     inputs_of,

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from retrograd.bundles.writer import write_bundle
 from retrograd.errors import GraphError
-from retrograd.graph.node import TensorInfo, matches
+from retrograd.graph.node import TensorInfo, count_nonfinite, matches
 from retrograd.graph.origins import Origins
 from retrograd.graph.overwritten import explain_overwritten
-from retrograd.graph.values import count_nonfinite
 from retrograd.graph.walker import describe
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.faults import never_raise
