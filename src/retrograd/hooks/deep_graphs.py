@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from operator import methodcaller
 from typing import Any
 
+from retrograd.hooks.nested import flatten
+
 FREE_DEPTH = 400
 """Seen nodes below which recursion is harmless on any stack that torch itself can run on."""
 
@@ -81,6 +83,13 @@ class DeepGraphGuard:
         self._seen.append(node)
         if len(self._seen) >= FREE_DEPTH:
             self._hand_over()
+
+    def begin_forward(self, arguments: Any) -> None:
+        """A model is called with these: does it go on with the graph that was seen before?"""
+        if self.count > FREE_DEPTH and not any(
+            tensor.requires_grad and not tensor.is_leaf for _, tensor in flatten(arguments, ())
+        ):
+            self.part()
 
     def pause(self) -> None:
         """A forward is over, and the next one may go on with its graph, or the graph may be dropped before it."""

@@ -104,7 +104,7 @@ def asks_for_call(pattern: Pattern) -> bool:
 
 
 def name_for(by_call: bool) -> Callable[[Site], str]:
-    """What a pattern is held against: names with the number of the call, or without."""
+    """The names that a pattern is held against: with the number of the call, or without."""
     return _print_numbered if by_call else _print_plain
 
 
@@ -134,7 +134,7 @@ def _compile_glob(pattern: str) -> Test:
 
 
 def _compile_calls(path: str, call: str) -> Test:
-    """What is recorded by default of some calls of modules."""
+    """The sites of some calls of modules that are recorded by default."""
     in_path, in_call = translate_glob(path), translate_glob(call)
     return lambda candidate: (
         candidate.site.kind == "output" and bool(in_path(candidate.site.path) and in_call(str(candidate.site.call)))
