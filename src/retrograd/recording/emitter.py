@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from retrograd.history.sink import Moment, RowBatch, Sink
-from retrograd.hooks.faults import never_raise
 from retrograd.recording.attribution import Closed, divide, split_late
 from retrograd.recording.mode_buffer import Mode, ModeBuffer
 from retrograd.recording.site_recorder import RecorderFactory
@@ -39,7 +38,6 @@ class Emitter:
         self._rows = factory.rows
         self._keeper = factory.keeper
         self._events = factory.events
-        self.fault = factory.events.fault
         self._placements = factory.placements
         self._slots = taps.slots
         self._late = taps.late
@@ -56,7 +54,6 @@ class Emitter:
         """A rule has changed a tensor by this share of it, a scalar on any device."""
         self._changes.append((moment, site, rule, change))
 
-    @never_raise()
     def emit(self, buffer: ModeBuffer, moment: Moment, is_closing: bool) -> None:
         """Hand over what a buffer holds.
 
@@ -65,11 +62,6 @@ class Emitter:
             moment: when it was recorded, at its last pass.
             is_closing: its forward and all passes over it are done with.
         """
-        self._emit(buffer, moment, is_closing=is_closing)
-        if is_closing and buffer.mode is Mode.GRAD:
-            self._late.close(buffer, moment)
-
-    def _emit(self, buffer: ModeBuffer, moment: Moment, *, is_closing: bool) -> None:
         kept, buffer.kept = buffer.kept, []
         scale = self._read_scale(buffer.scale, moment)
         batches = list(_drain(buffer, moment, scale))
@@ -87,10 +79,20 @@ class Emitter:
             batches = [part for batch in batches for part in division.split_rows(batch)]
         for batch in batches:
             for part in split_late(batch, late) if late else (batch,):
-                self._note_rows(buffer, part)
-                self._sink.add_rows(self._rows.translate(part))
-                if self._keeper.has_triggers:  # a user's: what it raises shall cost no row
-                    self._pull_triggers(part)
+                self._add_rows(buffer, part)
+        if is_closing and buffer.mode is Mode.GRAD:
+            self._late.close(buffer, moment)
+
+    def _add_rows(self, buffer: ModeBuffer, batch: RowBatch) -> None:
+        numbers = memoryview(batch.rows).cast("i")[:: ROW.itemsize // 4].tobytes()  # ``row`` comes first in a row
+        if numbers != self._numbers:  # they are nearly always those of the batch before
+            self._numbers = numbers
+            self._rows.mark(np.frombuffer(numbers, np.int32))
+        if buffer.mode is Mode.GRAD:
+            self._late.note(numbers)
+        self._sink.add_rows(self._rows.translate(batch))
+        if self._keeper.has_triggers:  # a user's: what it raises shall cost no row
+            self._pull_triggers(batch)
 
     def _read_scale(self, scale: torch.Tensor | None, moment: Moment) -> float:
         if scale is None:
@@ -135,14 +137,6 @@ class Emitter:
                 break
             last = path  # of a module that returned the very tensor of its part, the part
         return last
-
-    def _note_rows(self, buffer: ModeBuffer, batch: RowBatch) -> None:
-        numbers = memoryview(batch.rows).cast("i")[:: ROW.itemsize // 4].tobytes()  # ``row`` comes first in a row
-        if numbers != self._numbers:  # they are nearly always those of the batch before
-            self._numbers = numbers
-            self._rows.mark(np.frombuffer(numbers, np.int32))
-        if buffer.mode is Mode.GRAD:
-            self._late.note(numbers)
 
     def _pull_triggers(self, batch: RowBatch) -> None:
         table = np.frombuffer(batch.rows, ROW)

@@ -10,7 +10,7 @@ from torch import nn
 
 from retrograd.facts.facts import Facts
 from retrograd.hooks.calls import count_calls
-from retrograd.hooks.distributed import is_rehearsal, running_stage
+from retrograd.hooks.distributed import is_rehearsal, running_stage, running_wrapper
 from retrograd.hooks.engine import current_graph_task
 from retrograd.hooks.faults import never_raise
 from retrograd.progress.steps import Steps
@@ -64,7 +64,9 @@ class ModelWatch:
             clock.leave_backward(failed=True)  # a pass that we did not see begin has raised
         if clock.outermost is not None and not self._is_running(clock.outermost, module):
             clock.forward_left()
-        self._taps.look_for_wrapper()
+        wrapper = running_wrapper()
+        if wrapper is not None:
+            self._taps.meet_wrapper(wrapper)
         if clock.outermost is None:
             self._find_stage(module)
         clock.forward_begins(id(module), mode_now(), module.training)

@@ -192,8 +192,10 @@ class Recorder:
             clock.begin_pass()
         backward.begin(roots, self._optimizers.scales.find(roots))
         if clock.on:
-            self._taps.tap_thawed()
-            self._reductions.pass_begins()
+            if self._taps.frozen:
+                self._taps.tap_thawed()
+            if self._reductions.groups:
+                self._reductions.pass_begins()
         self._facts.backward_begins(roots)
 
     @never_raise()
@@ -203,7 +205,7 @@ class Recorder:
         if threading.get_ident() != clock.thread:
             return
         backward.finish_inputs(failed)
-        if clock.on and not failed:
+        if self._reductions.groups and clock.on and not failed:
             self._reductions.pass_ends()
         may_be_ours = self._buffers.grad.touched and (failed or not self._factory.sees_gradients)
         if not clock.entered and clock.on and (may_be_ours or clock.is_free):

@@ -8,7 +8,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from retrograd.hooks.distributed import Averaging, Exchange, find_exchanges, is_averaging, local_part, running_wrapper
+from retrograd.hooks.distributed import Averaging, Exchange, find_exchanges, is_averaging, local_part
 from retrograd.recording.backward_pass import BackwardPass
 from retrograd.recording.parameter_watch import COPY_LIMIT, ParameterWatch
 
@@ -88,45 +88,45 @@ class Reductions:
         backward: the pass that runs, asked whether it is recorded.
 
     Attributes:
+        groups: the gradients of each exchange.
         left_out: printed sites of gradients that could not be told, at least once, for their size.
     """
 
     def __init__(self, backward: BackwardPass) -> None:
         self._backward = backward
         self.left_out: set[str] = set()
-        self._groups: list[_ExchangedGradients] = []
+        self.groups: list[_ExchangedGradients] = []
         self._wrappers: WeakSet[nn.Module] = WeakSet()
 
     def add_model(self, model: nn.Module) -> None:
         """This model is recorded."""
         self._wrappers.update(each for each in model.modules() if is_averaging(each))
-        self._groups += map(_ExchangedGradients, find_exchanges(model))
+        self.groups += map(_ExchangedGradients, find_exchanges(model))
 
     def adopt(self, watch: ParameterWatch) -> None:
         """Find out who reduces the gradient of a parameter, if anybody does."""
         parameter = watch.parameter
         if parameter is None or watch.exchange is not None:
             return
-        for group in self._groups:
+        for group in self.groups:
             if group.exchange.reduces(parameter):
                 watch.exchange = group.exchange
                 group.gradients.append(ReducedGradient(watch, is_hooked=bool(group.exchange.ranks)))
 
-    def meets_wrapper(self) -> bool:
-        """A recorded model is called: is there a wrapper around it that was not known?"""
-        wrapper = running_wrapper()
-        if wrapper is None or wrapper in self._wrappers or not is_averaging(wrapper):
+    def meet_wrapper(self, wrapper: nn.Module) -> bool:
+        """A recorded model is called by this wrapper; returns whether it reduces gradients and was not known."""
+        if wrapper in self._wrappers or not is_averaging(wrapper):
             return False
         self._wrappers.add(wrapper)
         exchange = Averaging(wrapper)
         exchange.before_forward(wrapper, (), {})
-        self._groups.append(_ExchangedGradients(exchange))
+        self.groups.append(_ExchangedGradients(exchange))
         return True
 
     def pass_begins(self) -> None:
         """A pass that may be recorded begins."""
         room = COPY_LIMIT
-        for group in self._groups:
+        for group in self.groups:
             group.gradients = [each for each in group.gradients if each.watch.parameter is not None]
             for gradient in group.gradients:
                 room -= gradient.remember(room)
@@ -135,15 +135,15 @@ class Reductions:
 
     def pass_ends(self) -> None:
         """The pass has ended: record what was reduced."""
-        for group in self._groups:
+        for group in self.groups:
             for gradient in group.finish():
                 self._record(gradient)
 
     def remove(self) -> None:
         """Take every hook back."""
-        for group in self._groups:
+        for group in self.groups:
             group.exchange.remove()
-        self._groups.clear()
+        self.groups.clear()
 
     def _record(self, gradient: ReducedGradient) -> None:
         tensor_recorder = gradient.watch.gradient

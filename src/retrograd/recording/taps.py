@@ -33,6 +33,7 @@ class Taps:
     Attributes:
         parameters: the watches of parameters, by identity.
         slots: the watches of what has calls.
+        frozen: parameters that do not train, as site, module and parameter.
         late: told of all that hook tensors.
     """
 
@@ -44,7 +45,7 @@ class Taps:
         self._calls: list[CallTap] = []
         self._outputs: WeakKeyDictionary[nn.Module, OutputWatch] = WeakKeyDictionary()
         self._watched: dict[str, SlotWatch] = {}
-        self._frozen: list[tuple[Site, weakref.ref[nn.Module] | None, WeakIdRef]] = []
+        self.frozen: list[tuple[Site, weakref.ref[nn.Module] | None, WeakIdRef]] = []
         self.slots: list[SlotWatch] = []
         self.late = LateGradients()
         self.parameters: dict[int, ParameterWatch] = {}
@@ -81,7 +82,7 @@ class Taps:
 
     def tap_thawed(self) -> None:
         """Parameters that have become trainable are recorded from now on."""
-        frozen, self._frozen = self._frozen, []
+        frozen, self.frozen = self.frozen, []
         for entry in frozen:
             site, find_module, parameter = entry[0], entry[1], entry[2]()
             module = None if find_module is None else find_module()
@@ -91,7 +92,7 @@ class Taps:
                 self.parameters.pop(id(parameter), None)
                 self.tap_parameter(site, module, parameter)
             else:
-                self._frozen.append(entry)
+                self.frozen.append(entry)
 
     def find_watched(self, name: str) -> SlotWatch:
         """The watch of a tensor that is watched by hand."""
@@ -134,15 +135,15 @@ class Taps:
         )
         if not trains:
             find_module = None if module is None else weakref.ref(module)
-            self._frozen.append((site, find_module, WeakIdRef(parameter)))
+            self.frozen.append((site, find_module, WeakIdRef(parameter)))
         if watch.value or watch.gradient or watch.local or watch.update:
             self.parameters[id(parameter)] = watch
             self._factory.sees_gradients |= watch.gradient is not None
             self._adopt(watch)
 
-    def look_for_wrapper(self) -> None:
-        """A model is called: is there a wrapper around it by now that reduces its gradients?"""
-        if self._reductions.meets_wrapper():
+    def meet_wrapper(self, wrapper: nn.Module) -> None:
+        """A model is called by this wrapper: does it reduce gradients, and was it not known?"""
+        if self._reductions.meet_wrapper(wrapper):
             for watch in list(self.parameters.values()):
                 self._adopt(watch)
 

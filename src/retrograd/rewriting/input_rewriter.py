@@ -97,7 +97,7 @@ class _BranchedArgument:
 class _Running:
     """A call that has begun and not ended."""
 
-    __slots__ = ("again", "call", "has_stand_ins", "inputs", "uses")
+    __slots__ = ("again", "call", "has_overrides", "inputs", "uses")
 
     def __init__(self, call: NumberedCall | None, *, again: bool) -> None:
         self.call = call
