@@ -16,7 +16,7 @@ from retrograd.features.wanted import EVERY_CALL, SLOTS, Slot, Wanted, find_want
 from retrograd.hooks.early_end import WayOut
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.readings import Reading, read_calls
-from retrograd.sites.glob import translate_glob
+from retrograd.sites.pattern import translate_glob
 from retrograd.sites.site import Site, parse_site
 
 _Names = tuple[str, str]

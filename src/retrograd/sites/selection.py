@@ -9,9 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from retrograd.errors import NoSuchSiteError, PatternError
-from retrograd.sites.glob import translate_glob
-from retrograd.sites.kinds import parse_kinds
-from retrograd.sites.pattern import Candidate, Pattern, as_regex, compile_pattern, describe_pattern
+from retrograd.sites.pattern import (
+    Candidate,
+    Pattern,
+    as_regex,
+    compile_pattern,
+    describe_pattern,
+    parse_kinds,
+    translate_glob,
+)
 from retrograd.sites.site import WATCH, Site
 
 _RUN_SLOTS = ("output", "input")
