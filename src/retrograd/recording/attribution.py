@@ -158,12 +158,12 @@ class Closed:
 class LateGradients:
     """Finds gradients that come late.
 
-    Attributes:
-        calls: those of every slot, whose tensors have been hooked.
+    Args:
+        calls: those of every slot, whose tensors have been hooked; the list grows.
     """
 
-    def __init__(self) -> None:
-        self.calls: list[SlotCalls] = []
+    def __init__(self, calls: Sequence[SlotCalls]) -> None:
+        self._calls = calls
         self._open: list[bytes] = []
         self._closed: deque[Closed] = deque(maxlen=_REMEMBERED)
 
@@ -180,7 +180,7 @@ class LateGradients:
         """The recorders whose tensors, if any came since the buffer was opened, are of an earlier micro-batch."""
         late: dict[TensorRecorder, Closed] = {}
         opened = buffer.opened
-        for calls in self.calls:
+        for calls in self._calls:
             serial = calls.serial
             if serial < opened:
                 closed = next((each for each in self._closed if each.first <= serial <= each.last), None)

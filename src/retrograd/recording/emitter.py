@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from retrograd.history.sink import Moment, RowBatch, Sink
-from retrograd.recording.attribution import Closed, divide, split_late
+from retrograd.recording.attribution import Closed, LateGradients, divide, split_late
 from retrograd.recording.mode_buffer import Mode, ModeBuffer
 from retrograd.recording.site_recorder import RecorderFactory
 from retrograd.recording.site_table import pick_custom
@@ -27,7 +27,7 @@ class Emitter:
         sink: where it goes.
         factory: has the numbering of rows, what takes kept tensors and events, and placements, which are told before
             the rows that they speak of.
-        taps: what counts calls (outputs, inputs and tensors watched by hand), and knows gradients that come late.
+        taps: have what counts calls: of outputs, inputs and tensors watched by hand.
 
     Attributes:
         failed_at: of the last pass that raised, the module whose output's gradient came last; None where none came.
@@ -40,7 +40,7 @@ class Emitter:
         self._events = factory.events
         self._placements = factory.placements
         self._slots = taps.slots
-        self._late = taps.late
+        self._late = LateGradients(taps.calls)
         self._numbers = b""
         self._losses: list[tuple[Moment, torch.Tensor, torch.Tensor | None]] = []
         self._changes: list[tuple[Moment, Site, str, torch.Tensor]] = []

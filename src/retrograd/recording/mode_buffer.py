@@ -125,7 +125,7 @@ class Forwards:
     """
 
     def __init__(self) -> None:
-        self.calls: list[CallCount] = []
+        self.calls: Sequence[CallCount] = ()
         self._listed: list[Forward] = []
         self._running: Forward | None = None
 

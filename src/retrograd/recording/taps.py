@@ -15,8 +15,7 @@ from retrograd.hooks.candidates import NamedModule
 from retrograd.hooks.distributed import has_other_processes
 from retrograd.hooks.module import CallTap, InputWatcher, unwatch_forward, watch_forward
 from retrograd.hooks.module_paths import parameter_site
-from retrograd.recording.attribution import LateGradients
-from retrograd.recording.module_watch import ArgumentWatch, OutputWatch, SlotWatch
+from retrograd.recording.module_watch import ArgumentWatch, OutputWatch, SlotCalls, SlotWatch
 from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.reductions import Reductions
 from retrograd.recording.site_recorder import RecorderFactory, TensorRecorder
@@ -34,7 +33,7 @@ class Taps:
         parameters: the watches of parameters, by identity.
         slots: the watches of what has calls.
         frozen: parameters that do not train, as site, module and parameter.
-        late: told of all that hook tensors.
+        calls: those with grad of each of these.
     """
 
     def __init__(self, factory: RecorderFactory, reductions: Reductions) -> None:
@@ -47,7 +46,8 @@ class Taps:
         self._watched: dict[str, SlotWatch] = {}
         self.frozen: list[tuple[Site, weakref.ref[nn.Module] | None, WeakIdRef]] = []
         self.slots: list[SlotWatch] = []
-        self.late = LateGradients()
+        self.calls: list[SlotCalls] = []
+        self._grad.forwards.calls = self.calls
         self.parameters: dict[int, ParameterWatch] = {}
 
     def tap_root(self, module: nn.Module, watcher: InputWatcher) -> None:
@@ -164,8 +164,7 @@ class Taps:
 
     def _add_slot(self, watch: SlotWatch) -> None:
         self.slots.append(watch)
-        self.late.calls.append(watch.trained_calls)
-        self._grad.forwards.calls.append(watch.trained_calls)
+        self.calls.append(watch.trained_calls)
 
 
 def _forget(parameters: dict[int, ParameterWatch], number: int, _: object) -> None:
