@@ -34,7 +34,7 @@ from rich.progress import track
 from torch import Tensor
 
 from operator_samples import Operator, Outcome, find_operators, make_samples, run_sample
-from retrograd.bundles.bundle import write_bundle
+from retrograd.bundles.writer import write_bundle
 from retrograd.engine.one_node import rerun
 from retrograd.engine.replayer import run_from
 from retrograd.errors import RetrogradError
@@ -248,7 +248,7 @@ def bits(tensor: Tensor) -> Tensor:
 REPLAY = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
-from retrograd.bundles.replayed import replay
+from retrograd.bundles.replay import replay
 import torch
 torch.set_num_threads(1)
 for line in sys.stdin:

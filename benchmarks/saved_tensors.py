@@ -42,6 +42,8 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 import torch
+from interleaved import show
+from options import make_plain_parser
 from torch import Tensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
@@ -57,14 +59,12 @@ from device import (
     synchronize,
     use_tf32,
 )
-from interleaved import show
 from nets import Block, Bottleneck, Net, make_gpt2, make_gpt2_medium, make_resnet
-from options import make_plain_parser
 from retrograd.amounts import show_bytes
 from retrograd.budget.planned import Planned
 from retrograd.errors import RetrogradError
 from retrograd.policies.cpu import Cpu
-from retrograd.policies.disk.disk import Disk
+from retrograd.policies.disk import Disk
 from retrograd.policies.lossless import Lossless
 from retrograd.policies.policy import AsIs
 from retrograd.policies.precision import Bfloat16, EightBit

@@ -5,10 +5,10 @@ from retrograd import rules as rules
 from retrograd import saved as saved
 from retrograd.adjoint.adjoint_check import AdjointCheck as AdjointCheck
 from retrograd.adjoint.check import check_adjoint as check_adjoint
-from retrograd.bundles.bundle import write_bundle as write_bundle
-from retrograd.bundles.replayed import replay as replay
-from retrograd.comparing.compare import compare as compare
+from retrograd.bundles.replay import replay as replay
+from retrograd.bundles.writer import write_bundle as write_bundle
 from retrograd.comparing.comparison import Comparison as Comparison
+from retrograd.comparing.comparison import compare as compare
 from retrograd.engine.one_node import rerun as rerun
 from retrograd.engine.replayer import run_from as run_from
 from retrograd.errors import RetrogradError as RetrogradError
@@ -39,8 +39,8 @@ from retrograd.recording.plan import plan_recording as plan_recording
 from retrograd.recording.record import Recording as Recording
 from retrograd.recording.record import record as record
 from retrograd.recording.record import watch as watch
-from retrograd.recording.settings import every as every
-from retrograd.recording.settings import log_schedule as log_schedule
+from retrograd.recording.schedule import every as every
+from retrograd.recording.schedule import log_schedule as log_schedule
 from retrograd.rewriting.rewriting import Rewriting as Rewriting
 from retrograd.rewriting.rewriting import rewrite as rewrite
 from retrograd.rules.simulation import simulate_rule as simulate_rule

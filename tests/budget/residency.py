@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.budget.recipe import Recipe
-from retrograd.policies.disk.disk import Spilled
+from retrograd.policies.disk import Spilled
 from retrograd.saved.keeper import Keeper
 
 

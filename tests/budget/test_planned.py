@@ -16,14 +16,13 @@ from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.budget import planned as planned_module
-from retrograd.budget.contents import Contents
-from retrograd.budget.op_log import OpLog
+from retrograd.budget.op_log import Contents, OpLog
 from retrograd.budget.plan import KnownPlans, Plan
 from retrograd.budget.planned import Planned
 from retrograd.budget.planned_pass import Item, PlannedPass
 from retrograd.budget.recipe import Recipe
 from retrograd.errors import BudgetError, SavedPolicyError
-from retrograd.policies.disk.disk import Disk
+from retrograd.policies.disk import Disk
 from retrograd.policies.policy import Saved
 from retrograd.saved.keeping import SavedHandle, keep_saved
 from tests.budget.residency import count_residency

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.bundles.bundle import read_bundle, write_bundle
+from retrograd.bundles.bundle import read_bundle
 from retrograd.bundles.files import digest
-from retrograd.bundles.replayed import describe, replay
+from retrograd.bundles.replay import describe, replay
+from retrograd.bundles.writer import write_bundle
 from retrograd.errors import (
     BundleVersionError,
     CannotBundleError,
@@ -46,7 +47,7 @@ Elsewhere = dict[str, list[Any]]
 
 REPLAY_ALL = """
 import json, sys, warnings
-from retrograd.bundles.replayed import replay_folder
+from retrograd.bundles.replay import replay_folder
 warnings.simplefilter("ignore")
 came = {path.name: came for path, came in replay_folder(sys.argv[1])}
 print(json.dumps({name: [not isinstance(each, Exception) and bool(each), str(each)] for name, each in came.items()}))

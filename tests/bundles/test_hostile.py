@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from retrograd.bundles.bundle import read_bundle, write_bundle
+from retrograd.bundles.bundle import read_bundle
 from retrograd.bundles.files import digest
 from retrograd.bundles.guard import read_allowed
-from retrograd.bundles.replayed import describe, replay
+from retrograd.bundles.replay import describe, replay
+from retrograd.bundles.writer import write_bundle
 from retrograd.cli import main
 from retrograd.errors import UnsafeBundleError
 from tests.bundles.bundled import KINDS

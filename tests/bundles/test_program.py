@@ -10,11 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from retrograd.bundles.arguments import UnwritableArgumentError, bind, decode, encode
-from retrograd.bundles.copies import same_bits
+from retrograd.bundles.copies import Memory, copy_tensors, same_bits
 from retrograd.bundles.files import parse_copies, parse_program, print_copies, print_program
-from retrograd.bundles.memory import Memory, copy_tensors
-from retrograd.bundles.program import BundledOperation, Program, Raised, check_program, describe_error, run_program
+from retrograd.bundles.program import (
+    BundledOperation,
+    Program,
+    Raised,
+    UnwritableArgumentError,
+    bind,
+    check_program,
+    decode,
+    describe_error,
+    encode,
+    run_program,
+)
 from retrograd.errors import CannotBundleError, ReplayError
 from tests.graph.bits import same
 

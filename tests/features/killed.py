@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from retrograd.features import shard_writer
+from retrograd.features import folder as storage
 from retrograd.features.dataset import extract_dataset
 from retrograd.features.stored import StoredFeatures
 
@@ -39,7 +39,7 @@ def make_model() -> nn.Module:
 
 
 def run(folder: Path, seconds: float) -> StoredFeatures:
-    shard_writer.SHARD_BYTES = 1500  # a dozen batches a file
+    storage.SHARD_BYTES = 1500  # a dozen batches a file
     torch.set_num_threads(1)
     loader = DataLoader(Slow(seconds), BATCH)
     return extract_dataset(make_model(), loader, ["0", "2"], folder, target=1, progress=False)

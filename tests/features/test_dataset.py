@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
 from retrograd import files
 from retrograd.errors import FeatureError, NoSuchSiteError, RetrogradWarning
-from retrograd.features import shard_writer
+from retrograd.features import folder as storage
 from retrograd.features.dataset import extract_dataset
 from retrograd.features.stored import open_features
 from retrograd.runs.lock import Lock
@@ -43,7 +43,7 @@ def by_hand(model: nn.Module, path: str, batch_size: int = 4) -> Tensor:
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_writer, "SHARD_BYTES", 2200)
+    monkeypatch.setattr(storage, "SHARD_BYTES", 2200)
 
 
 def test_features_are_those_of_hooks_by_hand(tmp_path: Path, small_shards: None) -> None:
@@ -416,9 +416,9 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
     code = f"""
 import resource, torch
 from torch import nn
-from retrograd.features import shard_writer
+from retrograd.features import folder
 from retrograd.features.dataset import extract_dataset
-shard_writer.SHARD_BYTES = 8 << 20
+folder.SHARD_BYTES = 8 << 20
 model = nn.Sequential(nn.Identity(), nn.Linear(1000, 1000))
 batch = torch.ones(500, 1000)
 def loader(count):

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as modules
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import TraceError
@@ -496,6 +497,32 @@ def test_the_mode_leaves_every_thread_at_its_next_call(leave: str) -> None:
     go_on.set()
     thread.join()
     assert modes == [[1, 0], [1, 0]]
+
+
+def test_a_thread_that_uses_no_torch_leaves_nothing_behind_and_one_that_does_later_leaves_the_mode() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    modes: list[int] = []
+    net = nn.Linear(3, 3)
+    before = dict(modules._global_forward_hooks), dict(modules._global_forward_pre_hooks)
+
+    def work() -> None:
+        begun.set()
+        assert go_on.wait(30)
+        modes.append(torch._C._len_torch_function_stack())
+        torch.ones(3, requires_grad=True).sin()
+        net(torch.ones(3))
+        modes.append(torch._C._len_torch_function_stack())
+
+    with record_origins() as origins:
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert begun.wait(30)
+        net(torch.ones(3))
+    assert (dict(modules._global_forward_hooks), dict(modules._global_forward_pre_hooks)) == before
+    go_on.set()
+    thread.join()
+    assert modes == [1, 0]
+    assert {span.thread for span in origins.spans} == {threading.get_ident()}
 
 
 def test_a_recording_that_is_entered_again_before_the_mode_has_left_goes_on() -> None:

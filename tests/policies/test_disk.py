@@ -25,13 +25,23 @@ from hypothesis import strategies as st
 from torch import nn
 
 from retrograd.errors import RetrogradWarning
-from retrograd.policies.disk import file as spill_file
-from retrograd.policies.disk.disk import Disk, Spilled
-from retrograd.policies.disk.file import CHUNK, Extent, FreeSpace, SpillFile, open_spill_file
-from retrograd.policies.disk.memory import BLOCK, ReadBuffers, allocate, map_pages, whole_blocks
-from retrograd.policies.disk.ranges import FileRead
-from retrograd.policies.order import AskOrder
+from retrograd.policies import spill_file
+from retrograd.policies.disk import Disk, Spilled
 from retrograd.policies.policy import Saved
+from retrograd.policies.spill_file import (
+    BLOCK,
+    CHUNK,
+    Extent,
+    FreeSpace,
+    ReadBuffers,
+    SpillFile,
+    allocate,
+    map_pages,
+    open_spill_file,
+    whole_blocks,
+)
+from retrograd.policies.spill_threads import FileRead
+from retrograd.policies.transfers import AskOrder
 from retrograd.saved.keeping import keep_saved
 from tests.processes import wait_for_child
 
@@ -405,7 +415,7 @@ def test_what_could_not_be_read_ahead_is_read_again_by_who_asks(
 def test_a_process_may_end_while_it_holds_what_was_read(tmp_path: Path) -> None:
     run_python(f"""
     import torch
-    from retrograd.policies.disk.disk import Disk
+    from retrograd.policies.disk import Disk
     from tests.policies.test_disk import as_saved
     policy = Disk({str(tmp_path)!r})
     policy.open()
@@ -551,7 +561,7 @@ def test_a_real_limit_of_the_file_size(tmp_path: Path) -> None:
     """The kernel refuses the write, in the middle of a pass."""
     script = f"""
     import resource, warnings, torch
-    from retrograd.policies.disk.disk import Disk
+    from retrograd.policies.disk import Disk
     from tests.policies.test_disk import LAYER_BYTES, gradients, make_model
     torch.set_num_threads(1)
     model = make_model()
@@ -660,7 +670,7 @@ def test_two_policies_share_the_file_of_a_folder(tmp_path: Path) -> None:
 def test_nothing_is_left_after_kill_9(tmp_path: Path) -> None:
     script = f"""
     import os, signal, torch
-    from retrograd.policies.disk.disk import Disk
+    from retrograd.policies.disk import Disk
     from retrograd.saved.keeping import keep_saved
     from tests.policies.test_disk import BATCH, WIDTH, make_model
     model, policy = make_model(), Disk({str(tmp_path)!r})

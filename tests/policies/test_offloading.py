@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from retrograd.errors import RetrogradWarning
-from retrograd.policies.buffer_pool import BufferPool
-from retrograd.policies.cpu import HostOffloader, Offloaded, Stayed
-from retrograd.policies.order import AskOrder
+from retrograd.policies.cpu import BufferPool, HostOffloader, Offloaded, Stayed
 from retrograd.policies.policy import Packed
+from retrograd.policies.transfers import AskOrder
 
 MB = 1 << 20
 

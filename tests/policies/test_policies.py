@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from retrograd.policies.cpu import Cpu
-from retrograd.policies.disk.disk import Disk
+from retrograd.policies.disk import Disk
 from retrograd.policies.lossless import Lossless
 from retrograd.policies.policy import AsIs, Policy
 from retrograd.policies.precision import Bfloat16, EightBit

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.errors import OverwrittenError
-from retrograd.policies.disk.disk import Disk
+from retrograd.policies.disk import Disk
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import Policies, keep_saved
 from tests.saved.test_ranges import Noting

@@ -19,10 +19,9 @@ from torch.utils._pytree import tree_leaves
 
 from retrograd.errors import RecomputeError
 from retrograd.hooks.saved import is_plain
-from retrograd.policies import samples
+from retrograd.policies import recompute
 from retrograd.policies.overwriting import SaveSite
-from retrograd.policies.recompute import Recompute
-from retrograd.policies.samples import LateComparison, _take_vector, take_sample
+from retrograd.policies.recompute import LateComparison, Recompute, _take_vector, take_sample
 from retrograd.saved.keeping import keep_saved
 
 Draw = Callable[[int], tuple[float, list[int]]]
@@ -342,7 +341,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     Event.is_over = False
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(samples, "_allocate", lambda count: torch.empty(count, dtype=torch.bool))
+    monkeypatch.setattr(recompute, "_allocate", lambda count: torch.empty(count, dtype=torch.bool))
 
 
 @pytest.mark.usefixtures("device")

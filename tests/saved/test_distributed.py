@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from retrograd.budget.planned import Planned
-from retrograd.policies.disk.disk import Disk
+from retrograd.policies.disk import Disk
 from retrograd.policies.policy import Policy
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import keep_saved

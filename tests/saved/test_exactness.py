@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from retrograd.policies.disk.disk import Disk
+from retrograd.policies.disk import Disk
 from retrograd.policies.lossless import Lossless
 from retrograd.policies.policy import AsIs, Packed, Policy, Saved
 from retrograd.policies.precision import Bfloat16

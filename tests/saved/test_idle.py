@@ -11,7 +11,7 @@ from torch import nn
 
 from retrograd.budget.planned import Planned
 from retrograd.errors import BudgetError, RetrogradWarning
-from retrograd.policies.disk.disk import Disk
+from retrograd.policies.disk import Disk
 from retrograd.policies.policy import AsIs, Packed, Policy, Saved
 from retrograd.policies.precision import Bfloat16
 from retrograd.policies.recompute import Recompute

@@ -15,7 +15,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import NoSuchSiteError, PatternError, SavedPolicyError
-from retrograd.policies.disk.disk import Disk
+from retrograd.policies.disk import Disk
 from retrograd.policies.policy import AsIs, Packed, Policy, Saved
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeping import keep_saved

@@ -18,11 +18,11 @@ from retrograd.budget import planned
 from retrograd.budget.plan import Plan
 from retrograd.budget.planned import Planned
 from retrograd.budget.simulation import Link, MeasuredPass
-from retrograd.policies.disk.disk import Disk
+from retrograd.policies.disk import Disk
 from retrograd.policies.lossless import Lossless
 from retrograd.policies.policy import AsIs
 from retrograd.policies.recompute import Recompute
-from retrograd.saved.entry import PackedEntry
+from retrograd.saved.keeper import PackedEntry
 from retrograd.saved.keeping import Policies, SavedHandle, keep_saved
 from tests.budget.forced_recipes import made_again, mix_choices, rerun_everything
 from tests.conftest import GRACE_SECONDS, torch_state

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from textwrap import shorten
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from retrograd.adjoint.adjoint_check import FAILURES, Row, Verdict, rank
 from retrograd.adjoint.comparison import Comparison, Outcome, Probe, compare
-from retrograd.adjoint.fitness import find_unfitness
-from retrograd.adjoint.module_call import ModuleCall
-from retrograd.adjoint.pattern import Suspect
-from retrograd.adjoint.row import FAILURES, Row, Verdict, rank
-from retrograd.adjoint.silence import Silence
+from retrograd.adjoint.explanations import Silence, Suspect
+from retrograd.adjoint.module_call import Adjoint, ModuleCall
+from retrograd.adjoint.numerics import count_not_finite, inner_product
 from retrograd.adjoint.variable import Variable
-from retrograd.adjoint.vectors import count_not_finite, inner_product
-from retrograd.adjoint.visit import Request, Visit
 from retrograd.hooks.engine import is_transformed
 from retrograd.hooks.isolation import isolated_autograd
-from retrograd.hooks.module_paths import parameter_site
+from retrograd.hooks.names import parameter_site
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.rewriters import try_rules
 from retrograd.randomness import Randomness
@@ -29,6 +28,46 @@ from retrograd.sites.site import ROOT, Site
 
 _MOST_LETTERS = 160
 """Of a message of torch that is quoted in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for.
+
+    Attributes:
+        wants: whether a site, for which the derivative could be checked, is selected.
+        probes: pairs of random vectors for each call.
+        seed: of their generator.
+        in_double: whether to compute in float64 where the module can.
+        adjoint: what is to be compared instead of the backward; only of the outermost call.
+    """
+
+    wants: Callable[[Site, nn.Module], bool]
+    probes: int
+    seed: int
+    in_double: bool
+    adjoint: Adjoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A module that is about to be called.
+
+    Attributes:
+        module: a copy of it, as it is now, with the hooks of its user.
+        original: the module that it was copied from.
+        args: what it is called with.
+        kwargs: what it is called with by name.
+        caller: its path, and which of its calls this is.
+        within: the calls that this one is made in.
+    """
+
+    module: nn.Module
+    original: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    caller: tuple[str, int]
+    within: tuple[tuple[str, int], ...]
 
 
 class Examination:
@@ -270,6 +309,18 @@ class Examination:
             method="forward mode" if shown.by_forward_mode else "finite differences",
             precision=shown.precision.name,
         )
+
+
+def find_unfitness(call: ModuleCall) -> tuple[Verdict, str] | None:
+    """What speaks against it, and why; None where nothing does."""
+    bad, total = count_not_finite(call.outputs)
+    if bad:
+        given, _ = count_not_finite([variable.tensor for variable in call.variables])
+        source = "so is what it is given" if given else "all that it is given is finite"
+        return Verdict.NOT_FINITE, f"{bad:,} of {total:,} numbers that it returns are not finite; {source}"
+    if not call.is_function():
+        return Verdict.RANDOM, "it returns something else each time, for the same input and random state"
+    return None
 
 
 def _explain_not_finite(gradient: Tensor, bad: int, total: int) -> tuple[Verdict, str]:

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from retrograd.adjoint.arguments import is_differentiable, name_arguments
-from retrograd.adjoint.by_hand import Adjoint, apply_adjoint
-from retrograd.adjoint.precision import find_precision
-from retrograd.adjoint.variable import Variable
-from retrograd.adjoint.vectors import draw_like, inner_product, measure_size
+from retrograd.adjoint.numerics import draw_like, find_precision, inner_product, measure_size
+from retrograd.adjoint.variable import Variable, is_differentiable, name_arguments
+from retrograd.errors import AdjointError
 from retrograd.hooks.copies import NoTensorHooks, clone, clone_wide, copy_module, copy_nest, strip_hooks
 from retrograd.hooks.isolation import run_backward
 from retrograd.hooks.module import CallTap
@@ -30,6 +28,10 @@ from retrograd.randomness import Randomness, seed_generators
 
 _SHIFT = 1e-2
 """How far from the batch a kink is left behind, relative to the root mean square of a tensor."""
+
+
+Adjoint = Callable[..., Any]
+"""From one gradient for each output to one for each argument: Jᵀ u for u."""
 
 
 class ModuleCall:
@@ -341,3 +343,37 @@ def _find_graph(outputs: Sequence[Tensor]) -> list[Any]:
 
 def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_()
+
+
+def apply_adjoint(adjoint: Adjoint, cotangents: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
+    """Jᵀ u for each argument; zeros where the adjoint gives None.
+
+    Args:
+        adjoint: what its author wrote.
+        cotangents: u, which it is given as copies.
+        arguments: what the results have the shapes of.
+
+    Raises:
+        AdjointError: what it returns does not fit.
+    """
+    with torch.no_grad():
+        given = adjoint(*(cotangent.clone() for cotangent in cotangents))
+    gradients = list(given) if isinstance(given, (tuple, list)) else [given]
+    if len(gradients) != len(arguments):
+        raise AdjointError(
+            f"The adjoint returned {len(gradients)} gradients for {len(arguments)} arguments.",
+            repair="return one for each argument that is a floating-point tensor, in order, and None for none.",
+        )
+    return [_fit(gradient, argument) for gradient, argument in zip(gradients, arguments, strict=True)]
+
+
+def _fit(gradient: Any, argument: Tensor) -> Tensor:
+    if gradient is None:
+        return torch.zeros_like(argument)
+    if not isinstance(gradient, Tensor) or gradient.shape != argument.shape:
+        what = f"a tensor of shape {list(gradient.shape)}" if isinstance(gradient, Tensor) else repr(gradient)
+        raise AdjointError(
+            f"The adjoint returned {what} for an argument of shape {list(argument.shape)}.",
+            repair="return a gradient of the shape of the argument.",
+        )
+    return gradient.detach().to_dense().to(argument.dtype)

@@ -14,7 +14,7 @@ from retrograd.budget.measuring import seconds_between, take_time
 from retrograd.budget.simulation import Link
 from retrograd.policies.cpu import HostOffloader, Offloaded
 from retrograd.policies.cuda_copies import CudaCopies
-from retrograd.policies.disk.disk import Disk, Spilled
+from retrograd.policies.disk import Disk, Spilled
 from retrograd.policies.policy import Saved
 
 Load = Spilled | Offloaded

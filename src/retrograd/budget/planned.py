@@ -12,21 +12,20 @@ import torch
 from torch import Tensor
 
 from retrograd.amounts import parse_bytes, show_bytes
-from retrograd.budget.contents import Contents
 from retrograd.budget.measuring import PassNotes
 from retrograd.budget.offloader import Load, Offloader
-from retrograd.budget.op_log import OpLog
+from retrograd.budget.op_log import Contents, OpLog
 from retrograd.budget.plan import KnownPlans, Plan, make_plan
 from retrograd.budget.planned_pass import ByteCounter, Item, PlannedPass
 from retrograd.budget.planner import keep_all, window_of
 from retrograd.budget.recipe import Recipe, find_recipe
 from retrograd.budget.simulation import Choice
 from retrograd.errors import SavedPolicyError
-from retrograd.hooks.operation_tap import CarryOut
+from retrograd.hooks.dispatch import CarryOut
 from retrograd.hooks.saved import is_in_backward
 from retrograd.notices import warn
-from retrograd.policies.in_flight import InFlight
 from retrograd.policies.policy import Packed, Policy, Saved, Stays
+from retrograd.policies.transfers import InFlight
 
 Budget = int | float | str
 
@@ -58,7 +57,7 @@ class Planned(Policy):
 
     Args:
         budget: bytes, such as ``"8GB"``, or a share such as ``0.5`` of what the first measured pass would hold.
-        folder: where the file of what leaves the CPU is; as for :class:`~retrograd.policies.disk.disk.Disk`.
+        folder: where the file of what leaves the CPU is; as for :class:`~retrograd.policies.disk.Disk`.
         min_bytes: smaller ranges stay, and are not counted.
         rerun: whether ranges may be recomputed, by running the operations that made them once more.
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.budget.contents import Contents, HeldArgument, LoggedOp, RecomputeSource, ViewArgument
+from retrograd.budget.op_log import Contents, HeldArgument, LoggedOp, RecomputeSource, ViewArgument
 from retrograd.errors import OverwrittenError
 from retrograd.hooks.dispatch import below_autograd
 from retrograd.hooks.op_info import draw_again, name_of_operation, shorten_name

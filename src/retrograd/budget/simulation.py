@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.policies.in_flight import InFlight
+from retrograd.policies.transfers import InFlight
 
 Choice = Literal["keep", "offload", "rerun"]
 EventKind = Literal["pack", "ask", "free"]

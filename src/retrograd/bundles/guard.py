@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from retrograd.bundles.call_arguments import CallArguments
 from retrograd.bundles.call_checks import CHECKS
 from retrograd.bundles.copies import Copies
-from retrograd.bundles.growth import count_bytes, tensors_in
+from retrograd.bundles.growth import count_bytes
 from retrograd.errors import UnsafeBundleError
 from retrograd.hooks.dispatch import check_sparse
 
@@ -55,8 +56,8 @@ class Guard:
         """
         refuse_unlisted(name, operation)
         try:
-            given = _bind(operation, args, kwargs)
-            for tensor in tensors_in(given.values()):
+            given = CallArguments.bind(operation, args, kwargs)
+            for tensor in given.tensors():
                 if tensor.layout is not torch.strided:
                     check_sparse(tensor)
             check = CHECKS.get(_base(name))
@@ -68,7 +69,7 @@ class Guard:
         except Exception as error:  # an argument of another kind than the schema says, or one that torch refuses
             raise _refuse(f"{name}: {error}") from error
 
-    def _take(self, name: str, operation: Any, given: Mapping[str, Any]) -> None:
+    def _take(self, name: str, operation: Any, given: CallArguments) -> None:
         """Count what a call makes; views take no memory, but whoever reads them takes time for each element."""
         if _base(name) in _NEW_SPARSE:
             return
@@ -129,18 +130,6 @@ def _is_of_tensors(operation: Any) -> bool:
     schema = operation._schema
     gives = any(str(each.type) in {"Tensor", "List[Tensor]"} for each in schema.returns)
     return gives or (bool(schema.arguments) and str(schema.arguments[0].type) == "Tensor")
-
-
-def _bind(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by their names, with defaults for those that are not given."""
-    declared = operation._schema.arguments
-    if len(args) > len(declared):
-        raise ValueError(f"{len(args)} arguments are too many")
-    given = {each.name: each.default_value for each in declared if each.has_default_value()}
-    given |= dict(zip((each.name for each in declared), args, strict=False)) | dict(kwargs)
-    if missing := [each.name for each in declared if each.name not in given]:
-        raise ValueError(f"the argument {missing[0]!r} is missing")
-    return given
 
 
 def _refuse(what: str) -> UnsafeBundleError:

@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.bundles.arguments import UnwritableArgumentError, encode
-from retrograd.bundles.copies import Copies, StoredTensor
-from retrograd.bundles.memory import Memory, copy_tensors, refuse_opaque
+from retrograd.bundles.copies import Copies, Memory, StoredTensor, copy_tensors, refuse_opaque
 from retrograd.bundles.program import (
     BundledOperation,
     Program,
+    UnwritableArgumentError,
     describe_error,
+    devices_of,
+    encode,
+    read_random,
 )
-from retrograd.bundles.switches import devices_of, read_random
 from retrograd.errors import CannotBundleError
 from retrograd.hooks.dispatch import (
-    OperationWatch,
+    OperationTap,
     is_operation,
     is_random,
     leaf_being_added_to,
@@ -110,7 +111,7 @@ class _Recorder:
         outgoing: tuple[Tensor | None, ...] = ()
         failure: Exception | None = None
         try:
-            with OperationWatch(self._carry_out):
+            with OperationTap(self._carry_out):
                 outgoing = run_node(node, incoming)
             outputs = [None if each is None else self._number_of(each) for each in outgoing]
         except CannotBundleError:

@@ -67,6 +67,32 @@ def fit(gradient: Tensor, wanted: GradientSpec) -> Tensor:
     return gradient
 
 
+class InputBuffer:
+    """The gradients that have come in to a node, each as the node takes it, and added up.
+
+    Attributes:
+        gradients: the sums; None where nothing has come in.
+    """
+
+    __slots__ = ("_specs", "gradients")
+
+    def __init__(self, node: Any) -> None:
+        self._specs = wanted_by(node)
+        self.gradients: list[Tensor | None] = [None] * len(self._specs)
+
+    def add(self, slot: int, gradient: Tensor | None) -> None:
+        """Another gradient comes in.
+
+        Raises:
+            ReplayError: it does not fit.
+        """
+        if gradient is None:
+            return
+        gradient = fit(gradient, self._specs[slot])
+        before = self.gradients[slot]
+        self.gradients[slot] = gradient if before is None else add(before, gradient)
+
+
 def fit_outgoing(node: Any, outgoing: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """The gradients that a node returned, each as the node that it goes to takes it; as it is where it goes nowhere."""
     edges = edges_of(node)

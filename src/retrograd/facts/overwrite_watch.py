@@ -16,10 +16,9 @@ from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.engine import without_functions
 from retrograd.hooks.nodes import name_of, number_of
 from retrograd.hooks.program_watch import ProgramWatch
-from retrograd.hooks.reach import find_nodes_of, guard_nodes
+from retrograd.hooks.reach import PassNodes
 from retrograd.hooks.saved import version_of
-from retrograd.hooks.saved_watch import Changed, SavedWatch
-from retrograd.hooks.writes import WriteNotes, program_line
+from retrograd.hooks.writes import Changed, SavedWatch, WriteNotes, program_line
 
 _TOLD = 20
 """Writes that torch does not see, of which a run tells at most."""
@@ -73,10 +72,10 @@ class OverwriteWatch(FactSource):
         try:
             if any(isinstance(root, Tensor) and not root.requires_grad for root in run.roots):
                 return
-            nodes, reach = find_nodes_of(run)
-            for changed in self._saved.find_changed(nodes, is_kept=run.keeps_graph):
+            found = PassNodes(run)
+            for changed in self._saved.find_changed(found.nodes, is_kept=run.keeps_graph):
                 self._tell_silent(changed)
-            guard_nodes(reach.nodes, reach.links)
+            found.release()
         except Exception as error:
             self.host.fault("overwrites", error)
 
@@ -87,11 +86,11 @@ class OverwriteWatch(FactSource):
         if run.is_batched or not self._watch.is_here:
             return
         try:
-            nodes, reach = find_nodes_of(run)
-            found = explain_overwritten(nodes, self, self.host.name_parameter)
-            guard_nodes(reach.nodes, reach.links)
-            if found is not None:
-                self.host.note_fact(_make_fact(found))
+            found = PassNodes(run)
+            overwritten = explain_overwritten(found.nodes, self, self.host.name_parameter)
+            found.release()
+            if overwritten is not None:
+                self.host.note_fact(_make_fact(overwritten))
         except Exception as fault:
             self.host.fault("overwrites", fault)
 

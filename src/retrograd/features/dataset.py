@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from retrograd.errors import FeatureError
 from retrograd.features.batches import (
@@ -20,19 +25,18 @@ from retrograd.features.batches import (
     move,
     skip_batches,
 )
-from retrograd.features.conversion import Conversion, find_dtype
+from retrograd.features.conversion import Conversion, Pool, describe_pool, find_dtype
 from retrograd.features.extractor import Extractor
-from retrograd.features.fingerprint import fingerprint_model
-from retrograd.features.folder import LOCK, list_shards, read_manifest, write_manifest
-from retrograd.features.pooling import Pool, describe_pool
-from retrograd.features.progress import ProgressReport
-from retrograd.features.shard_writer import ShardWriter, explain_unwritable
+from retrograd.features.folder import LOCK, ShardWriter, explain_unwritable, list_shards, read_manifest, write_manifest
 from retrograd.features.stored import StoredFeatures, open_features
 from retrograd.files import remove_unfinished
-from retrograd.hooks.distributed import describe_process
+from retrograd.hooks.distributed import describe_process, local_part, shard_again
 from retrograd.notices import warn
 from retrograd.randomness import random_kept
 from retrograd.runs.lock import Lock
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 TARGET = "target"
 """The name under which targets are stored."""
@@ -225,3 +229,94 @@ def _warn_of_training_mode(model: nn.Module) -> None:
                 f"{name!r} is in training mode, so features depend on chance or on the batch; call model.eval() first."
             )
             return
+
+
+_SECONDS_A_LINE = 10.0
+_SECONDS_A_FRAME = 0.1
+
+
+class ProgressReport:
+    """Tells on stderr how many batches are done.
+
+    Args:
+        done: batches that an earlier extraction has done.
+        total: all batches; None if nobody knows.
+        shown: otherwise nothing is printed.
+    """
+
+    def __init__(self, done: int, total: int | None, *, shown: bool) -> None:
+        self._done, self._total, self._samples = done, total, 0
+        self._shown = shown
+        self._next = time.monotonic() + _SECONDS_A_LINE
+        self._bar = self._open_bar() if shown and sys.stderr.isatty() else None
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._show()
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, samples: int) -> None:
+        """A batch of so many samples is done."""
+        self._done += 1
+        self._samples += samples
+        if self._shown and time.monotonic() >= self._next:
+            self._show()
+
+    def _open_bar(self) -> Progress:
+        with random_kept():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        columns = (TextColumn("features"), BarColumn(), MofNCompleteColumn(), TextColumn("batches"))
+        self._next = time.monotonic()
+        console = Console(stderr=True)
+        bar = Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False)  # no thread of its own
+        bar.add_task("features", total=self._total, completed=self._done)
+        return bar
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=self._done, refresh=True)
+            self._next = now + _SECONDS_A_FRAME
+        elif self._shown:
+            total = "" if self._total is None else f" of {self._total:,}"
+            print(f"features: {self._done:,}{total} batches, {self._samples:,} samples in this call", file=sys.stderr)
+            self._next = now + _SECONDS_A_LINE
+
+
+_MOST_ELEMENTS = 1024
+
+
+def fingerprint_model(model: nn.Module) -> str:
+    """The model's type, and a hash of the names, shapes and types of its parameters and buffers and of some values.
+
+    Of each plain tensor up to about 1,024 elements are read, evenly spaced: training changes nearly all of them. Of one
+    that is sharded, they are those of this process.
+    """
+    shard_again(model)
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        digest.update(f"{name} {tensor.dtype}".encode())
+        if not torch.nn.parameter.is_lazy(tensor):
+            digest.update(str(tuple(tensor.shape)).encode())
+            digest.update(_sample(tensor))
+    return f"{type(model).__name__} {digest.hexdigest()}"
+
+
+def _sample(tensor: Tensor) -> bytes:
+    tensor = local_part(tensor)
+    if isinstance(tensor, nn.Parameter):
+        tensor = tensor.data
+    has_memory = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type != "meta"
+    if not has_memory or tensor.is_quantized:
+        return b""
+    flat = tensor.detach().reshape(-1)
+    some = flat[:: max(1, len(flat) // _MOST_ELEMENTS)].cpu().contiguous()
+    return some.view(torch.uint8).numpy().tobytes() if len(some) else b""

@@ -7,15 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from retrograd.amounts import count_of
 from retrograd.errors import FeatureError
-from retrograd.features.holding import copy_detached, hold_with_graph
-from retrograd.features.wanted import EVERY_CALL, SLOTS, Slot, Wanted, find_wanted
-from retrograd.hooks.early_end import WayOut
-from retrograd.hooks.nested import flatten
-from retrograd.hooks.readings import Reading, read_calls
+from retrograd.features.feature_sites import EVERY_CALL, SLOTS, FeatureSite, Slot, find_feature_sites
+from retrograd.hooks.nested import flatten, replace_tensors
+from retrograd.hooks.readings import Reading, WayOut, read_calls
 from retrograd.sites.pattern import translate_glob
 from retrograd.sites.site import Site, parse_site
 
@@ -103,7 +101,7 @@ class Extractor:
         early_end: bool = True,
     ) -> None:
         self._model = _unwrap(model)
-        self._wanted = find_wanted(self._model, sites)
+        self._wanted = find_feature_sites(self._model, sites)
         self._hold = hold
         self._differentiable = differentiable
         self._early_end = early_end
@@ -124,7 +122,7 @@ class Extractor:
 class _Forward:
     """What is seen in one forward."""
 
-    def __init__(self, wanted: list[Wanted], hold: Hold, way_out: WayOut, model: nn.Module) -> None:
+    def __init__(self, wanted: list[FeatureSite], hold: Hold, way_out: WayOut, model: nn.Module) -> None:
         self._wanted = wanted
         self._hold = hold
         self._way_out = way_out
@@ -174,7 +172,7 @@ class _Forward:
             found.update({names[self.count_calls(wanted) > 1]: settle() for names, settle in held})
         return found
 
-    def count_calls(self, wanted: Wanted) -> int:
+    def count_calls(self, wanted: FeatureSite) -> int:
         """How often its module was called, as far as this forward has run."""
         return self._calls.get((wanted.entry.path, wanted.slot), 0)
 
@@ -222,7 +220,7 @@ class _Forward:
         if wanted.call != EVERY_CALL:
             self._missing -= 1
 
-    def _explain_missing(self, wanted: Wanted) -> FeatureError:
+    def _explain_missing(self, wanted: FeatureSite) -> FeatureError:
         calls = self.count_calls(wanted)
         path = wanted.entry.path
         if not calls:
@@ -241,7 +239,7 @@ class _Forward:
         )
 
 
-def _find_values(wanted: Wanted, call: int, value: Any) -> list[tuple[_Names, Any]]:
+def _find_values(wanted: FeatureSite, call: int, value: Any) -> list[tuple[_Names, Any]]:
     """The values that are wanted of what a slot holds, each with its names."""
     path, slot = wanted.entry.path, wanted.slot
     if not wanted.tensors and not wanted.keys:
@@ -260,7 +258,7 @@ def _find_values(wanted: Wanted, call: int, value: Any) -> list[tuple[_Names, An
     return [(_name(wanted, call), tensors[site])]
 
 
-def _name(wanted: Wanted, call: int) -> _Names:
+def _name(wanted: FeatureSite, call: int) -> _Names:
     """What a value is called if its module is called once, and if it is called several times."""
     if wanted.call != EVERY_CALL:
         return wanted.name, wanted.name
@@ -283,3 +281,34 @@ def _unwrap(model: Any) -> nn.Module:
             reason="each copy would see a part of the batch.",
         )
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+def copy_detached(name: str, value: Any) -> Callable[[], Any]:
+    """Copies without a graph, in a nest like the one that was seen."""
+    copied = replace_tensors(value, (), {keys: tensor.detach().clone() for keys, tensor in flatten(value, ())})
+    return lambda: copied
+
+
+def hold_with_graph(name: str, value: Any) -> Callable[[], Any]:
+    """The very tensors that were seen; in place of those overwritten by the end of the forward, copies made before.
+
+    Later features depend on the tensor that was seen, and not on a copy of it, so the copy is the second choice.
+    """
+    copies = {keys: _Backup(tensor) for keys, tensor in flatten(value, ())}
+    return lambda: replace_tensors(value, (), {keys: copy.settle() for keys, copy in copies.items()})
+
+
+class _Backup:
+    """A tensor of a graph, and a copy that is part of the graph too."""
+
+    __slots__ = ("_copy", "_tensor", "_version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._version = None if tensor.is_inference() else tensor._version
+        self._copy = tensor.clone()
+
+    def settle(self) -> Tensor:
+        """The tensor, if it is what it was."""
+        unchanged = self._version is not None and self._tensor._version == self._version
+        return self._tensor if unchanged else self._copy

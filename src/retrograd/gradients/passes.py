@@ -17,7 +17,7 @@ from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.flow import Cut, FlowNotes, line_of
 from retrograd.hooks.node_tap import NodeHooks
 from retrograd.hooks.nodes import is_freed, name_of, number_of, root_edges, variable_of
-from retrograd.hooks.reach import Reach, find_nodes, find_nodes_of, guard_nodes
+from retrograd.hooks.reach import PassNodes, find_nodes, guard_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class PassWatch:
     def __init__(self, run: EngineRun, places: WeakTensorKeyDictionary, notes: FlowNotes, origins: Origins) -> None:
         self._origins = origins
         self._hooks: NodeHooks | None = None
-        self._reach: Reach | None = None
+        self._pass: PassNodes | None = None
         self.seen = PassSeen(
             line=line_of(sys._getframe(1)),
             accumulates=run.accumulates,
@@ -104,21 +104,20 @@ class PassWatch:
             cuts=_cuts_behind(run.roots, notes),
         )
         try:
-            nodes, reach = find_nodes_of(run)
+            self._pass = found = PassNodes(run)
         except NoGraphError:
             self.seen = replace(self.seen, has_graph=False)
             return
-        self._reach = reach
-        self._leaves, strangers = _find_leaves(reach.nodes, places)
+        self._leaves, strangers = _find_leaves(found.reach.nodes, places)
         self._asked = {places.get(each) for each in run.inputs if isinstance(each, Tensor)} or set(self._leaves)
-        self.seen = replace(self.seen, strangers=strangers, freed=self._find_freed(nodes))
+        self.seen = replace(self.seen, strangers=strangers, freed=self._find_freed(found.nodes))
         if not run.is_nested:
-            self._zeros = ZeroWatch(nodes, reach)
-            self._hooks = NodeHooks(nodes, self._zeros)
+            self._zeros = ZeroWatch(found.nodes, found.reach)
+            self._hooks = NodeHooks(found.nodes, self._zeros)
 
     def end(self, *, failed: bool) -> PassSeen:
         """It has ended: let go of the graph."""
-        if self._reach is None:
+        if self._pass is None:
             return replace(self.seen, failed=failed)
         reached: dict[int, bool | None] = dict.fromkeys(self._leaves)
         lost: dict[int, tuple[FlowEnd, ...]] = {}
@@ -128,13 +127,13 @@ class PassWatch:
                 reached[place] = self._zeros.came(node)
                 if not reached[place] and place in self._asked:
                     lost[place] = tuple(map(self._locate, self._zeros.find_ends(node)))
-        guard_nodes(self._reach.nodes, self._reach.links)
-        self._reach = None
+        self._pass.release()
+        self._pass = None
         return replace(self.seen, reached=reached, lost=lost, failed=failed)
 
     def _locate(self, end: End) -> FlowEnd:
-        assert self._reach is not None
-        line, module = _find_place(self._reach.nodes[end.place], self._origins)
+        assert self._pass is not None
+        line, module = _find_place(self._pass.reach.nodes[end.place], self._origins)
         return FlowEnd(end, line, module)
 
     def _find_freed(self, nodes: Sequence[Any]) -> str:

@@ -7,10 +7,10 @@ import threading
 import torch
 
 from retrograd.hooks.backward import EngineRun, has_asked_for_a_pass
-from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.engine import at_end_of_backward, is_compiling, is_tracing, is_transformed
 from retrograd.hooks.faults import never_raise
 from retrograd.hooks.input_gradient import InputGradient
+from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.hooks.tables import Entry
 from retrograd.progress.steps import Steps
 from retrograd.recording.clock import Clock

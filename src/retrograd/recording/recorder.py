@@ -14,18 +14,18 @@ from retrograd.facts.facts import SOURCES, Facts
 from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
-from retrograd.hooks.candidates import (
+from retrograd.hooks.distributed import count_processes
+from retrograd.hooks.faults import never_raise
+from retrograd.hooks.names import (
     NamedModule,
     compiled_regions,
     describe_model,
     name_models,
     walk_modules,
 )
-from retrograd.hooks.distributed import count_processes
-from retrograd.hooks.faults import never_raise
-from retrograd.hooks.interventions import intervention_listeners
 from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.hooks.reach import find_leaves
+from retrograd.hooks.rewriters import intervention_listeners
 from retrograd.hooks.tables import hidden_hooks
 from retrograd.notices import warn
 from retrograd.progress.steps import Steps

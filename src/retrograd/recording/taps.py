@@ -11,10 +11,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
-from retrograd.hooks.candidates import NamedModule
 from retrograd.hooks.distributed import has_other_processes
 from retrograd.hooks.module import CallTap, InputWatcher, unwatch_forward, watch_forward
-from retrograd.hooks.module_paths import parameter_site
+from retrograd.hooks.names import NamedModule, parameter_site
 from retrograd.recording.module_watch import ArgumentWatch, OutputWatch, SlotCalls, SlotWatch
 from retrograd.recording.parameter_watch import ParameterWatch
 from retrograd.recording.reductions import Reductions

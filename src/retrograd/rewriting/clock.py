@@ -12,8 +12,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.checkpoints import CallsOfParts, part_computed_again
-from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.engine import current_graph_task, grad_enabled
+from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.progress.loss_scales import LossScales
 from retrograd.progress.steps import Steps
 

@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError
-from retrograd.hooks.branches import VersionCount, branch
-from retrograd.hooks.deep_graphs import FREE_DEPTH
 from retrograd.hooks.distributed import own_rank
 from retrograd.hooks.engine import grad_enabled, uncompiled
+from retrograd.hooks.input_gradient import VersionCount, branch
 from retrograd.hooks.nested import Keys, flatten, replace_tensors
+from retrograd.hooks.reach import FREE_DEPTH
 from retrograd.hooks.tensor import change_gradient
 from retrograd.rewriting.assignments import Assignments
 from retrograd.rewriting.chain import Beside, Noted, RuleChain

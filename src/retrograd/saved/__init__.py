@@ -3,7 +3,7 @@
 from retrograd.budget.plan import Plan as Plan
 from retrograd.budget.planned import Planned as Planned
 from retrograd.policies.cpu import Cpu as Cpu
-from retrograd.policies.disk.disk import Disk as Disk
+from retrograd.policies.disk import Disk as Disk
 from retrograd.policies.lossless import Lossless as Lossless
 from retrograd.policies.policy import AsIs as AsIs
 from retrograd.policies.policy import Packed as Packed

@@ -11,7 +11,7 @@ from torch import Tensor
 from retrograd.errors import StepperError
 from retrograd.graph.graph import Graph
 from retrograd.graph.node import Node
-from retrograd.hooks.nodes import edges_of, inputs_of, peek, saved_of
+from retrograd.hooks.nodes import edges_of, inputs_of, is_saved_tensor, peek, saved_of
 
 Gradients = tuple[Tensor | None, ...]
 Change = Tensor | EllipsisType | None
@@ -167,10 +167,6 @@ def _words(tensor: Any) -> str:
 
 
 def _show(value: Any) -> Any:
-    if isinstance(value, list | tuple) and any(map(_is_packed, value)):
+    if isinstance(value, list | tuple) and any(map(is_saved_tensor, value)):
         return [_show(each) for each in value]
-    return peek(value) if _is_packed(value) else value
-
-
-def _is_packed(value: Any) -> bool:
-    return type(value).__name__ == "SavedTensor"
+    return peek(value) if is_saved_tensor(value) else value

@@ -1,1 +1,0 @@
-"""The policy that keeps saved tensors in a file: written by one thread, read ahead by another."""
