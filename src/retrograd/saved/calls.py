@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from retrograd.hooks.calls import hooked_call, hooked_calls, running_calls
+from retrograd.hooks.calls import CallStack, hooked_call
 from retrograd.hooks.checkpoints import Recomputation
 from retrograd.hooks.dispatch import OperationTap, is_in_compiled_call
 from retrograd.hooks.engine import dispatch_modes
@@ -34,6 +34,7 @@ class PolicyCall:
         frame: identity of the frame in which torch makes it.
         site: its name.
         keeper: in charge of what it saves.
+        around: the call around it.
         is_set: it has set the pair of hooks itself, and takes it off.
         recomputation: runs it again in the backward pass.
         tap: shows the policy what is carried out in it.
@@ -42,11 +43,12 @@ class PolicyCall:
     frame: int
     site: SaveSite
     keeper: Keeper
+    around: PolicyCall | None
     is_set: bool = False
     recomputation: Recomputation | None = None
     tap: OperationTap | None = None
 
-    def end(self) -> None:
+    def leave(self) -> None:
         """End it: take off what was set, and end the recomputation."""
         if self.recomputation is not None:
             self.recomputation.end()
@@ -72,26 +74,26 @@ class PolicyCall:
 
 
 class RunningCalls(threading.local):
-    """The calls that run in this thread, the innermost last.
+    """The calls that run in this thread.
 
     Args:
         outside: what is not in any of them.
 
     Attributes:
-        running: the calls.
         covering: its pair of hooks is set in this thread anyway, whatever is called.
     """
 
     def __init__(self, outside: SaveSite = NOWHERE) -> None:
         self.outside = outside
-        self.running: list[PolicyCall] = []
+        self._stack = CallStack[PolicyCall]()
         self.covering: Keeper | None = None
         self._tap: OperationTap | None = None
         self._modes = 0  # that the thread was in when it was covered
 
     def site(self) -> SaveSite:
         """The site in the model where this thread is."""
-        return self.running[-1].site if self.running else self.outside
+        call = self._stack.top
+        return self.outside if call is None else call.site
 
     def cover(self, keeper: Keeper) -> bool:
         """Set a pair of hooks for the whole thread; False where the program has forbidden all hooks."""
@@ -115,49 +117,26 @@ class RunningCalls(threading.local):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], site: SaveSite, keeper: Keeper
     ) -> None:
         """Note that a module is called, and put its policy in charge."""
-        frame, around = hooked_calls()
-        running = self.running
-        if running and running[-1].frame != around:
-            self.settle(frame)
-        elif not running and self.covering is not None and not is_in_backward():
+        frame, stack = hooked_call(), self._stack
+        if stack.top is not None:
+            stack.settle(frame)
+        elif self.covering is not None and not is_in_backward():
             self._listen(self.covering)
-        call = PolicyCall(frame, site, keeper)
-        is_inside = bool(running) and running[-1].keeper is keeper
+        call = PolicyCall(id(frame), site, keeper, stack.top)
+        is_inside = stack.top is not None and stack.top.keeper is keeper
         is_in_charge = keeper.is_open and not is_inside and self.covering is None and not belongs_to_checkpoint()
         policy = keeper.policy
         if is_in_charge and isinstance(policy, Recompute) and can_recompute(module):
             guard = RecomputeGuard(site, self.site, keeper.parameters.include, policy.late)
             is_whole = any(type(part).__name__ in FILLED_LATE for part in module.modules())
             call.recomputation = Recomputation(module, args, kwargs, guard, is_whole=is_whole)
-        running.append(call)
+        stack.top = call
         if is_in_charge and not isinstance(policy, Recompute):
             call.set_up()
 
     def end(self) -> None:
         """End the call whose hook is running, and those within it."""
-        frame = hooked_call()
-        running = self.running
-        is_known = bool(running) and (running[-1].frame == frame or any(call.frame == frame for call in running))
-        while is_known:
-            call = running[-1]
-            call.end()
-            running.pop()
-            is_known = call.frame != frame
-
-    def settle(self, beginning: int = 0) -> None:
-        """Forget calls that were left without a word.
-
-        Args:
-            beginning: frame of a call that begins. If an older call has it, that one is over: frames that end are
-                used again.
-        """
-        running = self.running
-        if not running:
-            return
-        alive = running_calls() - {beginning}
-        while running and (running[-1].frame not in alive or any(call.frame == beginning for call in running)):
-            running[-1].end()
-            running.pop()
+        self._stack.pop(id(hooked_call()))
 
     def _listen(self, keeper: Keeper) -> None:
         """Ask the policy in charge of the whole thread anew whether it wants to see what is carried out.
@@ -179,9 +158,11 @@ class RunningCalls(threading.local):
 
     def leave(self) -> None:
         """Take off the pairs that are still set in this thread: it is in the middle of a call, or a call was left."""
-        self.settle()
-        for call in reversed(self.running):
+        self._stack.settle()
+        call = self._stack.top
+        while call is not None:
             call.take_off()
+            call = call.around
 
 
 class ModuleWatch:
