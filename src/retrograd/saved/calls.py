@@ -73,8 +73,8 @@ class PolicyCall:
             self.is_set = False
 
 
-class RunningCalls(threading.local):
-    """The calls that run in this thread.
+class PolicyCalls(CallStack[PolicyCall], threading.local):
+    """The calls that run in this thread, each with its policy.
 
     Args:
         outside: what is not in any of them.
@@ -84,19 +84,18 @@ class RunningCalls(threading.local):
     """
 
     def __init__(self, outside: SaveSite = NOWHERE) -> None:
+        super().__init__()
         self.outside = outside
-        self._stack = CallStack[PolicyCall]()
         self.covering: Keeper | None = None
         self._tap: OperationTap | None = None
         self._modes = 0  # that the thread was in when it was covered
 
     def site(self) -> SaveSite:
-        """The site in the model where this thread is."""
-        call = self._stack.top
-        return self.outside if call is None else call.site
+        """Return the site in the model where this thread is."""
+        return self.outside if self.top is None else self.top.site
 
     def cover(self, keeper: Keeper) -> bool:
-        """Set a pair of hooks for the whole thread; False where the program has forbidden all hooks."""
+        """Set a pair of hooks for the whole thread; return False where the program has forbidden all hooks."""
         if not push_pair(keeper.pack, keeper.unpack):
             return False
         self.covering = keeper
@@ -117,26 +116,27 @@ class RunningCalls(threading.local):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], site: SaveSite, keeper: Keeper
     ) -> None:
         """Note that a module is called, and put its policy in charge."""
-        frame, stack = hooked_call(), self._stack
-        if stack.top is not None:
-            stack.settle(frame)
+        frame = hooked_call()
+        if self.top is not None:
+            self.settle(frame)
         elif self.covering is not None and not is_in_backward():
             self._listen(self.covering)
-        call = PolicyCall(id(frame), site, keeper, stack.top)
-        is_inside = stack.top is not None and stack.top.keeper is keeper
+        around = self.top
+        call = PolicyCall(id(frame), site, keeper, around)
+        is_inside = around is not None and around.keeper is keeper
         is_in_charge = keeper.is_open and not is_inside and self.covering is None and not belongs_to_checkpoint()
         policy = keeper.policy
         if is_in_charge and isinstance(policy, Recompute) and can_recompute(module):
             guard = RecomputeGuard(site, self.site, keeper.parameters.include, policy.late)
             is_whole = any(type(part).__name__ in FILLED_LATE for part in module.modules())
             call.recomputation = Recomputation(module, args, kwargs, guard, is_whole=is_whole)
-        stack.top = call
+        self.top = call
         if is_in_charge and not isinstance(policy, Recompute):
             call.set_up()
 
     def end(self) -> None:
         """End the call whose hook is running, and those within it."""
-        self._stack.pop(id(hooked_call()))
+        self.pop(id(hooked_call()))
 
     def _listen(self, keeper: Keeper) -> None:
         """Ask the policy in charge of the whole thread anew whether it wants to see what is carried out.
@@ -158,8 +158,8 @@ class RunningCalls(threading.local):
 
     def leave(self) -> None:
         """Take off the pairs that are still set in this thread: it is in the middle of a call, or a call was left."""
-        self._stack.settle()
-        call = self._stack.top
+        self.settle()
+        call = self.top
         while call is not None:
             call.take_off()
             call = call.around
@@ -170,33 +170,33 @@ class ModuleWatch:
 
     __slots__ = ("_calls", "_keeper", "_site")
 
-    def __init__(self, site: SaveSite, keeper: Keeper, calls: RunningCalls) -> None:
+    def __init__(self, site: SaveSite, keeper: Keeper, calls: PolicyCalls) -> None:
         self._site = site
         self._keeper = keeper
         self._calls = calls
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The module is called."""
+        """Note that the module is called."""
         if "_former_parameters" in module.__dict__:  # a replica of nn.DataParallel: its weights are other tensors
             self._keeper.parameters.learn(module)
         self._calls.begin(module, args, kwargs, self._site, self._keeper)
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """The call ended."""
+        """Note that the call has ended."""
         self._calls.end()
 
 
 class EveryModuleWatch:
     """Notify of the calls of all modules of the process, which are known by their type."""
 
-    def __init__(self, keeper: Keeper, calls: RunningCalls, outside: SaveSite) -> None:
+    def __init__(self, keeper: Keeper, calls: PolicyCalls, outside: SaveSite) -> None:
         self._keeper = keeper
         self._calls = calls
         self._outside = outside
         self._known: WeakSet[nn.Module] = WeakSet()
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A module is called."""
+        """Note that a module is called."""
         if module not in self._known:
             self._known.add(module)
             self._keeper.parameters.learn(module)
@@ -204,5 +204,5 @@ class EveryModuleWatch:
         self._calls.begin(module, args, kwargs, SaveSite(name, name, log=self._outside.log), self._keeper)
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """The call ended."""
+        """Note that the call has ended."""
         self._calls.end()
