@@ -12,7 +12,7 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.errors import RetrogradWarning
-from retrograd.recording.parameter_watch import UpdateTap
+from retrograd.recording.parameter_watch import UpdateMeter
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.statistics.slab import UnreadableTensorError
 from tests.recording.collector import Collector, collect
@@ -230,7 +230,7 @@ def test_what_was_being_done_is_never_taken_for_a_site(monkeypatch: pytest.Monke
         raise UnreadableTensorError("it lies elsewhere")
 
     net, _, optimizer = make_net()
-    monkeypatch.setattr(UpdateTap, "begin", refuse)
+    monkeypatch.setattr(UpdateMeter, "begin", refuse)
     with warnings.catch_warnings(), collect(net) as seen:
         warnings.simplefilter("ignore", RetrogradWarning)
         train(net, optimizer)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from retrograd.history.sink import EventKind, Moment, RowBatch, Sink
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.recording.attribution import Closed, LateGradients, divide, split_late
 from retrograd.recording.mode_buffer import Mode, ModeBuffer
 from retrograd.recording.module_watch import SlotWatch

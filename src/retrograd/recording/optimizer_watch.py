@@ -12,14 +12,14 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from retrograd.history.sink import Moment
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import parameter_site
 from retrograd.hooks.optimizer import list_optimizers
 from retrograd.progress.loss_scales import LossScales
 from retrograd.progress.steps import Steps, held_by
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Notes
-from retrograd.recording.parameter_watch import ParameterWatch, UpdateTap
+from retrograd.recording.parameter_watch import ParameterWatch, UpdateMeter
 from retrograd.recording.taps import Taps
 from retrograd.sites.site import OPTIMIZER, Site
 
@@ -114,7 +114,7 @@ class OptimizerWatch:
         scales: what losses were multiplied by.
     """
 
-    def __init__(self, host: Updated, steps: Steps, parameters: Mapping[int, ParameterWatch], tap: UpdateTap) -> None:
+    def __init__(self, host: Updated, steps: Steps, parameters: Mapping[int, ParameterWatch], tap: UpdateMeter) -> None:
         self._host = host
         self._steps = steps
         self._parameters = parameters

@@ -107,7 +107,7 @@ COPY_LIMIT = 1024**3
 """Bytes of weights that are copied at most while an optimizer steps: 1 GiB. Parameters beyond it are left out."""
 
 
-class UpdateTap:
+class UpdateMeter:
     """Measures the updates of the optimizers that step now."""
 
     def __init__(self, buffer: ModeBuffer) -> None:

@@ -25,8 +25,8 @@ from retrograd.hooks.backward import (
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.distributed import count_processes, is_rehearsal, running_stage
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
-from retrograd.hooks.faults import never_raise
 from retrograd.hooks.input_gradient import InputGradient
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import (
     NamedModule,
     compiled_regions,
@@ -51,7 +51,7 @@ from retrograd.recording.mode_buffer import ModeBuffer, ModeBuffers
 from retrograd.recording.module_watch import SlotWatch, mode_now
 from retrograd.recording.omissions import Evidence, Wishes, list_omissions, list_unmatched
 from retrograd.recording.optimizer_watch import LooseParameters, OptimizerWatch
-from retrograd.recording.parameter_watch import ParameterWatch, UpdateTap
+from retrograd.recording.parameter_watch import ParameterWatch, UpdateMeter
 from retrograd.recording.reductions import Reductions
 from retrograd.recording.settings import Settings
 from retrograd.recording.site_recorder import SiteRecorder
@@ -121,7 +121,7 @@ class Recorder:
         self._taps = Taps(self, self.settings, self._buffers, self._rows, slots, late)
         self._reductions = Reductions(self)
         self._interventions = InterventionWatch(self, self._taps, self._emitter)
-        self._optimizers = OptimizerWatch(self, self._steps, self._taps.parameters, UpdateTap(self._buffers.grad))
+        self._optimizers = OptimizerWatch(self, self._steps, self._taps.parameters, UpdateMeter(self._buffers.grad))
         self._loose = LooseParameters(self._taps, self._steps.knows, self._loose_found) if loose else None
         self._facts = Facts(self, sources)
 
