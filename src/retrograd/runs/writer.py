@@ -170,6 +170,11 @@ class RunWriter:
             self._notices.warn_once("lost", f"{self.lost} were not written to {self.path}.")
 
     @property
+    def sites(self) -> Sequence[str]:
+        """The sites of which something was written; all that were named before anything was."""
+        return self._folder.sites
+
+    @property
     def lost(self) -> Unwritten:
         """What was not written, and never will be."""
         return self._queue.lost + self._lost + Unwritten(tensors=self._folder.shards.lost)
