@@ -1,4 +1,4 @@
-"""``rg.check_adjoint``: what users call."""
+"""``rg.check_adjoint``: check every call of every module of a model."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _clone_input(tensor: Tensor) -> Tensor:
 
 
 class _Wants:
-    """Whether a site's derivative is to be checked: it is selected itself, or all of its module is."""
+    """The selection of sites: one is checked if it is selected itself, or all of its module is."""
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
@@ -172,7 +172,7 @@ class _Wants:
 
 
 class _Walk:
-    """What has been found so far, and in which calls the model is."""
+    """The rows found so far, and the calls that the model is in."""
 
     def __init__(self, request: Request, progress: Progress) -> None:
         self.request = request

@@ -16,7 +16,7 @@ from retrograd.adjoint.variable import Variable
 
 
 class Outcome(Enum):
-    """What a comparison says."""
+    """The outcome of a comparison."""
 
     AGREES = "agrees"
     DIFFERS = "differs"
@@ -57,7 +57,7 @@ class Comparison:
 
     @property
     def by_forward_mode(self) -> bool:
-        """Whether forward mode is the better witness: finite differences agree with it, or tell nothing."""
+        """Tell whether forward mode is the better witness: finite differences agree with it, or tell nothing."""
         return self.forward_mode is not None and (
             not self._is_settled or abs(self.forward_mode - self.slope.value) <= self._allowed(self.slope.value)
         )
@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def scale(self) -> float:
-        """What differences are relative to."""
+        """The size that differences are relative to."""
         sizes = (abs(self.backward), abs(self.forward), self.size)
         return max([size for size in sizes if math.isfinite(size)], default=0.0)
 
@@ -81,14 +81,14 @@ class Comparison:
 
     @property
     def tolerance(self) -> float:
-        """How large that difference may be."""
+        """The largest :attr:`difference` that counts as none."""
         if self.by_forward_mode and not self._is_settled:
             return self.precision.forward_mode
         return self._allowed(self.slope.value) / self.scale if self.scale else self.precision.differences
 
     @property
     def outcome(self) -> Outcome:
-        """What it says. Finite differences have the last word: forward mode knows nothing of what ``detach`` hides."""
+        """The outcome. Finite differences have the last word: forward mode knows nothing of what ``detach`` hides."""
         if not math.isfinite(self.backward):
             return Outcome.OPEN
         if self.slope.value == self.size == 0:  # it depends on nothing, and gives nothing
@@ -103,7 +103,7 @@ class Comparison:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether finite differences are exact enough to tell something."""
+        """Tell whether finite differences are exact enough to tell something."""
         return self.slope.error <= self.precision.settled * max(abs(self.backward), abs(self.slope.value), self.size)
 
     def _allowed(self, value: float) -> float:
@@ -157,7 +157,7 @@ _BEND_OF_SMOOTH = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """What finite differences found.
+    """A slope by finite differences.
 
     Attributes:
         value: the slope; NaN where no step gave a number.

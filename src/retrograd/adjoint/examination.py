@@ -1,4 +1,4 @@
-"""Everything that is asked of one call of a module, and what the answers mean."""
+"""The examination of one call of a module: all comparisons, and their verdicts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_LETTERS = 160
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for.
+    """The options of a check.
 
     Attributes:
         wants: whether a site, for which the derivative could be checked, is selected.
@@ -195,7 +195,7 @@ class Examination:
     def _explain_silence(
         self, call: ModuleCall, index: int, probe: Probe, comparison: Comparison
     ) -> tuple[Verdict, str, Comparison] | None:
-        """What it means that the gradient is zero, and nothing moves; None if nothing is wrong with it."""
+        """Explain why the gradient is zero and nothing moves; None if nothing is wrong with it."""
         if self._request.adjoint is not None or self._is_of_inner(call.variables[index]):
             return None
         silence = Silence(call, index, probe.cotangents, self._generator)
@@ -229,7 +229,7 @@ class Examination:
         return Verdict.WRONG, Suspect(call, index, probe, comparison, self._generator).describe()
 
     def _is_right_without_hooks(self, call: ModuleCall, index: int, probe: Probe, hooked: Comparison) -> bool:
-        """Whether the backward alone is the adjoint of the same forward: then a hook has changed the gradient."""
+        """Tell whether the backward alone is the adjoint of the same forward: then a hook has changed the gradient."""
         site = self._site(call.variables[index])
         try:
             bare = self._open(bare=True)
@@ -312,7 +312,7 @@ class Examination:
 
 
 def find_unfitness(call: ModuleCall) -> tuple[Verdict, str] | None:
-    """What speaks against it, and why; None where nothing does."""
+    """Find out whether a call can be differentiated at all: it is finite, and the same each time."""
     bad, total = count_not_finite(call.outputs)
     if bad:
         given, _ = count_not_finite([variable.tensor for variable in call.variables])

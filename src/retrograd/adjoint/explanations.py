@@ -1,4 +1,4 @@
-"""What a gradient that is wrong looks like: a factor, a transpose, a conjugate, nothing at all."""
+"""Explanations of a gradient that is wrong (a factor, a transpose, a conjugate), and of one that is zero."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Silence:
         self._size = measure_size(self._variable.tensor.detach())
 
     def is_drawn(self) -> bool:
-        """Whether what is returned is drawn at random, be it with probabilities that are given."""
+        """Tell whether the outputs are drawn at random, be it with probabilities that are given."""
         function = self._function()
         value = function(0.0)
 
@@ -147,7 +147,7 @@ class Silence:
         return any(map(differs, range(_FEW_DRAWS if returned < _FEW_ELEMENTS else 1)))
 
     def depends_by_chance(self) -> bool:
-        """Whether a small step changes what is drawn, by some other random numbers.
+        """Tell whether a small step changes what is drawn, by some other random numbers.
 
         With the same numbers a sample rarely changes, however much its probabilities do.
         """
@@ -155,7 +155,7 @@ class Silence:
         return any(self._jumps_at(seed) for seed in range(draws))
 
     def depends(self) -> bool:
-        """Whether it changes some way off."""
+        """Tell whether the outputs change some way off."""
         function = self._function()
         value = function(0.0)
         return any(self._differ(function(sign * step * self._size), value) for step in _STEPS for sign in (1, -1))

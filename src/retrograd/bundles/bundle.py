@@ -1,4 +1,4 @@
-"""What a replay bundle says, as plain data."""
+"""A replay bundle as plain data, and reading it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Came:
 
 @dataclass(frozen=True, slots=True)
 class NodeFailure:
-    """What a node raised.
+    """The exception of a node.
 
     Attributes:
         error: the exception.
@@ -57,7 +57,7 @@ class NodeFailure:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What is known of a node in a bundle.
+    """The facts about the node of a bundle.
 
     Attributes:
         name, number, module, call, parameter, line: as of :class:`retrograd.graph.node.Node`.
@@ -93,7 +93,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What wrote a bundle, and when (seconds since 1970)."""
+    """The versions that wrote a bundle, and the time (seconds since 1970)."""
 
     torch: str
     retrograd: str
@@ -181,7 +181,7 @@ def read_bundle(path: str | Path, *, strict: bool = True) -> Bundle:
 
 
 def parse_bundle(path: Path, facts: dict[str, Any], entries: dict[str, Tensor]) -> Bundle:
-    """What :func:`print_bundle` wrote.
+    """Read the output of :func:`print_bundle`.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: it wrote no such thing.

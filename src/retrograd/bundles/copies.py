@@ -30,7 +30,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """How to make a tensor out of copied memory.
+    """The place of a tensor in copied memory.
 
     Attributes:
         shape, dtype, device, layout: as torch names them, without ``torch.``.
@@ -106,13 +106,13 @@ class Copies:
         """
         for block in self.blocks:
             if block.skew >= ALIGNMENT or block.start % ALIGNMENT:
-                raise ValueError(f"no memory begins at {block.start}, {block.skew} behind a border")
+                raise ValueError(f"memory cannot begin at {block.start}, {block.skew} after a border")
         for each in self.tensors:
             if each is not None:
                 _check_stored(each, self.blocks)
 
     def stored_bytes(self) -> int:
-        """How many bytes were copied."""
+        """Count the bytes that were copied."""
         return sum(block.data.numel() for block in self.blocks)
 
     def largest(self) -> int:
@@ -121,7 +121,7 @@ class Copies:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same, bit for bit: NaN equals NaN, and 0.0 does not equal −0.0."""
+    """Compare two tensors bit for bit: NaN equals NaN, and 0.0 does not equal −0.0."""
     if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
         return False
     if one.layout is not torch.strided:
@@ -198,7 +198,7 @@ def _check_stored(stored: StoredTensor, blocks: Sequence[Block]) -> None:
     for part in stored.parts:
         _check_stored(part, blocks)
     if min((*stored.shape, *stored.strides, stored.offset), default=0) < 0:
-        raise ValueError(f"shape {stored.shape} and strides {stored.strides} are no tensor's")
+        raise ValueError(f"shape {stored.shape} and strides {stored.strides} are not those of a tensor")
     if stored.block is None:
         return
     if not 0 <= stored.block < len(blocks) or len(stored.shape) != len(stored.strides):
@@ -223,7 +223,7 @@ def _own_bytes(tensor: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class _Original:
-    """Where a block was copied from; the tensor keeps that memory alive."""
+    """The memory that a block was copied from, kept alive by a tensor."""
 
     tensor: Tensor
     version: int | None
@@ -269,7 +269,7 @@ class Memory:
         )
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether some of the memory of a tensor is copied."""
+        """Tell whether some of the memory of a tensor is copied."""
         return tensor.layout is torch.strided and not tensor.is_meta and memory_of(tensor) in self._found
 
     def cover(self, tensor: Tensor) -> None:

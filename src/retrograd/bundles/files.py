@@ -144,7 +144,7 @@ def print_program(program: Program) -> dict[str, Any]:
 
 
 def parse_program(data: dict[str, Any], inputs: int) -> Program:
-    """What :func:`print_program` wrote.
+    """Read the output of :func:`print_program`.
 
     Raises:
         ValueError, KeyError, TypeError: it wrote no such thing.

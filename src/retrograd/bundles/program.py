@@ -71,7 +71,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of running a program.
+    """The outcome of running a program.
 
     Attributes:
         outputs: what it returned; empty where an operation raised.
@@ -138,7 +138,7 @@ def check_program(program: Program) -> None:
     """Check that a program uses no tensor before there is one.
 
     Raises:
-        ValueError: it does, or something in it is none of what :func:`retrograd.bundles.program.encode` writes.
+        ValueError: it does, or something in it is not of what :func:`retrograd.bundles.program.encode` writes.
         KeyError: likewise.
     """
     known: dict[int, Any] = dict.fromkeys(range(program.inputs))
@@ -224,7 +224,7 @@ def encode(value: Any, number_of: Callable[[Tensor], int]) -> Any:
 
 
 def decode(data: Any, tensors: Mapping[int, Any]) -> Any:
-    """What :func:`encode` wrote.
+    """Read the output of :func:`encode`.
 
     Raises:
         ValueError: it wrote no such thing.

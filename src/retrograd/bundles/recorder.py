@@ -36,7 +36,7 @@ from retrograd.randomness import random_kept
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What was recorded of one run of a node.
+    """The record of one run of a node.
 
     Attributes:
         program: the operations.
@@ -245,7 +245,7 @@ class _Recorder:
 
 
 def _place_of(tensor: Tensor) -> tuple[Any, ...] | None:
-    """What tells a tensor apart from others: its memory, and how it lies in it."""
+    """The memory of a tensor, and how the tensor lies in it; None where it has none."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return None
     try:

@@ -26,7 +26,7 @@ _MOST_OPERATIONS = 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """What came of running the node of a bundle again. It is true where it came out the same.
+    """The outcome of running the node of a bundle again; true where it is the same as before.
 
     Attributes:
         bundle: what was run.
@@ -118,7 +118,7 @@ def replay_folder(folder: str | Path, *, trusted: bool = False) -> Iterator[tupl
 
 
 def describe(replayed: Replayed) -> str:
-    """What was run and what came of it, for a person to read."""
+    """Describe the run and its outcome to a person."""
     return show_plainly("\n".join(_describe(replayed)))
 
 
@@ -194,7 +194,7 @@ def run_bundle(bundle: Bundle, incoming: Sequence[Tensor | None] | None = None, 
         trusted: whether to carry out whatever it names, with whatever sizes and indices.
 
     Raises:
-        DamagedBundleError: its tensors, or its states of random generators, are none.
+        DamagedBundleError: its tensors, or its states of random generators, are not valid.
         ReplayError: this process lacks an operation or a device, or the gradients do not fit.
         UnsafeBundleError: it is not trusted, and may do harm.
     """
@@ -211,7 +211,7 @@ def run_bundle(bundle: Bundle, incoming: Sequence[Tensor | None] | None = None, 
 
 
 def rebuild_outgoing(bundle: Bundle) -> tuple[Tensor | None, ...]:
-    """What the node gave when the bundle was written.
+    """Make the gradients that the node gave when the bundle was written.
 
     Raises:
         DamagedBundleError: it cannot be made.
@@ -233,11 +233,11 @@ def _set_random(bundle: Bundle, number: int) -> None:
     try:
         set_random(bundle.random[number])
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        raise damaged(bundle.path, f"a state of the random generators is none: {error}") from error
+        raise damaged(bundle.path, f"a state of the random generators is not valid: {error}") from error
 
 
 def find_differences(bundle: Bundle, ran: Ran) -> list[str]:
-    """How a run differs from that of the node; empty where it does not."""
+    """Compare a run with that of the node; returns a sentence for each difference."""
     failure, operations = bundle.node.failure, bundle.program.operations
     if ran.stopped_at is not None:
         where = f"operation {ran.stopped_at} ({operations[ran.stopped_at].name})"
@@ -253,7 +253,7 @@ def find_differences(bundle: Bundle, ran: Ran) -> list[str]:
 
 
 def find_deviation(recorded: Copies, real: Copies) -> str:
-    """How what a node gave while its operations were recorded differs from what it gives otherwise."""
+    """Compare the gradients of a node whose operations were recorded with those it gives otherwise."""
     return next(_compare_all(recorded.rebuild(), real.rebuild()), "")
 
 

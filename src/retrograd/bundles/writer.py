@@ -86,7 +86,7 @@ def write_bundle(
     Args:
         node: of a graph that is not freed.
         incoming: the gradients that come in, one for each result of the node's operation; None for those that do not.
-        path: the folder to make. If there is one, ``-2`` is put behind its name, and so on.
+        path: the folder to make. If there is one, ``-2`` is put after its name, and so on.
         about: what else to write down: ``module``, ``call``, ``parameter`` and ``line`` (a :class:`Line`, or a number
             beside ``file`` and ``function``) say where the node was made, anything else is kept as it is.
 
@@ -156,7 +156,7 @@ def _record_leaf(incoming: Sequence[Tensor | None]) -> Recorded:
 
 
 def _run_plainly(node: Any, incoming: Sequence[Tensor | None], recorded: Recorded) -> Copies:
-    """What a node gives where nobody watches it: some formulas go another way under a dispatch mode.
+    """Run a node where nobody watches it: some formulas go another way under a dispatch mode.
 
     Raises:
         CannotBundleError: there it raises nothing, but it did when it was recorded.
@@ -249,7 +249,7 @@ def _not_written(path: Path, error: OSError) -> CannotBundleError:
 # ---- node facts ----
 
 AROUND = 3
-"""Source lines kept before and behind the line of the forward."""
+"""Source lines kept before and after the line of the forward."""
 
 _LONGEST = 200
 
@@ -321,7 +321,7 @@ def describe_saved(node: Any) -> tuple[Saved, ...]:
 
 
 def describe_attributes(node: Any) -> dict[str, str]:
-    """What a node keeps besides tensors, as text."""
+    """Describe the attributes of a node that are not tensors."""
     found = [*_flatten(saved_of(node)), *_flatten(attributes_of(node))]
     return {name: _print(value) for name, value in found if not is_saved_tensor(value) and not _is_tensor(value)}
 

@@ -1,4 +1,4 @@
-"""What the engine does to a gradient on its way from one node to the next: reduce, cast, add."""
+"""A gradient on its way from one node to the next: reduced, cast and added up as the engine does it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _copy(gradient: Tensor, leaf: Tensor) -> Tensor:
 
 
 def name_tensor(tensor: Tensor) -> str:
-    """What a tensor is, in words, as in ``float32[4, 3]``; it never fails, so that errors can be told with it."""
+    """Describe a tensor, as in ``float32[4, 3]``; never fails, so that errors can use it."""
     return f"nested {tensor.dtype}".replace("torch.", "") if tensor.is_nested else str(describe(tensor))
 
 

@@ -1,4 +1,4 @@
-"""What a run of our own engine found."""
+"""The gradients that a run of our own engine finds, and the places where it stops."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ Edges = tuple[tuple[Any, int], ...]
 
 
 class LeafGradient(NamedTuple):
-    """What has arrived at a leaf."""
+    """The gradient of a leaf."""
 
     leaf: Tensor
     gradient: Tensor | None
 
 
 class Targets:
-    """What ``to`` names, and what has arrived there."""
+    """The tensors and nodes that ``to`` names, and the gradients that have arrived there."""
 
     def __init__(self, to: Any) -> None:
         keys = [] if to is None else list(to) if is_several(to) else [to]
@@ -100,7 +100,7 @@ class Targets:
         return bool(self._edges)
 
     def want(self, node: Any) -> bool:
-        """Whether what goes to this node is of interest."""
+        """Tell whether gradients of this node are needed."""
         return not self._edges or node in self.needed or node in self.nodes
 
     def record(self, node: Any, arrived: Arrived) -> None:
@@ -138,5 +138,5 @@ class Targets:
 
 
 def is_several(given: Any) -> bool:
-    """Whether this is a list of tensors, nodes and gradient edges, and not one of them."""
+    """Tell a list of tensors, nodes and gradient edges from one of them."""
     return isinstance(given, list | tuple) and not isinstance(given, GradientEdge)

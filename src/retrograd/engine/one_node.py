@@ -156,7 +156,7 @@ class CaughtGradients:
                 leaf.grad = self._begin_with(leaf)
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """Nothing yet."""
+        """Do nothing: the node that ran the pass may still read ``.grad``."""
 
     def settle(self) -> list[tuple[Tensor, Tensor]]:
         """Put every ``.grad`` back.

@@ -186,7 +186,7 @@ class _ReplayRun:
         return self._leaves[id(leaf)].gradient if id(leaf) in self._leaves else None
 
     def _begin_with(self, leaf: Tensor) -> Tensor | None:
-        """What a pass inside a node finds in ``.grad``: what has been found so far, to add to."""
+        """The ``.grad`` that a pass inside a node finds: a copy of the sum so far, to add to."""
         found = self._found(leaf)
         return None if found is None else found.clone()
 
@@ -239,7 +239,7 @@ def _pair(start: Any, incoming: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _one(node: Any, slot: int) -> Arrived:
-    """What torch begins with where no gradient is given."""
+    """The gradient that torch begins with where none is given: one."""
     expected = wanted_by(node)
     wanted = expected[slot]
     real = wanted.dtype is None or wanted.dtype.is_floating_point

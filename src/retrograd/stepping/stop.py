@@ -21,11 +21,11 @@ Moment = Literal["before", "after", "past"]
 
 
 class GraphOwner(Protocol):
-    """Who has the graph of a pass."""
+    """The owner of the graph of a pass."""
 
     @property
     def graph(self) -> Graph:
-        """That graph; only data when the pass is over."""
+        """The graph; only data when the pass is over."""
 
 
 class Stop:
@@ -75,7 +75,7 @@ class Stop:
 
     @property
     def saved(self) -> dict[str, Any]:
-        """What the operation saved for its backward: name → tensor, list of tensors, or plain value.
+        """The values that the operation saved for its backward: name → tensor, list of tensors, or plain value.
 
         Nothing is unpacked: a tensor that hooks have packed into something else, or that is freed, is None. The tensors
         share memory with what is saved.
@@ -87,7 +87,7 @@ class Stop:
 
     @property
     def changes(self) -> tuple[Change, ...] | None:
-        """What goes on instead of what the node gives, where that was set."""
+        """The gradients that go on instead of what the node gives, where that was set."""
         return self._changes
 
     def set_incoming(self, *gradients: Change) -> None:
