@@ -7,8 +7,8 @@ from retrograd.adjoint.adjoint_check import AdjointCheck as AdjointCheck
 from retrograd.adjoint.check import check_adjoint as check_adjoint
 from retrograd.bundles.replay import replay as replay
 from retrograd.bundles.writer import write_bundle as write_bundle
-from retrograd.comparing.compare import compare as compare
 from retrograd.comparing.comparison import Comparison as Comparison
+from retrograd.comparing.comparison import compare as compare
 from retrograd.engine.one_node import rerun as rerun
 from retrograd.engine.replayer import run_from as run_from
 from retrograd.errors import RetrogradError as RetrogradError

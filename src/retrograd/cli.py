@@ -124,7 +124,7 @@ the same, but for noise, 1 if they are not, and 2 if they cannot be compared.
     json: bool = option("--json", False, "the verdict and each difference, as lines of JSON")
 
     def carry_out(self) -> int:
-        from retrograd.comparing.compare import compare
+        from retrograd.comparing.comparison import compare
 
         comparison = compare(self.a, self.b, noise=self.noise)
         print(comparison.as_json_lines() if self.json else show_plainly(f"{comparison}\n"), end="")

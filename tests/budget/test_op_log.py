@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from retrograd.budget.op_log import OpLog
 from retrograd.budget.recipe import Recipe, find_recipe
 from retrograd.hooks import op_info
-from retrograd.hooks.operation_tap import OperationTap
+from retrograd.hooks.dispatch import OperationTap
 
 
 @contextmanager

@@ -25,9 +25,9 @@ from retrograd.budget.planned import Planned
 from retrograd.bundles.replay import replay
 from retrograd.bundles.writer import write_bundle
 from retrograd.engine.replayer import run_from
-from retrograd.hooks import operation_tap
+from retrograd.hooks import dispatch
 from retrograd.hooks import saved as saved_hooks
-from retrograd.hooks.operation_tap import CarryOut
+from retrograd.hooks.dispatch import CarryOut
 from retrograd.inventory.recorder import take_inventory
 from retrograd.policies.disk import Disk
 from retrograd.policies.lossless import Lossless
@@ -314,7 +314,7 @@ def test_a_policy_that_fails_does_not_keep_others_from_ending(last: type[Policy]
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-SETS_HOOKS = frozenset(str(module.__file__) for module in (calls, saved_hooks, operation_tap))
+SETS_HOOKS = frozenset(str(module.__file__) for module in (calls, dispatch, saved_hooks))
 SEARCHES = {"plan.py", "planner.py", "prediction.py", "simulation.py", "orders.py", "prefetching.py", "link_speed.py"}
 KEEPS = frozenset(str(path) for path in Path(str(calls.__file__)).parent.glob("*.py") if path.name not in SEARCHES)
 

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from retrograd.hooks.dispatch import CarryOut, copy_values, without_graph
 from retrograd.hooks.engine import current_graph_task, grad_enabled
 from retrograd.hooks.op_info import OpInfo, can_be_read, find_op_info, find_written, read_random_state
-from retrograd.hooks.operation_tap import CarryOut, copy_values, without_graph
 from retrograd.hooks.saved import base_of, is_plain, set_bits, version_of
 from retrograd.policies.policy import Stays
 

@@ -21,7 +21,7 @@ from retrograd.budget.planner import keep_all, window_of
 from retrograd.budget.recipe import Recipe, find_recipe
 from retrograd.budget.simulation import Choice
 from retrograd.errors import SavedPolicyError
-from retrograd.hooks.operation_tap import CarryOut
+from retrograd.hooks.dispatch import CarryOut
 from retrograd.hooks.saved import is_in_backward
 from retrograd.notices import warn
 from retrograd.policies.policy import Packed, Policy, Saved, Stays

@@ -22,7 +22,7 @@ from retrograd.bundles.program import (
 )
 from retrograd.errors import CannotBundleError
 from retrograd.hooks.dispatch import (
-    OperationWatch,
+    OperationTap,
     is_operation,
     is_random,
     leaf_being_added_to,
@@ -111,7 +111,7 @@ class _Recorder:
         outgoing: tuple[Tensor | None, ...] = ()
         failure: Exception | None = None
         try:
-            with OperationWatch(self._carry_out):
+            with OperationTap(self._carry_out):
                 outgoing = run_node(node, incoming)
             outputs = [None if each is None else self._number_of(each) for each in outgoing]
         except CannotBundleError:

@@ -21,12 +21,12 @@ from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import NOW, NonFinite
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.calls import running_module
+from retrograd.hooks.dispatch import is_in_compiled_call
 from retrograd.hooks.frames import user_frame
 from retrograd.hooks.function_names import tensors_of
 from retrograd.hooks.gradient_births import BornGradient, GradientBirths
 from retrograd.hooks.node_places import Place
 from retrograd.hooks.node_tap import NodeTaps
-from retrograd.hooks.operation_tap import is_in_compiled_call
 from retrograd.hooks.program_watch import ProgramWatch
 from retrograd.hooks.result_watch import BornOperation, ResultWatch, are_fine, is_fine
 

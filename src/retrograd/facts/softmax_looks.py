@@ -10,9 +10,9 @@ from torch import Tensor
 
 from retrograd.facts.source import FactHost
 from retrograd.history.facts import Softmax
+from retrograd.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.hooks.engine import grad_enabled, is_transformed
 from retrograd.hooks.operation_notes import NotedOperation
-from retrograd.hooks.operation_tap import carry_out_unseen, without_graph
 
 _MOST = 256
 """Calls of a look that are seen."""

@@ -22,6 +22,7 @@ from retrograd.graph.origins import LIMIT, Origins
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.flow import FlowNotes
 from retrograd.hooks.origins import ForwardLog
+from retrograd.hooks.thread_logs import Logs
 
 DETECTOR = "explain-gradients"
 """Who says these findings."""
@@ -189,9 +190,10 @@ class _BlockWatch:
     ) -> None:
         self.passes: list[PassSeen] = []
         self._places = places
-        self._notes = FlowNotes([leaf.tensor for leaf in leaves])
+        logs = Logs(LIMIT)
+        self._notes = FlowNotes([leaf.tensor for leaf in leaves], logs)
         names = name_models(models)
-        self._origins = Origins(ForwardLog(names, lines=True, limit=LIMIT, seer=self._notes), names)
+        self._origins = Origins(ForwardLog(names, logs, self._notes), names)
         self._running: dict[EngineRun, PassWatch] = {}
         self._lock = threading.RLock()
 

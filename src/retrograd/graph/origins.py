@@ -17,7 +17,7 @@ from retrograd.graph.node import Line
 from retrograd.graph.span import ForwardSpan
 from retrograd.hooks.module_calls import ModuleCall
 from retrograd.hooks.origins import ForwardLog
-from retrograd.hooks.thread_logs import ThreadLog
+from retrograd.hooks.thread_logs import Logs, ThreadLog
 from retrograd.hooks.writes import WriteNotes
 
 LIMIT = 1_000_000
@@ -195,7 +195,8 @@ def record_origins(
     """
     names = name_models(model)
     notes = WriteNotes() if writes and lines else None
-    return Origins(ForwardLog(names, lines=lines, limit=limit, seer=notes), names, notes)
+    listeners = () if notes is None else (notes,)
+    return Origins(ForwardLog(names, Logs(limit), *listeners, lines=lines), names, notes)
 
 
 def _describe(call: ModuleCall, thread: int) -> ForwardSpan:

@@ -14,65 +14,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as modules
 
 from retrograd.errors import TraceError
 from retrograd.hooks.backward import EngineRun, backward_followers
-from retrograd.hooks.compiled import compiled_call_listeners, keep_compiled_modules_quiet
-from retrograd.hooks.engine import current_graph_task, grad_enabled, is_compiling, next_sequence_number, uncompiled
+from retrograd.hooks.compiled import compiled_call_listeners
+from retrograd.hooks.engine import current_graph_task, is_compiling, next_sequence_number, uncompiled
 from retrograd.hooks.frames import user_frame
-from retrograd.hooks.module import set_after_all, set_before_all
+from retrograd.hooks.function_mode import FunctionListener, FunctionMode, ModuleHooks, SeveralListeners, is_fused
 from retrograd.hooks.module_calls import OUTSIDE, ModuleCall, Names, frame_of_call
-from retrograd.hooks.operations import OperationMode, OperationSeer, function_logs
+from retrograd.hooks.operations import OperationLog, function_logs
 from retrograd.hooks.thread_logs import Logs, ThreadLog
 from retrograd.hooks.thread_starts import thread_listeners
-
-_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
-"""Modules that compute by other kernels where a function mode is on."""
-
-_TABLES = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
-
-
-class _ModuleHooks:
-    """The hooks on all modules."""
-
-    def __init__(self, before: Any, after: Any) -> None:
-        numbers = {set_before_all(before).number, set_after_all(after).number}
-        self._entries = [
-            (table, number, value)
-            for table in (getattr(modules, name) for name in _TABLES)
-            for number, value in list(table.items())
-            if number in numbers
-        ]
-        self._undo_quiet = keep_compiled_modules_quiet(*numbers)
-        self._pauses = 0
-        self._is_removed = False
-        self._lock = threading.Lock()
-
-    def pause(self) -> None:
-        """Take them out of torch's tables until :meth:`resume`."""
-        with self._lock:
-            self._pauses += 1
-            self._take_out()
-
-    def resume(self) -> None:
-        """Take back one call of :meth:`pause`."""
-        with self._lock:
-            self._pauses -= 1
-            if not self._pauses and not self._is_removed:
-                for table, number, value in self._entries:
-                    table[number] = value
-
-    def remove(self) -> None:
-        """Take them away for good."""
-        with self._lock:
-            self._is_removed = True
-            self._take_out()
-            self._undo_quiet()
-
-    def _take_out(self) -> None:
-        for table, number, _ in self._entries:
-            table.pop(number, None)
 
 
 class ForwardLog:
@@ -83,16 +35,18 @@ class ForwardLog:
     Args:
         names: knows the models.
         lines: note operations; else only calls of modules.
-        limit: operations, and calls, that are kept for each thread; beyond it the older half is forgotten.
-        seer: is shown all operations, where they are noted.
+        logs: where it is noted.
+        listeners: are shown all calls of torch functions besides.
     """
 
-    def __init__(self, names: Names, *, lines: bool, limit: int, seer: OperationSeer | None = None) -> None:
+    def __init__(self, names: Names, logs: Logs, *listeners: FunctionListener, lines: bool = True) -> None:
         self._names = names
-        self._logs = Logs(limit)
-        self._source = OperationMode(self._logs, seer) if lines else None
+        self._logs = logs
+        log = OperationLog(logs)
+        self._listener = SeveralListeners(log, *listeners) if listeners else log
+        self._mode = FunctionMode() if lines else None
         self._undo: list[Callable[[], None]] = []
-        self._hooks: _ModuleHooks | None = None
+        self._hooks: ModuleHooks | None = None
 
     def start(self) -> None:
         """Begin to listen.
@@ -106,21 +60,22 @@ class ForwardLog:
             )
         self._logs.begin()
         self._silence(False)
-        self._hooks = _ModuleHooks(self._before, self._after)
+        self._hooks = ModuleHooks(self._before, self._after)
         self._undo.append(self._hooks.remove)
-        if self._source is not None:
+        if self._mode is not None:
             function_logs.add(self._logs)
             self._undo.append(lambda: function_logs.remove(self._logs))
             backward_followers.add(self)
             self._undo.append(lambda: backward_followers.remove(self))
         compiled_call_listeners.add(self)
         self._undo.append(lambda: compiled_call_listeners.remove(self))
-        if self._source is not None:
-            source = self._source
-            source.put_on()
-            self._undo.append(source.leave)
-            thread_listeners.add(source)
-            self._undo.append(lambda: thread_listeners.remove(source))
+        if self._mode is not None:
+            mode = self._mode
+            mode.listener = self._listener
+            mode.put_on()
+            self._undo.append(lambda: mode.leave({log.thread for log in self._logs.all}))
+            thread_listeners.add(mode)
+            self._undo.append(lambda: thread_listeners.remove(mode))
 
     def stop(self) -> None:
         """Listen no more. What was noted stays."""
@@ -159,12 +114,12 @@ class ForwardLog:
         if log.is_silent:
             return
         call = log.open(module, frame_of_call(), self._names, self.logs())
-        source = self._source
-        if call is not None and source is not None:
-            if isinstance(module, _FUSED) and _can_be_fused(module, args):
-                call.undo = source.take_off()
-            elif call.around is None and (not source.is_entered() or current_graph_task() != OUTSIDE):
-                call.undo = source.put_on()
+        mode = self._mode
+        if call is not None and mode is not None:
+            if is_fused(module, args):
+                call.undo = mode.take_off()
+            elif call.around is None and (not mode.is_entered() or current_graph_task() != OUTSIDE):
+                call.undo = mode.put_on()
 
     @uncompiled
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -179,7 +134,7 @@ class ForwardLog:
     def _note(
         self, log: ThreadLog, first: int, last: int, frame: FrameType, what: object, owner: ModuleCall | int | None
     ) -> None:
-        if self._source is not None and last > first:
+        if self._mode is not None and last > first:
             frame = user_frame(frame)
             log.insert(first, last, frame.f_code, frame.f_lasti, what, owner)
 
@@ -191,8 +146,8 @@ class ForwardLog:
         calls of their modules put it on: everything in a pass that uses torch's Python functions would pay for it.
         """
         log = self._logs.begin()
-        source = self._source if run.creates_graph and not log.is_silent else None
-        log.undo_backward.append(source.put_on() if source is not None else None)
+        mode = self._mode if run.creates_graph and not log.is_silent else None
+        log.undo_backward.append(mode.put_on() if mode is not None else None)
 
     @uncompiled
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
@@ -212,7 +167,7 @@ class ForwardLog:
             call = log.open(module, frame, self._names, self.logs())
         first, code, offset = next_sequence_number(), *_position(user_frame(frame))
         name = type(module).__name__ if isinstance(module, nn.Module) else getattr(function, "__name__", "")
-        put_on = self._source.take_off() if self._source is not None else None
+        put_on = self._mode.take_off() if self._mode is not None else None
         owner = log.owner()
         hooks = self._hooks
         assert hooks is not None
@@ -225,7 +180,7 @@ class ForwardLog:
             if put_on is not None:
                 put_on()
             last = next_sequence_number()
-            if self._source is not None and last > first:
+            if self._mode is not None and last > first:
                 log.insert(first, last, code, offset, name, owner)
             if call is not None:
                 log.close(call.frame)
@@ -243,10 +198,3 @@ class ForwardLog:
 
 def _position(frame: FrameType) -> tuple[CodeType, int]:
     return frame.f_code, frame.f_lasti
-
-
-def _can_be_fused(module: nn.Module, args: tuple[Any, ...]) -> bool:
-    if module.training:
-        return False
-    tensors = [*nn.Module.parameters(module), *(arg for arg in args if isinstance(arg, torch.Tensor))]
-    return not (grad_enabled() and any(tensor.requires_grad for tensor in tensors))

@@ -7,7 +7,6 @@ compared around them.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -21,14 +20,13 @@ from retrograd.hooks.engine import (
     is_tracing,
     next_sequence_number,
     uncompiled,
-    uncompiled_itself,
     without_functions,
 )
 from retrograd.hooks.frames import user_frame
 from retrograd.hooks.function_kinds import CARRIES, IDLE, SMOOTH, WRITES, kind_of
+from retrograd.hooks.function_mode import ForwardListener
 from retrograd.hooks.module_calls import OUTSIDE
 from retrograd.hooks.node_places import NodePlaces
-from retrograd.hooks.quiet_mode import QuietMode, lowest_place
 from retrograd.hooks.writes import WriteNotes
 
 SeeResult = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
@@ -37,8 +35,11 @@ SeeResult = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 SeeNodes = Callable[[int, Any, bool], None]
 """Shown the number of the first node that was made, the result, and whether something was written to."""
 
+_Called = tuple[int, tuple[Any, ...], dict[str, Any], list[tuple[Tensor, int]] | None, int]
+"""A function's kind, its arguments, the versions of what it may write to, and the number of the next node."""
 
-class ProgramWatch(QuietMode):
+
+class ProgramWatch(ForwardListener):
     """Notes operations of the thread that starts it, but for those within a backward pass.
 
     Args:
@@ -69,10 +70,10 @@ class ProgramWatch(QuietMode):
 
     def begin(self) -> None:
         """Watch this thread from now on."""
-        if not self.is_started:
+        if not self.is_started and not self._has_failed:
             self._thread = threading.get_ident()
             self.begin_step()
-            self.start(lowest_place())
+            self.start()
 
     def end(self) -> None:
         """Watch no more, and forget."""
@@ -101,36 +102,36 @@ class ProgramWatch(QuietMode):
         self.is_rough = False
         self._last = next_sequence_number()
 
-    @uncompiled_itself
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    @uncompiled
+    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> _Called | None:
+        """Note the versions of what may be written to; None of what makes nothing."""
         kind = kind_of(function)
-        is_out = kind == IDLE or self._has_failed or current_graph_task() != OUTSIDE
-        if is_out or not self.is_started or is_tracing():
-            return function(*args, **kwargs) if kwargs else function(*args)
-        may_write = kind & WRITES or (kwargs and "out" in kwargs)
-        seen = self.writes.before(args, kwargs or {}) if may_write else None
-        first = next_sequence_number()
-        result = self.frames.call(sys._getframe(1), function, args, kwargs)
-        try:
-            if next_sequence_number() != first:
-                self._note(function, kind, first, sys._getframe(1))
-            if seen or self.see_nodes is not None or not self._is_dull(kind, result):
-                with without_functions():
-                    self._show(function, args, kwargs or {}, result, seen, first, sys._getframe(1))
-        except Exception as error:
-            self._has_failed = True
-            self._fault(error)
-        return result
+        if kind == IDLE or current_graph_task() != OUTSIDE or is_tracing():
+            return None
+        may_write = kind & WRITES or "out" in kwargs
+        seen = self.writes.before(function, args, kwargs, frame) if may_write else None
+        return kind, args, kwargs, seen, next_sequence_number()
 
     @uncompiled
-    def _note(self, function: Any, kind: int, first: int, frame: FrameType) -> None:
-        if first != self._last or not kind & SMOOTH:  # nodes were made that no function was seen to make, or rough ones
-            self.is_rough = True
-        self._last = next_sequence_number()
-        frame = user_frame(frame)
-        self.places.note(first, self._last, frame.f_code, frame.f_lasti, function)
+    def after(self, called: _Called, function: Any, result: Any, frame: FrameType) -> None:
+        """Note where its nodes are made, and show what is asked for."""
+        kind, args, kwargs, seen, first = called
+        last = next_sequence_number()
+        if last != first:
+            if first != self._last or not kind & SMOOTH:  # nodes that no function was seen to make, or rough ones
+                self.is_rough = True
+            self._last = last
+            outer = user_frame(frame)
+            self.places.note(first, last, outer.f_code, outer.f_lasti, function)
+        if seen or self.see_nodes is not None or not self._is_dull(kind, result):
+            with without_functions():
+                self._show(function, args, kwargs, result, seen, first, frame)
 
-    @uncompiled
+    def fail(self, error: Exception) -> None:
+        """Watch nothing more."""
+        self._has_failed = True
+        self._fault(error)
+
     def _is_dull(self, kind: int, result: Any) -> bool:
         """Whether nobody asks for this result."""
         if self.see_result is None:
@@ -139,7 +140,6 @@ class ProgramWatch(QuietMode):
             return False
         return type(result) is not Tensor or (result.dtype is not torch.float16 and result.dim() > 0)
 
-    @uncompiled
     def _show(
         self,
         function: Any,
@@ -159,15 +159,17 @@ class ProgramWatch(QuietMode):
             self.see_result(function, args, kwargs, result)
 
     @uncompiled
-    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        super()._before(module, args)
+    def module_begins(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A module is called."""
+        super().module_begins(module, args)
         if current_graph_task() == OUTSIDE and self.is_here:
             self.places.enter(module)
 
     @uncompiled
-    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def module_ends(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Its call has ended."""
         is_fused = self._fused is not None
-        super()._after(module, args, output)
+        super().module_ends(module, args, output)
         if is_fused and self._fused is None:  # its nodes were not seen, and are smooth
             self._last = next_sequence_number()
         if current_graph_task() == OUTSIDE and self.is_here:

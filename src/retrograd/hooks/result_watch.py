@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from retrograd.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.hooks.engine import (
     dispatch_modes,
     is_tracing,
@@ -21,7 +22,6 @@ from retrograd.hooks.engine import (
     without_functions,
 )
 from retrograd.hooks.function_names import is_bare, name_function, tensors_of
-from retrograd.hooks.operation_tap import carry_out_unseen, without_graph
 
 _MASKING = frozenset(
     {"masked_fill", "where", "full", "full_like", "new_full", "fill", "setitem", "tensor", "as_tensor", "from_numpy"}

@@ -94,3 +94,8 @@ class Logs:
             with self._lock:
                 self.all = (log, *self.all)
         return log
+
+    def running_path(self) -> str | None:
+        """Path of the innermost module whose call runs in this thread; None outside of all."""
+        call = self.here.log.top if self.here.log is not None else None
+        return call.path if call is not None else None

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from retrograd.hooks.frames import SameFrames, describe_frame, is_inner, user_frame
-from retrograd.hooks.module_calls import ModuleCall
+from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.frames import describe_frame, is_inner, user_frame
+from retrograd.hooks.function_mode import FunctionListener
 from retrograd.hooks.saved import is_plain
 
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
@@ -44,8 +44,8 @@ class Write(NamedTuple):
         return f"{self.writer} at {self.line}"
 
 
-class WriteNotes:
-    """The last writes in place that torch functions made. It compares version counters around each call.
+class WriteNotes(FunctionListener):
+    """The last writes in place that torch functions made: version counters are compared around each, 3 µs a call.
 
     Writes that do not count (through NumPy, by hand-written kernels) are not seen, nor are those of scripted code and
     of autograd's own nodes. A write through ``.data`` is seen, with the version of what ``.data`` gave; and where NumPy
@@ -61,23 +61,20 @@ class WriteNotes:
         self.count = 0
         self._arrays: deque[Write] = deque(maxlen=_LIMIT)
 
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Tensor, int]]:
-        """What a function is about to be given, and the versions of that."""
+    @uncompiled
+    def before(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
+    ) -> list[tuple[Tensor, int]]:
+        """Return the tensors that a function is given, and their versions."""
         seen: list[tuple[Tensor, int]] = []
         _find_versions(args, seen)
         if kwargs:
             _find_versions(kwargs.values(), seen)
         return seen
 
-    def after(
-        self,
-        seen: list[tuple[Tensor, int]],
-        function: Any,
-        result: Any,
-        frame: FrameType,
-        call: ModuleCall | None = None,
-    ) -> None:
-        """It has returned."""
+    @uncompiled
+    def after(self, seen: list[tuple[Tensor, int]], function: Any, result: Any, frame: FrameType) -> None:
+        """Note what it has written to."""
         for tensor, version in seen:
             if tensor._version != version and is_plain(tensor):
                 self._note(self.writes, tensor, _name_writer(function, frame), frame)
@@ -106,37 +103,6 @@ class WriteNotes:
         """Those that brought a storage from one version to another, each writer and line once."""
         seen = [each for each in self.writes if each.storage == storage and then < each.version <= now]
         return list({(each.writer, each.line): each for each in reversed(seen)}.values())[::-1]
-
-
-class WriteLog(TorchFunctionMode):
-    """Notes every write in place that a torch function makes in the thread that entered it, 3 µs an operation.
-
-    Attributes:
-        notes: what was seen.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes = WriteNotes()
-        self._frames = SameFrames()
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        seen = self.notes.before(args, kwargs)
-        result = self._frames.call(sys._getframe(1), func, args, kwargs)
-        self.notes.after(seen, func, result, sys._getframe(1))
-        return result
-
-    def begin(self) -> None:
-        """Listen in this thread."""
-        self.__enter__()  # type: ignore[no-untyped-call]
-
-    def end(self) -> None:
-        """Listen no more."""
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self._frames.clear()
 
 
 def program_line(frame: FrameType | None = None) -> str:

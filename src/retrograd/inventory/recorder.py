@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.errors import SavedTensorError
-from retrograd.graph.origins import record_origins
+from retrograd.graph.module_names import name_models
+from retrograd.graph.origins import LIMIT, Origins
 from retrograd.hooks.nodes import root_edges, variable_of
 from retrograd.hooks.operation_clock import OperationClock
+from retrograd.hooks.origins import ForwardLog
 from retrograd.hooks.reach import find_nodes, guard_nodes
+from retrograd.hooks.thread_logs import Logs
 from retrograd.inventory.inventory import Inventory
 from retrograd.inventory.rows import make_table
 from retrograd.inventory.watch import InventoryWatch
@@ -96,8 +99,10 @@ class InventoryRecorder:
     """An inventory that is being taken. Entering it gives the :class:`Inventory`, and leaving it fills that."""
 
     def __init__(self, model: Model | None, *, timed: bool) -> None:
-        origins = self._origins = record_origins(model)
         self._clock = OperationClock() if timed else None
+        names = name_models(model)
+        listeners = () if self._clock is None else (self._clock,)
+        origins = self._origins = Origins(ForwardLog(names, Logs(LIMIT), *listeners), names)
         self._inventory = Inventory()
         self._watch = InventoryWatch(lambda: origins.models)
         self._thread = 0

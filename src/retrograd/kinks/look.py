@@ -10,9 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from retrograd.hooks.dispatch import is_operation, why_opaque
+from retrograd.hooks.dispatch import OperationTap, is_operation, why_opaque
 from retrograd.hooks.engine import next_sequence_number
-from retrograd.hooks.operation_tap import OperationTap
 from retrograd.kinks.point import Point, key_of
 from retrograd.kinks.table import POINTS_OF
 

@@ -15,7 +15,7 @@ import torch
 from torch import Size, Tensor
 
 from retrograd.errors import SavedPolicyError
-from retrograd.hooks.operation_tap import CarryOut
+from retrograd.hooks.dispatch import CarryOut
 
 Stays = Callable[[Tensor, torch.UntypedStorage], bool]
 """Whether a tensor lies in memory that stays anyway."""

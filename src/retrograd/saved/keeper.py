@@ -18,8 +18,8 @@ from torch.nn import Parameter
 
 from retrograd.amounts import show_bytes
 from retrograd.errors import SavedPolicyError
+from retrograd.hooks.dispatch import OperationTap, carry_out_unseen, hide_taps
 from retrograd.hooks.engine import dispatch_modes
-from retrograd.hooks.operation_tap import OperationTap, carry_out_unseen, hide_taps
 from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.saved import (
     base_of,

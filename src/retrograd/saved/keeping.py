@@ -14,10 +14,11 @@ from retrograd.budget.plan import Plan
 from retrograd.budget.planned import Budget, Planned
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.candidates import NamedModule, walk_modules
+from retrograd.hooks.function_mode import FunctionMode
 from retrograd.hooks.module import CallTap, EveryCallTap, is_compiled
 from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.tables import hidden_hooks
-from retrograd.hooks.writes import WriteLog
+from retrograd.hooks.writes import WriteNotes
 from retrograd.policies.overwriting import SaveSite
 from retrograd.policies.policy import Policy, check_policy
 from retrograd.policies.recompute import Recompute
@@ -41,7 +42,7 @@ class SavedHandle:
         accounts: what each policy was given in all passes so far, and what it held of that in memory.
     """
 
-    def __init__(self, keepers: list[Keeper], taps: list[Remove], calls: RunningCalls, log: WriteLog | None) -> None:
+    def __init__(self, keepers: list[Keeper], taps: list[Remove], calls: RunningCalls, log: WriteNotes | None) -> None:
         self.accounts: dict[Policy, Account] = {keeper.policy: keeper.account for keeper in keepers}
         self._is_removed = False
         self._ending = ExitStack()
@@ -53,8 +54,9 @@ class SavedHandle:
             self._ending.callback(tap)
         self._ending.callback(calls.leave)
         if log is not None:
-            log.begin()
-            self._ending.callback(log.end)
+            mode = FunctionMode(log)
+            mode.put_on()
+            self._ending.callback(mode.leave)
 
     @property
     def plan(self) -> Plan | None:
@@ -137,7 +139,7 @@ def keep_saved(
     if budget is not None:
         policy = Planned(budget)
     assert policy is not None
-    log = WriteLog() if watch_writes else None
+    log = WriteNotes() if watch_writes else None
     calls = RunningCalls(SaveSite(log=log))
     parameters = ParameterStorages()
     if model is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.hooks.operation_tap import OperationTap, copy_values, hide_taps, without_graph
+from retrograd.hooks.dispatch import OperationTap, copy_values, hide_taps, without_graph
 
 LAZY_KEYS = [getattr(torch._C.DispatchKey, name) for name in ("Conjugate", "Negative", "ZeroTensor", "ADInplaceOrView")]
 
