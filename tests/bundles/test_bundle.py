@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.bundles.bundle import read_bundle
 from retrograd.bundles.files import digest
-from retrograd.bundles.replay import describe, replay
+from retrograd.bundles.replay import describe_replay, replay
 from retrograd.bundles.writer import write_bundle
 from retrograd.errors import (
     BundleVersionError,
@@ -158,7 +158,7 @@ def test_a_node_gives_the_same_bits_again(name: str, written: Written, elsewhere
         if name == "cumprod with a zero" and not replayed and TORCH < (2, 13):
             assert replayed.bundle.node.deviation  # which a newer torch does not have
             continue
-        assert replayed, describe(replayed)
+        assert replayed, describe_replay(replayed)
         assert elsewhere[path.name][0], elsewhere[path.name][1]
         if replayed.bundle.node.name in {"BranchesBackward", "WritesToItsBufferBackward"}:
             continue  # another draw; another state of the buffer

@@ -23,7 +23,7 @@ from retrograd.bundles.files import (
 from retrograd.bundles.program import Program, Raised, check_program, check_switches
 from retrograd.errors import BundleVersionError
 from retrograd.foreign.text import check_fields
-from retrograd.graph.node import Line, Saved, TensorInfo, name_place
+from retrograd.graph.node import Line, NamedNode, Saved, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class NodeFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeFacts(NamedNode):
     """The facts about the node of a bundle.
 
     Attributes:
@@ -84,11 +84,6 @@ class NodeFacts:
     source: tuple[tuple[int, str], ...] = ()
     about: Mapping[str, Any] | None = None
     deviation: str = ""
-
-    @property
-    def place(self) -> str:
-        """Module call and kind, as in ``"blocks.3#2:MulBackward0"``."""
-        return name_place(self.name, self.module, self.call, self.parameter)
 
 
 @dataclass(frozen=True, slots=True)

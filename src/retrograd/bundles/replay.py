@@ -18,6 +18,7 @@ from retrograd.bundles.guard import Guard, check_stored
 from retrograd.bundles.program import BundledOperation, Ran, describe_error, run_program, set_random, switched
 from retrograd.errors import GraphError, ReplayError
 from retrograd.foreign.text import show_plainly
+from retrograd.graph.walker import describe
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.randomness import random_kept
 
@@ -49,7 +50,7 @@ class Replayed:
         return self.equal is True
 
     def __str__(self) -> str:
-        return describe(self)
+        return describe_replay(self)
 
     def __repr__(self) -> str:
         outcome = {True: "the same", False: "not the same", None: "not compared"}[self.equal]
@@ -117,7 +118,7 @@ def replay_folder(folder: str | Path, *, trusted: bool = False) -> Iterator[tupl
                 yield path, error
 
 
-def describe(replayed: Replayed) -> str:
+def describe_replay(replayed: Replayed) -> str:
     """Describe the run and its outcome to a person."""
     return show_plainly("\n".join(_describe(replayed)))
 
@@ -159,7 +160,7 @@ def _say_output(replayed: Replayed, index: int) -> str:
     output = replayed.outputs[index]
     if output is None:
         return "None"
-    text = f"{str(output.dtype).removeprefix('torch.')}{list(output.shape)}"
+    text = str(describe(output))
     start = f"outgoing {index}: "
     found = [each.removeprefix(start) for each in replayed.differences if each.startswith(start)]
     if found or replayed.equal is None:
@@ -288,7 +289,7 @@ def _name(tensor: Tensor | None) -> str:
     if tensor is None:
         return "None"
     layout = "" if tensor.layout is torch.strided else f" ({str(tensor.layout).removeprefix('torch.')})"
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{layout}"
+    return f"{describe(tensor)}{layout}"
 
 
 def _rebuild_inputs(bundle: Bundle) -> list[Tensor]:

@@ -43,7 +43,7 @@ from retrograd.errors import (
 )
 from retrograd.files import name_aside, remove_abandoned
 from retrograd.graph.node import Line, Saved
-from retrograd.graph.values import count_nonfinite
+from retrograd.graph.values import examine
 from retrograd.graph.walker import describe
 from retrograd.hooks.dispatch import attributes_of, plain_torch
 from retrograd.hooks.nodes import (
@@ -285,8 +285,8 @@ def describe_node(
 
 
 def _describe_came(tensor: Tensor | None) -> Came | None:
-    info = describe(tensor)
-    return None if tensor is None or info is None else Came(info, count_nonfinite(tensor))
+    found = examine(tensor)
+    return None if found is None else Came(*found)
 
 
 def _describe_failure(node: Any, recorded: Recorded, error: Exception) -> NodeFailure:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from retrograd.engine.fitting import name_tensor
 from retrograd.errors import ReplayError
+from retrograd.graph.walker import describe
 from retrograd.hooks.nodes import name_of, root_edges
 
 _MOST_LINES = 20
@@ -59,14 +59,14 @@ class Gradients(Mapping[Any, Any]):
 
 def _name(key: Any) -> str:
     if isinstance(key, Tensor):
-        return f"{'leaf' if key.is_leaf else 'tensor'} {name_tensor(key)}"
+        return f"{'leaf' if key.is_leaf else 'tensor'} {describe(key)}"
     return name_of(key) if hasattr(key, "next_functions") else type(key).__name__
 
 
 def _name_value(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_name_value, value))})"
-    return "nothing" if value is None else name_tensor(value)
+    return "nothing" if value is None else str(describe(value))
 
 
 # ---- targets ----

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from retrograd.graph.node import TensorInfo
+from retrograd.graph.walker import describe
 from retrograd.hooks.engine import is_transformed
 from retrograd.norms import norm
 
@@ -25,6 +27,12 @@ def count_nonfinite(tensor: Tensor) -> int | None:
             return None if values is None else int(values.numel() - values.isfinite().sum().item())
         except (RuntimeError, NotImplementedError):  # nested, quantized, or out of memory
             return None
+
+
+def examine(gradient: Tensor | None) -> tuple[TensorInfo, int | None] | None:
+    """Describe a gradient, and count its elements that are not finite; None for None."""
+    info = describe(gradient)
+    return None if gradient is None or info is None else (info, count_nonfinite(gradient))
 
 
 def norm_of(gradients: Iterable[Tensor | None]) -> float | None:

@@ -162,8 +162,8 @@ def describe_tensor(shape: Sequence[int] | None, dtype: torch.dtype, device: tor
     return TensorInfo(tuple(map(int, shape)), kind, str(device))
 
 
-def describe(tensor: Tensor | None) -> TensorInfo | None:
-    """What a tensor is, as plain data; None for None."""
+def describe(tensor: Any) -> TensorInfo | None:
+    """Describe a tensor, or what autograd knows of one, as plain data; None for None."""
     return None if tensor is None else describe_tensor(shape_of(tensor), tensor.dtype, tensor.device)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from retrograd.errors import StepperError
 from retrograd.graph.graph import Graph
 from retrograd.graph.node import Node
+from retrograd.graph.walker import describe
 from retrograd.hooks.nodes import edges_of, inputs_of, is_saved_tensor, peek, saved_of
 
 Gradients = tuple[Tensor | None, ...]
@@ -150,20 +151,11 @@ def _check(gradients: Sequence[Change], wanted: Sequence[Any], count: int, who: 
             raise StepperError(f"Gradient {slot} is not a tensor, but {kind}.", repair="give a tensor.")
         if metadata is None:
             raise StepperError(f"Nobody takes gradient {slot}.", repair=f"give None for gradient {slot}.")
-        if _form(gradient) != _form(metadata):
+        if describe(gradient) != describe(metadata):
             raise StepperError(
-                f"Gradient {slot} is {_words(gradient)}, but {who} {_words(metadata)} there.",
+                f"Gradient {slot} is {describe(gradient)}, but {who} {describe(metadata)} there.",
                 repair="reshape or convert it, as with gradient.to(dtype), .sum_to_size(shape) or .expand(shape).",
             )
-
-
-def _form(tensor: Any) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.dtype, tensor.device
-
-
-def _words(tensor: Any) -> str:
-    shape, dtype, device = _form(tensor)
-    return f"{str(dtype).removeprefix('torch.')}{list(shape)} on {device}"
 
 
 def _show(value: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 from retrograd.errors import CannotBundleError, NoSuchNodeError, TraceError
 from retrograd.files import write_file
 from retrograd.foreign.text import LARGEST, check_fields, check_kinds, expect_file, parse_object
-from retrograd.graph.node import Line, TensorInfo, matches, name_place
+from retrograd.graph.node import Line, NamedNode, TensorInfo, matches
 from retrograd.graph.overwritten import Overwritten
 from retrograd.graph.span import ForwardSpan
 
@@ -42,7 +42,7 @@ class BackwardPass:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeEvent:
+class NodeEvent(NamedNode):
     """One run of one node.
 
     Attributes:
@@ -78,11 +78,6 @@ class NodeEvent:
     norms_out: tuple[float | None, ...] | None = None
     raised: bool = False
     bundle: str | None = None
-
-    @property
-    def place(self) -> str:
-        """The module call and kind, as in ``"blocks.3#2:MulBackward0"``; a leaf's name where it has one."""
-        return name_place(self.name, self.module, self.call, self.parameter)
 
 
 @dataclass(frozen=True, slots=True)

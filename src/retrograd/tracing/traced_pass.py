@@ -16,11 +16,10 @@ from torch import Tensor
 
 from retrograd.bundles.writer import write_bundle
 from retrograd.errors import GraphError
-from retrograd.graph.node import TensorInfo, matches
+from retrograd.graph.node import matches
 from retrograd.graph.origins import Origins
 from retrograd.graph.overwritten import explain_overwritten
-from retrograd.graph.values import count_nonfinite
-from retrograd.graph.walker import describe
+from retrograd.graph.values import examine
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.faults import never_raise
 from retrograd.hooks.node_tap import Gradients, NodeHooks, NodeTap, NodeTaps
@@ -212,7 +211,7 @@ def describe_failure(
         error="".join(traceback.format_exception_only(error)).strip(),
         event=events[-1],
         place=(len(events), count),
-        incoming=tuple(map(_examine, incoming)),
+        incoming=tuple(map(examine, incoming)),
         before=tuple(reversed(events[-1 - _BEFORE : -1])),
         source=_find_source(error),
     )
@@ -240,11 +239,6 @@ def complete_incoming(node: Any, seen: Any) -> tuple[Tensor | None, ...]:
     """One gradient for each that a node takes; the first alone is seen where the others are of no use."""
     known = seen if isinstance(seen, tuple) else (seen,)
     return known + (None,) * (len(inputs_of(node)) - len(known))
-
-
-def _examine(gradient: Tensor | None) -> tuple[TensorInfo, int | None] | None:
-    info = describe(gradient)
-    return None if gradient is None or info is None else (info, count_nonfinite(gradient))
 
 
 def _find_source(error: BaseException) -> str:
