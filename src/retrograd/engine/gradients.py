@@ -107,24 +107,6 @@ class Targets:
         if node in self.nodes:
             self._arrived[node] = arrived
 
-    def find_needed(self, edges: Mapping[Any, Edges]) -> None:
-        """Find the nodes that lead to one of them: only those must run.
-
-        Args:
-            edges: of every node of the graph.
-        """
-        before: dict[Any, list[Any]] = {}
-        for node, leading in edges.items():
-            for following, _ in leading:
-                if following is not None:
-                    before.setdefault(following, []).append(node)
-        queue = list(self.nodes)
-        for node in queue:  # grows while it is walked
-            for earlier in before.get(node, ()):
-                if earlier not in self.needed:
-                    self.needed.add(earlier)
-                    queue.append(earlier)
-
     def collect(self, leaves: dict[int, LeafGradient]) -> Gradients:
         return Gradients([(key, self._value(key, node, slot, leaves)) for key, node, slot in self._edges])
 
