@@ -39,8 +39,8 @@ from retrograd.recording.plan import plan_recording as plan_recording
 from retrograd.recording.record import Recording as Recording
 from retrograd.recording.record import record as record
 from retrograd.recording.record import watch as watch
-from retrograd.recording.settings import every as every
-from retrograd.recording.settings import log_schedule as log_schedule
+from retrograd.recording.schedule import every as every
+from retrograd.recording.schedule import log_schedule as log_schedule
 from retrograd.rewriting.rewriting import Rewriting as Rewriting
 from retrograd.rewriting.rewriting import rewrite as rewrite
 from retrograd.rules.simulation import simulate_rule as simulate_rule

@@ -23,10 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.launch.debugger import Debugger
+from retrograd.launch.debugger import DebuggedPass, Debugger, Orders
 from retrograd.launch.prompt import _HELP, Prompt, _names_of
 from retrograd.launch.requests import DebugRequest
-from retrograd.launch.scene import Orders, Scene
 from retrograd.stepping.breakpoints import parse_breakpoint
 from tests.launch.conftest import ENVIRONMENT, SCRIPTS
 
@@ -63,7 +62,7 @@ def debug(run: Callable[[], Any], commands: str, *breakpoints: str, result: list
     """What is said when these commands are given one by one, in all prompts that open."""
     source, output = StringIO(commands.replace("; ", "\n") + "\n"), StringIO()
 
-    def ask(scene: Scene, orders: Orders) -> None:
+    def ask(scene: DebuggedPass, orders: Orders) -> None:
         Prompt(scene, orders, source, output).run()
 
     debugger = Debugger([parse_breakpoint(text) for text in breakpoints], ask)
@@ -286,7 +285,7 @@ def test_another_thread_is_not_stopped_meanwhile() -> None:
     net, x = make()
     grads: list[list[Tensor]] = []
 
-    def ask(scene: Scene, orders: Orders) -> None:
+    def ask(scene: DebuggedPass, orders: Orders) -> None:
         thread = threading.Thread(target=lambda: grads.append(train(*make())))
         thread.start()
         thread.join()
@@ -339,7 +338,7 @@ def test_passes_leave_no_cycles() -> None:
 def test_completion(line: str, choices: list[str]) -> None:
     found: list[list[str]] = []
 
-    def ask(scene: Scene, orders: Orders) -> None:
+    def ask(scene: DebuggedPass, orders: Orders) -> None:
         prompt = Prompt(scene, orders, None, StringIO())
         for delimiters in (" ", " \t\n`~!@#$%^&*()-=+[{]}\\|;:'\",<>/?"):  # those of readline are the second
             begin = max((line.rfind(each) for each in delimiters), default=-1) + 1

@@ -13,7 +13,8 @@ from retrograd.progress.steps import Leader, Steps
 from retrograd.recording import clock as clock_module
 from retrograd.recording.clock import Clock
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
-from retrograd.recording.settings import Settings, every
+from retrograd.recording.schedule import every
+from retrograd.recording.settings import Settings
 
 A, B = 1, 2
 """Optimizers, and as ``ROOT`` models, are numbers to the clock."""

@@ -21,12 +21,11 @@ from retrograd.adjoint.module_call import Adjoint
 from retrograd.adjoint.numerics import count_not_finite
 from retrograd.adjoint.variable import is_differentiable
 from retrograd.errors import AdjointError
-from retrograd.hooks.arguments import spread_batch
-from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, walk_modules
 from retrograd.hooks.copies import clone, copy_module, copy_nest
 from retrograd.hooks.engine import is_transformed
 from retrograd.hooks.isolation import isolated_autograd, unseen_by_discovery
 from retrograd.hooks.module import CallTap
+from retrograd.hooks.names import NamedModule, compiled_regions, name_models, spread_batch, walk_modules
 from retrograd.hooks.nested import flatten
 from retrograd.randomness import Randomness
 from retrograd.sites.pattern import Candidate, Pattern

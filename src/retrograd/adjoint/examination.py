@@ -20,7 +20,7 @@ from retrograd.adjoint.numerics import count_not_finite, inner_product
 from retrograd.adjoint.variable import Variable
 from retrograd.hooks.engine import is_transformed
 from retrograd.hooks.isolation import isolated_autograd
-from retrograd.hooks.module_paths import parameter_site
+from retrograd.hooks.names import parameter_site
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.rewriters import try_rules
 from retrograd.randomness import Randomness

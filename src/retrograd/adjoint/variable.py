@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.adjoint.numerics import draw_like
-from retrograd.hooks.arguments import argument_names
+from retrograd.hooks.names import argument_names
 from retrograd.hooks.nested import Keys, flatten
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from retrograd.budget.simulation import Event, EventKind, MeasuredPass, SavedRange
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_in_compiled_backward
-from retrograd.hooks.memory import is_held_elsewhere
+from retrograd.hooks.storages import is_held_elsewhere
 from retrograd.policies.policy import Packed, Saved
 
 Mark = float | torch.cuda.Event

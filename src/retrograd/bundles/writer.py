@@ -43,8 +43,7 @@ from retrograd.errors import (
 )
 from retrograd.files import name_aside, remove_abandoned
 from retrograd.graph.node import Line, Saved
-from retrograd.graph.values import examine
-from retrograd.graph.walker import describe
+from retrograd.graph.walker import describe, examine
 from retrograd.hooks.dispatch import attributes_of, plain_torch
 from retrograd.hooks.nodes import (
     inputs_of,

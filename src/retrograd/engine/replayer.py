@@ -13,7 +13,7 @@ from retrograd.engine.fitting import InputBuffer, add, add_to_grad, check_number
 from retrograd.engine.gradients import Arrived, Edges, Gradients, LeafGradient, Targets, is_several
 from retrograd.engine.one_node import CaughtGradients, arrange, note
 from retrograd.errors import ReplayError
-from retrograd.graph.run_order import ReadyQueue
+from retrograd.graph.graph import ReadyQueue
 from retrograd.hooks.nodes import edges_of, is_leaf, name_of, number_of, root_edges, run_node, variable_of
 from retrograd.hooks.reach import find_leading, find_nodes, guard_nodes
 

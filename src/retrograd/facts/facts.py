@@ -29,7 +29,7 @@ from retrograd.facts.units import UnitLooks
 from retrograd.history.facts import NOW, Fact, JsonObject, tell_many
 from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.engine import is_abstract
-from retrograd.hooks.module_paths import walk_parameters, walk_paths
+from retrograd.hooks.names import walk_parameters, walk_paths
 from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.sites.site import ROOT

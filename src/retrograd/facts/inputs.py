@@ -14,8 +14,8 @@ from retrograd.facts.readings import Readings, TensorReading, name_type
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Input, tell_number
 from retrograd.history.sink import Moment, Phase
-from retrograd.hooks.arguments import argument_names
 from retrograd.hooks.engine import grad_enabled
+from retrograd.hooks.names import argument_names
 from retrograd.hooks.nested import flatten
 from retrograd.sites.site import ROOT, Site
 

@@ -21,10 +21,9 @@ from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import NonFinite
 from retrograd.history.sink import Moment
 from retrograd.hooks.engine import next_sequence_number, without_functions
-from retrograd.hooks.gradient_births import read_saved
 from retrograd.hooks.nodes import edges_of, number_of
+from retrograd.hooks.nonfinite import is_fine, read_saved
 from retrograd.hooks.operation_notes import NotedOperation, OperationNotes
-from retrograd.hooks.result_watch import is_fine
 
 _PARTED = frozenset(
     {"SqrtBackward0", "RsqrtBackward0", "ReciprocalBackward0", "PowBackward0", "LogBackward0", "Log2Backward0",

@@ -24,11 +24,9 @@ from retrograd.hooks.calls import running_module
 from retrograd.hooks.dispatch import is_in_compiled_call
 from retrograd.hooks.frames import user_frame
 from retrograd.hooks.function_names import tensors_of
-from retrograd.hooks.gradient_births import BornGradient, GradientBirths
-from retrograd.hooks.node_places import Place
 from retrograd.hooks.node_tap import NodeTaps
-from retrograd.hooks.program_watch import ProgramWatch
-from retrograd.hooks.result_watch import BornOperation, ResultWatch, are_fine, is_fine
+from retrograd.hooks.nonfinite import BornGradient, BornOperation, GradientBirths, ResultWatch, are_fine, is_fine
+from retrograd.hooks.program_watch import Place, ProgramWatch
 
 _NAMES = ("self", "other", "third", "fourth")
 _TAUGHT = ("input", "target", "weight")

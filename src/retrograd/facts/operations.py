@@ -17,9 +17,9 @@ from retrograd.facts.graph_sizes import GraphSizes
 from retrograd.facts.softmax_looks import SoftmaxLooks
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Operations
+from retrograd.hooks.calls import OUTSIDE
 from retrograd.hooks.dispatch import is_in_compiled_call
 from retrograd.hooks.engine import current_graph_task, grad_enabled
-from retrograd.hooks.module_calls import OUTSIDE
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
 from retrograd.sites.site import ROOT

@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.facts.source import FactHost
 from retrograd.history.facts import OptimizerMade
-from retrograd.hooks.construction import constructed_optimizers, construction_line
+from retrograd.hooks.discovery import constructed_optimizers, construction_line
 
 _MOST = 50
 """Optimizers of one class that are noted one by one."""

@@ -18,8 +18,7 @@ from retrograd.hooks.nodes import name_of, number_of
 from retrograd.hooks.program_watch import ProgramWatch
 from retrograd.hooks.reach import PassNodes
 from retrograd.hooks.saved import version_of
-from retrograd.hooks.saved_watch import Changed, SavedWatch
-from retrograd.hooks.writes import WriteNotes, program_line
+from retrograd.hooks.writes import Changed, SavedWatch, WriteNotes, program_line
 
 _TOLD = 20
 """Writes that torch does not see, of which a run tells at most."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrograd.hooks.memory import first_bytes
+from retrograd.hooks.storages import first_bytes
 from retrograd.statistics.row import ROW
 from retrograd.statistics.slab import Slab, UnreadableTensorError, make_slab
 

@@ -17,8 +17,8 @@ from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Buffer, Parameter, tell_number
 from retrograd.history.sink import Moment
 from retrograd.hooks.engine import grad_enabled
-from retrograd.hooks.memory import count_same_rows
-from retrograd.hooks.module_paths import walk_buffers, walk_parameters
+from retrograd.hooks.names import walk_buffers, walk_parameters
+from retrograd.hooks.storages import count_same_rows
 
 _BUFFER = 1 << 20
 """Elements of the largest buffer that is read."""

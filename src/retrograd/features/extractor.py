@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from retrograd.amounts import count_of
 from retrograd.errors import FeatureError
 from retrograd.features.feature_sites import EVERY_CALL, SLOTS, FeatureSite, Slot, find_feature_sites
-from retrograd.hooks.early_end import WayOut
 from retrograd.hooks.nested import flatten, replace_tensors
-from retrograd.hooks.readings import Reading, read_calls
+from retrograd.hooks.readings import Reading, WayOut, read_calls
 from retrograd.sites.glob import translate_glob
 from retrograd.sites.site import Site, parse_site
 

@@ -24,8 +24,8 @@ from torch import nn
 
 from retrograd.errors import FeatureError, NoSuchSiteError, SiteSyntaxError
 from retrograd.features.called_once import is_called_once
-from retrograd.hooks.candidates import NamedModule, compiled_regions, walk_modules
 from retrograd.hooks.module import is_compiled
+from retrograd.hooks.names import NamedModule, compiled_regions, walk_modules
 from retrograd.sites.glob import translate_glob
 from retrograd.sites.kinds import KindPattern, parse_kinds
 from retrograd.sites.pattern import Candidate

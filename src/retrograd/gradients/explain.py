@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from retrograd.errors import GraphError
 from retrograd.gradients.gradient_reasons import GradientReasons
 from retrograd.gradients.judging import Leaf
-from retrograd.hooks.module_paths import walk_parameters
+from retrograd.hooks.names import walk_parameters
 from retrograd.sites.site import parse_site
 
 Model = nn.Module | Mapping[str, nn.Module]

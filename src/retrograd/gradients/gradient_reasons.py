@@ -20,9 +20,9 @@ from retrograd.gradients.reason import Reason
 from retrograd.graph.module_names import name_models
 from retrograd.graph.origins import LIMIT, Origins
 from retrograd.hooks.backward import EngineRun, backward_followers
+from retrograd.hooks.calls import Logs
 from retrograd.hooks.flow import FlowNotes
-from retrograd.hooks.origins import ForwardLog
-from retrograd.hooks.thread_logs import Logs
+from retrograd.hooks.forward_log import ForwardLog
 
 DETECTOR = "explain-gradients"
 """Who says these findings."""

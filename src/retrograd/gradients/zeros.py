@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from retrograd.gradients.reason import Why
-from retrograd.graph.values import readable_values
+from retrograd.graph.node import readable_values
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.node_tap import Gradients
 from retrograd.hooks.nodes import is_leaf, name_of

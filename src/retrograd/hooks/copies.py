@@ -91,8 +91,6 @@ def copy_module(module: nn.Module, *, wide: bool) -> nn.Module:
     return copied
 
 
-# ---- copies without hooks ----
-
 _TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from retrograd.hooks.calls import Logs
 from retrograd.hooks.engine import grad_enabled, inference_enabled, uncompiled
 from retrograd.hooks.frames import user_frame
 from retrograd.hooks.function_mode import FunctionListener
 from retrograd.hooks.function_names import VALUES, is_bare, tensors_of
 from retrograd.hooks.nodes import root_edges, variable_of
 from retrograd.hooks.reach import find_nodes
-from retrograd.hooks.thread_logs import Logs
 
 How = Literal["detached", "no_grad", "inference_mode", "left torch", "copied", "no derivative"]
 

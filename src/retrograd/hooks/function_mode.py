@@ -1,7 +1,8 @@
-"""One function mode, which shows its listeners every call of a torch function, and is out of the way where it must be.
+"""One function mode, which shows its listener every call of a torch function, and is out of the way where it must be.
 
 Compiled code is left alone, for torch.compile guards its graphs against modes. Some modules compute by other kernels
-where a mode is on; it is not on while they run.
+where a mode is on; it is not on while they run. A mode belongs to a thread, and nobody else can take it off: the thread
+does so before it next calls a module, or compiled code.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from torch.utils._device import DeviceContext
 
 from retrograd.hooks.compiled import compiled_call_listeners, keep_compiled_modules_quiet
 from retrograd.hooks.engine import grad_enabled, is_compiling, uncompiled, uncompiled_itself
-from retrograd.hooks.errands import before_next_call, run_errands
 from retrograd.hooks.frames import TORCHS_WAY, SameFrames, find_caller
-from retrograd.hooks.module import set_after_all, set_before_all
+from retrograd.hooks.module import EveryCallTap, set_after_all, set_before_all
 from retrograd.notices import warn
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -370,3 +370,60 @@ class ForwardListener(FunctionListener):
             (put_on, hooks), self._aside = self._aside, None
             hooks.resume()
             put_on()
+
+
+Errand = Callable[[], None]
+
+
+class _Errands:
+    """Those of all threads. While there are none nothing is hooked."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, tuple[Errand, ...]] = {}
+        self._undo: list[Errand] = []
+        self._lock = threading.RLock()
+
+    def add(self, thread: int, errand: Errand) -> None:
+        with self._lock:
+            self._waiting[thread] = (*self._waiting.get(thread, ()), errand)
+            if not self._undo:
+                compiled_call_listeners.add(self)
+                self._undo = [EveryCallTap(self).remove, lambda: compiled_call_listeners.remove(self)]
+
+    @uncompiled
+    def run(self) -> None:
+        """Those of this thread."""
+        with self._lock:
+            errands = self._waiting.pop(threading.get_ident(), ())
+        for errand in errands:
+            errand()
+        with self._lock:
+            alive = set(sys._current_frames())  # the dict itself has this very frame in it: a cycle
+            self._waiting = {thread: errands for thread, errands in self._waiting.items() if thread in alive}
+            while self._undo and not self._waiting:
+                self._undo.pop()()
+
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.run()
+
+    def after_call(self, module: nn.Module, output: Any) -> None:
+        pass
+
+    def compiled_call_begins(self, function: object, frame: FrameType) -> None:
+        self.run()
+
+    def compiled_call_ends(self) -> None:
+        pass
+
+
+_errands = _Errands()
+
+
+def before_next_call(thread: int, errand: Errand) -> None:
+    """Have a thread do this, once."""
+    _errands.add(thread, errand)
+
+
+def run_errands() -> None:
+    """Do what this thread was to do: it ends."""
+    _errands.run()

@@ -286,9 +286,6 @@ class _EndCall(Hook):
         self._end(module, output)
 
 
-# ---- the modules of the whole process ----
-
-
 class EveryCallTap:
     """A pair of global hooks for one watcher; ``remove()`` takes both away."""
 

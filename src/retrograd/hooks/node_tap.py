@@ -204,8 +204,6 @@ class _HookedNodes:
         self.hooked.update((number_of(node), id(node)) for node in nodes)
 
 
-# ---- around a node ----
-
 Gradients = tuple[Tensor | None, ...]
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from retrograd.hooks.calls import OUTSIDE
 from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.engine import current_graph_task, next_sequence_number, uncompiled
 from retrograd.hooks.function_mode import FunctionListener
-from retrograd.hooks.module_calls import OUTSIDE
 
 _PASSES = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
 """No operations: what is made while they run is made by checkpoints and double backward."""

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from retrograd.hooks.calls import MODULE_CALLS
-from retrograd.hooks.deep_graphs import DeepGraphGuard
+from retrograd.hooks.calls import MODULE_CALLS, OUTSIDE
 from retrograd.hooks.engine import (
     current_graph_task,
     grad_enabled,
@@ -34,8 +33,8 @@ from retrograd.hooks.function_names import (
     name_function,
     tensors_of,
 )
-from retrograd.hooks.module_calls import OUTSIDE
 from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
+from retrograd.hooks.reach import DeepGraphGuard
 
 MADE_BEFORE = -1
 """The number of the operation that made a tensor, where that is none of those noted."""

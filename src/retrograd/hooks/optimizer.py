@@ -16,8 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.calls import count_steps
 from retrograd.hooks.engine import uncompiled, uncompiled_itself
-from retrograd.hooks.listeners import Listeners
-from retrograd.hooks.patches import Patch, Undo, wrap_method
+from retrograd.hooks.listeners import Listeners, Patch, Undo, wrap_method
 from retrograd.hooks.tables import Entry, Hook
 
 

@@ -7,14 +7,19 @@ compared around them.
 
 from __future__ import annotations
 
+import itertools
 import threading
+import weakref
+from bisect import bisect_right
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
+from operator import itemgetter
+from types import BuiltinFunctionType, CodeType, FrameType, MethodDescriptorType, WrapperDescriptorType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from retrograd.hooks.calls import OUTSIDE
 from retrograd.hooks.engine import (
     current_graph_task,
     is_tracing,
@@ -23,10 +28,9 @@ from retrograd.hooks.engine import (
     without_functions,
 )
 from retrograd.hooks.frames import user_frame
-from retrograd.hooks.function_kinds import CARRIES, IDLE, SMOOTH, WRITES, kind_of
 from retrograd.hooks.function_mode import ForwardListener
-from retrograd.hooks.module_calls import OUTSIDE
-from retrograd.hooks.node_places import NodePlaces
+from retrograd.hooks.function_names import name_function
+from retrograd.hooks.nodes import LEAF_NUMBER
 from retrograd.hooks.writes import WriteNotes
 
 SeeResult = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
@@ -174,3 +178,193 @@ class ProgramWatch(ForwardListener):
             self._last = next_sequence_number()
         if current_graph_task() == OUTSIDE and self.is_here:
             self.places.leave(module)
+
+
+_TO_ARRAYS = ("numpy", "__array__", "__dlpack__")
+
+_CARRYING = frozenset(
+    {"linear", "bilinear", "matmul", "rmatmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d",
+     "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "embedding", "tanh", "sigmoid", "relu",
+     "gelu", "silu", "elu", "selu", "leaky_relu", "hardtanh", "hardswish", "logsigmoid", "softplus", "mish", "relu6",
+     "dropout", "feature_dropout", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_avg_pool2d",
+     "adaptive_max_pool2d", "view", "reshape", "flatten", "unflatten", "ravel", "transpose", "permute", "movedim",
+     "contiguous", "squeeze", "unsqueeze", "expand", "expand_as", "repeat", "repeat_interleave", "getitem", "chunk",
+     "split", "unbind", "select", "narrow", "index_select", "gather", "cat", "concat", "stack", "hstack", "vstack",
+     "t", "T", "mT", "flip", "roll", "pad", "abs", "neg", "clone", "detach", "data", "sin", "cos", "relu_"}
+)  # fmt: skip
+
+
+IDLE = 0
+"""Nothing of interest: it reads or sets an attribute, or registers something."""
+MAKES = 1
+"""It makes tensors."""
+WRITES = 2
+"""It may write to what it is given, or hand the memory to NumPy."""
+CARRIES = 4
+"""It makes what is not finite out of what is not, or by overflow, and in no other way."""
+SMOOTH = 8
+"""Its derivative is finite where it is finite itself, but for overflow."""
+
+_SMOOTH = frozenset(
+    {"add", "__add__", "radd", "sub", "__sub__", "rsub", "mul", "__mul__", "rmul", "__iadd__", "__isub__", "__imul__",
+     "add_", "sub_", "mul_", "square", "exp", "sum", "mean", "max", "min", "amax", "amin", "maximum", "minimum",
+     "where", "masked_fill", "masked_fill_", "clamp", "clamp_", "clip", "softmax", "log_softmax", "layer_norm",
+     "batch_norm", "group_norm", "instance_norm", "scaled_dot_product_attention", "cross_entropy", "nll_loss",
+     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "avg_pool1d",
+     "avg_pool2d", "adaptive_avg_pool1d", "tril", "triu", "einsum", "interpolate", "setitem", "cumsum", "sort", "topk"}
+)  # fmt: skip
+
+
+_MANY = 4096
+_BUILT_IN = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
+_known: dict[Any, int] = {}
+
+
+def kind_of(function: Any) -> int:
+    """What this torch function can do."""
+    try:
+        return _known[function]
+    except KeyError:
+        if len(_known) > _MANY:
+            _known.clear()
+        kind = _known[function] = _find_kind(function)
+        return kind
+    except TypeError:  # somebody's own, that cannot be hashed
+        return MAKES | WRITES
+
+
+def _find_kind(function: Any) -> int:
+    name, plain = name_function(function), str(getattr(function, "__name__", ""))
+    kind = MAKES if name else IDLE
+    if plain not in ("__get__", "__set__", "__delete__") and _may_write(function, plain):
+        kind |= WRITES
+    if name in _CARRYING:
+        kind |= CARRIES
+    return kind | SMOOTH if name in _CARRYING or name in _SMOOTH else kind
+
+
+def _may_write(function: Any, name: str) -> bool:
+    """Of torch's own functions, those in place are known by their names; one in Python may call any."""
+    if not isinstance(function, _BUILT_IN):
+        return True
+    is_operator = name.startswith("__") and name.endswith("__")
+    if is_operator:
+        return name == "__setitem__" or (name.startswith("__i") and name not in _NOT_IN_PLACE) or name in _TO_ARRAYS
+    return name.endswith("_") or name in _TO_ARRAYS or name in _WRITING
+
+
+_NOT_IN_PLACE = ("__int__", "__index__", "__invert__", "__iter__")
+
+_WRITING = frozenset(
+    {"batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm", "rrelu",
+     "fake_quantize_per_channel_affine", "fused_moving_avg_obs_fake_quant"}
+)  # fmt: skip
+"""Those that write to what they are given, though their names do not say so."""
+
+
+_MOST = 20_000
+"""Operations, and calls, that are remembered."""
+
+_first = itemgetter(0)
+
+
+class Place(NamedTuple):
+    """Where a node was made.
+
+    Attributes:
+        file, line, function: of the program's; empty where that is not known.
+        operation: name of the function that was called there.
+        module: path of the innermost named module in whose call; empty outside of all.
+    """
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    operation: str = ""
+    module: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else ""
+
+
+class NodePlaces:
+    """Of one thread.
+
+    Args:
+        name_module: the path of a module, None where it has no name.
+    """
+
+    def __init__(self, name_module: Callable[[nn.Module], str | None]) -> None:
+        self._name_module = name_module
+        self._lines: list[tuple[int, int, CodeType, int, Any]] = []
+        """First number of an operation's nodes and the one after the last; code and offset of its caller; itself."""
+        self._calls: list[_Call] = []
+        self._open: list[_Call] = []
+
+    def note(self, first: int, last: int, code: CodeType, offset: int, operation: Any) -> None:
+        """An operation has made nodes."""
+        if len(self._lines) >= _MOST:
+            del self._lines[: _MOST // 2]
+        self._lines.append((first, last, code, offset, operation))
+
+    def enter(self, module: nn.Module) -> None:
+        """A module is called."""
+        if len(self._calls) >= _MOST:
+            del self._calls[: _MOST // 2]
+        call = _Call(module)
+        self._calls.append(call)
+        self._open.append(call)
+
+    def leave(self, module: nn.Module) -> None:
+        """That call has ended, and so have those in it that were left by Ctrl-C."""
+        if any(call.module() is module for call in self._open):
+            last = next_sequence_number()
+            while self._open:
+                call = self._open.pop()
+                call.last = last
+                if call.module() is module:
+                    break
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._lines.clear()
+        self._calls.clear()
+        self._open.clear()
+
+    def find(self, number: int) -> Place:
+        """Where the node with this number was made, as far as that is known."""
+        if number >= LEAF_NUMBER:
+            return Place()
+        module = self._find_module(number)
+        index = bisect_right(self._lines, number, key=_first) - 1
+        if index < 0 or number >= self._lines[index][1]:
+            return Place(module=module)
+        _, _, code, offset, operation = self._lines[index]
+        found = next(itertools.islice(code.co_positions(), offset // 2, None), (None,))[0]
+        return Place(code.co_filename, found or code.co_firstlineno, code.co_name, name_function(operation), module)
+
+    def _find_module(self, number: int) -> str:
+        end = bisect_right(self._calls, number, key=_Call.begins_at)
+        for call in reversed(self._calls[:end]):
+            module = call.module() if call.holds(number) else None
+            path = self._name_module(module) if module is not None else None
+            if path:
+                return path
+        return ""
+
+
+class _Call:
+    """A call of a module, and the numbers that nodes made in it can have."""
+
+    __slots__ = ("first", "last", "module")
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = weakref.ref(module)
+        self.first = next_sequence_number()
+        self.last: int | None = None
+
+    def begins_at(self) -> int:
+        return self.first
+
+    def holds(self, number: int) -> bool:
+        return self.first <= number and (self.last is None or number < self.last)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from retrograd.errors import SavedTensorError
 from retrograd.graph.module_names import name_models
 from retrograd.graph.origins import LIMIT, Origins
+from retrograd.hooks.calls import Logs
+from retrograd.hooks.forward_log import ForwardLog
 from retrograd.hooks.nodes import root_edges, variable_of
 from retrograd.hooks.operation_clock import OperationClock
-from retrograd.hooks.origins import ForwardLog
 from retrograd.hooks.reach import find_nodes, guard_nodes
-from retrograd.hooks.thread_logs import Logs
 from retrograd.inventory.inventory import Inventory
 from retrograd.inventory.rows import make_table
 from retrograd.inventory.watch import InventoryWatch

@@ -22,12 +22,12 @@ from retrograd.hooks.checkpoints import arguments_of, recompute_listeners
 from retrograd.hooks.engine import current_node, is_transformed, next_sequence_number
 from retrograd.hooks.faults import never_raise
 from retrograd.hooks.module_arguments import ModuleArguments
-from retrograd.hooks.module_paths import walk_buffers, walk_parameters
+from retrograd.hooks.names import walk_buffers, walk_parameters
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import identity_of, name_of, variable_of
-from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.reach import PassNodes
 from retrograd.hooks.saved_reading import Kept, is_blind, is_released, read_kept
+from retrograd.hooks.storages import ParameterStorages
 from retrograd.inventory.notes import HeldBy, Maker, NodeNotes, SlotNotes, StorageNumbers, TensorDescriber, is_output
 
 _now = time.perf_counter_ns

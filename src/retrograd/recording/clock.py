@@ -29,7 +29,7 @@ from typing import Protocol
 from retrograd.history.sink import Moment
 from retrograd.progress.steps import Steps
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
-from retrograd.recording.settings import Schedule
+from retrograd.recording.schedule import Schedule
 
 _PATIENCE = 2.0
 """Seconds after which forwards that wait for no backward are emitted though the step goes on."""

@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from retrograd.hooks.candidates import NamedModule
 from retrograd.hooks.engine import current_graph_task
 from retrograd.hooks.faults import never_raise
+from retrograd.hooks.names import NamedModule
 from retrograd.norms import norm
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.mode_buffer import Mode

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import torch
 
 from retrograd.history.sink import Phase
-from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.nested import flatten
+from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.hooks.tables import Entry
 from retrograd.hooks.tensor import GradientWatch
 from retrograd.recording.settings import Settings

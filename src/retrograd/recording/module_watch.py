@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from retrograd.hooks.arguments import argument_names
 from retrograd.hooks.engine import (
     count_function_modes,
     current_graph_task,
@@ -19,6 +18,7 @@ from retrograd.hooks.engine import (
     without_functions,
 )
 from retrograd.hooks.input_gradient import InputGradient, edge_of, hook_input_gradients
+from retrograd.hooks.names import argument_names
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import is_leaf, number_of
 from retrograd.recording.mode_buffer import Mode, ModeBuffer

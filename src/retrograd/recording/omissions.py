@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
-from retrograd.hooks.candidates import NamedModule, beginning_of
 from retrograd.hooks.module import is_compiled
-from retrograd.hooks.module_paths import parameter_site
+from retrograd.hooks.names import NamedModule, beginning_of, parameter_site
 from retrograd.recording.keep import find_keep
 from retrograd.recording.settings import Settings
 from retrograd.sites.pattern import Candidate, Pattern, describe_pattern

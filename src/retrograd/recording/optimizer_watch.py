@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.history.sink import Moment
 from retrograd.hooks.faults import never_raise
-from retrograd.hooks.module_paths import parameter_site
+from retrograd.hooks.names import parameter_site
 from retrograd.hooks.optimizer import list_optimizers
 from retrograd.progress.loss_scales import LossScales
 from retrograd.progress.steps import Steps, held_by

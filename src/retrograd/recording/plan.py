@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from retrograd.amounts import show_bytes
-from retrograd.hooks.candidates import name_models, walk_modules
+from retrograd.hooks.names import name_models, walk_modules
 from retrograd.recording.keep import Keep, find_keep
 from retrograd.recording.settings import Settings
 from retrograd.sites.pattern import Pattern

@@ -19,7 +19,8 @@ from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.watched import name_watched_leaves, rewrite_watched
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
-from retrograd.recording.settings import Schedule, Settings, Statistic
+from retrograd.recording.schedule import Schedule
+from retrograd.recording.settings import Settings, Statistic
 from retrograd.runs.ending import describe_exception, is_failure
 from retrograd.runs.reader import Run, open_run
 from retrograd.runs.writer import RunWriter

@@ -23,22 +23,21 @@ from retrograd.hooks.backward import (
     has_asked_for_a_pass,
 )
 from retrograd.hooks.calls import count_calls
-from retrograd.hooks.candidates import (
+from retrograd.hooks.distributed import count_processes, is_rehearsal, running_stage
+from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
+from retrograd.hooks.faults import never_raise
+from retrograd.hooks.input_gradient import InputGradient
+from retrograd.hooks.names import (
     NamedModule,
     compiled_regions,
     describe_model,
     name_models,
     walk_modules,
 )
-from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
-from retrograd.hooks.distributed import count_processes, is_rehearsal, running_stage
-from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_compiling, is_tracing, is_transformed
-from retrograd.hooks.faults import never_raise
-from retrograd.hooks.input_gradient import InputGradient
-from retrograd.hooks.interventions import intervention_listeners
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.optimizer import optimizer_listeners
-from retrograd.hooks.reach import find_leaves
+from retrograd.hooks.reach import FREE_DEPTH, DeepGraphGuard, find_leaves
+from retrograd.hooks.rewriters import intervention_listeners
 from retrograd.hooks.tables import Entry, hidden_hooks
 from retrograd.notices import warn
 from retrograd.progress.steps import Steps

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
-from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.distributed import is_sharded, local_part
 from retrograd.hooks.engine import is_transformed, uncompiled
+from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.hooks.tables import Entry
 from retrograd.hooks.tensor import GradientWatch
 from retrograd.recording.clock import Clock

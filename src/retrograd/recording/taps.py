@@ -12,10 +12,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
-from retrograd.hooks.candidates import NamedModule
 from retrograd.hooks.distributed import has_other_processes
 from retrograd.hooks.module import CallTap, InputWatcher, unwatch_forward, watch_forward
-from retrograd.hooks.module_paths import parameter_site
+from retrograd.hooks.names import NamedModule, parameter_site
 from retrograd.recording.attribution import LateGradients
 from retrograd.recording.keep import find_keep
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers

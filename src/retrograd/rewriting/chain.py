@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError, RuleError
 from retrograd.hooks.checkpoints import EnoughComputed
-from retrograd.hooks.interventions import intervention_listeners, tell_intervention
+from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
 from retrograd.rewriting.clock import RuleClock
 from retrograd.rules.rule import Rule
 from retrograd.sites.site import Site

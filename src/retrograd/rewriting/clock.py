@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.checkpoints import CallsOfParts, part_computed_again
-from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.engine import current_graph_task, grad_enabled
 from retrograd.hooks.nested import flatten
+from retrograd.hooks.reach import FREE_DEPTH, DeepGraphGuard
 from retrograd.progress.loss_scales import LossScales
 from retrograd.progress.steps import Steps
 

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from retrograd.errors import CannotRewriteError
-from retrograd.hooks.arguments import argument_names
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.engine import current_graph_task, next_sequence_number
 from retrograd.hooks.input_gradient import change_input_gradient
-from retrograd.hooks.module_paths import parameter_site
+from retrograd.hooks.names import argument_names, parameter_site
 from retrograd.hooks.nested import Keys, flatten, replace_tensors
 from retrograd.rewriting.chain import Noted
 from retrograd.rewriting.clock import CallNumbers, NumberedCall

@@ -12,10 +12,9 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import CannotRewriteError, RewriteError
 from retrograd.hooks.backward import backward_listeners
-from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, walk_modules
 from retrograd.hooks.distributed import own_rank
 from retrograd.hooks.module import CallTap, InputTap, OutputTap, is_compiled
-from retrograd.hooks.module_paths import parameter_site
+from retrograd.hooks.names import NamedModule, compiled_regions, name_models, parameter_site, walk_modules
 from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.hooks.rewriters import announce_rewriter, withdraw_rewriter
 from retrograd.hooks.tables import hidden_hooks

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError
-from retrograd.hooks.branches import branch
-from retrograd.hooks.deep_graphs import FREE_DEPTH
 from retrograd.hooks.engine import grad_enabled, uncompiled
+from retrograd.hooks.input_gradient import branch
+from retrograd.hooks.reach import FREE_DEPTH
 from retrograd.hooks.tensor import change_gradient
 from retrograd.rewriting.chain import Beside, Chain, Noted
 from retrograd.rewriting.clock import NumberedCall, RuleClock

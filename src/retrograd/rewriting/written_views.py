@@ -11,7 +11,7 @@ import threading
 from torch import Tensor
 
 from retrograd.errors import CannotRewriteError
-from retrograd.hooks.branches import VersionCount
+from retrograd.hooks.input_gradient import VersionCount
 
 
 class WrittenViews:

@@ -15,9 +15,9 @@ from weakref import WeakSet
 from torch import nn
 
 from retrograd.hooks.calls import hooked_call, hooked_calls, running_calls
+from retrograd.hooks.checkpoints import Recomputation
 from retrograd.hooks.dispatch import OperationTap, is_in_compiled_call
 from retrograd.hooks.engine import dispatch_modes
-from retrograd.hooks.recomputation import Recomputation
 from retrograd.hooks.saved import belongs_to_checkpoint, can_recompute, is_in_backward, push_pair, remove_pair
 from retrograd.policies.overwriting import FILLED_LATE, SaveSite
 from retrograd.policies.recompute import Recompute, RecomputeGuard

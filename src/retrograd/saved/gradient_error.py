@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.errors import SavedTensorError
-from retrograd.hooks.module_paths import walk_parameters
+from retrograd.hooks.names import walk_parameters
 from retrograd.norms import norm
 from retrograd.policies.policy import AsIs
 from retrograd.saved.keeping import Policies, keep_saved

@@ -20,7 +20,6 @@ from retrograd.amounts import show_bytes
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.dispatch import OperationTap, carry_out_unseen, hide_taps
 from retrograd.hooks.engine import dispatch_modes
-from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.saved import (
     base_of,
     in_forward_mode,
@@ -35,6 +34,7 @@ from retrograd.hooks.saved import (
     view_storage,
     witness_version,
 )
+from retrograd.hooks.storages import ParameterStorages
 from retrograd.hooks.writes import program_line
 from retrograd.notices import warn
 from retrograd.policies.overwriting import FILLED_LATE, SaveSite, refuse_overwritten

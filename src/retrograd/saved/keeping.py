@@ -13,10 +13,10 @@ from torch import nn
 from retrograd.budget.plan import Plan
 from retrograd.budget.planned import Budget, Planned
 from retrograd.errors import SavedPolicyError
-from retrograd.hooks.candidates import NamedModule, walk_modules
 from retrograd.hooks.function_mode import FunctionMode
 from retrograd.hooks.module import CallTap, EveryCallTap, is_compiled
-from retrograd.hooks.parameter_storages import ParameterStorages
+from retrograd.hooks.names import NamedModule, walk_modules
+from retrograd.hooks.storages import ParameterStorages
 from retrograd.hooks.tables import hidden_hooks
 from retrograd.hooks.writes import WriteNotes
 from retrograd.policies.overwriting import SaveSite

@@ -13,8 +13,7 @@ from typing import Literal
 from retrograd.errors import FreedGraphError
 from retrograd.graph.graph import Graph
 from retrograd.hooks.node_tap import NodeHooks
-from retrograd.hooks.numbering import Numbering
-from retrograd.hooks.thread_state import ThreadState
+from retrograd.hooks.thread_state import Numbering, ThreadState
 from retrograd.stepping.breakpoints import Predicate
 from retrograd.stepping.stop import Change, Gradients, Stop, apply_changes
 

@@ -20,7 +20,7 @@ from retrograd.graph.graph import Graph
 from retrograd.graph.node import Node
 from retrograd.graph.origins import Origins
 from retrograd.graph.walker import walk
-from retrograd.hooks.numbering import Numbering
+from retrograd.hooks.thread_state import Numbering
 from retrograd.stepping.breakpoints import Breakpoint, Predicate, parse_breakpoint
 from retrograd.stepping.stepped_pass import SteppedPass
 from retrograd.stepping.stop import Change, Gradients, Stop

@@ -17,8 +17,8 @@ from retrograd.errors import CannotBundleError, NoSuchNodeError, TraceError
 from retrograd.files import write_file
 from retrograd.foreign.text import LARGEST, check_fields, check_kinds, expect_file, parse_object
 from retrograd.graph.node import Line, NamedNode, TensorInfo, matches
+from retrograd.graph.origins import ForwardSpan
 from retrograd.graph.overwritten import Overwritten
-from retrograd.graph.span import ForwardSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from retrograd.errors import GraphError
 from retrograd.graph.node import matches
 from retrograd.graph.origins import Origins
 from retrograd.graph.overwritten import explain_overwritten
-from retrograd.graph.values import examine
+from retrograd.graph.walker import examine
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.faults import never_raise
 from retrograd.hooks.node_tap import Gradients, NodeHooks, NodeTap, NodeTaps

@@ -1,30 +1,45 @@
 """What the forward does, noted raw while it runs: which operation made the nodes of which numbers, and where.
 
 Nodes made in one thread are numbered in order; so an operation, and a call of a module, is known by the numbers before
-and after it. Calls of modules are seen by hooks on all modules. These and what sees operations are out of the way
+and after it. Calls of modules are seen by hooks on all modules, operations by a function mode. Both are out of the way
 while compiled code runs; what that makes counts as one operation.
+
+Python Functions do not pass through the mode; the making of their node tells of them. From torch 2.14 on, torch itself
+tells of every node that is made, but not by which function; so the mode is used there too.
+
+All threads of a program, those of pools and of subclasses too, run through one method of ``threading.Thread``. A
+wrapper stands in its place while somebody listens.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 
 from retrograd.errors import TraceError
 from retrograd.hooks.backward import EngineRun, backward_followers
+from retrograd.hooks.calls import OUTSIDE, Logs, ModuleCall, Names, ThreadLog, frame_of_call
 from retrograd.hooks.compiled import compiled_call_listeners
-from retrograd.hooks.engine import current_graph_task, is_compiling, next_sequence_number, uncompiled
-from retrograd.hooks.frames import user_frame
+from retrograd.hooks.engine import (
+    current_graph_task,
+    grad_enabled,
+    is_compiling,
+    next_sequence_number,
+    uncompiled,
+    uncompiled_itself,
+)
+from retrograd.hooks.frames import is_inner, user_frame
 from retrograd.hooks.function_mode import FunctionListener, FunctionMode, ModuleHooks, SeveralListeners, is_fused
-from retrograd.hooks.module_calls import OUTSIDE, ModuleCall, Names, frame_of_call
-from retrograd.hooks.operations import OperationLog, function_logs
-from retrograd.hooks.thread_logs import Logs, ThreadLog
-from retrograd.hooks.thread_starts import thread_listeners
+from retrograd.hooks.listeners import Listeners, Patch, Undo, replace
 
 
 class ForwardLog:
@@ -198,3 +213,116 @@ class ForwardLog:
 
 def _position(frame: FrameType) -> tuple[CodeType, int]:
     return frame.f_code, frame.f_lasti
+
+
+class OperationLog(FunctionListener):
+    """Notes operations that make nodes.
+
+    Args:
+        logs: where they are noted.
+    """
+
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
+        self._here = logs.here
+        self._limit = logs.limit
+
+    @uncompiled
+    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> int:
+        """Return the number of the first node that it can make."""
+        return next_sequence_number()
+
+    @uncompiled
+    def after(self, first: int, function: Any, result: Any, frame: FrameType) -> None:
+        """Note it if it has made nodes. Written out: a call more would cost a tenth of the whole."""
+        last = next_sequence_number()
+        if last == first:
+            return
+        log = self._here.log or self._logs.begin()
+        while is_inner[frame.f_code.co_filename]:
+            outer = frame.f_back
+            if outer is None:
+                break
+            frame = outer
+        if log.is_silent:  # left on in a thread of the user's
+            return
+        operations = log.operations
+        operation = (first, last, frame.f_code, frame.f_lasti, function, log.top or log.owner())
+        if operations[-1][1] > first or len(operations) > self._limit:
+            log.insert(*operation)
+        else:
+            operations.append(operation)
+
+
+@uncompiled
+def _see_function(self: Any) -> None:
+    """In place of the constructor of nodes of Python Functions."""
+    if not grad_enabled() or is_compiling():
+        return
+    try:
+        number = self._sequence_nr()
+    except RuntimeError:  # before torch 2.12 the number is given out when this has returned
+        number = next_sequence_number()
+    for logs in function_logs:
+        log = logs.begin()
+        if not log.is_silent:
+            frame = user_frame(sys._getframe(1))
+            function = getattr(type(self), "_forward_cls", None)
+            log.insert(number, number + 1, frame.f_code, frame.f_lasti, function, log.owner())
+
+
+def _see_functions() -> list[Undo]:
+    BackwardCFunction.__init__ = _see_function  # type: ignore[method-assign]
+    return [_see_functions_no_more]
+
+
+def _see_functions_no_more() -> None:
+    if vars(BackwardCFunction).get("__init__") is _see_function:
+        del BackwardCFunction.__init__
+
+
+function_logs = Listeners[Logs](Patch(_see_functions))
+"""Logs in which the nodes of Python Functions are noted."""
+
+
+_NAME = "_bootstrap_inner"
+
+
+class ThreadListener(Protocol):
+    """Told of threads, within them. Must not raise."""
+
+    def thread_begins(self) -> None:
+        """This thread is about to do its work."""
+
+    def thread_ends(self) -> None:
+        """It has done it; told too if it listens no longer, as long as somebody holds the listener."""
+
+
+def _begin() -> tuple[ThreadListener, ...]:
+    listeners = thread_listeners.all
+    for listener in listeners:
+        listener.thread_begins()
+    return listeners
+
+
+def _wrap() -> list[Undo]:
+    original = getattr(threading.Thread, _NAME)
+
+    @functools.wraps(original)
+    @uncompiled_itself
+    def run(self: threading.Thread) -> Any:
+        told = [weakref.ref(listener) for listener in _begin()]
+        try:
+            return original(self)
+        finally:
+            for held in told:
+                listener = held()
+                if listener is not None:
+                    listener.thread_ends()
+
+    setattr(threading.Thread, _NAME, original)
+
+    return [replace(threading.Thread, _NAME, run)]
+
+
+thread_listeners = Listeners[ThreadListener](Patch(_wrap))

@@ -1,18 +1,23 @@
-"""What could be recorded of a model: its modules under their plain names, and the sites of each."""
+"""What the modules of a model, their parameters and their arguments are called, and the sites that each module has.
+
+Paths leave out what wrappers put in: DDP, FSDP, compilers, checkpoints.
+"""
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
 
 from retrograd.errors import AttachError
-from retrograd.hooks.arguments import known_arguments
-from retrograd.hooks.construction import construction_line
+from retrograd.hooks.discovery import construction_line
 from retrograd.hooks.module import is_compiled
-from retrograd.hooks.module_paths import REPLICATING, parameter_site, walk_paths
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import ROOT, Site
 
@@ -157,3 +162,104 @@ def _show_settings(module: nn.Module) -> str:
 
 def _size(parameter: torch.Tensor) -> int:
     return 0 if torch.nn.parameter.is_lazy(parameter) else parameter.numel()
+
+
+REPLICATING = frozenset({"DistributedDataParallel", "DataParallel"})
+"""Types of wrappers whose one part is called ``module``."""
+
+_WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_SLOTS = frozenset({"output", "input", "parameter", "outputs", "inputs", "parameters"})
+
+
+def walk_paths(name: str, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module once, parents before children, with its path; the empty text for a model without a name.
+
+    A wrapper has the path of what it wraps.
+    """
+    seen: set[int] = set()
+    waiting = [(name, model)]
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield path, module
+        children = [
+            (_join(path, module, key), child) for key, child in module._modules.items() if isinstance(child, nn.Module)
+        ]
+        waiting.extend(reversed(children))
+
+
+def parameter_site(path: str, name: str) -> Site:
+    """The site of a module's parameter. One that is called like a slot, or like all of them, does not get its name."""
+    return Site(path, ("parameter", name) if name in _SLOTS else (name,))
+
+
+def walk_parameters(models: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter of some named models with its name, ``"blocks.3.fc:weight"``; tied ones with all of theirs."""
+    for prefix, model in models:
+        for path, module in walk_paths(prefix, model):
+            for key, parameter in list(module._parameters.items()):
+                if parameter is not None:
+                    yield _name_parameter(path, key), parameter
+
+
+def walk_buffers(models: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every buffer of some named models with its name, as a parameter would have it."""
+    for prefix, model in models:
+        for path, module in walk_paths(prefix, model):
+            for key, buffer in list(module._buffers.items()):
+                if buffer is not None:
+                    yield _name_parameter(path, key), buffer
+
+
+@lru_cache(maxsize=1 << 14)
+def _name_parameter(path: str, key: str) -> str:
+    return str(parameter_site(path or ROOT, key))
+
+
+def _join(path: str, module: nn.Module, key: str) -> str:
+    is_wrapped = key in _WRAPPED or (key == "module" and type(module).__name__ in REPLICATING)
+    return path if is_wrapped else f"{path}.{key}" if path else key
+
+
+_NO_TENSORS = frozenset({"bool", "int", "str", "None"})
+
+
+def argument_names(module: nn.Module) -> tuple[list[str], str]:
+    """Names of a module's positional arguments, and the name under which further ones go."""
+    parameters = _parameters_of(module)
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    return names, rest
+
+
+def spread_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model is called with: a tuple or list holds arguments, a mapping named ones; else it is the only one."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch), {}) if type(batch) in (tuple, list) else ((batch,), {})  # a named tuple is one argument
+
+
+def known_arguments(module: nn.Module) -> tuple[list[str], bool]:
+    """Names of all arguments that a module is known to take, and whether it takes others too.
+
+    Those are left out that are annotated as something else than tensors.
+    """
+    parameters = _parameters_of(module)
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    names = [p.name for p in named if not _is_no_tensor(p.annotation)]
+    return names, len(named) < len(parameters) or not parameters
+
+
+def _is_no_tensor(annotation: object) -> bool:
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation).removeprefix("typing.")
+    parts = re.split(r"\s*\|\s*", text.removeprefix("Optional[").removesuffix("]"))
+    return all(part in _NO_TENSORS for part in parts) and parts != ["None"]
+
+
+def _parameters_of(module: nn.Module) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):  # a forward written in C tells nothing
+        return []

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from retrograd.launch import family
-from retrograd.launch import search as search_module
-from retrograd.launch.search import PATIENCE, Search
+from retrograd.launch import models
+from retrograd.launch.models import PATIENCE, Search
 
 
 class Found:
@@ -42,7 +41,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
     def get_objects() -> list[object]:
         return [thing for thing in gc.get_objects() if id(thing) not in numbers]
 
-    monkeypatch.setattr(family, "gc", SimpleNamespace(get_objects=get_objects))
+    monkeypatch.setattr(models, "gc", SimpleNamespace(get_objects=get_objects))
     found = Found()
     yield found
     found.search.close()
@@ -212,12 +211,12 @@ def test_a_model_with_names_of_its_own_for_what_torch_offers(found: Found) -> No
 
 
 def test_who_makes_ever_new_models_is_not_followed_for_ever(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_module, "MOST_MODELS", 3)
-    models: list[nn.Module] = []
+    monkeypatch.setattr(models, "MOST_MODELS", 3)
+    made: list[nn.Module] = []
     for _ in range(5):
-        models.append(Model())
-        models[-1](X)
-    assert found.models == models[:3]
+        made.append(Model())
+        made[-1](X)
+    assert found.models == made[:3]
     assert len(found.errors) == 1
 
 

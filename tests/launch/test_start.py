@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from retrograd.errors import LaunchError
-from retrograd.launch.command import choose_folder, resolve_command
 from retrograd.launch.parser import split_command
 from retrograd.launch.requests import RunRequest
+from retrograd.launch.start import name_folder, resolve_command
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_folder_is_named_for_the_script(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda pattern: "20250131-120000")
-    first = choose_folder(command)
+    first = name_folder(command)
     assert first == f"runs/{name}-20250131-120000"
     Path(first).mkdir(parents=True)
-    assert choose_folder(command) == f"{first}-2"
+    assert name_folder(command) == f"{first}-2"
