@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from retrograd.adjoint.comparison import Comparison, Probe, compare, measure_along
-from retrograd.adjoint.module_call import ModuleCall
+from retrograd.adjoint.comparison import AdjointComparison, RandomProbe, compare, measure_along
+from retrograd.adjoint.module_call import DifferentiableCall
 from retrograd.adjoint.numerics import inner_product, measure_size
 
 _MORE_PROBES = 2
@@ -30,10 +30,10 @@ class Suspect:
 
     def __init__(
         self,
-        call: ModuleCall,
+        call: DifferentiableCall,
         index: int,
-        probe: Probe,
-        comparison: Comparison,
+        probe: RandomProbe,
+        comparison: AdjointComparison,
         generator: torch.Generator,
     ) -> None:
         self._call = call
@@ -43,7 +43,7 @@ class Suspect:
         self._tangent = probe.tangents[index]
         self._cotangents = probe.cotangents
         self._gradient = call.pull_back(probe.cotangents)[index]
-        self._others = [self._compare(Probe(call, generator)) for _ in range(_MORE_PROBES)]
+        self._others = [self._compare(RandomProbe(call, generator)) for _ in range(_MORE_PROBES)]
 
     def describe(self) -> str:
         """The first guess that explains the numbers, as the end of a sentence."""
@@ -103,7 +103,7 @@ class Suspect:
         resolved = [cotangent.resolve_conj() for cotangent in cotangents]
         return measure_along(self._call, self._variable, tangent.resolve_conj(), resolved, 0.0).value
 
-    def _compare(self, probe: Probe) -> Comparison:
+    def _compare(self, probe: RandomProbe) -> AdjointComparison:
         gradient = self._call.pull_back(probe.cotangents)[self._index]
         return compare(self._call, self._index, probe.tangents[self._index], probe.cotangents, gradient)
 
@@ -127,7 +127,9 @@ class Silence:
         generator: for directions.
     """
 
-    def __init__(self, call: ModuleCall, index: int, cotangents: Sequence[Tensor], generator: torch.Generator) -> None:
+    def __init__(
+        self, call: DifferentiableCall, index: int, cotangents: Sequence[Tensor], generator: torch.Generator
+    ) -> None:
         self._call = call
         self._variable = call.variables[index]
         self._cotangents = cotangents

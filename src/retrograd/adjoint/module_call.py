@@ -34,7 +34,7 @@ Adjoint = Callable[..., Any]
 """From one gradient for each output to one for each argument: Jᵀ u for u."""
 
 
-class ModuleCall:
+class DifferentiableCall:
     """A copy of a module, with copies of what it was called with. Nothing of it reaches the module itself.
 
     Each evaluation draws the same random numbers and finds the buffers as they were. J is the derivative of the
@@ -257,7 +257,7 @@ class ModuleCall:
             way = draw_like(tensor, generator)
             tensor += _SHIFT * measure_size(tensor) * (way.abs() if upwards else way)
 
-    def move_to(self, other: ModuleCall) -> None:
+    def move_to(self, other: DifferentiableCall) -> None:
         """Go where another call of the same module is."""
         places = {variable.keys: variable.tensor for variable in other.variables}
         for variable in self.variables:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.bundles.copies import Copies
+from retrograd.bundles.copies import TensorCopies
 from retrograd.bundles.files import (
     damaged,
     parse_copies,
@@ -121,9 +121,9 @@ class Bundle:
     node: NodeFacts
     versions: Versions
     program: Program
-    inputs: Copies
+    inputs: TensorCopies
     names: tuple[str, ...]
-    outgoing: Copies
+    outgoing: TensorCopies
     random: tuple[Mapping[str, Tensor], ...]
     switches: Mapping[str, Any]
     refusal: str = ""

@@ -16,7 +16,7 @@ import torch
 
 from retrograd.bundles.call_arguments import CallArguments
 from retrograd.bundles.call_checks import CHECKS
-from retrograd.bundles.copies import Copies
+from retrograd.bundles.copies import TensorCopies
 from retrograd.bundles.growth import count_bytes
 from retrograd.errors import UnsafeBundleError
 from retrograd.hooks.dispatch import check_sparse
@@ -31,7 +31,7 @@ _NEW_SPARSE = frozenset({"_sparse_coo_tensor_unsafe", "_sparse_coo_tensor_with_d
 """They make a tensor that takes no more memory than its parts."""
 
 
-class Guard:
+class CallGuard:
     """Looks at each call of one program before it is carried out.
 
     Args:
@@ -80,7 +80,7 @@ class Guard:
             raise _refuse(f"{name}: with it the program makes more than {self._room} bytes")
 
 
-def check_stored(copies: Copies, stored: int) -> None:
+def check_stored(copies: TensorCopies, stored: int) -> None:
     """Check that tensors of a bundle are not far larger than the bundle.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.bundles.guard import Guard, refuse_unlisted
+from retrograd.bundles.guard import CallGuard, refuse_unlisted
 from retrograd.errors import ReplayError, UnsafeBundleError
 from retrograd.hooks.dispatch import below_autograd, find_operation
 
@@ -92,7 +92,7 @@ def describe_error(error: BaseException) -> Raised:
 
 
 def run_program(
-    program: Program, inputs: Sequence[Tensor], set_random: Callable[[int], None], guard: Guard | None = None
+    program: Program, inputs: Sequence[Tensor], set_random: Callable[[int], None], guard: CallGuard | None = None
 ) -> Ran:
     """Run a program.
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from retrograd.bundles.bundle import Bundle, Came, read_bundle
-from retrograd.bundles.copies import Copies, same_bits
+from retrograd.bundles.copies import TensorCopies, same_bits
 from retrograd.bundles.files import damaged
-from retrograd.bundles.guard import Guard, check_stored
+from retrograd.bundles.guard import CallGuard, check_stored
 from retrograd.bundles.program import BundledOperation, Ran, describe_error, run_program, set_random, switched
 from retrograd.errors import GraphError, ReplayError
 from retrograd.foreign.text import show_plainly
@@ -223,11 +223,11 @@ def rebuild_outgoing(bundle: Bundle) -> tuple[Tensor | None, ...]:
         raise damaged(bundle.path, f"the tensors that came out cannot be made: {error}") from error
 
 
-def _guard(bundle: Bundle) -> Guard:
+def _guard(bundle: Bundle) -> CallGuard:
     stored = bundle.inputs.stored_bytes() + bundle.outgoing.stored_bytes()
     for copies in (bundle.inputs, bundle.outgoing):
         check_stored(copies, stored)
-    return Guard(stored)
+    return CallGuard(stored)
 
 
 def _set_random(bundle: Bundle, number: int) -> None:
@@ -253,7 +253,7 @@ def find_differences(bundle: Bundle, ran: Ran) -> list[str]:
     return list(_compare_all(ran.outputs, expected_tensors))
 
 
-def find_deviation(recorded: Copies, real: Copies) -> str:
+def find_deviation(recorded: TensorCopies, real: TensorCopies) -> str:
     """Compare the gradients of a node whose operations were recorded with those it gives otherwise."""
     return next(_compare_all(recorded.rebuild(), real.rebuild()), "")
 

@@ -30,10 +30,10 @@ from retrograd.bundles.bundle import (
     Versions,
     print_bundle,
 )
-from retrograd.bundles.copies import Copies, Memory, StoredTensor, copy_tensors
+from retrograd.bundles.copies import MemoryCopier, StoredTensor, TensorCopies, copy_tensors
 from retrograd.bundles.files import write_files
 from retrograd.bundles.program import Program, describe_error, read_random, read_switches
-from retrograd.bundles.recorder import Recorded, record_program
+from retrograd.bundles.recorder import RecordedProgram, record_program
 from retrograd.bundles.replay import find_deviation, find_differences, run_bundle
 from retrograd.errors import (
     CannotBundleError,
@@ -111,7 +111,7 @@ def _make(node: Any, incoming: Sequence[Tensor | None], about: Mapping[str, Any]
         facts,
         _read_versions(),
         recorded.program,
-        Copies(tuple(recorded.memory.blocks), recorded.inputs),
+        TensorCopies(tuple(recorded.memory.blocks), recorded.inputs),
         recorded.names,
         recorded.outgoing,
         recorded.random,
@@ -142,19 +142,19 @@ def _check(node: Any, incoming: Sequence[Tensor | None]) -> None:
         raise CannotBundleError(f"{name} cannot be bundled: {why}.", repair=repair)
 
 
-def _record_leaf(incoming: Sequence[Tensor | None]) -> Recorded:
+def _record_leaf(incoming: Sequence[Tensor | None]) -> RecordedProgram:
     """A leaf's node adds what comes in to ``.grad``; nothing is added here."""
-    memory = Memory()
+    memory = MemoryCopier()
     there = [None if each is None else memory.store(each.detach()) for each in incoming]
     inputs: tuple[StoredTensor, ...] = tuple(each for each in there if each is not None)
     names = tuple(f"incoming.{index}" for index, each in enumerate(there) if each is not None)
     numbers = itertools.count()
     outputs = tuple(None if each is None else next(numbers) for each in there)
     program = Program(len(inputs), (), outputs)
-    return Recorded(program, names, inputs, memory, (read_random(()),), copy_tensors(incoming))
+    return RecordedProgram(program, names, inputs, memory, (read_random(()),), copy_tensors(incoming))
 
 
-def _run_plainly(node: Any, incoming: Sequence[Tensor | None], recorded: Recorded) -> Copies:
+def _run_plainly(node: Any, incoming: Sequence[Tensor | None], recorded: RecordedProgram) -> TensorCopies:
     """Run a node where nobody watches it: some formulas go another way under a dispatch mode.
 
     Raises:
@@ -254,7 +254,7 @@ _LONGEST = 200
 
 
 def describe_node(
-    node: Any, incoming: Sequence[Tensor | None], recorded: Recorded, about: Mapping[str, Any]
+    node: Any, incoming: Sequence[Tensor | None], recorded: RecordedProgram, about: Mapping[str, Any]
 ) -> NodeFacts:
     """Everything about a node, besides what is needed to run it.
 
@@ -288,7 +288,7 @@ def _describe_came(tensor: Tensor | None) -> Came | None:
     return None if found is None else Came(*found)
 
 
-def _describe_failure(node: Any, recorded: Recorded, error: Exception) -> NodeFailure:
+def _describe_failure(node: Any, recorded: RecordedProgram, error: Exception) -> NodeFailure:
     by = "operation" if recorded.is_operations else "Python" if is_python(node) else "autograd"
     return NodeFailure(describe_error(error), by, "".join(traceback.format_exception(error)))
 

@@ -150,12 +150,12 @@ class PassLog:
 
     def events(self, find_place: FindPlace) -> list[NodeEvent]:
         """One for each node that began."""
-        describe = Describer(self, find_place, self._read_incoming())
+        describe = EventDescriber(self, find_place, self._read_incoming())
         return [describe.event(index, end) for index, end in enumerate(self._find_ends())]
 
-    def describe_while_running(self, nodes: Sequence[Any], find_place: FindPlace) -> Describer:
+    def describe_while_running(self, nodes: Sequence[Any], find_place: FindPlace) -> EventDescriber:
         """Make a describer that works before the pass has ended."""
-        return Describer(self, find_place, {id(node): inputs_of(node) for node in nodes})
+        return EventDescriber(self, find_place, {id(node): inputs_of(node) for node in nodes})
 
     def _read_incoming(self) -> dict[int, tuple[Any, ...]]:
         return dict(zip(self._marks[2::_MARKS], map(self.incoming_at, range(len(self))), strict=True))
@@ -186,7 +186,7 @@ class PassLog:
         return ends
 
 
-class Describer:
+class EventDescriber:
     """Makes events of one log.
 
     Args:
