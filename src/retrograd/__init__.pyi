@@ -21,8 +21,8 @@ from retrograd.findings.finding import Finding as Finding
 from retrograd.findings.findings import Findings as Findings
 from retrograd.functions.call import Auxiliary as Auxiliary
 from retrograd.functions.function import Function as Function
+from retrograd.gradients.explain import GradientReasons as GradientReasons
 from retrograd.gradients.explain import explain_gradients as explain_gradients
-from retrograd.gradients.gradient_reasons import GradientReasons as GradientReasons
 from retrograd.graph.graph import Graph as Graph
 from retrograd.graph.origins import record_origins as record_origins
 from retrograd.graph.walker import walk as walk
@@ -30,8 +30,8 @@ from retrograd.hangs.watch import watch_hangs as watch_hangs
 from retrograd.history.history import History as History
 from retrograd.inventory.inventory import Inventory as Inventory
 from retrograd.inventory.recorder import take_inventory as take_inventory
-from retrograd.kinks.find import find_kinks as find_kinks
 from retrograd.kinks.kinks import Kinks as Kinks
+from retrograd.kinks.kinks import find_kinks as find_kinks
 from retrograd.recording.keep import Keep as Keep
 from retrograd.recording.keep import on_jump as on_jump
 from retrograd.recording.keep import on_nonfinite as on_nonfinite

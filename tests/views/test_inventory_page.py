@@ -76,7 +76,7 @@ def test_it_shows_the_peak_first(visit: Visit, small: Path) -> None:
     ]
     legend = page.locator("#kept-legend li").all_inner_texts()
     assert legend == [
-        "cheap to make again: 4 kB, 57 %",
+        "cheap to recompute: 4 kB, 57 %",
         "product, convolution or attention: 2 kB, 29 %",
         "input of the model: 1 kB, 14 %",
     ]

@@ -14,9 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from retrograd.facts.gradient_reasons import find_gradient_reason, operation_of
 from retrograd.facts.graph_births import BornInGraph, find_birth
-from retrograd.facts.reasons import describe_values
+from retrograd.facts.nonfinite_reasons import describe_values, find_gradient_reason, operation_of
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import NonFinite
 from retrograd.history.sink import Moment

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from retrograd.facts.gradient_reasons import find_gradient_reason, operation_of
 from retrograd.facts.graph_births import find_birth
 from retrograd.facts.nonfinite_look import MOST_TOLD
-from retrograd.facts.reasons import Case, describe_values, find_reason
+from retrograd.facts.nonfinite_reasons import Case, describe_values, find_gradient_reason, find_reason, operation_of
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import NOW, NonFinite
 from retrograd.hooks.backward import EngineRun, backward_followers

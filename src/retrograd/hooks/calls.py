@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from operator import attrgetter, itemgetter
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import nn
 from torch.optim.optimizer import Optimizer
@@ -59,6 +59,64 @@ def running_calls() -> set[int]:
         found.add(id(frame))
         frame = _find_call(frame.f_back)
     return found
+
+
+class CallInFrame(Protocol):
+    """A call of a module, as somebody who listens to calls notes it; ``frame`` is the identity of its frame."""
+
+    frame: int
+
+    def end(self) -> None:
+        """End it: it has ended, or was left."""
+
+
+C = TypeVar("C", bound=CallInFrame)
+
+
+class CallStack(Generic[C]):
+    """Calls of modules that run in one thread, to be told of each beginning and end by hooks of the modules.
+
+    Calls that were left without a word end when another one begins.
+
+    Attributes:
+        running: the calls, the innermost last.
+    """
+
+    def __init__(self) -> None:
+        self.running: list[C] = []
+
+    def begin_call(self) -> int:
+        """Return the frame of the module call whose hook is running, to be put on the stack."""
+        frame, around = hooked_calls()
+        if self.running and self.running[-1].frame != around:
+            self.settle(frame)
+        return frame
+
+    def end_call(self) -> None:
+        """End the call whose hook is running, and those within it."""
+        frame = hooked_call()
+        running = self.running
+        is_known = bool(running) and (running[-1].frame == frame or any(call.frame == frame for call in running))
+        while is_known:
+            call = running[-1]
+            call.end()
+            running.pop()
+            is_known = call.frame != frame
+
+    def settle(self, beginning: int = 0) -> None:
+        """End calls that were left without a word.
+
+        Args:
+            beginning: frame of a call that begins. If an older call has it, that one is over: frames that end are
+                used again.
+        """
+        running = self.running
+        if not running:
+            return
+        alive = running_calls() - {beginning}
+        while running and (running[-1].frame not in alive or any(call.frame == beginning for call in running)):
+            running[-1].end()
+            running.pop()
 
 
 def running_module() -> nn.Module | None:

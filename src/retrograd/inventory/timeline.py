@@ -47,7 +47,7 @@ SCHEMA = pa.schema(
         ("maker_number", pa.uint64()),
         ("sources", pa.list_(pa.uint64())),  # numbers of the nodes that made what the maker was given
         ("seconds", pa.float64()),  # how long the operation took that made it; null where that is not known
-        ("remake", pa.string()),  # what would recompute it; null where only running its module again would
+        ("remake", pa.string()),  # what would recompute it; null where only its module can
         ("price", pa.string()),  # of that: free, cheap or dear
     ]
 )
@@ -95,7 +95,7 @@ class HeldStorage:
         maker_number: that node's sequence number.
         sources: numbers of the nodes that made what the maker was given.
         seconds: how long the operation took that made it; None where that is not known.
-        remake: what would recompute it, in words; None where only running its module again would.
+        remake: what would recompute it, in words; None where only its module can.
         price: of that: ``free``, ``cheap`` or ``dear``.
         module, call: where its first saver was made.
     """
@@ -144,7 +144,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """When most is held.
+    """The position at which most is held.
 
     Attributes:
         position: of the timeline.
@@ -199,7 +199,7 @@ def make_timeline(table: pa.Table, storages: Sequence[HeldStorage], positions: i
 
 
 def spans_of(savers: Iterable[Saver], positions: int) -> list[Span]:
-    """When at least one of these holds its memory."""
+    """Spans of positions in which at least one of these holds its memory."""
     spans: list[Span] = []
     for saver in sorted(savers, key=lambda saver: saver.packed):
         after = positions if saver.released is None else saver.released + 1
@@ -211,7 +211,7 @@ def spans_of(savers: Iterable[Saver], positions: int) -> list[Span]:
 
 
 def is_held(storage: HeldStorage, position: int, positions: int) -> bool:
-    """Whether it is held at a position."""
+    """Ask whether it is held at a position."""
     return any(first <= position < after for first, after in spans_of(storage.savers, positions))
 
 

@@ -224,7 +224,7 @@ def _holder_of(kept: Kept) -> HeldBy:
 
 
 class _FollowedPass:
-    """One pass that is being followed: each node is noted just before it runs."""
+    """A pass that is being followed: each node is noted just before it runs."""
 
     def __init__(self, found: PassNodes, taps: NodeTaps) -> None:
         self.found = found

@@ -72,7 +72,7 @@ class Spilled(FileRange):
         self._spill.fetch(self)
 
     def leave(self) -> None:
-        """Nothing is to be done: the memory is freed when it is written."""
+        """Do nothing: the memory is freed when it is written."""
 
     def take(self) -> Tensor:
         """Return the values: still to be written, read ahead, or read now, to the device where they were.
@@ -130,12 +130,12 @@ class Spill:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this process was forked from the one whose threads these are."""
+        """Ask whether this process was forked from the one whose threads these are."""
         return os.getpid() != self._process
 
     @property
     def failure(self) -> Exception | None:
-        """Why nothing is written any more."""
+        """The error after which nothing is written any more."""
         return self._writer.failure
 
     def add(self, values: Tensor) -> Spilled:

@@ -16,7 +16,7 @@ FILLED_LATE = frozenset({"RReLU"})
 
 @dataclass(frozen=True, slots=True)
 class SaveSite:
-    """Where something was saved.
+    """The place in the model where something was saved.
 
     Attributes:
         path: the module whose forward did it; empty outside of modules.

@@ -108,19 +108,19 @@ class _Share:
         self.name = name
         self.sizes: Counter[str] = Counter()
         self.count = 0
-        self.remakes: Counter[str] = Counter()
+        self.recomputed_by: Counter[str] = Counter()
         self.line = ""
         self.seconds: float | None = None
 
     def add(self, row: Row, at_peak: int) -> None:
         self.count += 1
         self.sizes.update(resident=row["resident"], asked=row["asked"], at_peak=at_peak)
-        self.remakes[row["remake"] or ""] += row["resident"]
+        self.recomputed_by[row["remake"] or ""] += row["resident"]
 
     @property
     def remake(self) -> str:
-        """The operation that would make most of it again; empty where none is known."""
-        return max(self.remakes, key=self.remakes.__getitem__, default="")
+        """The operation that would recompute most of it; empty where none is known."""
+        return max(self.recomputed_by, key=self.recomputed_by.__getitem__, default="")
 
 
 def _group(rows: Sequence[Row], inventory: Inventory, by: By) -> list[_Share]:
@@ -178,7 +178,7 @@ def _make_fitting_table(console: Console, lines: Sequence[_Share], by: By, total
 
 def _tabulate(console: Console, lines: Sequence[_Share], by: By, titles: Sequence[str], total: int) -> Table:
     last = {"line": "text"} if by == "tensor" else {}
-    table = make_table(console, {by: "name", **dict.fromkeys(titles, "number"), "made again by": "name", **last})
+    table = make_table(console, {by: "name", **dict.fromkeys(titles, "number"), "recomputed by": "name", **last})
     for line in lines:
         values = {
             "tensors": f"{line.count:,}",

@@ -7,9 +7,9 @@ import { breakable } from "./names.js";
 import { aliveNow, change, data, firstRow, isWithin, moduleOf, numberOf, onChange, state, textOf, titleOf } from "./store.js";
 
 const FIRST = 200;
-const ALL = ["tensor", "bytes", "type and shape", "kept by", "held from", "to", "made in", "made again by", "line"];
+const ALL = ["tensor", "bytes", "type and shape", "kept by", "held from", "to", "made in", "recomputed by", "line"];
 const NUMBERS = new Set(["bytes", "kept by", "held from", "to", "made in"]);
-const WIDE = new Set(["kept by", "held from", "to", "made in", "made again by", "line"]);
+const WIDE = new Set(["kept by", "held from", "to", "made in", "recomputed by", "line"]);
 
 let texts = new Map();
 let columns = ALL;
@@ -60,7 +60,7 @@ function drawRow(storage) {
     "held from": formatCount(storage.spans[0]),
     to: numberOf(row, "released") < 0 ? "–" : formatCount(last),
     "made in": formatSeconds(numberOf(row, "seconds")),
-    "made again by": textOf(row, "remake") || "–",
+    "recomputed by": textOf(row, "remake") || "–",
     line: textOf(row, "line"),
   };
   const keep = () => change({ kept: state.kept === storage.number ? null : storage.number });

@@ -33,7 +33,7 @@ function draw() {
   add("what it is", [textOf(row, "kind"), textOf(row, "name")].filter(Boolean).join(" "), textOf(row, "held") === "saved" ? "" : `held by ${HOLDERS[textOf(row, "held")]}`);
   add("held", ...describeLife(storage));
   add("made by", textOf(row, "maker"), numberOf(row, "seconds") === null ? "" : `in ${formatSeconds(numberOf(row, "seconds"))}`);
-  add("made again by", textOf(row, "remake") || GROUP_WORDS[groupOf(storage)]);
+  add("recomputed by", textOf(row, "remake") || GROUP_WORDS[groupOf(storage)]);
   add("line", textOf(row, "source"));
   add(
     storage.savers.length > 1 ? `kept by ${plural(storage.savers.length, "node")}` : "kept by",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from retrograd.findings.detectors.broken_graphs import FreedGraph, NoGraph, Overwritten
-from retrograd.findings.detectors.gradients import MissingGradient, NotOptimized
+from retrograd.findings.detectors.missing_gradients import MissingGradient, NotOptimized
 from retrograd.findings.explain import explain
 from retrograd.findings.finding import Finding
 from retrograd.findings.record import Record

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd.errors import FreedGraphError, NoGraphError
-from retrograd.kinks.page import put_table_in
+from retrograd.kinks.table import put_table_in
 
 
 class Net(nn.Module):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from retrograd.findings.detector import CannotTell
-from retrograd.findings.detectors.depth import Exploding, Vanishing
+from retrograd.findings.detectors.gradient_flow import Exploding, Vanishing
 from retrograd.findings.record import Record
 from tests.findings.by_hand import ask, make_record, spread
 

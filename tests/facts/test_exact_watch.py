@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from retrograd.facts.exact_watch import OverwriteWatch
 from retrograd.facts.facts import SOURCES, WATCHES
-from retrograd.facts.overwrite_watch import OverwriteWatch
 from retrograd.findings.detectors.broken_graphs import Overwritten
 from retrograd.findings.record import Record
 from retrograd.history.facts import Overwrite, read_facts

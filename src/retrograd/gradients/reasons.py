@@ -1,17 +1,54 @@
-"""From what was seen of forward and backward to the reason of one leaf."""
+"""Why the gradient of one tensor is what it is, judged from what was seen of forward and backward."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
-from retrograd.gradients.passes import FlowEnd, PassSeen
-from retrograd.gradients.reason import Reason, State, Why
-from retrograd.gradients.zeros import has_nonzero
+from retrograd.gradients.passes import FlowEnd, PassSeen, Why, has_nonzero
 from retrograd.hooks.flow import Cut, FlowNotes
 from retrograd.hooks.nodes import name_of
+
+State = Literal["None", "zero", "some"]
+
+FINE: frozenset[str] = frozenset({"has one", "not yet", "frozen"})
+"""Nothing is missing: there is one, there will be one, or none is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why the gradient of one tensor is what it is.
+
+    Attributes:
+        name: that of the parameter, or the one that was given to the tensor.
+        grad: what its ``.grad`` is: ``"None"``, ``"zero"`` (every element) or ``"some"``.
+        why: in a word.
+        message: one sentence.
+        line: ``file:line`` where it went wrong; empty where that is not known, or where nothing is wrong.
+        repair: what to do; empty where nothing is wrong.
+    """
+
+    name: str
+    grad: State
+    why: Why
+    message: str
+    line: str = ""
+    repair: str = ""
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether nothing is missing."""
+        return self.why in FINE
+
+    def __str__(self) -> str:
+        where = f" ({self.line})" if self.line else ""
+        return f"{self.name}: .grad is {self.grad}: {self.message}{where}"
+
+
+# ---- from what was seen to a reason ----
 
 WITH = "put `with rg.explain_gradients(model) as why:` around forward and backward: that names the line"
 

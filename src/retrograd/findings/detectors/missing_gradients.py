@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.gradients import LOOSE, Gradients, list_names, path_of
-from retrograd.findings.lost import LostGradient, find_flat, find_lost
+from retrograd.findings.gradients import LOOSE, Gradients, LostGradient, find_flat, find_lost, list_names, path_of
 from retrograd.findings.record import Record
 
 FEWEST = 3
