@@ -47,10 +47,19 @@ Elsewhere = dict[str, list[Any]]
 
 REPLAY_ALL = """
 import json, sys, warnings
-from retrograd.bundles.replay import replay_folder
+from pathlib import Path
+from retrograd.bundles.replay import replay
+from retrograd.errors import GraphError
 warnings.simplefilter("ignore")
-came = {path.name: came for path, came in replay_folder(sys.argv[1])}
-print(json.dumps({name: [not isinstance(each, Exception) and bool(each), str(each)] for name, each in came.items()}))
+
+def attempt(path):
+    try:
+        replayed = replay(path)
+    except GraphError as error:
+        return [False, str(error)]
+    return [bool(replayed), str(replayed)]
+
+print(json.dumps({path.name: attempt(path) for path in sorted(Path(sys.argv[1]).iterdir())}))
 """
 
 

@@ -1,4 +1,8 @@
-"""A program: operations one after the other, as plain data that any process can run."""
+"""A program: operations one after the other, as plain data that any process can run.
+
+Its arguments are in the terms of JSON, where tensors go by numbers. Beside them its results depend on random generators
+and on switches of torch.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from retrograd.bundles.copies import TensorCopies, same_bits
 from retrograd.bundles.files import damaged
 from retrograd.bundles.guard import CallGuard, check_stored
 from retrograd.bundles.program import BundledOperation, Ran, describe_error, run_program, set_random, switched
-from retrograd.errors import GraphError, ReplayError
+from retrograd.errors import ReplayError
 from retrograd.foreign.text import show_plainly
 from retrograd.graph.walker import describe
 from retrograd.hooks.dispatch import plain_torch
@@ -98,24 +98,6 @@ def replay(
     if equal and failure is not None and failure.by != "operation":
         differences, equal = [_say_not_raised(bundle)], None
     return Replayed(bundle, ran.outputs, expected, equal, ran.error, differences)
-
-
-def replay_folder(folder: str | Path, *, trusted: bool = False) -> Iterator[tuple[Path, Replayed | GraphError]]:
-    """Replay every bundle in a folder.
-
-    Args:
-        folder: where they are.
-        trusted: as of :func:`replay`.
-
-    Yields:
-        Each bundle's folder, in order of their names, with what came of it, or with why it was not run.
-    """
-    for path in sorted(Path(folder).iterdir()):
-        if path.is_dir() and not path.name.startswith("."):
-            try:
-                yield path, replay(path, trusted=trusted)
-            except GraphError as error:
-                yield path, error
 
 
 def describe_replay(replayed: Replayed) -> str:
