@@ -40,7 +40,7 @@ def print_heatmap(
     Args:
         run: a run, its folder, a recording, or a history.
         sites: names or globs; all gradients of activations when left out, or all sites where there are none.
-        statistic: which.
+        statistic: name of the statistic.
         file: where to print; standard output when left out.
 
     Raises:
