@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from operator import methodcaller
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from retrograd.hooks.backward import EngineRun
+from retrograd.hooks.nested import flatten
 from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, number_of, root_edges, variable_of
 
 _NOWHERE = -1
@@ -184,24 +185,29 @@ def _sort_by_links(links: Sequence[int]) -> list[int]:
 
 
 def _find_needed(reach: Reach, run: EngineRun) -> list[Any]:
-    """Those that run when certain gradients are asked for: all that lead to one of them."""
-    nodes = reach.nodes
+    """Find the nodes that run when certain gradients are asked for: all that lead to one of them."""
     asked = {(each if not isinstance(each, Tensor) else get_gradient_edge(each))[0] for each in run.inputs}
-    before: list[list[int]] = [[] for _ in nodes]
+    leading = find_leading(reach, asked)
+    accumulating = asked if run.accumulates else ()
+    return [node for place, node in enumerate(reach.nodes) if place in leading or node in accumulating]
+
+
+def find_leading(reach: Reach, targets: Container[Any]) -> set[int]:
+    """Find the places of all nodes from which one or more edges lead to one of these nodes."""
+    before: list[list[int]] = [[] for _ in reach.nodes]
     for place, edges in enumerate(read_links(reach.links)):
         for edge in edges:
             if edge is not None:
                 before[edge[0]].append(place)
-    queue = [place for place, node in enumerate(nodes) if node in asked]
-    found = set(queue)
-    needed = set(queue) if run.accumulates else set()
+    queue = [place for place, node in enumerate(reach.nodes) if node in targets]
+    found, leading = set(queue), set[int]()
     for place in queue:  # grows while it is walked
         for earlier in before[place]:
-            needed.add(earlier)
+            leading.add(earlier)
             if earlier not in found:
                 found.add(earlier)
                 queue.append(earlier)
-    return [node for place, node in enumerate(nodes) if place in needed]
+    return leading
 
 
 MOST_NODES = 1000
@@ -290,6 +296,13 @@ class DeepGraphGuard:
         self._seen.append(node)
         if len(self._seen) >= FREE_DEPTH:
             self._hand_over()
+
+    def begin_forward(self, arguments: Any) -> None:
+        """A model is called with these: does it go on with the graph that was seen before?"""
+        if self.count > FREE_DEPTH and not any(
+            tensor.requires_grad and not tensor.is_leaf for _, tensor in flatten(arguments, ())
+        ):
+            self.part()
 
     def pause(self) -> None:
         """A forward is over, and the next one may go on with its graph, or the graph may be dropped before it."""
