@@ -17,7 +17,7 @@ from retrograd.amounts import count_of
 from retrograd.errors import PatternError
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
-from retrograd.runs.given import Given, read_history
+from retrograd.runs.reader import Given, read_history
 from retrograd.sites.site import Quantity
 from retrograd.views.downsample import FloatArray
 from retrograd.views.shown import ModelPlace, choose_sites, find_phase, group_places

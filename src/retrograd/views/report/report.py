@@ -11,9 +11,8 @@ from retrograd.findings.explain import explain
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.inventory.inventory import Inventory
-from retrograd.runs.given import Given, read_history, read_run
 from retrograd.runs.layout import INVENTORY
-from retrograd.runs.reader import Run
+from retrograd.runs.reader import Given, Run, read_history, read_run
 from retrograd.views.inventory_page import pack_inventory, tell_inventory
 from retrograd.views.page.frame import frame_page, write_page
 from retrograd.views.report.blocks import (
