@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from nets import Net
+from retrograd.facts.source import MakeSource
+from retrograd.recording.recorder import Recorder
 
 
 class Attached(NamedTuple):
@@ -112,15 +114,43 @@ def full_backward_hooks(net: Net) -> Iterator[Attached]:
         handle.remove()
 
 
-def recorded(*, training: bool = False, **options: Any) -> Contender:
-    """A recording to a run folder with these options of ``rg.record``."""
+def recorded(
+    *, training: bool = False, sources: Sequence[MakeSource] | None = None, after: int = 0, **options: Any
+) -> Contender:
+    """A recording to a run folder with these options of ``rg.record``.
+
+    Args:
+        training: whether every parameter is updated.
+        sources: of facts; those of every recording by default.
+        after: how many steps are made before any is measured.
+        **options: of ``rg.record``.
+    """
 
     @contextmanager
     def attach(net: Net) -> Iterator[Attached]:
-        with tempfile.TemporaryDirectory() as folder, rg.record(net.model, f"{folder}/run", **options) as recording:
-            yield Attached(net.training_step if training else net.step, recording.flush)
+        step = net.training_step if training else net.step
+        with (
+            noting(sources),
+            tempfile.TemporaryDirectory() as folder,
+            rg.record(net.model, f"{folder}/run", **options) as recording,
+        ):
+            for _ in range(after):
+                step()
+            yield Attached(step, recording.flush)
 
     return attach
+
+
+@contextmanager
+def noting(sources: Sequence[MakeSource] | None) -> Iterator[None]:
+    """Recordings that begin in here have these sources of facts; None for their own."""
+    options = Recorder.__init__.__kwdefaults__
+    default = options["sources"]
+    options["sources"] = default if sources is None else tuple(sources)
+    try:
+        yield
+    finally:
+        options["sources"] = default
 
 
 PLAIN: dict[str, Contender] = {

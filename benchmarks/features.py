@@ -2,13 +2,12 @@
 
     python benchmarks/features.py --rounds 15 --markdown
 
-``interleaved.py`` says how it is measured. Both nets are in ``eval`` mode and run without grad. Half-way is the output
+``timing.py`` says how it is measured. Both nets are in ``eval`` mode and run without grad. Half-way is the output
 of the half-way block, behind which the forward may end; the last is the output of the last block, before the head.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,9 +17,8 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from contenders import Attached, Contender, Group
-from interleaved import measure_group
 from nets import GPT2, RESNETS, Net, ResNet, make_gpt2, make_resnet
-from options import make_parser, print_measures
+from timing import make_parser, measure_all
 
 NETS: dict[str, Callable[[], Net]] = {"resnet": make_resnet, "gpt2": make_gpt2}
 
@@ -96,22 +94,5 @@ CONTENDERS: dict[str, Contender] = {
 }
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__, NETS)
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    return parser.parse_args()
-
-
-def main() -> None:
-    arguments = parse_arguments()
-    group = Group({name: CONTENDERS[name] for name in arguments.only}, bare_forward)
-    measures = [
-        measure
-        for net in arguments.nets
-        for measure in measure_group(net, NETS[net], group, arguments.rounds, arguments.seconds)
-    ]
-    print_measures(measures, arguments)
-
-
 if __name__ == "__main__":
-    main()
+    measure_all([Group(CONTENDERS, bare_forward)], NETS, make_parser(__doc__, NETS).parse_args())

@@ -2,7 +2,7 @@
 
     python benchmarks/inventory.py --markdown
 
-``interleaved.py`` says how it is measured. Each step has an inventory of its own, and the time that it takes to put
+``timing.py`` says how it is measured. Each step has an inventory of its own, and the time that it takes to put
 the table together is counted. Then inventories of two large nets on the ``meta`` device, which needs no memory, are
 held against what saved-tensor hooks count.
 """
@@ -17,9 +17,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import retrograd as rg
 from contenders import Attached, Contender, Group
-from interleaved import measure_group, show
 from nets import Net, make_cells, make_gpt2, make_gpt2_medium, make_resnet
-from options import make_parser, print_measures
+from timing import make_parser, measure_all, show
 
 NETS: dict[str, Callable[[], Net]] = {
     "ResNet-50, 96 px": make_resnet,
@@ -114,12 +113,7 @@ def main() -> None:
     parser = make_parser(__doc__, NETS)
     parser.set_defaults(rounds=5, seconds=0.5)
     arguments = parser.parse_args()
-    measures = [
-        measure
-        for net in arguments.nets
-        for measure in measure_group(net, NETS[net], Group(CONTENDERS), arguments.rounds, arguments.seconds)
-    ]
-    print_measures(measures, arguments)
+    measure_all([Group(CONTENDERS)], NETS, arguments)
     if not arguments.json:
         print_bytes(arguments.markdown)
 

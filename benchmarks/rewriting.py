@@ -3,7 +3,7 @@
     python benchmarks/rewriting.py --rounds 15 --markdown
 
 A rule acts on the gradient of every module's output. By hand it is a ``register_hook`` on the output, set by a forward
-hook, and that is what stands between any two contenders here; ``interleaved.py`` says how it is measured. Then: what a
+hook, and that is what stands between any two contenders here; ``timing.py`` says how it is measured. Then: what a
 rule holds that keeps the last gradients of every site, against those gradients themselves.
 """
 
@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from contenders import Attached, Contender, Group, bare
-from interleaved import Measure, measure_group, show
 from nets import NETS, Net
-from options import make_parser, print_measures
+from timing import make_parser, measure_all, show
 
 SITES = "*:output.grad"
 MAX_NORM = 1e-3
@@ -136,24 +135,24 @@ def compared(name: str, make_hook: Callable[[], Hook], rules: dict[str, Callable
     return Group({f"{name}: {kind}": contender for kind, contender in contenders.items()}, bare=hand)
 
 
-GROUPS = {
-    "scale": compared(
+GROUPS = [
+    compared(
         "scale",
         lambda: halve,
         {"the same function as a rule": lambda: halve_by_rule, "rg.rules.Scale": lambda: rg.rules.Scale(0.5)},
     ),
-    "clip": compared(
+    compared(
         "clip",
         lambda: clip,
         {"the same function as a rule": lambda: clip_by_rule, "rg.rules.ClipNorm": lambda: rg.rules.ClipNorm(MAX_NORM)},
     ),
-    "damp": compared(
+    compared(
         "damp",
         make_damping,
         {"the same function as a rule": lambda: damp_by_rule, "with state.ema": lambda: damp_by_average},
     ),
-    "history": compared("history", make_history, {"state.last": lambda: keep_last}),
-}
+    compared("history", make_history, {"state.last": lambda: keep_last}),
+]
 
 
 # ---- what a history holds ----
@@ -185,7 +184,6 @@ def measure_history(net: Net) -> tuple[int, int]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__, NETS)
-    parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--quick", action="store_true", help="a first look: three short rounds of the smallest net")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -195,14 +193,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    measures: list[Measure] = [
-        measure
-        for name in arguments.only
-        for net in arguments.nets
-        for measure in measure_group(net, NETS[net], GROUPS[name], arguments.rounds, arguments.seconds)
-    ]
-    print_measures(measures, arguments)
-    if arguments.json:
+    measure_all(GROUPS, NETS, arguments)
+    if arguments.json or not any(text in "history" for text in arguments.only):
         return
     for name in arguments.nets:
         show(f"{name}: bytes of a history")

@@ -2,12 +2,11 @@
 
     python benchmarks/tracing.py --rounds 15 --markdown
 
-``interleaved.py`` says how it is measured. The events are kept to the end of each measurement, as a trace does.
+``timing.py`` says how it is measured. The events are kept to the end of each measurement, as a trace does.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,9 +17,8 @@ import torch
 
 import retrograd as rg
 from contenders import Attached, Contender, Group
-from interleaved import measure_group
 from nets import TRACED, Net
-from options import make_parser, print_measures
+from timing import make_parser, measure_all
 
 try:
     from torch.utils._debug_mode import DebugMode
@@ -85,22 +83,5 @@ CONTENDERS: dict[str, Contender] = {
 } | ({"torch.utils._debug_mode.DebugMode": around(DebugMode)} if DebugMode is not None else {})
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__, TRACED)
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    return parser.parse_args()
-
-
-def main() -> None:
-    arguments = parse_arguments()
-    group = Group({name: CONTENDERS[name] for name in arguments.only})
-    measures = [
-        measure
-        for net in arguments.nets
-        for measure in measure_group(net, TRACED[net], group, arguments.rounds, arguments.seconds)
-    ]
-    print_measures(measures, arguments)
-
-
 if __name__ == "__main__":
-    main()
+    measure_all([Group(CONTENDERS)], TRACED, make_parser(__doc__, TRACED).parse_args())

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from retrograd.cli import COMMANDS
-from retrograd.launch.describe import describe_commands
+from retrograd.launch.options import describe_commands
 
 if __name__ == "__main__":
     Path(__file__).with_name("commands.md").write_text(describe_commands(COMMANDS), encoding="utf-8")

@@ -76,16 +76,16 @@ MAY_IMPORT = {
         "history",
         "sites",
     },
-    "cli": {"comparing", "findings", "launch", "recording", "bundles", "views", "runs", "history", "sites"},
+    "cli": {"", "launch", "views", "runs"},
 }
-"""Room → the rooms it may import. The package's ``__init__`` re-exports."""
+"""Room → the rooms it may import. The package's ``__init__``, the room without a name, has the public names."""
 
 OPEN = {"amounts", "errors", "files", "foreign", "norms", "notices", "randomness", "trials"}
 """What is not a room, and open to all."""
 
 DEFERRED = {
     "retrograd.statistics.slab": "Triton takes half a second to load, and only CUDA tensors need it",
-    "retrograd.cli": "`retrograd --help` and `retrograd run` need no torch, which takes seconds to load",
+    "retrograd.cli": "what is not public (``rg.…`` is loaded late) and needs torch, which takes seconds to load",
     "retrograd.launch.bootstrap.sitecustomize": "runs in every interpreter that is started, most of them without torch",
     "retrograd.features.dataset": "rich draws from `random` when it is loaded, and only a bar needs it",
     "retrograd.launch.inventory": "a script that loads rich itself must be the first: that draws from `random`",
@@ -94,7 +94,7 @@ DEFERRED = {
     "retrograd.launch.session": "a process that trains nothing writes nothing, and need not load pyarrow",
     "retrograd.launch.tracing": "a script that loads rich itself must be the first: that draws from `random`",
     "retrograd.runs.export": "tensorboard is an optional dependency",
-    "retrograd.runs.stored_tensors": "torch takes longer to load than findings take to tell; only tensors need it",
+    "retrograd.runs.stored": "torch takes longer to load than findings take to tell; only tensors need it",
     "retrograd.views.terminal": "rich draws from `random` when it is loaded, and neither a page nor a file needs it",
 }
 """Module that imports inside functions → why not at the top."""

@@ -5,10 +5,10 @@ from retrograd import rules as rules
 from retrograd import saved as saved
 from retrograd.adjoint.adjoint_check import AdjointCheck as AdjointCheck
 from retrograd.adjoint.check import check_adjoint as check_adjoint
-from retrograd.bundles.bundle import write_bundle as write_bundle
-from retrograd.bundles.replayed import replay as replay
-from retrograd.comparing.compare import compare as compare
+from retrograd.bundles.replay import replay as replay
+from retrograd.bundles.writer import write_bundle as write_bundle
 from retrograd.comparing.comparison import Comparison as Comparison
+from retrograd.comparing.comparison import compare as compare
 from retrograd.engine.one_node import rerun as rerun
 from retrograd.engine.replayer import run_from as run_from
 from retrograd.errors import RetrogradError as RetrogradError
@@ -21,8 +21,8 @@ from retrograd.findings.finding import Finding as Finding
 from retrograd.findings.findings import Findings as Findings
 from retrograd.functions.call import Auxiliary as Auxiliary
 from retrograd.functions.function import Function as Function
+from retrograd.gradients.explain import GradientReasons as GradientReasons
 from retrograd.gradients.explain import explain_gradients as explain_gradients
-from retrograd.gradients.gradient_reasons import GradientReasons as GradientReasons
 from retrograd.graph.graph import Graph as Graph
 from retrograd.graph.origins import record_origins as record_origins
 from retrograd.graph.walker import walk as walk
@@ -30,8 +30,8 @@ from retrograd.hangs.watch import watch_hangs as watch_hangs
 from retrograd.history.history import History as History
 from retrograd.inventory.inventory import Inventory as Inventory
 from retrograd.inventory.recorder import take_inventory as take_inventory
-from retrograd.kinks.find import find_kinks as find_kinks
 from retrograd.kinks.kinks import Kinks as Kinks
+from retrograd.kinks.kinks import find_kinks as find_kinks
 from retrograd.recording.keep import Keep as Keep
 from retrograd.recording.keep import on_jump as on_jump
 from retrograd.recording.keep import on_nonfinite as on_nonfinite
@@ -39,8 +39,8 @@ from retrograd.recording.plan import plan_recording as plan_recording
 from retrograd.recording.record import Recording as Recording
 from retrograd.recording.record import record as record
 from retrograd.recording.record import watch as watch
-from retrograd.recording.settings import every as every
-from retrograd.recording.settings import log_schedule as log_schedule
+from retrograd.recording.schedule import every as every
+from retrograd.recording.schedule import log_schedule as log_schedule
 from retrograd.rewriting.rewriting import Rewriting as Rewriting
 from retrograd.rewriting.rewriting import rewrite as rewrite
 from retrograd.rules.simulation import simulate_rule as simulate_rule

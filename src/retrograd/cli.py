@@ -1,7 +1,8 @@
 """The ``retrograd`` command: record a training script, and look at what was recorded.
 
-A command is a class here, or in ``launch/requests.py`` if it runs a program; its fields are its options. They import
-what they need when they are carried out: torch takes seconds to load, and neither ``--help`` nor ``run`` needs it.
+A command is a class here, or in ``launch/requests.py`` if it runs a program; its fields are its options. Torch takes
+seconds to load, and neither ``--help`` nor ``run`` needs it: a command asks for public names, as in ``rg.compare``,
+which are loaded when they are used.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import retrograd as rg
 from retrograd.errors import RetrogradError
 from retrograd.foreign.text import show_plainly
+from retrograd.launch.interpreter import install_hook, remove_hook
+from retrograd.launch.lean import keep_pandas_out
 from retrograd.launch.options import Command, option
-from retrograd.launch.parser import make_parser, read_command, split_command
+from retrograd.launch.parser import parse
 from retrograd.launch.requests import DebugRequest, ExplainOptions, InventoryRequest, RunRequest, TraceRequest
+from retrograd.runs.layout import find_latest
+
+_ABOUT = "Record what happens inside loss.backward(), see it, and say what is wrong."
 
 _EXAMPLES = """
 examples:
@@ -34,10 +41,6 @@ examples:
 """
 
 
-_READERS = ("explain", "compare", "report", "view")
-"""Commands that read a run, and need no table of pandas."""
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Carry out a command line.
 
@@ -49,10 +52,8 @@ def main(words: Sequence[str] | None = None) -> int:
         ``run``, ``trace``, ``inventory`` and ``debug`` do not return: the process becomes the command.
     """
     try:
-        asked = _parse(sys.argv[1:] if words is None else words)
-        if words is None and asked.name in _READERS:
-            from retrograd.launch.lean import keep_pandas_out
-
+        asked = parse(sys.argv[1:] if words is None else words, COMMANDS, _ABOUT, _EXAMPLES)
+        if words is None and asked.reads:
             keep_pandas_out()
         code = asked.carry_out()
         sys.stdout.flush()
@@ -69,30 +70,6 @@ def main(words: Sequence[str] | None = None) -> int:
     return code or 0
 
 
-def _parse(words: Sequence[str]) -> Command:
-    command: list[str] = []
-    kind = next((kind for kind in COMMANDS if kind.runs and list(words[:1]) == [kind.name]), None)
-    if kind is not None:
-        options, command = split_command(words[1:], kind)
-        if kind is Explain and not _is_command(command):
-            command = []
-        else:
-            words = [words[0], *options]
-    parser = make_parser(
-        COMMANDS, "Record what happens inside loss.backward(), see it, and say what is wrong.", _EXAMPLES
-    )
-    if not words:
-        parser.exit(2, parser.format_help())
-    return read_command(parser.parse_args(words), command)
-
-
-def _is_command(command: Sequence[str]) -> bool:
-    """Whether this is a command, not a run with options behind it."""
-    from retrograd.launch.explaining import is_command
-
-    return bool(command) and is_command(command)
-
-
 class Explain(ExplainOptions):
     """Say what is wrong with a run, or with a script that is run for it."""
 
@@ -107,6 +84,7 @@ class Compare(Command):
     """Say where two runs part first, and why."""
 
     name: ClassVar[str] = "compare"
+    reads: ClassVar[bool] = True
     examples: ClassVar[str] = """
 examples:
   retrograd compare runs/first runs/second
@@ -124,9 +102,7 @@ the same, but for noise, 1 if they are not, and 2 if they cannot be compared.
     json: bool = option("--json", False, "the verdict and each difference, as lines of JSON")
 
     def carry_out(self) -> int:
-        from retrograd.comparing.compare import compare
-
-        comparison = compare(self.a, self.b, noise=self.noise)
+        comparison = rg.compare(self.a, self.b, noise=self.noise)
         print(comparison.as_json_lines() if self.json else show_plainly(f"{comparison}\n"), end="")
         return 0 if comparison else 1
 
@@ -136,18 +112,15 @@ class Report(Command):
     """Write a run as one HTML file that opens offline."""
 
     name: ClassVar[str] = "report"
+    reads: ClassVar[bool] = True
 
     run: Path | None = option("RUN", None, "folder of a run (default: the newest)")
     output: Path | None = option("-o --output", None, "the file (default: RUN/report.html)", metavar="FILE")
     against: Path | None = option("--against", None, "show the difference to this run, or rank's folder", metavar="RUN")
 
     def carry_out(self) -> None:
-        from retrograd.runs.latest import find_latest
-        from retrograd.runs.reader import open_run
-        from retrograd.views.report import write_report
-
-        against = open_run(self.against) if self.against else None
-        print(write_report(open_run(self.run or find_latest()), self.output, against=against))
+        against = rg.open_run(self.against) if self.against else None
+        print(rg.write_report(rg.open_run(self.run or find_latest()), self.output, against=against))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +128,7 @@ class View(Command):
     """Print a run as a table."""
 
     name: ClassVar[str] = "view"
+    reads: ClassVar[bool] = True
 
     run: Path | None = option("RUN", None, "folder of a run (default: the newest)")
     sites: tuple[str, ...] | None = option(
@@ -167,21 +141,16 @@ class View(Command):
     map: bool = option("--map", False, "draw sites x steps instead of the table", group="form")
 
     def carry_out(self) -> None:
-        from retrograd.findings.explain import explain
-        from retrograd.runs.latest import find_latest
-        from retrograd.runs.reader import open_run
         from retrograd.views.findings_text import list_findings
-        from retrograd.views.table import print_table
-        from retrograd.views.text_heatmap import print_heatmap
 
         path, sites = self._tell_apart()
-        run = open_run(path or find_latest())
-        findings = explain(run)
+        run = rg.open_run(path or find_latest())
+        findings = rg.explain(run)
         print("\n".join(list_findings(findings) or [findings.headline]))
         if self.map:
-            print_heatmap(run, sites, statistic=self.statistic)
+            rg.print_heatmap(run, sites, statistic=self.statistic)
         else:
-            print_table(run, sites, statistic=self.statistic, sort=self.sort)
+            rg.print_table(run, sites, statistic=self.statistic, sort=self.sort)
 
     def _tell_apart(self) -> tuple[Path | None, tuple[str, ...] | None]:
         """The run and the patterns, also where the run stands behind the patterns."""
@@ -196,15 +165,12 @@ class Export(Command):
 
     name: ClassVar[str] = "export"
 
-    run: Path = option("RUN", MISSING, "folder of a run")
+    run: Path | None = option("RUN", None, "folder of a run (default: the newest)")
     to: Literal["tensorboard", "csv"] = option("--to", MISSING, "what to write")
     output: Path | None = option("-o --output", None, "where (default: inside RUN)", metavar="PATH")
 
     def carry_out(self) -> None:
-        from retrograd.runs.export import export
-        from retrograd.runs.reader import open_run
-
-        print(export(open_run(self.run), self.to, self.output))
+        print(rg.export(rg.open_run(self.run or find_latest()), self.to, self.output))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,9 +215,7 @@ The exit code is 0 if the node gives the same as before, bit for bit, and 1 if n
     trust: bool = option("--trust", False, "you know who wrote it: carry out whatever it names, without checks")
 
     def carry_out(self) -> int:
-        from retrograd.bundles.replayed import replay
-
-        replayed = replay(self.bundle, strict=not self.any_torch, trusted=self.trust)
+        replayed = rg.replay(self.bundle, strict=not self.any_torch, trusted=self.trust)
         print(replayed)
         return 0 if replayed else 1
 
@@ -265,8 +229,6 @@ class InstallHook(Command):
     remove: bool = option("--remove", False, "take the hook away again")
 
     def carry_out(self) -> None:
-        from retrograd.launch.hook_file import install_hook, remove_hook
-
         site_packages = Path(sysconfig.get_path("purelib"))
         if self.remove:
             print(f"removed {remove_hook(site_packages)}")

@@ -1,6 +1,6 @@
-"""Warnings: ours point at the program's line and raise nothing; those of others are printed as often as without us.
+"""Lines on stderr, and warnings: ours point at the program's line; those of others are printed as often as without us.
 
-Loads without torch.
+Nothing here raises. Loads without torch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ from typing import Any
 from retrograd.errors import RetrogradWarning
 
 _OURS = f"{Path(__file__).parent}/"
+
+
+def say(words: str) -> None:
+    """Print one line on stderr, also where the script has put something else into ``sys.stderr``."""
+    if sys.__stderr__ is not None:
+        with suppress(OSError, ValueError):  # nobody listens, or the script has closed it
+            print(f"retrograd: {words}", file=sys.__stderr__, flush=True)
 
 
 def warn(text: str) -> None:

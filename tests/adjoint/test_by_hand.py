@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from retrograd.adjoint.adjoint_check import Verdict
 from retrograd.adjoint.check import check_adjoint
-from retrograd.adjoint.row import Verdict
 
 A = torch.randn(4, 4, generator=torch.Generator().manual_seed(2))
 U = torch.randn(4, generator=torch.Generator().manual_seed(3))

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrograd.adjoint.check import check_adjoint
-from retrograd.adjoint.progress import Progress
-from retrograd.adjoint.row import Verdict
+from retrograd.adjoint.adjoint_check import Verdict
+from retrograd.adjoint.check import Progress, check_adjoint
 from retrograd.errors import AdjointError, AttachError, NoSuchSiteError
 from tests.adjoint.planted import LinearFunction, linear
 
@@ -214,7 +213,7 @@ def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress(3, None)
     progress.step("a")
     assert stream.getvalue() == ""
-    monkeypatch.setattr("retrograd.adjoint.progress._PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr("retrograd.adjoint.check._PATIENCE_SECONDS", -1.0)
     progress = Progress(3, True)
     progress.step("blocks.0")
     progress.step("blocks.1")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.adjoint.differences import measure_slope
+from retrograd.adjoint.comparison import measure_slope
 
 STEPS = (1e-4, 1e-6, 1e-2, 1e-8)
 NOISE = 2e-16

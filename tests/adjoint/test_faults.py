@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from retrograd.adjoint.adjoint_check import AdjointCheck
+from retrograd.adjoint.adjoint_check import AdjointCheck, Verdict
 from retrograd.adjoint.check import check_adjoint
-from retrograd.adjoint.row import Verdict
 from tests.adjoint.planted import (
     ComplexLinear,
     PlainComplexLinear,

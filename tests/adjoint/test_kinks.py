@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from retrograd.adjoint.adjoint_check import Verdict
 from retrograd.adjoint.check import check_adjoint
-from retrograd.adjoint.row import Verdict
 
 
 def relu(wrong: bool) -> Any:

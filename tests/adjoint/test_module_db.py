@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from retrograd.adjoint.adjoint_check import FAILURES, Row, Verdict
 from retrograd.adjoint.check import check_adjoint
-from retrograd.adjoint.row import FAILURES, Row, Verdict
 from retrograd.errors import AdjointError
 
 with warnings.catch_warnings():

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from retrograd.adjoint.adjoint_check import Verdict
 from retrograd.adjoint.check import check_adjoint
-from retrograd.adjoint.row import Verdict
 from retrograd.errors import AdjointError
 
 generator = torch.Generator().manual_seed(5)

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.adjoint.adjoint_check import AdjointCheck
+from retrograd.adjoint.adjoint_check import AdjointCheck, Verdict
 from retrograd.adjoint.check import check_adjoint
-from retrograd.adjoint.row import Verdict
 
 
 def names(check: AdjointCheck) -> set[str]:

@@ -1,4 +1,4 @@
-"""Plans that make again whatever can be made again, however much time that takes."""
+"""Plans that recompute whatever can be recomputed, however much time that takes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from retrograd.budget.planner import Solution
 from retrograd.budget.simulation import Choice, Decisions, Link, MeasuredPass
 
 
-def rerun_everything(recording: MeasuredPass, link: Link, budget: int, destination: str) -> Plan:
+def recompute_everything(recording: MeasuredPass, link: Link, budget: int, destination: str) -> Plan:
     """Stands in for ``make_plan``."""
-    choices: list[Choice] = ["rerun" if saved_range.rerun else "keep" for saved_range in recording.ranges]
+    choices: list[Choice] = ["recompute" if saved_range.recompute else "keep" for saved_range in recording.ranges]
     return Plan(budget, recording, link, Solution(Decisions(choices, 0), 0, 0.0), destination, 0)
 
 
@@ -27,25 +27,25 @@ def mix_choices(dice: random.Random) -> Callable[[MeasuredPass, Link, int, str],
         choices: list[Choice] = []
         for saved_range in recording.ranges:
             possible: list[Choice] = ["keep", "offload"]
-            possible += ["rerun", "rerun"] if saved_range.rerun else []
+            possible += ["recompute", "recompute"] if saved_range.recompute else []
             choices.append(dice.choice(possible))
         return Plan(budget, recording, link, Solution(Decisions(choices, 0), 0, 0.0), destination, 0)
 
     return mix
 
 
-def force_reruns(patch: pytest.MonkeyPatch) -> Planned:
-    """A policy under which everything is made again that can be."""
-    patch.setattr(planned, "make_plan", rerun_everything)
+def force_recomputing(patch: pytest.MonkeyPatch) -> Planned:
+    """A policy under which everything is recomputed that can be."""
+    patch.setattr(planned, "make_plan", recompute_everything)
     return Planned(2**40, min_bytes=0)
 
 
-def made_again(policy: Planned) -> set[str]:
-    """The operations that its plans run again, in words."""
+def recomputed(policy: Planned) -> set[str]:
+    """The operations with which its plans recompute, in words."""
     return {
         word
         for plan in policy.plans
         for saved_range, choice in zip(plan.recording.ranges, plan.choices, strict=True)
-        if choice == "rerun"
-        for word in saved_range.rerun.split(", ")
+        if choice == "recompute"
+        for word in saved_range.recompute.split(", ")
     }

@@ -30,7 +30,7 @@ class Counter(TorchDispatchMode):
     """Counts storages that are alive and for which a saved tensor still waits: each once, before every operation.
 
     Attributes:
-        read: storages that were made again before they were asked for.
+        read: storages that were recomputed before they were asked for.
         read_memory: memory that was read from the disk before it was asked for; storages are made of it then.
         peak: the most that was seen.
     """
@@ -95,8 +95,8 @@ def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bo
             assert memory is not None
             counter.read_memory.append(weakref.ref(memory))
 
-    def run(rerun: Recipe, **given: Any) -> tuple[torch.UntypedStorage, int]:
-        storage, beside = plain_run(rerun, **given)
+    def run(recipe: Recipe, **given: Any) -> tuple[torch.UntypedStorage, int]:
+        storage, beside = plain_run(recipe, **given)
         counter.read.append(weakref.ref(storage))
         return storage, beside
 

@@ -1,4 +1,4 @@
-"""What is noted of a forward pass, and what could be made again of it."""
+"""What is noted of a forward pass, and what could be recomputed of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from retrograd.budget.op_log import OpLog
 from retrograd.budget.recipe import Recipe, find_recipe
 from retrograd.hooks import op_info
-from retrograd.hooks.operation_tap import OperationTap
+from retrograd.hooks.dispatch import OperationTap
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def way_to(op_log: OpLog, tensor: Tensor) -> Recipe | None:
 
 
 def words(op_log: OpLog, tensor: Tensor) -> str | None:
-    """The operations that would make it again; None where none would."""
+    """The operations that would recompute it; None where none would."""
     found = way_to(op_log, tensor)
     return None if found is None else str(found)
 
@@ -81,7 +81,7 @@ def x(op_log: OpLog) -> Iterator[Tensor]:
     assert torch.equal(memory.then, whole(memory.storage))
 
 
-# ---- what is made again ---------------------------------------------------------------------------------------
+# ---- what is recomputed ----------------------------------------------------------------------------------------
 
 
 def write_into_data(x: Tensor) -> Tensor:
@@ -120,14 +120,14 @@ SEEN: dict[str, tuple[Callable[[Tensor], Tensor], str | None]] = {
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_it_is_made_again(name: str, op_log: OpLog, x: Tensor) -> None:
+def test_it_is_recomputed(name: str, op_log: OpLog, x: Tensor) -> None:
     compute, expected = SEEN[name]
     with taped(op_log):
         result = compute(x)
     assert words(op_log, result) == expected
-    rerun = way_to(op_log, result)
-    assert rerun is not None
-    storage, _ = rerun.run()
+    recipe = way_to(op_log, result)
+    assert recipe is not None
+    storage, _ = recipe.run()
     assert torch.equal(whole(storage), whole(result.untyped_storage()))
     assert storage.data_ptr() not in (x.data_ptr(), result.untyped_storage().data_ptr())
 
@@ -239,9 +239,9 @@ def test_a_generator_that_nobody_else_draws_from(op_log: OpLog, monkeypatch: pyt
     with taped(op_log):
         mask = torch.empty(64).bernoulli_(0.5)
     monkeypatch.setattr(op_info, "write_random_state", pytest.fail)
-    rerun = way_to(op_log, mask)
-    assert rerun is not None
-    assert torch.equal(whole(rerun.run()[0]), whole(mask.untyped_storage()))
+    recipe = way_to(op_log, mask)
+    assert recipe is not None
+    assert torch.equal(whole(recipe.run()[0]), whole(mask.untyped_storage()))
 
 
 # ---- what is held ---------------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ WRITING: list[Callable[[Tensor, Tensor], object]] = [
 
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
-def test_whatever_is_wanted_nothing_is_made_again_wrongly(data: st.DataObject) -> None:
+def test_whatever_is_wanted_nothing_is_recomputed_wrongly(data: st.DataObject) -> None:
     """A random program; memory is dropped and its addresses are used again, and some of it is packed."""
     torch.manual_seed(data.draw(st.integers(0, 9)))
     op_log = OpLog(0)
@@ -365,10 +365,10 @@ def test_whatever_is_wanted_nothing_is_made_again_wrongly(data: st.DataObject) -
             del x, y
     state = torch.get_rng_state()
     for tensor in alive:
-        rerun = way_to(op_log, tensor)
-        if rerun is not None:
+        recipe = way_to(op_log, tensor)
+        if recipe is not None:
             held = whole(tensor.untyped_storage()).clone()
-            assert torch.equal(whole(rerun.run()[0]), held), str(rerun)
+            assert torch.equal(whole(recipe.run()[0]), held), str(recipe)
             assert torch.equal(whole(tensor.untyped_storage()), held)
     assert torch.equal(state, torch.get_rng_state())
 
@@ -381,23 +381,23 @@ def program(x: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_what_a_rerun_needs_is_enough(place: int, x: Tensor, op_log: OpLog) -> None:
-    """Noting the operations of the rerun alone gives the same rerun in the next pass, and nothing else."""
+def test_what_a_recipe_needs_is_enough(place: int, x: Tensor, op_log: OpLog) -> None:
+    """Noting the operations of the recipe alone gives the same recipe in the next pass, and nothing else."""
     memory = Memory(op_log, x)
     with taped(op_log):
         first = program(x)
-    rerun = way_to(op_log, first[place])
-    assert rerun is not None
+    recipe = way_to(op_log, first[place])
+    assert recipe is not None
     op_log.clear()
     op_log.mark(0)
     memory = Memory(op_log, x)
-    op_log.wanted = frozenset(rerun.numbers)
+    op_log.wanted = frozenset(recipe.numbers)
     with taped(op_log):
         second = program(x)
     again = way_to(op_log, second[place])
     assert again is not None
-    assert again.numbers == rerun.numbers
-    assert str(again) == str(rerun)
+    assert again.numbers == recipe.numbers
+    assert str(again) == str(recipe)
     assert torch.equal(whole(again.run()[0]), whole(second[place].untyped_storage()))
     assert all(words(op_log, each) is None for each in second[place + 1 :])
     del memory
@@ -418,7 +418,7 @@ def test_a_missing_link_stops_the_chain(x: Tensor, op_log: OpLog) -> None:
     del memory
 
 
-def test_a_write_through_two_counters_is_not_made_again(op_log: OpLog) -> None:
+def test_a_write_through_two_counters_is_not_recomputed(op_log: OpLog) -> None:
     """``data`` counts by itself."""
     x = torch.rand(3, 4)
     memory = Memory(op_log, x)
@@ -437,16 +437,16 @@ def test_another_pass_begins_with_all_that_is_wanted(x: Tensor, op_log: OpLog) -
     memory = Memory(op_log, x)
     with taped(op_log):
         y = x.exp()
-    rerun = way_to(op_log, y)
-    assert rerun is not None
-    assert rerun.numbers == (-1,)
+    recipe = way_to(op_log, y)
+    assert recipe is not None
+    assert recipe.numbers == (-1,)
     op_log.mark(0)
     with taped(op_log):
         y = x.exp()
     op_log.mark(1)
     with taped(op_log):
         z = x.sin()
-    (first,), (second,) = (rerun.numbers for each in (y, z) if (rerun := way_to(op_log, each)) is not None)
+    (first,), (second,) = (recipe.numbers for each in (y, z) if (recipe := way_to(op_log, each)) is not None)
     assert 0 <= first < second
     del memory
 
@@ -481,7 +481,7 @@ _PARTLY_BLANK = {"nn.functional.mse_loss", "nn.functional.smooth_l1_loss", "lina
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(600)
 def test_every_operation_that_torch_lists() -> None:
-    """With the op_log the same comes out; and all that can be made again is the same again."""
+    """With the op_log the same comes out; and all that can be recomputed is the same."""
     infos = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
     count = 0
     for info in infos:
@@ -503,12 +503,12 @@ def test_every_operation_that_torch_lists() -> None:
             for one, other in zip(in_memory(found), in_memory(expected), strict=True):
                 assert torch.allclose(one, other, rtol=0, atol=0, equal_nan=True), info.name
             for tensor in in_memory(found):
-                rerun = way_to(op_log, tensor)
-                if rerun is None:
+                recipe = way_to(op_log, tensor)
+                if recipe is None:
                     continue
                 count += 1
                 before = [whole(memory.storage).clone() for memory in packed]
-                storage, _ = rerun.run()
+                storage, _ = recipe.run()
                 assert torch.equal(whole(storage), whole(tensor.untyped_storage())), info.name
                 after = [whole(memory.storage) for memory in packed]
                 assert all(map(torch.equal, before, after)), info.name

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.budget import planned as planned_module
 from retrograd.budget.op_log import Contents, OpLog
-from retrograd.budget.plan import KnownPlans, Plan
+from retrograd.budget.plan import Plan
 from retrograd.budget.planned import Planned
-from retrograd.budget.planned_pass import Item, PlannedPass
+from retrograd.budget.planned_pass import Item, KnownPlans, PlannedPass
 from retrograd.budget.recipe import Recipe
 from retrograd.errors import BudgetError, SavedPolicyError
 from retrograd.policies.disk import Disk

@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 from retrograd.amounts import show_bytes
 from retrograd.budget.plan import make_plan
 from retrograd.budget.planned import read_budget
-from retrograd.budget.planner import Solution, evaluate, find_plan, find_smallest, keep_all
+from retrograd.budget.planner import Solution, evaluate, find_smallest, find_solution, keep_all
 from retrograd.budget.simulation import Choice, Event, Link, MeasuredPass, SavedRange
 from retrograd.errors import BudgetError, SavedPolicyError
 from tests.budget.test_simulation import LINK, chain
 
 FACTOR = 1.25
 """How much slower than the fastest of all plans one may be that was found."""
-OPTIONS: list[Choice] = ["keep", "offload", "rerun"]
+OPTIONS: list[Choice] = ["keep", "offload", "recompute"]
 
 
 @st.composite
 def recordings(draw: st.DrawFn) -> MeasuredPass:
     """Passes whose backward asks in any order, with ranges that the program holds for a while.
 
-    Some can be made again of others that are there still when they are asked for.
+    Some can be recomputed from others that are there still when they are asked for.
     """
     count = draw(st.integers(1, 5))
     order = draw(st.permutations(range(count)))
@@ -46,7 +46,7 @@ def recordings(draw: st.DrawFn) -> MeasuredPass:
             price = draw(st.floats(0, 2))
             beside = draw(st.integers(0, 30))
             ranges[number] = replace(
-                saved_range, rerun="relu", sources=tuple(sources), rerun_seconds=price, rerun_bytes=beside
+                saved_range, recompute="relu", sources=tuple(sources), recompute_seconds=price, recompute_bytes=beside
             )
     seconds = draw(st.lists(st.floats(0.1, 3), min_size=len(events), max_size=len(events)))
     return MeasuredPass(tuple(ranges), tuple(events), tuple(seconds))
@@ -57,7 +57,7 @@ def search_all(recording: MeasuredPass, link: Link, budget: int) -> Solution | N
     found = []
     for choices in product(OPTIONS, repeat=len(recording.ranges)):
         pairs = zip(choices, recording.ranges, strict=True)
-        if any(choice == "rerun" and not saved_range.rerun for choice, saved_range in pairs):
+        if any(choice == "recompute" and not saved_range.recompute for choice, saved_range in pairs):
             continue
         solution = evaluate(recording, choices, link, budget)
         if solution is not None:
@@ -69,7 +69,7 @@ def search_all(recording: MeasuredPass, link: Link, budget: int) -> Solution | N
 @given(recordings(), st.floats(0.2, 1.0))
 def test_never_over_the_budget_and_nearly_as_fast_as_the_best(recording: MeasuredPass, share: float) -> None:
     budget = max(1, int(share * keep_all(recording).peak))
-    found, best = find_plan(recording, LINK, budget), search_all(recording, LINK, budget)
+    found, best = find_solution(recording, LINK, budget), search_all(recording, LINK, budget)
     if best is None:
         assert found is None
         return
@@ -84,7 +84,7 @@ def test_never_over_the_budget_and_nearly_as_fast_as_the_best(recording: Measure
 @given(recordings())
 def test_the_smallest_budget_can_be_met(recording: MeasuredPass) -> None:
     smallest = find_smallest(recording, LINK)
-    found = find_plan(recording, LINK, smallest)
+    found = find_solution(recording, LINK, smallest)
     assert found is not None
     assert found.peak <= smallest
     assert smallest >= max(saved_range.nbytes for saved_range in recording.ranges)
@@ -93,7 +93,7 @@ def test_the_smallest_budget_can_be_met(recording: MeasuredPass) -> None:
 def test_a_transfer_that_is_hidden_is_free() -> None:
     """Of eight equal ranges the first ones have all the time of the pass to leave and to come back."""
     recording = chain([100] * 8, seconds=10.0)
-    found = find_plan(recording, LINK, 600)
+    found = find_solution(recording, LINK, 600)
     assert found is not None
     assert found.seconds == pytest.approx(sum(recording.seconds))
     assert found.decisions.choices[0] == "offload"
@@ -101,7 +101,7 @@ def test_a_transfer_that_is_hidden_is_free() -> None:
 
 
 def test_nothing_is_moved_where_all_finds_room() -> None:
-    found = find_plan(chain([5, 6]), LINK, 11)
+    found = find_solution(chain([5, 6]), LINK, 11)
     assert found is not None
     assert set(found.decisions.choices) == {"keep"}
 

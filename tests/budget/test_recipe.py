@@ -1,4 +1,4 @@
-"""What is saved is made again: every bit is that of plain autograd."""
+"""What is saved is recomputed: every bit is that of plain autograd."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from retrograd.budget.planned import Planned
 from retrograd.budget.recipe import Recipe
 from retrograd.errors import OverwrittenError
 from retrograd.saved.keeping import keep_saved
-from tests.budget.forced_recipes import force_reruns, made_again, mix_choices
+from tests.budget.forced_recipes import force_recomputing, mix_choices, recomputed
 from tests.recording.nets import bits
 
 Result = list[tuple[str, bytes]]
@@ -93,20 +93,20 @@ def check(
         return make()
 
     expected = train(build(), step, None, passes)
-    policy = force_reruns(patch)
+    policy = force_recomputing(patch)
     runs: list[str] = []
     plain_run = Recipe.run
 
-    def run(rerun: Recipe, **given: Any) -> Any:
-        runs.append(str(rerun))
-        return plain_run(rerun, **given)
+    def run(recipe: Recipe, **given: Any) -> Any:
+        runs.append(str(recipe))
+        return plain_run(recipe, **given)
 
     with patch.context() as scope:
         scope.setattr(Recipe, "run", run)
         found = train(build(), step, policy, passes, everywhere=everywhere)
     assert [name for (name, value), (_, other) in zip(found, expected, strict=True) if value != other] == []
-    assert words <= made_again(policy), made_again(policy)
-    followed = sum(choice == "rerun" for plan in policy.plans for choice in plan.choices)
+    assert words <= recomputed(policy), recomputed(policy)
+    followed = sum(choice == "recompute" for plan in policy.plans for choice in plan.choices)
     assert not words or len(runs) > followed  # in the measured pass, and then to follow the plan
     assert policy._counter.total() == 0
     return policy
@@ -340,7 +340,7 @@ def test_in_the_whole_process_too(name: str, monkeypatch: pytest.MonkeyPatch) ->
     check(monkeypatch, make, step, words, everywhere=True)
 
 
-def test_memory_that_no_operation_fills_is_never_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_no_operation_fills_is_never_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A half is written by numpy. What lay in that memory before may be the very same bytes."""
 
     class HalfFilled(nn.Module):
@@ -357,7 +357,7 @@ def test_memory_that_no_operation_fills_is_never_made_again(monkeypatch: pytest.
 
     plain_run = Recipe.run
 
-    def run(rerun: Recipe, **given: Any) -> Any:
+    def run(recipe: Recipe, **given: Any) -> Any:
         """Where blank memory is always zero."""
         with monkeypatch.context() as scope:
             operation = torch.ops.aten.empty_like.default
@@ -371,11 +371,11 @@ def test_memory_that_no_operation_fills_is_never_made_again(monkeypatch: pytest.
                     else plain_call(self, *args, **kwargs)
                 ),
             )
-            return plain_run(rerun, **given)
+            return plain_run(recipe, **given)
 
     monkeypatch.setattr(Recipe, "run", run)
     policy = check(monkeypatch, HalfFilled, on(6, 16), {"copy", "mul"})
-    choices = [saved_range.rerun for saved_range in policy.plans[0].recording.ranges]
+    choices = [saved_range.recompute for saved_range in policy.plans[0].recording.ranges]
     assert choices.count("copy, mul") == 1  # the whole one
 
 
@@ -556,14 +556,14 @@ def test_two_models_under_two_handles(monkeypatch: pytest.MonkeyPatch) -> None:
     def gradients(*, is_kept: bool) -> Result:
         torch.manual_seed(2)
         model = nn.Sequential(activations(), activations())
-        inner, outer = force_reruns(monkeypatch), force_reruns(monkeypatch)
+        inner, outer = force_recomputing(monkeypatch), force_recomputing(monkeypatch)
         with (
             keep_saved(model, outer) if is_kept else nullcontext(),
             keep_saved(model[0], inner) if is_kept else nullcontext(),
         ):
             for _ in range(4):
                 loss_of(model).backward()
-        assert not is_kept or (made_again(inner) and made_again(outer))
+        assert not is_kept or (recomputed(inner) and recomputed(outer))
         return [*bits("", [p.grad for p in model.parameters()]), *bits("generator", torch.get_rng_state())]
 
     assert gradients(is_kept=True) == gradients(is_kept=False)
@@ -580,9 +580,9 @@ def test_the_handle_is_removed_between_forward_and_backward(monkeypatch: pytest.
         loss.backward()
         return bits("", [p.grad for p in model.parameters()])
 
-    policy = force_reruns(monkeypatch)
+    policy = force_recomputing(monkeypatch)
     assert gradients(policy) == gradients(None)
-    assert "gelu" in made_again(policy)
+    assert "gelu" in recomputed(policy)
 
 
 @pytest.mark.parametrize("mode", ["deterministic", "anomaly", "warnings"])
@@ -602,7 +602,7 @@ def test_under_what_watches_torch(mode: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_mixture_of_choices(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Sources of what is made again are on the disk, or recomputed themselves; and no budget is kept to."""
+    """Sources of what is recomputed are on the disk, or recomputed themselves; and no budget is kept to."""
 
     def mixed(model: nn.Module) -> None:
         plain(model)
@@ -615,27 +615,27 @@ def test_any_mixture_of_choices(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_
     policy = Planned(4096, folder=tmp_path, min_bytes=0)
     torch.manual_seed(4)
     assert train(activations(), mixed, policy, 6) == expected
-    assert {choice for plan in policy.plans for choice in plan.choices} >= {"rerun", "offload"}
+    assert {choice for plan in policy.plans for choice in plan.choices} >= {"recompute", "offload"}
     assert policy._counter.total() == 0
 
 
 def test_what_fails_when_it_is_tried_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(rerun: Recipe, **given: Any) -> Any:
+    def fail(recipe: Recipe, **given: Any) -> Any:
         raise RuntimeError("no kernel")
 
-    policy = force_reruns(monkeypatch)
+    policy = force_recomputing(monkeypatch)
     torch.manual_seed(4)
     expected = train(activations(), plain, None)
     monkeypatch.setattr(Recipe, "run", fail)
     torch.manual_seed(4)
     assert train(activations(), plain, policy) == expected
-    assert not made_again(policy)
+    assert not recomputed(policy)
 
 
 def test_a_copy_of_the_model_trains_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(4)
     model = activations()
-    policy = force_reruns(monkeypatch)
+    policy = force_recomputing(monkeypatch)
     with keep_saved(model, policy):
         for _ in range(3):
             plain(model)
@@ -664,12 +664,12 @@ def after_two_passes(model: nn.Module, policy: Planned, x: Tensor, between: Call
 
 
 @pytest.mark.parametrize("name", ["1.bias", "0.weight", "1.running_mean"])
-def test_a_write_into_what_makes_it_again_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_into_what_it_is_recomputed_from_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Autograd itself saves none of these: it would go on with what it has kept."""
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4).eval(), nn.Sigmoid(), nn.Conv2d(4, 4, 1))
     written = {**dict(model.named_parameters()), **dict(model.named_buffers())}[name]
     x = torch.randn(2, 4, 8, 8)
-    policy = force_reruns(monkeypatch)
+    policy = force_recomputing(monkeypatch)
 
     def write() -> None:
         with torch.no_grad():
@@ -677,12 +677,12 @@ def test_a_write_into_what_makes_it_again_is_refused(name: str, monkeypatch: pyt
 
     with pytest.raises(OverwrittenError, match="has been written to since"):
         after_two_passes(model, policy, x, write)
-    assert "batch_norm" in made_again(policy)
+    assert "batch_norm" in recomputed(policy)
 
 
 def test_a_write_into_a_source_that_the_pass_itself_does_not_need_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the last layer is trained, so that autograd never asks for what the first one has saved."""
-    policy = force_reruns(monkeypatch)
+    policy = force_recomputing(monkeypatch)
     model = nn.Sequential(nn.Linear(16, 16), nn.Sigmoid(), nn.Linear(16, 16))
     last = list(model[2].parameters())
     x = batch()
@@ -693,7 +693,7 @@ def test_a_write_into_a_source_that_the_pass_itself_does_not_need_is_refused(mon
         x.add_(1)
         with pytest.raises(OverwrittenError, match="has been written to since"):
             torch.autograd.grad(loss, last)
-    assert "sigmoid" in made_again(policy)
+    assert "sigmoid" in recomputed(policy)
 
 
 def test_a_parameter_that_is_exchanged_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -711,20 +711,20 @@ def test_a_parameter_that_is_exchanged_changes_nothing(monkeypatch: pytest.Monke
     loss.backward()
     expected = bits("", [parameter.grad for parameter in model.parameters()])
     model.load_state_dict(state)
-    policy = force_reruns(monkeypatch)
+    policy = force_recomputing(monkeypatch)
     after_two_passes(model, policy, x, exchange)
-    assert "sigmoid" in made_again(policy)
+    assert "sigmoid" in recomputed(policy)
     assert bits("", [parameter.grad for parameter in model.parameters()]) == expected
 
 
 def test_memory_that_is_taken_from_a_parameter_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sharded models free what they have gathered."""
     model = nn.Sequential(nn.Linear(16, 16), nn.Sigmoid(), nn.Linear(16, 16))
-    policy = force_reruns(monkeypatch)
+    policy = force_recomputing(monkeypatch)
     storage = model[0].bias.untyped_storage()
     with pytest.raises(OverwrittenError):
         after_two_passes(model, policy, batch(), lambda: storage.resize_(0))
-    assert made_again(policy) >= {"sigmoid", "addmm"}
+    assert recomputed(policy) >= {"sigmoid", "addmm"}
 
 
 # ---- nobody notices -------------------------------------------------------------------------------------------
@@ -743,7 +743,9 @@ class Listing(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("where", ["around", "inside"])
-def test_modes_of_the_program_see_what_they_would_without_reruns(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_of_the_program_see_what_they_would_without_recomputing(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Packing is seen, as under every policy; noting, trying and running again are not."""
 
     def listed(policy: Planned) -> tuple[list[str], int]:
@@ -767,10 +769,10 @@ def test_modes_of_the_program_see_what_they_would_without_reruns(where: str, mon
         finally:
             handle.remove()
 
-    policy = force_reruns(monkeypatch)
+    policy = force_recomputing(monkeypatch)
     seen, flops = listed(policy)
-    without = Planned(2**40, min_bytes=0, rerun=False)
-    assert "gelu" in made_again(policy)
+    without = Planned(2**40, min_bytes=0, recompute=False)
+    assert "gelu" in recomputed(policy)
     expected, expected_flops = listed(without)
     assert flops == expected_flops
     assert [name for name in seen if name not in PACKING] == [name for name in expected if name not in PACKING]
@@ -781,7 +783,7 @@ PACKING = {"aten.empty.memory_format", "aten.set_.source_Storage_storage_offset"
 
 def test_nothing_is_held_and_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the garbage collector off, over many steps."""
-    policy = force_reruns(monkeypatch)
+    policy = force_recomputing(monkeypatch)
     model = activations()
     alive: list[int] = []
     gc.collect()
@@ -800,7 +802,7 @@ def test_nothing_is_held_and_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> N
                 if number % 20 == 19:
                     alive.append(len(policy._op_log._contents))
         assert alive == [0, 0, 0]
-        assert "gelu" in made_again(policy)
+        assert "gelu" in recomputed(policy)
         gone = weakref.ref(policy)
         del policy
         assert gone() is None
@@ -811,7 +813,7 @@ def test_nothing_is_held_and_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_compiled_code_saves_is_never_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_compiled_code_saves_is_never_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes a sum into the result of a convolution, and tells nobody; at first nothing but zeros are added."""
 
     class Shifted(nn.Module):
@@ -832,4 +834,4 @@ def test_what_compiled_code_saves_is_never_made_again(monkeypatch: pytest.Monkey
     policy = check(monkeypatch, make, on(2, 3, 8, 8), {"sigmoid"})
     assert counters["stats"]["unique_graphs"] == before + 2  # with and without, each compiled once
     for plan in policy.plans:
-        assert sum(saved_range.rerun.count("convolution") for saved_range in plan.recording.ranges) <= 1
+        assert sum(saved_range.recompute.count("convolution") for saved_range in plan.recording.ranges) <= 1

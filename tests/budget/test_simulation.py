@@ -73,7 +73,7 @@ def test_a_fetch_holds_from_its_position() -> None:
 def again(recording: MeasuredPass, *sources: tuple[int, ...], seconds: float = 0.25, beside: int = 0) -> MeasuredPass:
     """The same pass, where each range with sources can be made of these."""
     ranges = (
-        replace(saved_range, rerun="relu", sources=given, rerun_seconds=seconds, rerun_bytes=beside)
+        replace(saved_range, recompute="relu", sources=given, recompute_seconds=seconds, recompute_bytes=beside)
         if given
         else saved_range
         for saved_range, given in zip(recording.ranges, sources, strict=True)
@@ -81,9 +81,9 @@ def again(recording: MeasuredPass, *sources: tuple[int, ...], seconds: float = 0
     return replace(recording, ranges=tuple(ranges))
 
 
-def test_what_is_made_again_is_away_in_between_and_takes_what_it_needs_beside() -> None:
+def test_what_is_recomputed_is_away_in_between_and_takes_what_it_needs_beside() -> None:
     recording = again(chain([3, 5, 7]), (), (0,), (), beside=2)
-    decisions = Decisions(("keep", "rerun", "keep"), 0)
+    decisions = Decisions(("keep", "recompute", "keep"), 0)
     assert count_residency(recording, decisions, {}).tolist() == [3, 8, 10, 10, 3, 10, 3, 3, 0]
     assert predict_seconds(recording, decisions, {}, LINK) == pytest.approx(9.25)
 
@@ -98,14 +98,14 @@ def test_what_others_are_made_of_is_made_before_them_and_stays() -> None:
         SavedRange(3, "", "", 0, 1, 3, 8), SavedRange(5, "", "", 1, 2, 6, 7), SavedRange(7, "", "", 2, 3, 4, 5),
     )  # fmt: skip
     recording = again(MeasuredPass(ranges, events, (1.0,) * 9), (), (0,), (1,))
-    decisions = Decisions(("keep", "rerun", "rerun"), 0)
+    decisions = Decisions(("keep", "recompute", "recompute"), 0)
     assert count_residency(recording, decisions, {}).tolist() == [3, 8, 10, 3, 15, 8, 8, 3, 0]
     assert predict_seconds(recording, decisions, {}, LINK) == pytest.approx(9.5)
 
 
 def test_what_others_are_made_of_comes_back_from_elsewhere_before_them() -> None:
     recording = again(chain([3, 5, 7, 1]), (), (0,), (), ())
-    decisions = Decisions(("offload", "rerun", "offload", "keep"), 0)
+    decisions = Decisions(("offload", "recompute", "offload", "keep"), 0)
     gone = find_departures(recording, decisions)
     assert gone == {0: 3}
     # at 8 the second is made of the first, which would be asked for at 10 only
@@ -118,7 +118,7 @@ def test_what_others_are_made_of_goes_after_them() -> None:
     ranges = SavedRange(4, "", "", 0, 1, 3, 4), SavedRange(6, "", "", 1, 2, 2, 5)
     recording = again(MeasuredPass(ranges, events, (1.0,) * 6), (), (0,))
     assert count_residency(recording, Decisions(("keep",) * 2, 0), {}).tolist() == [4, 10, 10, 10, 6, 0]
-    assert count_residency(recording, Decisions(("keep", "rerun"), 0), {}).tolist() == [4, 10, 10, 10, 10, 0]
+    assert count_residency(recording, Decisions(("keep", "recompute"), 0), {}).tolist() == [4, 10, 10, 10, 10, 0]
 
 
 def test_what_the_program_holds_does_not_leave() -> None:
@@ -287,8 +287,8 @@ def test_a_device_times_what_is_recomputed_and_is_waited_for_behind_the_pass(mon
     log.tried[0] = RecomputeTrial("relu", (), *marks, 4, (7,), is_same=True)  # type: ignore[arg-type]
     assert not any(mark.is_waited_for for mark in marks)
     saved_range = log.make_recording().ranges[0]
-    assert (saved_range.rerun, saved_range.rerun_bytes, saved_range.rerun_numbers) == ("relu", 4, (7,))
-    assert saved_range.rerun_seconds == pytest.approx(0.002)
+    assert (saved_range.recompute, saved_range.recompute_bytes, saved_range.recompute_numbers) == ("relu", 4, (7,))
+    assert saved_range.recompute_seconds == pytest.approx(0.002)
 
 
 def test_better_times_may_change_a_plan_and_never_exceed_its_budget() -> None:

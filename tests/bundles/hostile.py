@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from retrograd.bundles.replayed import replay
+from retrograd.bundles.replay import replay
 from tests.apart import call_apart
 
 

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from retrograd.bundles.bundle import read_bundle, write_bundle
+from retrograd.bundles.bundle import read_bundle
 from retrograd.bundles.files import digest
 from retrograd.bundles.guard import read_allowed
-from retrograd.bundles.replayed import describe, replay
+from retrograd.bundles.replay import describe_replay, replay
+from retrograd.bundles.writer import write_bundle
 from retrograd.cli import main
 from retrograd.errors import UnsafeBundleError
 from tests.bundles.bundled import KINDS
@@ -374,4 +375,4 @@ def test_no_control_characters_reach_the_terminal(
     assert "\x1b" not in out
     assert "\u202e" not in out
     assert "\\x1b]0;evil" in out
-    assert "evil" in describe(replay(path))
+    assert "evil" in describe_replay(replay(path))

@@ -21,7 +21,7 @@ import retrograd as rg
 from retrograd.findings.explain import make_record
 from retrograd.findings.record import Record
 from retrograd.history.facts import Call, OptimizerMade
-from retrograd.hooks.construction import construction_watch
+from retrograd.hooks.discovery import construction_watch
 from tests.facts.marks import marked
 
 LINES = marked(__file__)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.facts.kink_watch import KinkWatch
-from retrograd.findings.detectors.kinks import Kinks
+from retrograd.findings.detectors.nonfinite import Kinks
 from retrograd.findings.explain import explain
 from retrograd.history.facts import Kink, read_facts
 from retrograd.history.history import History

@@ -31,7 +31,7 @@ def test_integers_have_a_mean_too() -> None:
 def test_what_stands_for_no_pool() -> None:
     assert find_pool(None) is None
     for wrong in ("median", 3, ["mean"]):
-        with pytest.raises(FeatureError, match="no way to pool"):
+        with pytest.raises(FeatureError, match="not a valid pool"):
             find_pool(wrong)
 
 

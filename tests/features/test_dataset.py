@@ -280,7 +280,7 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     [
         ({"inputs": "x"}, "inputs='x' is not in what the loader yields: a list"),
         ({"target": 5}, "target=5 is not in"),
-        ({"pool": "average"}, "no way to pool"),
+        ({"pool": "average"}, "not a valid pool"),
         ({"target": lambda item: "cat"}, "not a tensor"),
     ],
 )

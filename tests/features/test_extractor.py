@@ -165,9 +165,9 @@ def test_a_name_that_the_model_does_not_have(site: str, said: str) -> None:
         ("*:output.7.*", "matches no tensor"),
         ("unused*", "never called"),
         ("watch/x", "by hand"),
-        ("re:stem", "names no feature"),
-        ("", "names no feature"),
-        (7, "names no feature"),
+        ("re:stem", "not a valid name of a feature"),
+        ("", "not a valid name of a feature"),
+        (7, "not a valid name of a feature"),
     ],
 )
 def test_what_no_forward_has(site: Any, said: str) -> None:

@@ -9,7 +9,7 @@ import retrograd as rg
 from retrograd.findings import explain
 from retrograd.findings.detector import CannotTell
 from retrograd.findings.detectors.batch_norm import BatchNorm
-from retrograd.findings.detectors.hooks import HooksScale
+from retrograd.findings.detectors.gradient_flow import HooksScale
 from retrograd.findings.detectors.ranks import RanksDisagree
 from retrograd.findings.record import Record
 from retrograd.history.facts import Buffer, Input, Modes, Parameter

@@ -1,4 +1,4 @@
-from retrograd.findings.causes import rank_findings
+from retrograd.findings.explain import rank_findings
 from retrograd.findings.finding import Finding, Severity
 
 EXPLAINS = {"cause": ("symptom",), "symptom": ("cause",)}

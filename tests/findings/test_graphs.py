@@ -1,8 +1,8 @@
 from collections.abc import Sequence
 
+from retrograd.findings.detectors.architecture import SharedByAccident, WeightsUntied
 from retrograd.findings.detectors.failed import Failed
 from retrograd.findings.detectors.graphs import GraphGrows, GraphLeaks
-from retrograd.findings.detectors.sharing import SharedByAccident, WeightsUntied
 from retrograd.findings.record import Record
 from retrograd.history.facts import Fact, GraphSize, Input, Parameter
 from retrograd.history.sink import Moment

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from retrograd.findings.numbers import count_more, write_plainly
+from retrograd.findings.finding import count_more, write_plainly
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-from retrograd.findings.detectors.nonlinearity import MissingNonlinearity
+from retrograd.findings.detectors.architecture import MissingNonlinearity
 from retrograd.findings.detectors.shapes import BroadcastLoss, ReshapeMixes, WrongDimension
 from retrograd.findings.explain import make_record
 from retrograd.findings.record import Record

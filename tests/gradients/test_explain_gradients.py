@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from retrograd.errors import GraphError, RetrogradWarning
 from retrograd.gradients.explain import explain_gradients
-from retrograd.gradients.reason import FINE
+from retrograd.gradients.reasons import FINE
 
 Forward = Callable[["Net", Tensor], Tensor]
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import RunWriteError, TraceError
 from retrograd.graph.origins import record_origins
-from retrograd.hangs.rank_state import RankState, RingEvent, ThreadState
+from retrograd.hangs.rank_state import RankState, RingEvent, ThreadPosition
 from retrograd.hangs.ring_file import read_rings
 from retrograd.hangs.watch import StallDetector, watch_hangs
 from tests.processes import wait_for_child
@@ -153,7 +153,7 @@ def test_a_process_that_ends_by_itself_is_not_taken_for_a_dead_one(tmp_path: Pat
 def make_state(*threads: tuple[int, int, int]) -> RankState:
     """Of each thread: ident, depth, count of its last event; the latter is its time too."""
     made = [
-        ThreadState(
+        ThreadPosition(
             ident,
             ident,
             f"thread {ident}",

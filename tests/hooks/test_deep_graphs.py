@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
+from retrograd.hooks.reach import FREE_DEPTH, DeepGraphGuard
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.features.extractor import extract
-from retrograd.hooks.early_end import EarlyEnd, WayOut, can_end_early
+from retrograd.hooks.readings import EarlyEnd, WayOut, can_end_early
 
 
 class Counting(nn.Module):

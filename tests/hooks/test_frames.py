@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import retrograd as rg
-from retrograd.hooks.operation_clock import OperationClock
+from retrograd.hooks.function_mode import FunctionMode
 from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.hooks.program_watch import ProgramWatch
-from retrograd.hooks.writes import WriteLog
+from retrograd.hooks.writes import WriteNotes
 
 
 def fail(error: Exception) -> None:
@@ -42,14 +42,13 @@ def watched() -> AbstractContextManager[None]:
     return between(watch.begin, watch.end)
 
 
-def timed() -> AbstractContextManager[None]:
-    clock = OperationClock()
-    return between(clock.start, clock.stop)
+def timed() -> AbstractContextManager[Any]:
+    return rg.take_inventory(nn.Linear(1, 1), timed=True)
 
 
 def written() -> AbstractContextManager[None]:
-    log = WriteLog()
-    return between(log.begin, log.end)
+    mode = FunctionMode(WriteNotes())
+    return between(mode.put_on, mode.leave)
 
 
 def traced() -> AbstractContextManager[Any]:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from retrograd.hooks.deep_graphs import DeepGraphGuard
 from retrograd.hooks.engine import next_sequence_number
 from retrograd.hooks.input_gradient import InputGradient, edge_of, hook_input_gradients
 from retrograd.hooks.module import CallTap
+from retrograd.hooks.reach import DeepGraphGuard
 
 Gradients = dict[str, list[Tensor]]
 

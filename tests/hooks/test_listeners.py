@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import types
 
-from retrograd.hooks.listeners import Listeners
-from retrograd.hooks.patches import Patch, replace
+from retrograd.hooks.listeners import Listeners, Patch, replace
 
 
 class Watcher:

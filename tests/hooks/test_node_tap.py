@@ -18,7 +18,7 @@ from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.engine import current_node
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import IDENTITIES_LAST, name_of
-from retrograd.hooks.reach import find_nodes_of
+from retrograd.hooks.reach import PassNodes
 from tests.graph.test_walker import Double, tangle
 
 
@@ -33,10 +33,7 @@ class Tapper:
 
     def run_begins(self, run: EngineRun) -> None:
         self.runs.append(run)
-        tap = self._all.begin(lambda one: self.note((one,)), self.note)
-        nodes, reach = find_nodes_of(run)
-        tap.watch(nodes, reach.several, is_kept=run.keeps_graph)
-        self._taps.append(tap)
+        self._taps.append(self._all.tap(PassNodes(run), lambda one: self.note((one,)), self.note))
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
         self._all.end(self._taps.pop())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from retrograd.hooks.python_nodes import run_python
+from retrograd.hooks.nodes import run_python
 
 SEEN: list[tuple[Tensor | None, ...]] = []
 

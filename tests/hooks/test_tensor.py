@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from retrograd.hooks.deep_graphs import DeepGraphGuard
+from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.hooks.tensor import GradientWatch
 
 

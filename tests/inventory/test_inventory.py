@@ -425,7 +425,7 @@ def test_a_checkpoint_keeps_its_argument_and_later_what_it_makes_again() -> None
     tanh = find(inventory, module="inner.1")
     runs = find(inventory, module="inner.3", slot="result")["unpacked"]
     assert (tanh["held"], tanh["resident"], tanh["maker"]) == ("checkpoint", 4 * 16 * 4, "TanhBackward0")
-    assert tanh["packed"] == runs[0], "made again when the first of them is wanted"
+    assert tanh["packed"] == runs[0], "recomputed when the first of them is wanted"
     argument = find(inventory, slot="checkpoint[0]")
     assert (argument["held"], argument["resident"]) == ("argument", 4 * 8 * 4)
     assert argument["released"] == find(inventory, module="inner.0", slot="mat1")["released"]

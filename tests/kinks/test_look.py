@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from retrograd.kinks.convention import Convention
-from retrograd.kinks.find import find_kinks
+from retrograd.kinks.kinks import find_kinks
 from retrograd.kinks.look import Look, Sighting
-from retrograd.kinks.point import Point, key_of
+from retrograd.kinks.point import Convention, Point, key_of
 from retrograd.kinks.table import POINTS
 from tests.kinks.test_table import function_of, place
 

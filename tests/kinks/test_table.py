@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from retrograd.kinks.convention import Convention
-from retrograd.kinks.point import Point
+from retrograd.kinks.point import Convention, Point
 from retrograd.kinks.table import POINTS
 
 NEAR = 1e-6

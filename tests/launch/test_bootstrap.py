@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.launch.process import BOOTSTRAP, make_environment
 from retrograd.launch.requests import RunRequest
+from retrograd.launch.start import BOOTSTRAP, make_environment
 from tests.launch.conftest import ENVIRONMENT
 
 REQUEST = RunRequest(path="/nowhere/run", shown="run", command=("train.py",))

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrograd.cli import COMMANDS, main
-from retrograd.launch.describe import describe_commands
-from retrograd.launch.options import Command
+from retrograd.launch.options import Command, describe_commands
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 

@@ -15,14 +15,14 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.cli import main
-from retrograd.findings.stored import store_findings
+from retrograd.findings.findings import store_findings
 from retrograd.history.facts import NonFinite
 from retrograd.history.sink import Event, Moment
 from retrograd.launch import closing
-from retrograd.launch.explaining import is_command
+from retrograd.launch.explaining import find_verdict
 from retrograd.launch.live_findings import LiveFindings
-from retrograd.launch.verdict import find_verdict
-from retrograd.runs.latest import find_latest
+from retrograd.launch.start import is_command
+from retrograd.runs.layout import find_latest
 from retrograd.runs.reader import open_run
 from tests.launch.conftest import ENVIRONMENT, SCRIPTS, run
 from tests.launch.recorded import HEALTHY, Command, Outcome, recorded
@@ -229,7 +229,7 @@ def test_the_verdict(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert lines[0].startswith(". ")
     assert lines[1].startswith("  critical  ")
     assert lines[-1] == "  more: retrograd explain run"
-    monkeypatch.setattr("retrograd.launch.verdict.MOST_ROWS", 3)
+    monkeypatch.setattr("retrograd.launch.explaining.MOST_ROWS", 3)
     assert "retrograd explain run" in find_verdict(runs / "runs/well", "run")
 
 

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from retrograd.launch.family import Family, unwrap
+from retrograd.launch.models import Family, unwrap
 
 
 class Pair(nn.Module):

@@ -5,7 +5,7 @@ import weakref
 import pytest
 from torch import nn
 
-from retrograd.launch.naming import name_models
+from retrograd.launch.models import name_models
 
 
 class Critic(nn.Linear):

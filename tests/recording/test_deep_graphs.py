@@ -17,7 +17,7 @@ import sys, threading
 import torch
 from torch import nn
 import retrograd as rg
-from retrograd.hooks import deep_graphs
+from retrograd.hooks import reach
 from retrograd.recording.recorder import Recorder
 
 calls, stack, guard, kinds = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrograd.errors import ScheduleError
-from retrograd.recording.settings import as_schedule, every, log_schedule
+from retrograd.recording.schedule import as_schedule, every, log_schedule
 
 
 @given(st.integers(1, 1000), st.integers(0, 10**6))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import RetrogradWarning
-from retrograd.hooks.interventions import intervention_listeners
+from retrograd.hooks.rewriters import intervention_listeners
 from retrograd.rewriting.rewriting import rewrite
 from retrograd.rules.clip_norm import ClipNorm
 from retrograd.rules.rule import Rule, SiteState

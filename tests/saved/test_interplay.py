@@ -22,12 +22,13 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from retrograd.budget.planned import Planned
-from retrograd.bundles.bundle import write_bundle
-from retrograd.bundles.replayed import replay
+from retrograd.bundles.replay import replay
+from retrograd.bundles.writer import write_bundle
 from retrograd.engine.replayer import run_from
-from retrograd.hooks import operation_tap
+from retrograd.hooks import calls as call_stack
+from retrograd.hooks import dispatch
 from retrograd.hooks import saved as saved_hooks
-from retrograd.hooks.operation_tap import CarryOut
+from retrograd.hooks.dispatch import CarryOut
 from retrograd.inventory.recorder import take_inventory
 from retrograd.policies.disk import Disk
 from retrograd.policies.lossless import Lossless
@@ -35,7 +36,7 @@ from retrograd.policies.policy import AsIs, Policy, Stays
 from retrograd.policies.recompute import Recompute
 from retrograd.saved import calls
 from retrograd.saved.keeping import SavedHandle, keep_saved
-from tests.budget.forced_recipes import force_reruns
+from tests.budget.forced_recipes import force_recomputing
 from tests.saved.interrupter import Interrupter
 from tests.saved.test_exactness import Elsewhere
 
@@ -99,7 +100,7 @@ def test_a_selective_checkpoint_finds_its_own_modes_again(model: Net, monkeypatc
         return model.last(checkpoint(model.first, x, use_reentrant=False, context_fn=contexts))
 
     expected = gradients(model, call)
-    with keep_saved(None, force_reruns(monkeypatch)):
+    with keep_saved(None, force_recomputing(monkeypatch)):
         for _ in range(4):
             assert same(gradients(model, call), expected)
     assert is_bare()
@@ -157,18 +158,18 @@ def test_tangents_are_rounded_as_ever(everywhere: bool, monkeypatch: pytest.Monk
             return [part.tangent.clone() if part.tangent is not None else None for part in parts]
 
     expected = tangents()
-    with keep_saved(None if everywhere else model, force_reruns(monkeypatch)):
+    with keep_saved(None if everywhere else model, force_recomputing(monkeypatch)):
         for _ in range(3):
             assert same(tangents(), expected)
 
 
-@pytest.mark.parametrize("kind", ["copies", "lossless", "recompute", "rerun"])
+@pytest.mark.parametrize("kind", ["copies", "lossless", "recompute", "recipes"])
 def test_a_model_is_traced_as_it_is(kind: str, model: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     policies: dict[str, Callable[[], Policy]] = {
         "copies": Elsewhere,
         "lossless": lambda: Lossless(min_bytes=0),
         "recompute": Recompute,
-        "rerun": lambda: force_reruns(monkeypatch),
+        "recipes": lambda: force_recomputing(monkeypatch),
     }
     expected = torch.jit.trace(model, batch())
     with keep_saved(model, policies[kind]()):
@@ -185,7 +186,7 @@ def test_the_whole_process_under_a_budget_calls_compiled_modules(model: Net) -> 
     with keep_saved(None, Planned(2**40, min_bytes=0)) as handle:
         for _ in range(4):
             assert same(gradients(model), expected)
-        assert handle.plan is not None  # and nothing is made again by it, so that no operation need be seen
+        assert handle.plan is not None  # and nothing is recomputed by it, so that no operation need be seen
         F.relu(batch())
     assert is_bare()
     torch.compiler.reset()
@@ -194,7 +195,7 @@ def test_the_whole_process_under_a_budget_calls_compiled_modules(model: Net) -> 
 # ---- nodes run once more --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["copies", "lossless", "recompute", "rerun"])
+@pytest.mark.parametrize("kind", ["copies", "lossless", "recompute", "recipes"])
 def test_a_node_is_bundled_with_what_it_saved(
     kind: str, model: Net, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -203,7 +204,7 @@ def test_a_node_is_bundled_with_what_it_saved(
         "copies": Elsewhere,
         "lossless": lambda: Lossless(min_bytes=0),
         "recompute": Recompute,
-        "rerun": lambda: force_reruns(monkeypatch),
+        "recipes": lambda: force_recomputing(monkeypatch),
     }
     expected = gradients(model)
     with keep_saved(model, policies[kind]()):
@@ -314,9 +315,10 @@ def test_a_policy_that_fails_does_not_keep_others_from_ending(last: type[Policy]
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-SETS_HOOKS = frozenset(str(module.__file__) for module in (calls, saved_hooks, operation_tap))
-SEARCHES = {"plan.py", "planner.py", "prediction.py", "simulation.py", "orders.py", "prefetching.py", "link_speed.py"}
-KEEPS = frozenset(str(path) for path in Path(str(calls.__file__)).parent.glob("*.py") if path.name not in SEARCHES)
+SETS_HOOKS = frozenset(str(module.__file__) for module in (calls, call_stack, dispatch, saved_hooks))
+SEARCHES = {"plan.py", "planner.py", "simulation.py"}
+ROOMS = [Path(str(calls.__file__)).parents[1] / room for room in ("saved", "policies", "budget")]
+KEEPS = frozenset(str(path) for room in ROOMS for path in room.glob("*.py") if path.name not in SEARCHES)
 
 
 @pytest.mark.parametrize("make", [Elsewhere, Looking, Recompute])

@@ -24,7 +24,7 @@ from retrograd.policies.policy import AsIs
 from retrograd.policies.recompute import Recompute
 from retrograd.saved.keeper import PackedEntry
 from retrograd.saved.keeping import Policies, SavedHandle, keep_saved
-from tests.budget.forced_recipes import made_again, mix_choices, rerun_everything
+from tests.budget.forced_recipes import mix_choices, recompute_everything, recomputed
 from tests.conftest import GRACE_SECONDS, torch_state
 from tests.saved.program_shrinking import shrink
 from tests.saved.random_programs import Outcome, Program, build, differences, draw_program, run
@@ -56,8 +56,8 @@ POLICIES: dict[str, MakePolicy] = {
     "budget of 0.9": lambda folder, least: Planned(0.9, folder=folder, min_bytes=least),
     "budget of 0.5": lambda folder, least: Planned(0.5, folder=folder, min_bytes=least),
     "budget of 6 kB": lambda folder, least: Planned("6 kB", folder=folder, min_bytes=least),
-    "copies only": lambda folder, least: Planned(0.6, folder=folder, min_bytes=least, rerun=False),
-    "made again": lambda folder, least: Planned(2**40, folder=folder, min_bytes=least),
+    "copies only": lambda folder, least: Planned(0.6, folder=folder, min_bytes=least, recompute=False),
+    "recomputed": lambda folder, least: Planned(2**40, folder=folder, min_bytes=least),
     "anything": lambda folder, least: Planned(4000, folder=folder, min_bytes=least),
 }
 MAY_BE_TOO_SMALL = frozenset({"budget of 0.9", "budget of 0.5", "budget of 6 kB", "copies only"})
@@ -73,7 +73,7 @@ def choose_anything(recording: MeasuredPass, link: Link, budget: int, destinatio
 
 
 CHOOSERS: dict[str, Callable[[MeasuredPass, Link, int, str], Plan]] = {
-    "made again": rerun_everything,
+    "recomputed": recompute_everything,
     "anything": choose_anything,
 }
 
@@ -170,13 +170,13 @@ def test_many_programs(name: str, tmp_path: Path) -> None:
     check_some(name, range(15, 35), tmp_path)
 
 
-def test_much_is_made_again(tmp_path: Path) -> None:
-    """Else little is proved above: what does not come out the same in the measured pass is not made again."""
+def test_much_is_recomputed(tmp_path: Path) -> None:
+    """Else little is proved above: what does not come out the same in the measured pass is not recomputed."""
     words: set[str] = set()
     for seed in range(20):
         program = replace(draw_program(seed), events=("update", "update"))
-        policy = check(program, "made again", tmp_path, 1)
+        policy = check(program, "recomputed", tmp_path, 1)
         assert isinstance(policy, Planned)
-        words |= made_again(policy)
+        words |= recomputed(policy)
     assert words >= {"addmm", "batch_norm", "mul", "relu", "tanh", "to_copy"}, words
     assert words & {"bernoulli", "dropout", "rand_like", "randn"}, words

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.bundles.replayed import replay
+from retrograd.bundles.replay import replay
 from retrograd.errors import CannotBundleError, NoSuchNodeError, RetrogradWarning, StepperError, TraceError
 from retrograd.graph.node import TensorInfo
 from retrograd.graph.walker import walk
@@ -168,7 +168,7 @@ def test_the_live_line_of_a_node_that_raised_tells_what_was(monkeypatch: pytest.
         time.sleep(0.2)
         return None, "as planned"
 
-    monkeypatch.setattr("retrograd.tracing.watched_pass.bundle_node", explain_slowly)
+    monkeypatch.setattr("retrograd.tracing.traced_pass.bundle_node", explain_slowly)
     live: list[NodeEvent] = []
     a, b = torch.ones(2, 3, requires_grad=True), torch.ones(4, requires_grad=True)
     with pytest.raises(ArithmeticError), trace(live=live.append, folder=tmp_path) as seen:

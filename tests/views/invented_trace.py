@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from retrograd.graph.node import Line, TensorInfo
-from retrograd.graph.span import ForwardSpan
+from retrograd.graph.origins import ForwardSpan
 from retrograd.tracing.trace import BackwardPass, NodeEvent, Trace
 
 THREAD = 140_000_000_000_001

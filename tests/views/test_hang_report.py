@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 
 from retrograd.errors import TraceError
-from retrograd.hangs.rank_state import RankState, RingEvent, State, ThreadState
+from retrograd.hangs.rank_state import RankState, RingEvent, State, ThreadPosition, describe_age
 from retrograd.hangs.ring import Ring
 from retrograd.hangs.ring_file import RING
-from retrograd.hangs.words import describe_age
 from retrograd.views.hang_report import STUCK, compare_ranks, describe_rank, describe_ranks, print_ranks, watch_run
 
 NOW = 1_000_000_000_000
@@ -29,17 +28,17 @@ DEAD = "dead (process 4711 is gone), last seen"
 
 def make_thread(
     name: str | None, node: int = 0, *, passes: int = 12, ago: float = 42.0, failed: bool = False, depth: int = 1
-) -> ThreadState:
+) -> ThreadPosition:
     """Inside a node of this name; outside of a pass where it is None."""
     when = NOW - round(ago * SECOND)
     state: State = "node" if name else "pass failed" if failed else "pass ends"
     event = RingEvent(state, name or "", 100 + node if name else passes, when, 0, 50)
     inside = depth if name else 0
     ended = 0 if name else when
-    return ThreadState(1, 1, "MainThread", inside, passes, node, when - SECOND, ended, failed, (event,))
+    return ThreadPosition(1, 1, "MainThread", inside, passes, node, when - SECOND, ended, failed, (event,))
 
 
-def make_state(rank: int, *threads: ThreadState) -> RankState:
+def make_state(rank: int, *threads: ThreadPosition) -> RankState:
     return RankState(rank, 4711 + rank, "node03", None, NOW, True, 0, threads)
 
 

@@ -14,7 +14,7 @@ from tests.views.invented_inventory import invent_inventory, make_inventory, sav
 
 BY_MODULE = """\
 1 backward pass: 4 tensors are kept beside parameters and buffers, 7 kB; copies of all would take 11 kB
-module tensors resident share asked at peak made again by
+module tensors resident share asked at peak recomputed by
 blocks.0 2 6 kB 85.7% 6 kB 6 kB relu of what it was given
 stem 1 1 kB 14.3% 1 kB 1 kB
 head 1 0 B 0.0% 4 kB 0 B relu of what it was given
@@ -23,7 +23,7 @@ peak: 7 kB at position 2 of 6, while head:AddmmBackward0 is made
 
 BY_TENSOR = """\
 1 backward pass: 4 tensors are kept beside parameters and buffers, 7 kB; copies of all would take 11 kB
-tensor resident share asked made again by line
+tensor resident share asked recomputed by line
 blocks.0:ReluBackward0 result float32[1000] 4 kB 57.1% 4 kB relu of what it was given model.py:11
 blocks.0:ReluBackward0 self float32[500] 2 kB 28.6% 2 kB matrix product of both factors model.py:13
 and 2 more
@@ -70,7 +70,7 @@ def test_a_pattern_chooses_modules() -> None:
 def test_how_long_a_tensor_took_stands_beside_it_where_it_was_measured() -> None:
     rows = [saved(0, resident=8, released=1, seconds=0.00125), saved(1, resident=4, released=1)]
     head, first, second = table(make_inventory(rows), by="tensor")[1:4]
-    assert head == "tensor resident share asked made in made again by line"
+    assert head == "tensor resident share asked made in recomputed by line"
     assert " 1.250 ms relu" in first
     assert " ms " not in second
     assert "made in" not in table(make_inventory(rows))[1]
@@ -86,7 +86,7 @@ def test_a_narrow_terminal_is_spared_columns(columns: int, is_spared: bool, monk
     lines = re.sub(r"\x1b\[\d*m", "", file.getvalue()).splitlines()
     (head,) = (line.split() for line in lines if "tensors" in line and "resident" in line)
     spared = [] if is_spared else ["share", "asked"]
-    assert head == ["module", "tensors", "resident", *spared, "at", "peak", "made", "again", "by"]
+    assert head == ["module", "tensors", "resident", *spared, "at", "peak", "recomputed", "by"]
     assert max(map(len, lines)) <= columns
 
 

@@ -1,7 +1,10 @@
-"""``rg.check_adjoint``: what users call."""
+"""``rg.check_adjoint``: check every call of every module of a model."""
 
 from __future__ import annotations
 
+import inspect
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,22 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from retrograd.adjoint.adjoint_check import AdjointCheck
-from retrograd.adjoint.arguments import is_differentiable
-from retrograd.adjoint.by_hand import Adjoint
-from retrograd.adjoint.examination import Examination
-from retrograd.adjoint.plain_function import PlainFunction
-from retrograd.adjoint.progress import Progress
-from retrograd.adjoint.row import FAILURES, Row, Verdict
-from retrograd.adjoint.vectors import count_not_finite
-from retrograd.adjoint.visit import Request, Visit
+from retrograd.adjoint.adjoint_check import FAILURES, AdjointCheck, Row, Verdict
+from retrograd.adjoint.examination import CheckOptions, Examination, Visit
+from retrograd.adjoint.module_call import Adjoint
+from retrograd.adjoint.numerics import count_not_finite
+from retrograd.adjoint.variable import is_differentiable
 from retrograd.errors import AdjointError
-from retrograd.hooks.arguments import spread_batch
-from retrograd.hooks.candidates import NamedModule, compiled_regions, name_models, walk_modules
-from retrograd.hooks.copies import clone, copy_module, copy_nest
 from retrograd.hooks.engine import is_transformed
-from retrograd.hooks.isolation import isolated_autograd, unseen_by_discovery
+from retrograd.hooks.isolation import clone, copy_module, copy_nest, isolated_autograd, unseen_by_discovery
 from retrograd.hooks.module import CallTap
+from retrograd.hooks.names import NamedModule, compiled_regions, name_models, spread_batch, walk_modules
 from retrograd.hooks.nested import flatten
 from retrograd.randomness import Randomness
 from retrograd.sites.pattern import Candidate, Pattern
@@ -83,8 +80,8 @@ def check_adjoint(
     selection = Selection(sites)
     candidates = [candidate for entry in entries for candidate in entry.candidates()]
     selection.check(candidates, parameters_have_calls=True)
-    request = Request(_Wants(selection), probes, seed, in_double, adjoint)
-    walk = _Walk(request, Progress(sum(entry.is_called for entry in entries), progress))
+    options = CheckOptions(_Wants(selection), probes, seed, in_double, adjoint)
+    walk = _Walk(options, Progress(sum(entry.is_called for entry in entries), progress))
     try:
         with unseen_by_discovery():
             _run(_copy(named), path, entries, walk, batch)
@@ -152,7 +149,7 @@ def _clone_input(tensor: Tensor) -> Tensor:
 
 
 class _Wants:
-    """Whether a site's derivative is to be checked: it is selected itself, or all of its module is."""
+    """The selection of sites: one is checked if it is selected itself, or all of its module is."""
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
@@ -173,10 +170,10 @@ class _Wants:
 
 
 class _Walk:
-    """What has been found so far, and in which calls the model is."""
+    """The rows found so far, and the calls that the model is in."""
 
-    def __init__(self, request: Request, progress: Progress) -> None:
-        self.request = request
+    def __init__(self, options: CheckOptions, progress: Progress) -> None:
+        self.options = options
         self.progress = progress
         self.rows: list[Row] = []
         self.running: list[tuple[str, int]] = []
@@ -197,8 +194,8 @@ class _CallExaminer:
         caller = (self._path, walk.counts[self._path])
         walk.progress.step(self._path)
         visit = Visit(module, self._original, args, kwargs, caller, tuple(walk.running))
-        if walk.request.adjoint is None or not walk.running:
-            walk.rows += Examination(visit, walk.request).make_rows()
+        if walk.options.adjoint is None or not walk.running:
+            walk.rows += Examination(visit, walk.options).make_rows()
         walk.running.append(caller)
 
     def after_call(self, module: nn.Module, output: Any) -> None:
@@ -218,3 +215,76 @@ def _spoil(row: Row, bad: int, total: int, dtype: torch.dtype) -> Row:
         return row
     reason = f"in {dtype}, {bad:,} of {total:,} numbers that it returns are not finite"
     return replace(row, verdict=Verdict.NOT_FINITE, reason=reason)
+
+
+# ---- progress ----
+
+_PATIENCE_SECONDS = 2.0
+_WIDTH = 79
+
+
+class Progress:
+    """One line on standard error, written anew for each module, once a check has taken two seconds.
+
+    Args:
+        total: how many modules may be called.
+        is_shown: whether to write it; None: if standard error is a terminal.
+    """
+
+    def __init__(self, total: int, is_shown: bool | None) -> None:
+        self._total = total
+        self._is_shown = sys.stderr.isatty() if is_shown is None else is_shown
+        self._began = time.monotonic()
+        self._seen: set[str] = set()
+        self._has_written = False
+
+    def step(self, path: str) -> None:
+        """A module is about to be checked."""
+        self._seen.add(path)
+        if self._is_shown and time.monotonic() - self._began > _PATIENCE_SECONDS:
+            line = f"checking adjoints: module {len(self._seen):,} of {self._total:,}, {path}"
+            self._write(line[:_WIDTH].ljust(_WIDTH))
+            self._has_written = True
+
+    def end(self) -> None:
+        """Take the line away."""
+        if self._has_written:
+            self._write(" " * _WIDTH + "\r")
+
+    def _write(self, line: str) -> None:
+        sys.stderr.write("\r" + line)
+        sys.stderr.flush()
+
+
+# ---- plain function ----
+
+
+class PlainFunction(nn.Module):
+    """Calls a function.
+
+    Args:
+        function: the function.
+
+    Attributes:
+        name: what it is called, in letters that a path may have.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        owner = getattr(function, "__self__", None)
+        is_apply = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
+        plain = getattr(owner if is_apply else function, "__name__", type(function).__name__)
+        self.name = "".join(letter for letter in plain if letter.isalnum() or letter == "_")
+        self.forward = _with_names_of(owner, function) if is_apply else function
+
+
+def _with_names_of(kind: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
+    """``apply``, with the names of the arguments of the Function's forward; torch gives it none."""
+
+    def call(*args: Any) -> Any:
+        return apply(*args)
+
+    parameters = list(inspect.signature(kind.forward).parameters.values())
+    has_context = kind.setup_context is torch.autograd.Function.setup_context
+    call.__signature__ = inspect.Signature(parameters[has_context:])  # type: ignore[attr-defined]
+    return call

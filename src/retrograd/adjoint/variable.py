@@ -1,14 +1,17 @@
-"""What the derivative of a module call is taken with respect to."""
+"""Variables that the derivative of a module call is taken with respect to, and the names of its arguments."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from retrograd.adjoint.vectors import draw_like
-from retrograd.hooks.nested import Keys
+from retrograd.adjoint.numerics import draw_like
+from retrograd.hooks.names import ArgumentNames
+from retrograd.hooks.nested import Keys, flatten
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,3 +38,30 @@ class Variable:
         if self.padding is not None:
             tangent[self.padding] = 0
         return tangent
+
+
+# ---- arguments ----
+
+
+def name_arguments(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[tuple[Keys, ...], Tensor]]:
+    """Each tensor once, with the keys of all places where it is given: a query may be the key and the value too."""
+    places: dict[int, list[Keys]] = {}
+    tensors: dict[int, Tensor] = {}
+    for keys, tensor in flatten(ArgumentNames(module).bind(args, kwargs), ("input",)):
+        places.setdefault(id(tensor), []).append(keys)
+        tensors[id(tensor)] = tensor
+    for identity, tensor in tensors.items():
+        yield tuple(places[identity]), tensor
+
+
+def is_differentiable(tensor: Tensor) -> bool:
+    """Tell whether derivatives with respect to a tensor mean something, and can be taken element by element."""
+    return (
+        (tensor.is_floating_point() or tensor.is_complex())
+        and tensor.numel() > 0
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_meta
+    )

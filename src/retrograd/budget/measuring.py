@@ -15,14 +15,14 @@ from torch import Tensor
 
 from retrograd.budget.simulation import Event, EventKind, MeasuredPass, SavedRange
 from retrograd.hooks.engine import at_end_of_backward, current_graph_task, is_in_compiled_backward
-from retrograd.hooks.memory import is_held_elsewhere
+from retrograd.hooks.storages import is_held_elsewhere
 from retrograd.policies.policy import Packed, Saved
 
 Mark = float | torch.cuda.Event
 
 
 def take_time(values: Tensor) -> Mark:
-    """Now, as the device of these values sees it, without waiting for it."""
+    """Mark the present, as the device of these values sees it, without waiting for it."""
     if not values.is_cuda:
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -43,7 +43,7 @@ def seconds_between(first: Mark, second: Mark) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeTrial:
-    """How it went when a range was recomputed. A device is not waited for: it may not have come so far yet.
+    """The trial of recomputing a range. A device is not waited for: it may not have come so far yet.
 
     Attributes:
         operations: what was run, in words.
@@ -68,11 +68,11 @@ class RecomputeTrial:
             return saved_range
         return replace(
             saved_range,
-            rerun=self.operations,
+            recompute=self.operations,
             sources=self.sources,
-            rerun_seconds=seconds_between(self.began, self.ended),
-            rerun_bytes=self.nbytes,
-            rerun_numbers=self.numbers,
+            recompute_seconds=seconds_between(self.began, self.ended),
+            recompute_bytes=self.nbytes,
+            recompute_numbers=self.numbers,
         )
 
 
@@ -90,7 +90,7 @@ class ProgramHold:
     source: weakref.ref[torch.UntypedStorage]
 
     def is_left(self) -> bool:
-        """Whether the program has let go of it."""
+        """Ask whether the program has let go of it."""
         values = self.values()
         return self.source() is None if values is None else not is_held_elsewhere(values)
 
@@ -107,7 +107,7 @@ class PassNotes:
         freed: ranges that autograd has let go of. It grows when objects are deleted, in any thread.
         left: range → position from which the program did not hold it.
         pending: those that it holds still.
-        tried: how it went when they were recomputed.
+        tried: trials of recomputing them.
         earlier: the first ranges as an earlier pass, which was the same so far, has shown them.
         background: bytes of earlier passes when it began.
         is_timed: whether the clock is read.
@@ -130,7 +130,7 @@ class PassNotes:
 
     @property
     def is_over(self) -> bool:
-        """Whether autograd holds nothing of it any more."""
+        """Ask whether autograd holds nothing of it any more."""
         return len(self.freed) == len(self.keys)
 
     def add(self, saved: Saved) -> int:
@@ -154,7 +154,7 @@ class PassNotes:
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether a backward pass over it was begun and has failed. Unknown while one runs."""
+        """Ask whether a backward pass over it was begun and has failed. Unknown while one runs."""
         return bool(self.unfinished) and current_graph_task() == -1
 
     def see_end_of_backward(self) -> None:

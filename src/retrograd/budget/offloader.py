@@ -45,7 +45,7 @@ class DiskBackend:
         self._disk.flush()
 
     def trim(self) -> None:
-        """Nothing is held for later: the file is as long as it was, and parts of it are free."""
+        """Do nothing: nothing is held for later, the file is as long as it was, and parts of it are free."""
 
     def close(self) -> None:
         """End the threads. What is in the file still comes back."""
@@ -69,7 +69,7 @@ class HostBackend:
         return self._offloader.copy_out(saved.values)
 
     def finish(self) -> None:
-        """Nothing is waited for here: the device waits for a copy when what was copied leaves."""
+        """Do nothing: the device waits for a copy when what was copied leaves."""
 
     def trim(self) -> None:
         """Give back pinned memory that is free."""
@@ -119,7 +119,7 @@ class Offloader:
             self._backend.finish()
 
     def measure(self, window: int) -> Link:
-        """How fast it is; measured once. It holds no memory for later then."""
+        """Measure how fast it is, once. It holds no memory for later then."""
         backend = self._open(window)
         if self._link is None:
             assert self.device is not None
@@ -153,7 +153,7 @@ _DEVICE_LATENCY = 5e-6
 
 
 def measure_link(backend: DiskBackend | HostBackend, device: torch.device) -> Link:
-    """The speed of a backend in both directions, from a few ranges there and back, twice.
+    """Measure the speed of a backend in both directions, from a few ranges there and back, twice.
 
     The first time files grow, and memory is pinned; so the speed is that of the second. The work of other threads is
     that of the first: while a model trains, they never find the processor's caches as warm as the second time.

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from retrograd.hooks.dispatch import CarryOut, copy_values, without_graph
 from retrograd.hooks.engine import current_graph_task, grad_enabled
 from retrograd.hooks.op_info import OpInfo, can_be_read, find_op_info, find_written, read_random_state
-from retrograd.hooks.operation_tap import CarryOut, copy_values, without_graph
 from retrograd.hooks.saved import base_of, is_plain, set_bits, version_of
 from retrograd.policies.policy import Stays
 
@@ -29,7 +29,7 @@ class RecomputeSource(Protocol):
 
     @property
     def is_as_it_was(self) -> bool:
-        """Whether the program has not written to it."""
+        """Ask whether the program has not written to it."""
 
     def lend(self, *, is_kept: bool) -> Tensor:
         """Return its values, one-dimensional; they must not be written to.
@@ -80,7 +80,7 @@ class Contents:
         self._is_counted = False
 
     def is_of(self, storage: torch.UntypedStorage, version: int) -> bool:
-        """Whether these are the contents of a storage still."""
+        """Ask whether these are still the contents of a storage."""
         if self.storage() is not storage:
             return False
         if not self._is_counted and version == self.version + 1:
@@ -131,7 +131,7 @@ class HeldArgument:
     nbytes: int
 
     def is_as_it_was(self) -> bool:
-        """Whether the operation would be given the same again."""
+        """Ask whether the operation would be given the same again."""
         return version_of(self.leaf) == self.version and self.tensor.untyped_storage().nbytes() == self.nbytes
 
 
@@ -224,7 +224,7 @@ class OpLog:
         return self._is_on
 
     def ask_for_another(self, was_on: bool) -> bool:
-        """Whether a plan has to wait for another pass like the one that has ended, since that one was not noted."""
+        """Ask whether a plan has to wait for another pass like the one that has ended, since that one was not noted."""
         self._is_asked_for = self._is_allowed and not was_on and not self._is_asked_for
         return self._is_asked_for
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from retrograd.amounts import show_bytes
-from retrograd.budget.measuring import Key
-from retrograd.budget.planner import Solution, evaluate, find_plan, find_smallest, keep_all
-from retrograd.budget.simulation import Choice, Link, MeasuredPass
+from retrograd.budget.planner import Solution, evaluate, find_smallest, find_solution, keep_all
+from retrograd.budget.simulation import Choice, Link, MeasuredPass, SavedRange
 from retrograd.errors import BudgetError
 
 _CURVE_POINTS = 6
@@ -20,7 +19,7 @@ _KINDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where each storage range waits, and what comes of it. ``print(plan)`` explains it.
+    """The choice for each storage range, and the peak and time that follow. ``print(plan)`` explains it.
 
     Attributes:
         budget: bytes that may be held at any position.
@@ -40,8 +39,12 @@ class Plan:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """One for each range, in the order in which they are packed."""
+        """The choice for each range, in the order in which they are packed."""
         return tuple(self.solution.decisions.choices)
+
+    def chosen(self) -> Iterator[tuple[SavedRange, Choice]]:
+        """Go through the ranges with their choices."""
+        return zip(self.recording.ranges, self.choices, strict=True)
 
     @property
     def predicted_peak(self) -> int:
@@ -50,7 +53,7 @@ class Plan:
 
     @property
     def predicted_seconds(self) -> float:
-        """Of forward and backward, from the first range that is packed to the last that is freed."""
+        """The time of forward and backward, from the first range that is packed to the last that is freed."""
         return self.solution.seconds
 
     @property
@@ -66,7 +69,7 @@ class Plan:
     def with_times(self, recording: MeasuredPass) -> Plan:
         """A plan for the same pass, of which the times are known better now. It may choose otherwise."""
         as_it_is = evaluate(recording, self.choices, self.link, self.budget)
-        found = find_plan(recording, self.link, self.budget)
+        found = find_solution(recording, self.link, self.budget)
         solutions = [solution for solution in (as_it_is, found) if solution is not None]
         return replace(self, recording=recording, solution=min(solutions, key=lambda solution: solution.seconds))
 
@@ -77,7 +80,7 @@ class Plan:
         budgets = {self.smallest + (kept - self.smallest) * step // (_CURVE_POINTS - 1) for step in steps}
         points = [(self.budget, self.predicted_seconds)] if self.smallest <= self.budget < kept else []
         for budget in budgets - {self.budget}:
-            found = find_plan(self.recording, self.link, budget, trials=_CURVE_TRIALS)
+            found = find_solution(self.recording, self.link, budget, trials=_CURVE_TRIALS)
             if found is not None:
                 points.append((budget, found.seconds))
         return sorted(points)
@@ -94,7 +97,7 @@ class Plan:
         ]
         if self.recording.background:
             lines.append(f"Of the budget, earlier passes still held {show_bytes(self.recording.background)}.")
-        lines += self._reruns()
+        lines += self._describe_recomputed()
         lines += ["", *self._table(), "", "   budget   predicted time"]
         for budget, seconds in self.curve():
             mark = "  <- this one" if budget == self.budget else ""
@@ -104,27 +107,21 @@ class Plan:
     def __str__(self) -> str:
         return self.explain()
 
-    def _reruns(self) -> list[str]:
-        chosen = [
-            saved_range
-            for saved_range, choice in zip(self.recording.ranges, self.choices, strict=True)
-            if choice == "rerun"
-        ]
-        if not chosen:
+    def _describe_recomputed(self) -> list[str]:
+        ranges = [saved_range for saved_range, choice in self.chosen() if choice == "recompute"]
+        if not ranges:
             return []
-        counts = Counter(saved_range.rerun for saved_range in chosen).most_common()
+        seconds = sum(saved_range.recompute_seconds for saved_range in ranges)
+        counts = Counter(saved_range.recompute for saved_range in ranges).most_common()
         shown = "; ".join(f"{count} × {operations}" for operations, count in counts[:_KINDS])
         more = f"; and {len(counts) - _KINDS} more kinds" if len(counts) > _KINDS else ""
-        return [
-            f"Run again, in {_milliseconds(sum(saved_range.rerun_seconds for saved_range in chosen))}: {shown}{more}."
-        ]
+        return [f"Recomputed, in {_milliseconds(seconds)}: {shown}{more}."]
 
     def _table(self) -> list[str]:
         sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
-        for saved_range, choice in zip(self.recording.ranges, self.choices, strict=True):
-            entry = sums[
-                saved_range.path or "(no module)", saved_range.kind, self.destination if choice == "offload" else choice
-            ]
+        for saved_range, choice in self.chosen():
+            place = self.destination if choice == "offload" else choice
+            entry = sums[saved_range.path or "(no module)", saved_range.kind, place]
             entry[0] += 1
             entry[1] += saved_range.nbytes
         rows = sorted(sums.items(), key=lambda item: -item[1][1])
@@ -141,12 +138,12 @@ class Plan:
 
 
 def make_plan(recording: MeasuredPass, link: Link, budget: int, destination: str) -> Plan:
-    """A plan for a recorded pass.
+    """Make a plan for a recorded pass.
 
     Raises:
         BudgetError: none was found that keeps to the budget.
     """
-    solution = find_plan(recording, link, budget)
+    solution = find_solution(recording, link, budget)
     smallest = find_smallest(recording, link)
     if solution is None:
         raise BudgetError(
@@ -159,79 +156,3 @@ def make_plan(recording: MeasuredPass, link: Link, budget: int, destination: str
 
 def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
-
-
-_MOST = 16
-"""One for each sequence of sizes, such as that of a last, smaller batch."""
-
-
-@dataclass(slots=True)
-class KnownPlan:
-    """A plan, and how to tell that a pass is like the one it was made for.
-
-    Attributes:
-        keys: of the ranges of that pass.
-        plan: for it.
-        is_timed: whether its times are those of a pass that followed a plan.
-        triggers: range → those to bring back when it is first asked for.
-        wanted: numbers of the operations that are run again.
-    """
-
-    keys: tuple[Key, ...]
-    plan: Plan
-    is_timed: bool = False
-    triggers: dict[int, list[int]] = field(default_factory=dict)
-    wanted: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        events = self.plan.recording.events
-        for number, position in self.plan.solution.decisions.fetches.items():
-            self.triggers.setdefault(events[position][1], []).append(number)
-        choices = zip(self.plan.recording.ranges, self.plan.choices, strict=True)
-        self.wanted = frozenset(
-            number for saved_range, choice in choices if choice == "rerun" for number in saved_range.rerun_numbers
-        )
-
-    def has_at(self, number: int, key: Key) -> bool:
-        """Whether this range of its pass was like that."""
-        return number < len(self.keys) and self.keys[number] == key
-
-
-class KnownPlans:
-    """As many as are worth their memory; the one used last is forgotten last."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[Key, ...], KnownPlan] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self._known)
-
-    @property
-    def plans(self) -> list[Plan]:
-        """All of them, the one used last at the end."""
-        return [known.plan for known in self._known.values()]
-
-    @property
-    def have_reruns(self) -> bool:
-        """Whether one of them runs operations again."""
-        return any(known.wanted for known in self._known.values())
-
-    def add(self, keys: Sequence[Key], plan: Plan, *, is_timed: bool = False) -> None:
-        """Remember a plan for passes with these ranges."""
-        known = KnownPlan(tuple(keys), plan, is_timed)
-        self._known[known.keys] = known
-        if len(self._known) > _MOST:
-            self._known.popitem(last=False)
-
-    def forget(self, known: KnownPlan) -> None:
-        """Forget a plan that was made from a pass unlike others."""
-        self._known.pop(known.keys, None)
-
-    def find(self, beginning: Sequence[Key]) -> KnownPlan | None:
-        """The one used last of those whose passes begin with these ranges."""
-        wanted = tuple(beginning)
-        for known in reversed(self._known.values()):
-            if known.keys[: len(wanted)] == wanted:
-                self._known.move_to_end(known.keys)
-                return known
-        return None

@@ -15,16 +15,16 @@ from retrograd.amounts import parse_bytes, show_bytes
 from retrograd.budget.measuring import PassNotes
 from retrograd.budget.offloader import Load, Offloader
 from retrograd.budget.op_log import Contents, OpLog
-from retrograd.budget.plan import KnownPlans, Plan, make_plan
-from retrograd.budget.planned_pass import ByteCounter, Item, PlannedPass
+from retrograd.budget.plan import Plan, make_plan
+from retrograd.budget.planned_pass import ByteCounter, Item, KnownPlans, PlannedPass
 from retrograd.budget.planner import keep_all, window_of
 from retrograd.budget.recipe import Recipe, find_recipe
 from retrograd.budget.simulation import Choice
 from retrograd.errors import SavedPolicyError
-from retrograd.hooks.operation_tap import CarryOut
+from retrograd.hooks.dispatch import CarryOut
 from retrograd.hooks.saved import is_in_backward
 from retrograd.notices import warn
-from retrograd.policies.policy import Packed, Policy, Saved, Stays
+from retrograd.policies.policy import Packed, Saved, Stays, UsedPolicy
 from retrograd.policies.transfers import InFlight
 
 Budget = int | float | str
@@ -37,7 +37,7 @@ ever."""
 _LEAST_BYTES = 16 * 1024
 
 
-class Planned(Policy):
+class Planned(UsedPolicy):
     """Holds no more than a budget of saved tensors in memory, at the least time that was found.
 
     The first pass is measured: all that is saved, when it is asked for and freed, what is computed between, and how
@@ -59,7 +59,7 @@ class Planned(Policy):
         budget: bytes, such as ``"8GB"``, or a share such as ``0.5`` of what the first measured pass would hold.
         folder: where the file of what leaves the CPU is; as for :class:`~retrograd.policies.disk.Disk`.
         min_bytes: smaller ranges stay, and are not counted.
-        rerun: whether ranges may be recomputed, by running the operations that made them once more.
+        recompute: whether ranges may be recomputed by the operations that made them.
 
     Attributes:
         plans: those that are known, the one used last at the end.
@@ -75,25 +75,25 @@ class Planned(Policy):
         *,
         folder: str | os.PathLike[str] | None = None,
         min_bytes: int = _LEAST_BYTES,
-        rerun: bool = True,
+        recompute: bool = True,
     ) -> None:
+        super().__init__()
         self.budget = budget
         self.folder = folder
         self.min_bytes = min_bytes
-        self.rerun = rerun
+        self.recompute = recompute
         given = read_budget(budget)
         self._bytes = given if isinstance(given, int) else None
         self._share = given if isinstance(given, float) else None
         self._known = KnownPlans()
         self._lock = threading.RLock()
         self._counter = ByteCounter()
-        self._op_log = OpLog(min_bytes, is_allowed=rerun)
+        self._op_log = OpLog(min_bytes, is_allowed=recompute)
         self._pass: PlannedPass | None = None
         self._offloader = Offloader(folder)
         self._leaving: InFlight[weakref.ref[Item]] = InFlight()
         self._measured = 0
         self._largest = 0
-        self._users = 0
 
     @property
     def plans(self) -> list[Plan]:
@@ -153,7 +153,7 @@ class Planned(Policy):
         return item
 
     def _is_in_charge_of(self, values: Tensor) -> bool:
-        """Whether it lies on the device that the plans are for."""
+        """Ask whether values lie on the device that the plans are for."""
         if values.device != self._offloader.device:
             if not self._offloader.turn_to(values.device):
                 return False
@@ -165,18 +165,11 @@ class Planned(Policy):
         with self._lock:
             if self._pass is not None and self._is_over(self._pass):
                 self._finish()
-            is_of_use, is_new = not self._known or self._known.have_reruns, self._pass is None
+            is_of_use, is_new = not self._known or self._known.recompute, self._pass is None
             return self._op_log.begin_forward(stays, is_of_use=is_of_use, is_new=is_new)
 
-    def open(self) -> None:
-        """Count one more user."""
-        self._users += 1
-
-    def close(self) -> None:
-        """Count one user less; with the last one threads end. Plans stay."""
-        self._users -= 1
-        if self._users:
-            return
+    def release(self) -> None:
+        """End threads. Plans stay."""
         self._op_log.clear()
         self._offloader.close()
         if not self._measured and self._bytes is not None and self._largest > self._bytes:
@@ -199,7 +192,7 @@ class Planned(Policy):
         return current
 
     def _is_over(self, current: PlannedPass) -> bool:
-        """Whether what is packed now belongs to another pass."""
+        """Ask whether what is packed now belongs to another pass."""
         return current.log.is_over or (bool(current.log.asked) and not is_in_backward())
 
     def _finish(self) -> None:
@@ -239,10 +232,10 @@ class Planned(Policy):
         choice = self._choose(current, number, saved)
         load: Load | None = None
         recipe: Recipe | None = None
-        if choice == "rerun":
+        if choice == "recompute":
             assert current.known is not None
             recipe = None if contents is None else find_recipe(contents, is_held=True)
-            if recipe is None or recipe.numbers != current.known.plan.recording.ranges[number].rerun_numbers:
+            if recipe is None or recipe.numbers != current.known.plan.recording.ranges[number].recompute_numbers:
                 recipe, choice = None, "offload"  # it is not what was tried
         if choice == "offload":
             load = self._offloader.copy_out(saved, self._window)
@@ -279,7 +272,7 @@ class Planned(Policy):
 
 
 def read_budget(budget: Budget) -> int | float:
-    """Bytes, or a share.
+    """Read a budget: bytes, or a share.
 
     Args:
         budget: bytes (``8_000_000_000``, ``"8GB"``, ``"500 MiB"``; a kB is 1000 bytes, a KiB 1024), or a share of

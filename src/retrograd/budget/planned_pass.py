@@ -1,16 +1,18 @@
-"""One pass that is measured or follows a plan, and the storage ranges that are packed in it."""
+"""A pass that is measured or follows a known plan, and the storage ranges that are packed in it."""
 
 from __future__ import annotations
 
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from retrograd.budget.measuring import Mark, PassNotes, RecomputeTrial, take_time
+from retrograd.budget.measuring import Key, Mark, PassNotes, RecomputeTrial, take_time
 from retrograd.budget.offloader import Load
-from retrograd.budget.plan import KnownPlan, KnownPlans
+from retrograd.budget.plan import Plan
 from retrograd.budget.recipe import Recipe
 from retrograd.hooks.dispatch import below_autograd
 from retrograd.hooks.saved import blank_like, version_of, view_storage
@@ -37,6 +39,85 @@ class ByteCounter:
         while self._changes:
             self._total += self._changes.popleft()
         return self._total
+
+
+_MOST_PLANS = 16
+"""One for each sequence of sizes, such as that of a last, smaller batch."""
+
+
+@dataclass(slots=True)
+class KnownPlan:
+    """A plan, and how to tell that a pass is like the one it was made for.
+
+    Attributes:
+        keys: of the ranges of that pass.
+        plan: for it.
+        is_timed: whether its times are those of a pass that followed a plan.
+        triggers: range → those to bring back when it is first asked for.
+        wanted: numbers of the operations that it recomputes with.
+    """
+
+    keys: tuple[Key, ...]
+    plan: Plan
+    is_timed: bool = False
+    triggers: dict[int, list[int]] = field(default_factory=dict)
+    wanted: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        events = self.plan.recording.events
+        for number, position in self.plan.solution.decisions.fetches.items():
+            self.triggers.setdefault(events[position][1], []).append(number)
+        choices = zip(self.plan.recording.ranges, self.plan.choices, strict=True)
+        self.wanted = frozenset(
+            number
+            for saved_range, choice in choices
+            if choice == "recompute"
+            for number in saved_range.recompute_numbers
+        )
+
+    def has_at(self, number: int, key: Key) -> bool:
+        """Ask whether this range of its pass was like that."""
+        return number < len(self.keys) and self.keys[number] == key
+
+
+class KnownPlans:
+    """The plans that are remembered; the one used last is forgotten last."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[Key, ...], KnownPlan] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    @property
+    def plans(self) -> list[Plan]:
+        """All of them, the one used last at the end."""
+        return [known.plan for known in self._known.values()]
+
+    @property
+    def recompute(self) -> bool:
+        """Ask whether one of them recomputes anything."""
+        return any(known.wanted for known in self._known.values())
+
+    def add(self, keys: Sequence[Key], plan: Plan, *, is_timed: bool = False) -> None:
+        """Remember a plan for passes with these ranges."""
+        known = KnownPlan(tuple(keys), plan, is_timed)
+        self._known[known.keys] = known
+        if len(self._known) > _MOST_PLANS:
+            self._known.popitem(last=False)
+
+    def forget(self, known: KnownPlan) -> None:
+        """Forget a plan that was made from a pass unlike others."""
+        self._known.pop(known.keys, None)
+
+    def find(self, beginning: Sequence[Key]) -> KnownPlan | None:
+        """The one used last of those whose passes begin with these ranges."""
+        wanted = tuple(beginning)
+        for known in reversed(self._known.values()):
+            if known.keys[: len(wanted)] == wanted:
+                self._known.move_to_end(known.keys)
+                return known
+        return None
 
 
 class PlannedPass:
@@ -184,7 +265,7 @@ class Item(Packed):
 
     @property
     def is_as_it_was(self) -> bool:
-        """Whether the program has not written to the memory since; if it has, what is elsewhere may be changed too."""
+        """Ask whether the program has not written to the memory since; else what is elsewhere may be changed too."""
         return self.witness is None or version_of(self.witness) == self.version
 
     def lend(self, *, is_kept: bool) -> Tensor:
@@ -275,7 +356,7 @@ class Item(Packed):
 
 
 def _have_same_bits(storage: torch.UntypedStorage, values: Tensor) -> bool | Tensor:
-    """Whether memory has these values; one element where a device says so, which is not waited for."""
+    """Ask whether memory has these values, bit by bit; one element where a device says so, which is not waited for."""
     if storage.nbytes() != values.nbytes:
         return False
     made = view_storage(storage, values, 0, tuple(values.shape), (1,))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -63,21 +63,21 @@ def _hidden_offloads(recording: MeasuredPass, link: Link, least: float) -> list[
 
 def _dearness(saved_range: SavedRange) -> float:
     """Seconds a byte that recomputing it takes."""
-    return saved_range.rerun_seconds / saved_range.nbytes if saved_range.rerun else float("inf")
+    return saved_range.recompute_seconds / saved_range.nbytes if saved_range.recompute else float("inf")
 
 
 def list_steady_orders(recording: MeasuredPass) -> Iterator[list[Move]]:
     """Orders that depend on no clock, so that the smallest budget of a pass is found again for the next one."""
     moves = _all_moves(recording)
     by_size = sorted(moves, key=lambda move: -recording.ranges[move[0]].nbytes)
-    for first in ("offload", "rerun"):
+    for first in ("offload", "recompute"):
         yield _first_of_each(sorted(by_size, key=lambda move: move[1] != first))
     yield _first_of_each(sorted(moves, key=lambda move: -_freed(recording.ranges[move[0]])))
 
 
 def _freed(saved_range: SavedRange) -> int:
     """Bytes and positions that can be freed."""
-    return saved_range.nbytes * (saved_range.needed - max(saved_range.left, saved_range.packed + 1))
+    return saved_range.nbytes * (saved_range.needed - saved_range.can_leave)
 
 
 def _all_moves(recording: MeasuredPass) -> list[Move]:
@@ -86,27 +86,21 @@ def _all_moves(recording: MeasuredPass) -> list[Move]:
 
 def list_moves(number: int, saved_range: SavedRange) -> Iterator[Move]:
     """List what could be done with a range to free memory."""
-    if max(saved_range.left, saved_range.packed + 1) < saved_range.needed:
+    if saved_range.can_leave < saved_range.needed:
         yield number, "offload"
-        if saved_range.rerun:
-            yield number, "rerun"
+        if saved_range.recompute:
+            yield number, "recompute"
 
 
 def _price(saved_range: SavedRange, choice: Choice, link: Link) -> float:
     """Seconds for each byte that is freed, if nothing ran beside it."""
-    seconds = saved_range.rerun_seconds if choice == "rerun" else link.price(saved_range.nbytes)
+    seconds = saved_range.recompute_seconds if choice == "recompute" else link.price(saved_range.nbytes)
     return seconds / max(1, saved_range.nbytes)
 
 
 def _first_of_each(moves: list[Move]) -> list[Move]:
     seen: set[int] = set()
     return [move for move in moves if not (move[0] in seen or seen.add(move[0]))]  # type: ignore[func-returns-value]
-
-
-def with_pushes(recording: MeasuredPass, order: list[Move]) -> list[Move]:
-    """Append, as the last resort, what cannot leave itself: what left before it leaves for good when it follows."""
-    moved = {number for number, _ in order}
-    return order + [(number, "offload") for number in range(len(recording.ranges)) if number not in moved]
 
 
 _HASTE = 2.0
@@ -121,7 +115,7 @@ def schedule_fetches(
     link: Link,
     budget: int,
 ) -> dict[int, int]:
-    """After which request each range is brought back.
+    """Find after which request each range is brought back.
 
     Args:
         recording: the pass.
@@ -155,11 +149,6 @@ def schedule_fetches(
             held[chosen:needed] += nbytes
             fetches[number] = chosen
     return fetches
-
-
-def with_fetches(decisions: Decisions, fetches: Mapping[int, int]) -> Decisions:
-    """The same decisions, with these."""
-    return Decisions(decisions.choices, decisions.window, fetches)
 
 
 _TRIALS = 1000
@@ -198,21 +187,21 @@ def keep_all(recording: MeasuredPass) -> Solution:
 
 
 def evaluate(recording: MeasuredPass, choices: Sequence[Choice], link: Link, budget: int) -> Solution | None:
-    """The best that can be made of some choices; None if they exceed the budget."""
+    """Find the best that can be made of some choices; None if they exceed the budget."""
     decisions = Decisions(tuple(choices), window_of(budget))
     departures = find_departures(recording, decisions)
     held = count_residency(recording, decisions, departures)
     if held.max(initial=recording.background) > budget:
         return None
-    decisions = with_fetches(decisions, schedule_fetches(recording, decisions, departures, held, link, budget))
+    decisions = replace(decisions, fetches=schedule_fetches(recording, decisions, departures, held, link, budget))
     peak = int(count_residency(recording, decisions, departures).max(initial=recording.background))
     return Solution(decisions, peak, predict_seconds(recording, decisions, departures, link))
 
 
-def find_plan(recording: MeasuredPass, link: Link, budget: int, trials: int = _TRIALS) -> Solution | None:
-    """The fastest plan found that holds no more than the budget at any position.
+def find_solution(recording: MeasuredPass, link: Link, budget: int, trials: int = _TRIALS) -> Solution | None:
+    """Find a fast way to hold no more than the budget at any position.
 
-    Ranges are moved in several orders, in each as few as suffice; then, in the fastest of these plans, single
+    Ranges are moved in several orders, in each as few as suffice; then, in the fastest of these, single
     choices are taken back or changed as long as that saves time.
 
     Args:
@@ -222,7 +211,7 @@ def find_plan(recording: MeasuredPass, link: Link, budget: int, trials: int = _T
         trials: how many changes to try.
 
     Returns:
-        The plan; None where no order of moving leads under the budget.
+        The fastest that was found; None where no order of moving leads under the budget.
     """
     everything = keep_all(recording)
     if everything.peak <= budget:
@@ -239,7 +228,7 @@ def find_plan(recording: MeasuredPass, link: Link, budget: int, trials: int = _T
 
 
 def find_smallest(recording: MeasuredPass, link: Link) -> int:
-    """The smallest budget, in bytes, for which :func:`find_plan` finds a plan."""
+    """Find the smallest budget, in bytes, for which :func:`find_solution` finds any."""
     high = keep_all(recording).peak
     low = recording.background
     step = max(1, high // _PRECISION)
@@ -254,8 +243,12 @@ def find_smallest(recording: MeasuredPass, link: Link) -> int:
 
 
 def _move_few(recording: MeasuredPass, order: list[Move], link: Link, budget: int) -> Solution | None:
-    """Move as few as suffice, in this order."""
-    order = with_pushes(recording, order)
+    """Move as few as suffice, in this order.
+
+    The last resort is to offload also what is needed too soon to leave: what left before it leaves for good then.
+    """
+    moved = {number for number, _ in order}
+    order = order + [(number, "offload") for number in range(len(recording.ranges)) if number not in moved]
 
     def solve(count: int) -> Solution | None:
         choices: list[Choice] = ["keep"] * len(recording.ranges)

@@ -29,7 +29,7 @@ _BLANK = frozenset({
 
 
 class Recipe:
-    """How the contents of a piece of memory are recomputed. It holds no memory.
+    """The operations by which the contents of a piece of memory are recomputed. It holds no memory.
 
     Args:
         contents: of the memory.
@@ -60,7 +60,7 @@ class Recipe:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the same operations would be given the same again."""
+        """Ask whether the same operations would be given the same again."""
         for reference in self._sources.values():
             source = reference()
             if source is None or not source.is_as_it_was:
@@ -85,9 +85,9 @@ class Recipe:
         """
         if not self.is_possible:
             raise OverwrittenError(
-                f"What {self} was given has been written to since, so that it cannot be run again.",
-                repair="write into parameters and buffers after the backward pass, or give Planned(rerun=False).",
-                reason="a budget was kept by dropping a saved tensor that was to be computed again.",
+                f"What {self} was given has been written to since, so that it cannot be recomputed.",
+                repair="write into parameters and buffers after the backward pass, or give Planned(recompute=False).",
+                reason="a budget was kept by dropping a saved tensor that was to be recomputed.",
             )
         with below_autograd(), torch.enable_grad():  # some operations ask; only those of a graph were noted
             run = _RecipeRun({key: source() for key, source in self._sources.items()}, bool(self._held), is_trial)

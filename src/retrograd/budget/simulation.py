@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from retrograd.policies.transfers import InFlight
 
-Choice = Literal["keep", "offload", "rerun"]
+Choice = Literal["keep", "offload", "recompute"]
 EventKind = Literal["pack", "ask", "free"]
 Event = tuple[EventKind, int]
 """What happens, and the number of the range to which it does."""
@@ -33,11 +33,11 @@ class SavedRange:
         left: first position at which the program itself does not hold it any more.
         asked: position at which a backward pass first asks for it; None: never.
         freed: position at which autograd lets go of it; the number of positions where it has not.
-        rerun: the operations that recompute it, in words; empty where none do.
+        recompute: the operations that recompute it, in words; empty where none do.
         sources: ranges, packed before it, that these are given.
-        rerun_seconds: how long they take.
-        rerun_bytes: memory that they need besides.
-        rerun_numbers: which operations of the pass they are.
+        recompute_seconds: how long they take.
+        recompute_bytes: memory that they need besides.
+        recompute_numbers: which operations of the pass they are.
     """
 
     nbytes: int
@@ -47,11 +47,16 @@ class SavedRange:
     left: int
     asked: int | None
     freed: int
-    rerun: str = ""
+    recompute: str = ""
     sources: tuple[int, ...] = ()
-    rerun_seconds: float = 0.0
-    rerun_bytes: int = 0
-    rerun_numbers: tuple[int, ...] = ()
+    recompute_seconds: float = 0.0
+    recompute_bytes: int = 0
+    recompute_numbers: tuple[int, ...] = ()
+
+    @property
+    def can_leave(self) -> int:
+        """First position at which its memory may be away."""
+        return max(self.left, self.packed + 1)
 
     @property
     def needed(self) -> int:
@@ -82,7 +87,7 @@ class MeasuredPass:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How fast memory leaves and comes back, each direction by itself.
+    """The speed with which memory leaves and comes back, each direction by itself.
 
     Attributes:
         out: bytes a second away from the device.
@@ -122,7 +127,7 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """When ranges have to be there.
+    """The positions at which ranges have to be there.
 
     Attributes:
         needed: position up to which each may be away: it is asked for, or another is made of it.
@@ -138,7 +143,7 @@ def find_spans(recording: MeasuredPass, choices: Sequence[Choice]) -> Spans:
     needed = [saved_range.needed for saved_range in recording.ranges]
     freed = [saved_range.freed for saved_range in recording.ranges]
     for number in reversed(range(len(choices))):
-        if choices[number] == "rerun":
+        if choices[number] == "recompute":
             for source in recording.ranges[number].sources:
                 needed[source] = min(needed[source], needed[number])
                 freed[source] = max(freed[source], freed[number])
@@ -146,7 +151,7 @@ def find_spans(recording: MeasuredPass, choices: Sequence[Choice]) -> Spans:
 
 
 def find_departures(recording: MeasuredPass, decisions: Decisions) -> dict[int, int]:
-    """When ranges that are taken elsewhere are gone.
+    """Find out when ranges that are taken elsewhere are gone.
 
     Returns:
         Range → position before which its memory is still there, for those that are really gone before they are
@@ -169,7 +174,7 @@ def find_departures(recording: MeasuredPass, decisions: Decisions) -> dict[int, 
 def count_residency(
     recording: MeasuredPass, decisions: Decisions, departures: Mapping[int, int]
 ) -> npt.NDArray[np.int64]:
-    """Bytes in memory at each position, with those of earlier passes."""
+    """Count the bytes in memory at each position, with those of earlier passes."""
     spans = find_spans(recording, decisions.choices)
     positions = len(recording.events)
     change = np.zeros(positions + 1, dtype=np.int64)
@@ -179,10 +184,10 @@ def count_residency(
         needed, freed = spans.needed[number], spans.freed[number]
         change[saved_range.packed] += nbytes
         change[freed] -= nbytes
-        away = max(saved_range.left, saved_range.packed + 1)
-        if choice == "rerun":
+        away = saved_range.can_leave
+        if choice == "recompute":
             if away < needed < positions:
-                beside[needed] = max(beside[needed], saved_range.rerun_bytes)
+                beside[needed] = max(beside[needed], saved_range.recompute_bytes)
         else:
             away = departures.get(number, needed)
         back = decisions.fetches.get(number, needed)
@@ -194,7 +199,7 @@ def count_residency(
 
 
 def predict_seconds(recording: MeasuredPass, decisions: Decisions, departures: Mapping[int, int], link: Link) -> float:
-    """How long the pass takes. Copies cost nothing as long as something is computed beside them."""
+    """Predict how long the pass takes. Copies cost nothing as long as something is computed beside them."""
     clock = _PassClock(recording.ranges, decisions, departures, link)
     wanted: dict[int, list[int]] = {}
     for number, position in enumerate(find_spans(recording, decisions.choices).needed):
@@ -250,8 +255,8 @@ class _PassClock:
     def bring(self, number: int, position: int) -> None:
         """A range has to be there."""
         saved_range, choice = self._ranges[number], self._decisions.choices[number]
-        if choice == "rerun" and saved_range.left < position:
-            self.now += saved_range.rerun_seconds
+        if choice == "recompute" and saved_range.left < position:
+            self.now += saved_range.recompute_seconds
         elif number in self._departures:
             if number not in self._arrived:
                 self._fetch_at_once(number)

@@ -1,91 +1,152 @@
-"""A replay bundle: a folder that holds all that is needed to run one node of a backward pass again, anywhere.
-
-The node is run once more where it is, and the operations that it carries out are written down with all tensors that
-they read. So what a bundle holds is not code, and it needs none: no model, no class of a Function.
-"""
+"""A replay bundle as plain data, and reading it."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import platform
-import shutil
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from importlib import metadata
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from retrograd.bundles.contents import (
-    Bundle,
-    Versions,
-    parse_bundle,
-    print_bundle,
+from retrograd.bundles.copies import TensorCopies
+from retrograd.bundles.files import (
+    damaged,
+    parse_copies,
+    parse_program,
+    parse_raised,
+    print_copies,
+    print_program,
+    read_files,
 )
-from retrograd.bundles.copies import Copies, StoredTensor
-from retrograd.bundles.files import damaged, read_files, write_files
-from retrograd.bundles.memory import Memory, copy_tensors
-from retrograd.bundles.node_facts import describe_node, tensors_of
-from retrograd.bundles.program import Program, describe_error
-from retrograd.bundles.recorder import Recorded, record_program
-from retrograd.bundles.running import find_deviation, find_differences, run_bundle
-from retrograd.bundles.switches import read_random, read_switches
-from retrograd.errors import (
-    BundleVersionError,
-    CannotBundleError,
-    FreedGraphError,
-    ReplayError,
-    UnsafeBundleError,
-)
-from retrograd.files import name_aside, remove_abandoned
-from retrograd.hooks.dispatch import plain_torch
-from retrograd.hooks.nodes import inputs_of, is_freed, is_leaf, is_python, name_of, run_node
-from retrograd.hooks.thread_state import run_in_fresh_thread
-from retrograd.randomness import random_kept
-
-_REFUSED = {
-    "CheckpointFunctionBackward": (
-        "it runs a part of the forward again, and a backward pass of its own that adds to the .grad of parameters",
-        "use torch.utils.checkpoint with use_reentrant=False.",
-    ),
-    "CompiledFunctionBackward": (
-        "it is a whole compiled region, whose kernels are not operations of torch",
-        "run the model without torch.compile, or with backend='eager', and bundle a node of the region.",
-    ),
-}
+from retrograd.bundles.program import Program, Raised, check_program, check_switches
+from retrograd.errors import BundleVersionError
+from retrograd.foreign.text import check_fields
+from retrograd.graph.node import Line, NamedNode, Saved, TensorInfo
 
 
-def write_bundle(
-    node: Any, incoming: Sequence[Tensor | None], path: str | Path, *, about: Mapping[str, Any] | None = None
-) -> Path:
-    """Write a replay bundle of a live node.
+@dataclass(frozen=True, slots=True)
+class Came:
+    """A gradient that came in.
 
-    The node is run: that of a Python Function once, or twice if it raises, others twice. Random generators, ``.grad``
-    and the memory of tensors that it writes to are as before when this returns. Meanwhile what it reads takes its
-    memory three times.
-
-    Args:
-        node: of a graph that is not freed.
-        incoming: the gradients that come in, one for each result of the node's operation; None for those that do not.
-        path: the folder to make. If there is one, ``-2`` is put behind its name, and so on.
-        about: what else to write down: ``module``, ``call``, ``parameter`` and ``line`` (a :class:`Line`, or a number
-            beside ``file`` and ``function``) say where the node was made, anything else is kept as it is.
-
-    Returns:
-        The folder.
-
-    Raises:
-        FreedGraphError: a backward pass has freed what the node had saved.
-        CannotBundleError: the node does something that only this process can do; or nothing can be written there.
-        ReplayError: that many gradients do not come in.
+    Attributes:
+        tensor: what it is.
+        nonfinite: how many of its elements are NaN or infinite; None where they were not counted.
     """
-    _check(node, incoming)
-    bundle = run_in_fresh_thread(lambda: _make(node, incoming, about or {}))
-    return _write(bundle, Path(path))
+
+    tensor: TensorInfo
+    nonfinite: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFailure:
+    """The exception of a node.
+
+    Attributes:
+        error: the exception.
+        by: ``"operation"``: the last of the program; ``"Python"``: the code of a Function; ``"autograd"``: torch
+            itself, around the operations.
+        traceback: of Python code.
+    """
+
+    error: Raised
+    by: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts(NamedNode):
+    """The facts about the node of a bundle.
+
+    Attributes:
+        name, number, module, call, parameter, line: as of :class:`retrograd.graph.node.Node`.
+        source: source lines around that line: number, text.
+        incoming: what came in.
+        saved: the tensors that it kept.
+        attributes: what else it kept, as text.
+        failure: what it raised; None where it returned.
+        about: what the caller of ``write_bundle`` told besides.
+        deviation: how what its operations give differs from what it gives where nobody watches; empty where it does
+            not. A few nodes take another formula while their operations are recorded.
+    """
+
+    name: str
+    number: int | None
+    incoming: tuple[Came | None, ...]
+    saved: tuple[Saved, ...] = ()
+    attributes: Mapping[str, str] | None = None
+    failure: NodeFailure | None = None
+    module: str | None = None
+    call: int = 1
+    parameter: str | None = None
+    line: Line | None = None
+    source: tuple[tuple[int, str], ...] = ()
+    about: Mapping[str, Any] | None = None
+    deviation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The versions that wrote a bundle, and the time (seconds since 1970)."""
+
+    torch: str
+    retrograd: str
+    python: str
+    platform: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundle:
+    """A replay bundle that was read, or is about to be written.
+
+    Attributes:
+        path: its folder; None before it is written.
+        node: what is known of the node.
+        versions: what wrote it.
+        program: the operations that the node carried out.
+        inputs: the tensors that these read, named ``"incoming.0"``, ``"saved.self"``, ``"context.mask"`` (on the
+            context of a Function), ``"other.0"`` (any other: of a closure, a buffer, unpacked by a hook, or made by
+            code that torch does not see).
+        names: of the inputs.
+        outgoing: what the node returned.
+        random: states of the random generators: at the beginning, and where operations drew from them.
+        switches: of torch that change bits.
+        refusal: why it can be replayed only as one that is trusted; empty where it can be as any other. Whoever wrote
+            it says so, and nobody relies on it.
+    """
+
+    path: Path | None
+    node: NodeFacts
+    versions: Versions
+    program: Program
+    inputs: TensorCopies
+    names: tuple[str, ...]
+    outgoing: TensorCopies
+    random: tuple[Mapping[str, Tensor], ...]
+    switches: Mapping[str, Any]
+    refusal: str = ""
+
+
+def print_bundle(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A bundle in the terms of JSON, and the entries of its tensor file."""
+    entries: dict[str, Tensor] = {}
+    outgoing = [f"outgoing.{index}" for index in range(len(bundle.outgoing.tensors))]
+    facts = {
+        "versions": asdict(bundle.versions),
+        "node": _plain(bundle.node),
+        "switches": dict(bundle.switches),
+        "refusal": bundle.refusal,
+        "random": [
+            {device: _enter(entries, f"random.{index}.{device}", state) for device, state in states.items()}
+            for index, states in enumerate(bundle.random)
+        ],
+        "inputs": print_copies(bundle.inputs, bundle.names, entries),
+        "program": print_program(bundle.program),
+        "outgoing": print_copies(bundle.outgoing, outgoing, entries),
+    }
+    return facts, entries
 
 
 def read_bundle(path: str | Path, *, strict: bool = True) -> Bundle:
@@ -114,144 +175,86 @@ def read_bundle(path: str | Path, *, strict: bool = True) -> Bundle:
         raise damaged(path, f"{type(error).__name__}: {error}") from error
 
 
-def _make(node: Any, incoming: Sequence[Tensor | None], about: Mapping[str, Any]) -> Bundle:
-    named = tensors_of(node)
-    recorded = _record_leaf(incoming) if is_leaf(node) else record_program(node, incoming, named)
-    facts = describe_node(node, incoming, recorded, about)
-    bundle = Bundle(
-        None,
-        facts,
-        _read_versions(),
-        recorded.program,
-        Copies(tuple(recorded.memory.blocks), recorded.inputs),
-        recorded.names,
-        recorded.outgoing,
-        recorded.random,
-        read_switches(),
+def parse_bundle(path: Path, facts: dict[str, Any], entries: dict[str, Tensor]) -> Bundle:
+    """Read the output of :func:`print_bundle`.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it wrote no such thing.
+    """
+    inputs, names = parse_copies(facts["inputs"], entries)
+    outgoing, _ = parse_copies(facts["outgoing"], entries)
+    program = parse_program(facts["program"], len(names))
+    check_program(program)
+    random = tuple({str(device): entries[name] for device, name in each.items()} for each in facts["random"])
+    if not random or any((each.random or 0) >= len(random) for each in program.operations):
+        raise ValueError("a state of the random generators is missing")
+    check_switches(facts["switches"])
+    node = _parse_node(facts["node"])
+    if node.failure is None and len(program.outputs) != len(outgoing.tensors):
+        raise ValueError("the program and the node do not return as many gradients")
+    versions, refusal = Versions(**facts["versions"]), str(facts["refusal"])
+    check_fields(versions)
+    return Bundle(path, node, versions, program, inputs, names, outgoing, random, facts["switches"], refusal)
+
+
+def _parse_node(data: dict[str, Any]) -> NodeFacts:
+    failure, line = data["failure"], data["line"]
+    node = NodeFacts(
+        name=str(data["name"]),
+        number=data["number"],
+        incoming=tuple(None if each is None else _parse_came(each) for each in data["incoming"]),
+        saved=tuple(_parse_saved(each) for each in data["saved"]),
+        attributes=dict(data["attributes"] or {}),
+        failure=None if failure is None else _parse_failure(failure),
+        module=data["module"],
+        call=int(data["call"]),
+        parameter=data["parameter"],
+        line=None if line is None else Line(**line),
+        source=tuple((int(number), str(text)) for number, text in data["source"]),
+        about=dict(data["about"] or {}),
+        deviation=str(data["deviation"]),
     )
-    bundle = replace(bundle, refusal=_prove(bundle))
-    if recorded.error is not None or not (is_python(node) or is_leaf(node)):
-        outgoing = _run_plainly(node, incoming, recorded)
-        deviation = find_deviation(recorded.outgoing, outgoing)
-        bundle = replace(bundle, outgoing=outgoing, node=replace(facts, deviation=deviation))
-    return bundle
+    for each in (node, *filter(None, (node.line, node.failure, *node.incoming, *node.saved))):
+        check_fields(each)
+    return node
 
 
-def _check(node: Any, incoming: Sequence[Tensor | None]) -> None:
-    name, expected = name_of(node), len(inputs_of(node))
-    if len(incoming) != expected:
-        raise ReplayError(
-            f"{name} takes {expected} gradients, but {len(incoming)} were given.",
-            repair="give one for each result of its operation in the forward; None for a gradient that did not come.",
-        )
-    if is_freed(node):
-        raise FreedGraphError(
-            f"{name} cannot be bundled: a backward pass has freed what it had saved.",
-            repair="call backward(retain_graph=True), or bundle it before it runs.",
-        )
-    if name in _REFUSED:
-        why, repair = _REFUSED[name]
-        raise CannotBundleError(f"{name} cannot be bundled: {why}.", repair=repair)
+def _parse_came(data: dict[str, Any]) -> Came:
+    return Came(_parse_info(data["tensor"]), data["nonfinite"])
 
 
-def _record_leaf(incoming: Sequence[Tensor | None]) -> Recorded:
-    """A leaf's node adds what comes in to ``.grad``; nothing is added here."""
-    memory = Memory()
-    there = [None if each is None else memory.store(each.detach()) for each in incoming]
-    inputs: tuple[StoredTensor, ...] = tuple(each for each in there if each is not None)
-    names = tuple(f"incoming.{index}" for index, each in enumerate(there) if each is not None)
-    numbers = itertools.count()
-    outputs = tuple(None if each is None else next(numbers) for each in there)
-    program = Program(len(inputs), (), outputs)
-    return Recorded(program, names, inputs, memory, (read_random(()),), copy_tensors(incoming))
+def _parse_saved(data: dict[str, Any]) -> Saved:
+    tensor = data["tensor"]
+    return Saved(data["name"], None if tensor is None else _parse_info(tensor), data["value"], data["version"])
 
 
-def _run_plainly(node: Any, incoming: Sequence[Tensor | None], recorded: Recorded) -> Copies:
-    """What a node gives where nobody watches it: some formulas go another way under a dispatch mode.
-
-    Raises:
-        CannotBundleError: there it raises nothing, but it did when it was recorded.
-    """
-    with contextlib.ExitStack() as stack:
-        stack.callback(recorded.memory.restore)
-        stack.enter_context(random_kept())
-        stack.enter_context(plain_torch())
-        try:
-            outgoing = run_node(node, [None if each is None else each.detach() for each in incoming])
-        except Exception:
-            if recorded.error is None:
-                raise
-            return recorded.outgoing
-        if recorded.error is not None:
-            raise CannotBundleError(
-                f"{name_of(node)} cannot be bundled: it raises only while its operations are recorded: "
-                f"{describe_error(recorded.error)}.",
-                repair="run the node again in this process with rg.rerun.",
-            ) from recorded.error
-        return copy_tensors(outgoing)
+def _parse_info(data: dict[str, Any]) -> TensorInfo:
+    return TensorInfo(tuple(data["shape"]), str(data["dtype"]), str(data["device"]))
 
 
-def _prove(bundle: Bundle) -> str:
-    """Check that the program does what the node did.
-
-    Returns:
-        Why a reader who does not trust the writer will refuse to run it; empty where none will.
-
-    Raises:
-        CannotBundleError: it does something else.
-    """
-    refusal = ""
-    try:
-        ran = run_bundle(bundle)
-    except UnsafeBundleError as error:
-        ran, refusal = run_bundle(bundle, trusted=True), error.problem
-    differences = find_differences(bundle, ran)
-    if differences:
-        raise CannotBundleError(
-            f"The operations that {bundle.node.name} carries out do not give what it gives: {differences[0]}.",
-            repair="run the node again in this process with rg.rerun.",
-            reason="it computes something outside of torch's operations: by kernels of its own, by numpy in place, or "
-            "from a state that changes with each run.",
-        )
-    return refusal
+def _parse_failure(data: dict[str, Any]) -> NodeFailure:
+    error = parse_raised(data["error"])
+    assert error is not None
+    return NodeFailure(error, str(data["by"]), str(data["traceback"]))
 
 
-def _read_versions() -> Versions:
-    try:
-        retrograd = metadata.version("retrograd")
-    except metadata.PackageNotFoundError:
-        retrograd = "unknown"
-    return Versions(torch.__version__, retrograd, platform.python_version(), platform.platform(), time.time())
+def _enter(entries: dict[str, Tensor], name: str, tensor: Tensor) -> str:
+    entries[name] = tensor
+    return name
 
 
-def _write(bundle: Bundle, path: Path) -> Path:
-    unfinished = name_aside(path)
-    try:
-        remove_abandoned(path.parent)
-        unfinished.mkdir(parents=True)
-        write_files(unfinished, *print_bundle(bundle))
-        return _move(unfinished, path)
-    except OSError as error:
-        raise _not_written(path, error) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _move(unfinished: Path, path: Path) -> Path:
-    """Give a finished folder its name, or the next one that is free."""
-    for number in itertools.count(1):
-        target = path if number == 1 else path.with_name(f"{path.name}-{number}")
-        if target.exists():
-            continue
-        try:
-            return unfinished.rename(target)
-        except FileExistsError:  # somebody was quicker
-            continue
-        except OSError:
-            if not target.exists():
-                raise
-    raise AssertionError("numbers do not end")
-
-
-def _not_written(path: Path, error: OSError) -> CannotBundleError:
-    return CannotBundleError(f"No bundle can be written to {path}: {error}.", repair="give a folder that can be made.")
+def _plain(value: Any) -> Any:
+    """Anything in the terms of JSON: what that does not know as text."""
+    match value:
+        case None | bool() | str() | int():
+            return value
+        case float():
+            return value if value - value == 0 else str(value)
+        case Mapping():
+            return {str(name): _plain(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case _ if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+            return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        case _:
+            return str(value)

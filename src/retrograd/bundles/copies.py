@@ -13,7 +13,16 @@ from math import prod
 import torch
 from torch import Tensor
 
-from retrograd.hooks.dispatch import is_zero_symbol, make_zero_symbol, negated, sparse_parts
+from retrograd.errors import CannotBundleError
+from retrograd.hooks.dispatch import (
+    is_zero_symbol,
+    make_zero_symbol,
+    memory_of,
+    negated,
+    set_version,
+    sparse_parts,
+    why_opaque,
+)
 
 ALIGNMENT = 64
 """Torch's allocators begin at such addresses; some kernels choose their way by the address modulo this."""
@@ -21,7 +30,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """How to make a tensor out of copied memory.
+    """The place of a tensor in copied memory.
 
     Attributes:
         shape, dtype, device, layout: as torch names them, without ``torch.``.
@@ -46,7 +55,7 @@ class StoredTensor:
 
 
 @dataclass(slots=True)
-class Block:
+class MemoryBlock:
     """A copied piece of memory.
 
     Attributes:
@@ -66,7 +75,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class TensorCopies:
     """Copies of tensors, sharing memory as the tensors did.
 
     Attributes:
@@ -74,7 +83,7 @@ class Copies:
         tensors: how they lie in it; None for what is not a tensor.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[MemoryBlock, ...]
     tensors: tuple[StoredTensor | None, ...]
 
     def rebuild(self) -> tuple[Tensor | None, ...]:
@@ -97,13 +106,13 @@ class Copies:
         """
         for block in self.blocks:
             if block.skew >= ALIGNMENT or block.start % ALIGNMENT:
-                raise ValueError(f"no memory begins at {block.start}, {block.skew} behind a border")
+                raise ValueError(f"memory cannot begin at {block.start}, {block.skew} after a border")
         for each in self.tensors:
             if each is not None:
                 _check_stored(each, self.blocks)
 
     def stored_bytes(self) -> int:
-        """How many bytes were copied."""
+        """Count the bytes that were copied."""
         return sum(block.data.numel() for block in self.blocks)
 
     def largest(self) -> int:
@@ -112,7 +121,7 @@ class Copies:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same, bit for bit: NaN equals NaN, and 0.0 does not equal −0.0."""
+    """Compare two tensors bit for bit: NaN equals NaN, and 0.0 does not equal −0.0."""
     if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
         return False
     if one.layout is not torch.strided:
@@ -158,7 +167,7 @@ def _find_sizes(stored: StoredTensor | None, sizes: list[int]) -> None:
         sizes[stored.block] = max(sizes[stored.block], getattr(torch, stored.dtype).itemsize)
 
 
-def _lay_out(block: Block, size: int) -> tuple[Tensor, int]:
+def _lay_out(block: MemoryBlock, size: int) -> tuple[Tensor, int]:
     """A copy of a block at an address like the original's, and where in it the uncopied beginning would be.
 
     Args:
@@ -179,7 +188,7 @@ def _written_out(stored: StoredTensor | None) -> int:
     return int(prod(stored.shape)) * int(getattr(torch, stored.dtype).itemsize)
 
 
-def _check_stored(stored: StoredTensor, blocks: Sequence[Block]) -> None:
+def _check_stored(stored: StoredTensor, blocks: Sequence[MemoryBlock]) -> None:
     dtype = getattr(torch, stored.dtype, None)
     if not isinstance(dtype, torch.dtype) or not isinstance(getattr(torch, stored.layout, None), torch.layout):
         raise ValueError(f"there is no {stored.dtype!r} or no {stored.layout!r} in torch")  # noqa: TRY004
@@ -189,7 +198,7 @@ def _check_stored(stored: StoredTensor, blocks: Sequence[Block]) -> None:
     for part in stored.parts:
         _check_stored(part, blocks)
     if min((*stored.shape, *stored.strides, stored.offset), default=0) < 0:
-        raise ValueError(f"shape {stored.shape} and strides {stored.strides} are no tensor's")
+        raise ValueError(f"shape {stored.shape} and strides {stored.strides} are not those of a tensor")
     if stored.block is None:
         return
     if not 0 <= stored.block < len(blocks) or len(stored.shape) != len(stored.strides):
@@ -207,3 +216,152 @@ def _own_bytes(tensor: Tensor) -> Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
     size = plain.element_size()
     return bytes_of(plain)[plain.storage_offset() * size :][: plain.numel() * size]
+
+
+# ---- memory ----
+
+
+@dataclass(slots=True)
+class _Original:
+    """The memory that a block was copied from, kept alive by a tensor."""
+
+    tensor: Tensor
+    version: int | None
+    is_written: bool = False
+
+
+class MemoryCopier:
+    """Copies of the memory of tensors.
+
+    Attributes:
+        blocks: what was copied.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[MemoryBlock] = []
+        self._originals: list[_Original] = []
+        self._found: dict[int, int] = {}
+
+    def store(self, tensor: Tensor) -> StoredTensor:
+        """Copy what of a tensor's memory is not copied yet.
+
+        Raises:
+            CannotBundleError: the memory of this kind of tensor cannot be read.
+        """
+        refuse_opaque(tensor)
+        common = tuple(tensor.shape), _text(tensor.dtype), str(tensor.device)
+        if tensor.layout is not torch.strided:
+            parts = tuple(self.store(part) for part in sparse_parts(tensor))
+            is_coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
+            return StoredTensor(*common, layout=_text(tensor.layout), parts=parts, coalesced=is_coalesced)
+        if tensor.is_meta:
+            return StoredTensor(*common, strides=tuple(tensor.stride()))
+        if is_zero_symbol(tensor):
+            return StoredTensor(*common)
+        block = self._copy(tensor, *_span(tensor))
+        return StoredTensor(
+            *common,
+            block=block,
+            strides=tuple(tensor.stride()),
+            offset=int(tensor.storage_offset()) if tensor.numel() else 0,
+            conjugated=tensor.is_conj(),
+            negated=tensor.is_neg(),
+        )
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Tell whether some of the memory of a tensor is copied."""
+        return tensor.layout is torch.strided and not tensor.is_meta and memory_of(tensor) in self._found
+
+    def cover(self, tensor: Tensor) -> None:
+        """Copy all of the memory that a tensor is a view of."""
+        if self.holds(tensor):
+            self._copy(tensor, 0, tensor.untyped_storage().nbytes())
+
+    def will_write(self, tensor: Tensor) -> None:
+        """Tell that a tensor is about to be written to."""
+        for part in (tensor,) if tensor.layout is torch.strided else sparse_parts(tensor):
+            if self.holds(part):
+                self._originals[self._found[memory_of(part)]].is_written = True
+
+    def restore(self) -> None:
+        """Put back what was in the memory that was written to, and how often that counted as written to."""
+        for block, original in zip(self.blocks, self._originals, strict=True):
+            if original.is_written:
+                end = block.start + block.data.numel()
+                bytes_of(original.tensor)[block.start : end].copy_(block.data)
+                if original.version is not None:
+                    set_version(original.tensor, original.version)
+
+    def _copy(self, tensor: Tensor, start: int, end: int) -> int:
+        """Copy these bytes of a tensor's memory, unless they are; gives the number of the block."""
+        start -= start % ALIGNMENT
+        number = self._found.get(memory_of(tensor))
+        everything = bytes_of(tensor)
+        if end > everything.numel():
+            raise _refuse(tensor, "its memory has been given back, or was never there")
+        if number is None:
+            number = self._found[memory_of(tensor)] = len(self.blocks)
+            skew = everything.data_ptr() % ALIGNMENT
+            fills = tensor.is_contiguous() and start == 0 and tensor.storage_offset() == 0
+            form = (_text(tensor.dtype), tuple(tensor.shape)) if fills else ("uint8", (-1,))
+            self.blocks.append(MemoryBlock(_to_cpu(everything[start:end]), start, skew, str(tensor.device), *form))
+            version = None if tensor.is_inference() else tensor._version
+            self._originals.append(_Original(tensor, version))
+        elif start < end:
+            _extend(self.blocks[number], everything, start, end)
+        return number
+
+
+def _extend(block: MemoryBlock, everything: Tensor, start: int, end: int) -> None:
+    first, old_end = min(start, block.start), block.start + block.data.numel()
+    if first == block.start and end <= old_end:
+        return
+    before, after = everything[first : block.start], everything[old_end : max(end, old_end)]
+    block.data = torch.cat([_to_cpu(before), block.data, _to_cpu(after)])
+    block.start, block.dtype, block.shape = first, "uint8", (-1,)
+
+
+def copy_tensors(tensors: Sequence[Tensor | None]) -> TensorCopies:
+    """Copy tensors as they are now.
+
+    Raises:
+        CannotBundleError: the memory of one of them cannot be read.
+    """
+    memory = MemoryCopier()
+    stored = tuple(None if tensor is None else memory.store(tensor.detach()) for tensor in tensors)
+    return TensorCopies(tuple(memory.blocks), stored)
+
+
+def refuse_opaque(tensor: Tensor) -> None:
+    """Check that the memory of a tensor can be read as it is.
+
+    Raises:
+        CannotBundleError: it cannot.
+    """
+    if reason := why_opaque(tensor):
+        raise _refuse(tensor, reason)
+
+
+def _refuse(tensor: Tensor, why: str) -> CannotBundleError:
+    return CannotBundleError(
+        f"A tensor of shape {tuple(tensor.shape)} cannot be written: {why}.",
+        repair="bundle a node whose gradients and saved tensors are plain tensors, "
+        "or run it again in this process with rg.rerun.",
+    )
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """First byte, and the one after the last, of a tensor in its memory."""
+    if not tensor.numel():
+        return 0, 0
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first, size = int(tensor.storage_offset()), tensor.element_size()
+    return first * size, (first + last + 1) * size
+
+
+def _to_cpu(data: Tensor) -> Tensor:
+    return data.to("cpu", copy=True)
+
+
+def _text(constant: object) -> str:
+    return str(constant).removeprefix("torch.")

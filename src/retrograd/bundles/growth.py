@@ -1,4 +1,4 @@
-"""How much memory an operation may take for its results, told from the shapes of its arguments alone.
+"""Memory that an operation may take for its results, told from the shapes of its arguments alone.
 
 Most results are no larger than all arguments together, or than these are when one is stretched to the shape of the
 other. The operations whose results may be larger have a formula here.
@@ -6,36 +6,36 @@ other. The operations whose results may be larger have a formula here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Arguments = Mapping[str, Any]
+from retrograd.bundles.call_arguments import CallArguments
 
 _PART = 64
 """Elements that take as much memory as the object that a part of a tensor is."""
 
 _SIZES = ("size", "input_sizes", "output_size")
-"""Arguments that tell the shape of a result."""
+"""CallArguments that tell the shape of a result."""
 
 
-def count_bytes(name: str, given: Arguments) -> int:
+def count_bytes(name: str, given: CallArguments) -> int:
     """The most bytes that a result of an operation can have, and what it reads if that is more.
 
     Args:
         name: of the operation, without its overload.
         given: its arguments by their names.
     """
-    dtypes = [each.dtype for each in tensors_in(given.values())]
+    dtypes = [each.dtype for each in given.tensors()]
     dtypes += [each for each in given.values() if isinstance(each, torch.dtype)]
     return max([8, *(each.itemsize for each in dtypes)]) * _count_elements(name, given)
 
 
-def _count_elements(name: str, given: Arguments) -> int:
-    tensors = list(tensors_in(given.values()))
+def _count_elements(name: str, given: CallArguments) -> int:
+    tensors = list(given.tensors())
     usual = max([0, _stretch(tensors), sum(each.numel() for each in tensors), *map(_amount, _sizes_in(given))])
     formula = _FORMULAS.get(name)
     return usual if formula is None else max(usual, formula(given))
@@ -43,15 +43,6 @@ def _count_elements(name: str, given: Arguments) -> int:
 
 def _multiply_all(numbers: Iterable[int]) -> int:
     return int(prod(numbers))
-
-
-def tensors_in(values: Any) -> Iterator[Tensor]:
-    """The tensors among values, and in lists of them."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from tensors_in(value)
 
 
 def _stretch(tensors: Sequence[Tensor]) -> int:
@@ -63,12 +54,12 @@ def _stretch(tensors: Sequence[Tensor]) -> int:
     return _multiply_all(lengths.values())
 
 
-def _sizes_in(given: Arguments) -> list[Sequence[int]]:
+def _sizes_in(given: CallArguments) -> list[Sequence[int]]:
     return [given[name] for name in _SIZES if isinstance(given.get(name), list | tuple)]
 
 
-def _multiply(*names: str) -> Callable[[Arguments], int]:
-    """As many as the product of these arguments: elements of a tensor, numbers, or all of a list."""
+def _multiply(*names: str) -> Callable[[CallArguments], int]:
+    """Multiply these arguments: the elements of a tensor, a number, or all numbers of a list."""
     return lambda given: _multiply_all(_amount(given[name]) for name in names if given.get(name) is not None)
 
 
@@ -82,10 +73,10 @@ def _amount(value: Any) -> int:
             return abs(int(value)) + 1
 
 
-def _count_product(one: str, other: str, also: str = "") -> Callable[[Arguments], int]:
+def _count_product(one: str, other: str, also: str = "") -> Callable[[CallArguments], int]:
     """Rows of one matrix times columns of the other, for each of a batch."""
 
-    def count(given: Arguments) -> int:
+    def count(given: CallArguments) -> int:
         left, right = given[one], given[other]
         batch = _multiply_all(left.shape[:-2]) or 1
         return max(batch * int(left.shape[-2] * right.shape[-1]), int(given[also].numel()) if also else 0)
@@ -93,12 +84,12 @@ def _count_product(one: str, other: str, also: str = "") -> Callable[[Arguments]
     return lambda given: count(given) if min(given[one].dim(), given[other].dim()) >= 2 else 0
 
 
-def _count_square(name: str) -> Callable[[Arguments], int]:
+def _count_square(name: str) -> Callable[[CallArguments], int]:
     """The square of the longer side of a matrix, for each of a batch."""
     return lambda given: _multiply_all(given[name].shape[:-2]) * max(given[name].shape[-2:], default=0) ** 2
 
 
-def _count_picked(given: Arguments) -> int:
+def _count_picked(given: CallArguments) -> int:
     """Rows that are picked by index tensors, times the size of one."""
     rest, lengths = list(given["self"].shape), []
     picked: list[Tensor] = []
@@ -111,8 +102,8 @@ def _count_picked(given: Arguments) -> int:
     return _stretch(picked) * _multiply_all(lengths) * _multiply_all(rest)
 
 
-def _count_rows(table: str, index: str, dim: str = "") -> Callable[[Arguments], int]:
-    def count(given: Arguments) -> int:
+def _count_rows(table: str, index: str, dim: str = "") -> Callable[[CallArguments], int]:
+    def count(given: CallArguments) -> int:
         tensor, place = given[table], given[dim] if dim else 0
         is_there = -tensor.dim() <= place < tensor.dim()
         length = max(tensor.shape[place], 1) if is_there else 1
@@ -121,8 +112,8 @@ def _count_rows(table: str, index: str, dim: str = "") -> Callable[[Arguments], 
     return count
 
 
-def _count_padded(name: str) -> Callable[[Arguments], int]:
-    def count(given: Arguments) -> int:
+def _count_padded(name: str) -> Callable[[CallArguments], int]:
+    def count(given: CallArguments) -> int:
         shape, pad = list(given["self"].shape), list(given[name])
         for index in range(0, len(pad) - 1, 2):
             place = -1 - index // 2
@@ -133,12 +124,12 @@ def _count_padded(name: str) -> Callable[[Arguments], int]:
     return count
 
 
-def _count_resized(name: str) -> Callable[[Arguments], int]:
+def _count_resized(name: str) -> Callable[[CallArguments], int]:
     """Samples and channels, times the size that is asked for."""
     return lambda given: _multiply_all(given[name].shape[:2]) * _amount(given["output_size"])
 
 
-def _count_convolved(given: Arguments) -> int:
+def _count_convolved(given: CallArguments) -> int:
     """Elements of a convolution's result, and of the columns that it may make of its input."""
     source, weight, spatial = given["input"], given["weight"], given["input"].dim() - 2
     if spatial < 1 or weight.dim() != source.dim():
@@ -162,7 +153,7 @@ def _fill(values: Sequence[int], length: int) -> list[int]:
     return (list(values) * length)[:length] if len(values) == 1 else [*values, *[1] * length][:length]
 
 
-def _count_distances(given: Arguments) -> int:
+def _count_distances(given: CallArguments) -> int:
     one, other = given["x1"], given["x2"]
     if min(one.dim(), other.dim()) < 2:
         return 0
@@ -171,38 +162,38 @@ def _count_distances(given: Arguments) -> int:
     return batch * int(one.shape[-2]) * int(other.shape[-2])
 
 
-def _count_sampled(given: Arguments) -> int:
+def _count_sampled(given: CallArguments) -> int:
     source, grid = given["input"], given["grid"]
     return _multiply_all(source.shape[:2]) * _multiply_all(grid.shape[1:-1])
 
 
-def _count_steps(given: Arguments) -> int:
+def _count_steps(given: CallArguments) -> int:
     start, step = given.get("start", 0), given.get("step", 1)
     return int(abs((given["end"] - start) / step)) + 1 if step else 0
 
 
-def _count_embedded(given: Arguments) -> int:
+def _count_embedded(given: CallArguments) -> int:
     side = given["self"].shape[-1] if given["self"].dim() else 1
     return int((given["self"].numel() or 1) * (side + abs(given["offset"])) ** 2 // max(side, 1))
 
 
-def _count_strided(given: Arguments) -> int:
+def _count_strided(given: CallArguments) -> int:
     return 1 + sum(abs(int(length) * int(step)) for length, step in zip(given["size"], given["stride"], strict=False))
 
 
-def _count_parts(given: Arguments) -> int:
-    """What the objects take that the parts of a tensor are."""
+def _count_parts(given: CallArguments) -> int:
+    """Count the memory of the tensor objects that a tensor is split into."""
     self, dim, size = given["self"], given.get("dim", 0), given.get("split_size", 1)
     length = int(self.shape[dim]) if -self.dim() <= dim < self.dim() else 0
     return _PART * length // max(int(size), 1) if isinstance(size, int) else 0
 
 
-def _count_pooled(name: str) -> Callable[[Arguments], int]:
+def _count_pooled(name: str) -> Callable[[CallArguments], int]:
     """Padding makes it larger, and everything else smaller."""
     return lambda given: _multiply_all(given[name].shape) * _amount(given["padding"])
 
 
-_FORMULAS: dict[str, Callable[[Arguments], int]] = {
+_FORMULAS: dict[str, Callable[[CallArguments], int]] = {
     "_cdist_forward": _count_distances,
     "_ctc_loss": lambda given: _multiply_all(given["log_probs"].shape[:2]) * (2 * given["targets"].numel() + 1),
     "_embedding_bag": _count_rows("weight", "offsets"),

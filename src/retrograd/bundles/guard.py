@@ -1,4 +1,4 @@
-"""Whether an operation of a program may be carried out, where somebody else may have written the program.
+"""The guard of a program that somebody else may have written: it lets an operation pass, or refuses it.
 
 A bundle holds no code, but names of operations with their arguments; torch has operations that open files, that take
 indices on trust, and that make tensors larger than the machine. So there is a list of those that may be called, and
@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from retrograd.bundles.call_arguments import CallArguments
 from retrograd.bundles.call_checks import CHECKS
-from retrograd.bundles.copies import Copies
-from retrograd.bundles.growth import count_bytes, tensors_in
+from retrograd.bundles.copies import TensorCopies
+from retrograd.bundles.growth import count_bytes
 from retrograd.errors import UnsafeBundleError
 from retrograd.hooks.dispatch import check_sparse
 
@@ -30,7 +31,7 @@ _NEW_SPARSE = frozenset({"_sparse_coo_tensor_unsafe", "_sparse_coo_tensor_with_d
 """They make a tensor that takes no more memory than its parts."""
 
 
-class Guard:
+class CallGuard:
     """Looks at each call of one program before it is carried out.
 
     Args:
@@ -55,8 +56,8 @@ class Guard:
         """
         refuse_unlisted(name, operation)
         try:
-            given = _bind(operation, args, kwargs)
-            for tensor in tensors_in(given.values()):
+            given = CallArguments.bind(operation, args, kwargs)
+            for tensor in given.tensors():
                 if tensor.layout is not torch.strided:
                     check_sparse(tensor)
             check = CHECKS.get(_base(name))
@@ -68,7 +69,7 @@ class Guard:
         except Exception as error:  # an argument of another kind than the schema says, or one that torch refuses
             raise _refuse(f"{name}: {error}") from error
 
-    def _take(self, name: str, operation: Any, given: Mapping[str, Any]) -> None:
+    def _take(self, name: str, operation: Any, given: CallArguments) -> None:
         """Count what a call makes; views take no memory, but whoever reads them takes time for each element."""
         if _base(name) in _NEW_SPARSE:
             return
@@ -79,7 +80,7 @@ class Guard:
             raise _refuse(f"{name}: with it the program makes more than {self._room} bytes")
 
 
-def check_stored(copies: Copies, stored: int) -> None:
+def check_stored(copies: TensorCopies, stored: int) -> None:
     """Check that tensors of a bundle are not far larger than the bundle.
 
     Raises:
@@ -90,7 +91,7 @@ def check_stored(copies: Copies, stored: int) -> None:
 
 
 def room_for(stored: int) -> int:
-    """How many bytes a program may make whose bundle holds so many."""
+    """The bytes that a program may make whose bundle holds so many."""
     return max(LEAST_ROOM, ROOM_FOR_EACH * stored)
 
 
@@ -120,27 +121,15 @@ def _base(name: str) -> str:
 
 
 def _writes_out(operation: Any) -> bool:
-    """Whether it writes into a tensor given as ``out=``, which it may resize."""
+    """Tell whether an operation writes into a tensor given as ``out=``, which it may resize."""
     return any(each.kwarg_only and each.alias_info is not None for each in operation._schema.arguments)
 
 
 def _is_of_tensors(operation: Any) -> bool:
-    """Whether it takes or gives tensors: some names stand for operations on texts, lists and dictionaries too."""
+    """Tell whether an operation takes or gives tensors: some names stand for operations on texts and lists too."""
     schema = operation._schema
     gives = any(str(each.type) in {"Tensor", "List[Tensor]"} for each in schema.returns)
     return gives or (bool(schema.arguments) and str(schema.arguments[0].type) == "Tensor")
-
-
-def _bind(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by their names, with defaults for those that are not given."""
-    declared = operation._schema.arguments
-    if len(args) > len(declared):
-        raise ValueError(f"{len(args)} arguments are too many")
-    given = {each.name: each.default_value for each in declared if each.has_default_value()}
-    given |= dict(zip((each.name for each in declared), args, strict=False)) | dict(kwargs)
-    if missing := [each.name for each in declared if each.name not in given]:
-        raise ValueError(f"the argument {missing[0]!r} is missing")
-    return given
 
 
 def _refuse(what: str) -> UnsafeBundleError:

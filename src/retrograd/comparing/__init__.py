@@ -1,1 +1,1 @@
-"""Two runs held against each other: where they part first, and why."""
+"""Comparing two runs: where they first part, and why."""

@@ -1,31 +1,51 @@
-"""What a comparison of two runs says."""
+"""Comparing two runs: :func:`compare`, and the comparison that it returns."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from retrograd.comparing.divergence import Divergence
+import numpy as np
+
+from retrograd.comparing.differences import find_context, find_differences, find_dtypes, list_names
+from retrograd.comparing.distance import FORMATS, Distances, Floor, measure
+from retrograd.comparing.divergence import (
+    Divergence,
+    Predecessors,
+    describe_pair,
+    find_first,
+    find_parting,
+    tell_parting,
+)
+from retrograd.comparing.pairs import Pairs, pair_rows
+from retrograd.errors import CompareError
+from retrograd.findings.explain import make_record
 from retrograd.findings.finding import Finding
+from retrograd.findings.record import Record
+from retrograd.history.history import History
+from retrograd.history.matrix import number_steps
+from retrograd.runs.reader import Run
+from retrograd.sites.site import ROOT
 
 Verdict = Literal["identical", "same within noise", "different"]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs held against each other. It is true when they are the same, but for noise.
+    """The result of comparing two runs. True when they are the same within noise.
 
     Attributes:
-        verdict: ``identical`` (to the last bit of all that was recorded), ``same within noise``, or ``different``.
-        noise: where the noise floor comes from.
-        first: where they are not the same for the first time, be it by a last bit; None where they are identical.
-        parting: where they are farther apart than noise makes them for the first time; None where they never are.
+        verdict: ``identical`` (to the last bit of the records), ``same within noise``, or ``different``.
+        noise: source of the noise floor.
+        first: the first place where they differ, even by a last bit; None where they are identical.
+        parting: the first place where they differ by more than noise; None where they never do.
         largest: the largest distance of all rows, relative to the sizes of their tensors.
-        findings: what is not the same, grouped by cause: the first ones are before or at the parting.
-        context: what else is not the same in how they were run, such as the commit.
-        about: what was compared.
+        findings: differences, grouped by cause: the first ones exist before or at the parting.
+        context: other differences in how they were run, such as the commit.
+        about: extent of the comparison.
     """
 
     verdict: Verdict
@@ -47,7 +67,7 @@ class Comparison:
         lines = [f"{self.verdict}{self._tell_where()}"]
         for finding in self.findings:
             lines.append(f"  {finding.severity:<7}  {finding}")
-            lines += [f"           and so: {each}" for each in finding.causes]
+            lines += [f"           hence: {each}" for each in finding.causes]
         lines += [f"  also     {each}" for each in self.context]
         return "\n".join([*lines, f"compared: {self.about}"])
 
@@ -73,12 +93,171 @@ class Comparison:
         if self.parting is not None:
             place = self.parting
             return (
-                f": they part at {place}, {place.distance:.2g} of its size apart"
-                f" (by noise {place.limit:.2g}: {self.noise})"
+                f": they diverge at {place} by {place.distance:.2g} of its size"
+                f" (noise allows {place.limit:.2g}: {self.noise})"
             )
         if self.first is not None:
             return (
-                f": they are not the same from {self.first} on, by {self.first.distance:.2g} of its size there and by"
+                f": they differ from {self.first} on, by {self.first.distance:.2g} of its size there and by"
                 f" {self.largest:.2g} at most ({self.noise})"
             )
         return ""
+
+
+Recorded = Run | History | str | os.PathLike[str]
+
+
+def compare(a: Recorded, b: Recorded, *, noise: Sequence[Recorded] = ()) -> Comparison:
+    """Find where two runs first diverge, in the order in which training ran, and why.
+
+    Rows of the same site at the same moment are compared. The noise between them is measured by repeated runs, if these
+    are given; otherwise it is estimated from the rounding of their number formats, and from how rounding grows.
+
+    Args:
+        a: a run, its folder or that of a single rank (``RUN/rank00000``), or a history.
+        b: the other one.
+        noise: runs of the same program as ``a``, with the same seed.
+
+    Returns:
+        A verdict (``identical``, ``same within noise``, ``different``), the first place, and findings by cause.
+
+    Raises:
+        CompareError: their records have nothing in common.
+        NotARunError, DamagedRunError: a folder cannot be read.
+    """
+    records = [make_record(each) for each in (a, b)]
+    repeats = [make_record(each).history for each in noise]
+    pairs = pair_rows(records[0].history, records[1].history)
+    if not len(pairs):
+        raise CompareError(
+            "The two have nothing in common: no site was recorded in both at the same step.",
+            repair="compare runs of the same model, recorded with the same sites and schedule.",
+        )
+    return _Comparing(records[0], records[1], pairs, repeats).conclude()
+
+
+class _Comparing:
+    """Two records and their pairs."""
+
+    def __init__(self, a: Record, b: Record, pairs: Pairs, repeats: Sequence[History]) -> None:
+        self._a, self._b, self._pairs = a, b, pairs
+        self._distances: Distances = measure(pairs)
+        self._floor = Floor(pairs, a.history, repeats, (find_dtypes(a), find_dtypes(b)))
+
+    def conclude(self) -> Comparison:
+        """The verdict and its grounds."""
+        first = self._describe(find_first(self._pairs, self._distances))
+        place = find_parting(self._pairs, self._distances, self._floor)
+        parting = self._describe(place)
+        differences = [*find_differences(self._a, self._b), *self._compare_formats()]
+        verdict: Verdict = "different" if parting else "same within noise" if first else "identical"
+        return Comparison(
+            verdict=verdict,
+            noise=self._floor.words,
+            first=first,
+            parting=parting,
+            largest=float(self._distances.usual.max()),
+            findings=tuple(self._group(differences, place, parting)) + tuple(self._compare_extent()),
+            context=tuple(find_context(self._a, self._b)),
+            about=self._tell_extent(),
+        )
+
+    def _describe(self, place: int | None) -> Divergence | None:
+        return None if place is None else describe_pair(self._pairs, self._distances, self._floor, place)
+
+    def _group(self, found: Sequence[Finding], place: int | None, parting: Divergence | None) -> list[Finding]:
+        """Differences that exist when the runs part, the first with its consequence; later ones as notes."""
+        if parting is None or place is None:
+            return [replace(each, severity="note") for each in found]
+        before = [each for each in found if self._is_before(each, place, parting.step)]
+        after = [replace(each, severity="note") for each in found if each not in before]
+        is_told = any(each.detector == "initial-parameters" for each in before)
+        causes = before if is_told else [*self._tell_initial(), *before]
+        looked = self._look_before(place, parting.step)
+        told = tell_parting(parting, self._a, self._b, looked, is_explained=bool(causes))
+        if causes:
+            return [replace(causes[0], causes=(told,)), *causes[1:], *after]
+        return [told, *after]
+
+    def _is_before(self, finding: Finding, place: int, step: int) -> bool:
+        """Whether a difference existed when the runs parted; one of a model's inputs exists before its outputs."""
+        if finding.detector == "precision" or (finding.step or 0) > step:
+            return False
+        if finding.detector != "inputs" or finding.step != step:
+            return True
+        model = finding.site.partition(":")[0]
+        inside = (f"{model}.", f"{model}:")
+        is_inside = np.array([model == ROOT or name.startswith(inside) for name in self._pairs.names], np.bool_)
+        first = np.flatnonzero(is_inside[self._pairs.site] & (self._pairs.of_a("step") == step))
+        return not len(first) or bool(first[0] <= place)
+
+    def _look_before(self, place: int, step: int) -> Predecessors:
+        """Describe the rows before this one in its step and micro-batch, in its process."""
+        before = np.arange(place)
+        for name in ("step", "micro", "rank"):
+            column = self._pairs.of_a(name)
+            before = before[column[before] == column[place]]
+        gradients = self._pairs.of_a("backward")[before] >= 0
+        knows_weights, names = self._compare_weights(step)
+        return Predecessors(not len(before), not gradients.any(), knows_weights, tuple(names))
+
+    def _tell_initial(self) -> list[Finding]:
+        """Parameters that differ before the first update."""
+        _, names = self._compare_weights(0)
+        if not names:
+            return []
+        message = f"Initial parameters differ: {list_names(names)}."
+        return [Finding(detector="initial-parameters", severity="warning", message=message, site=names[0], step=0)]
+
+    def _compare_weights(self, step: int) -> tuple[bool, list[str]]:
+        """Whether updates of a step were recorded, and the parameters whose sizes differed before they were updated."""
+        pairs = self._pairs
+        is_update = np.array([name.endswith(".update") for name in pairs.names], np.bool_)[pairs.site]
+        places = np.flatnonzero(is_update & (pairs.of_a("step") == step))
+        one, other = (np.sqrt(each[places]) for each in pairs.columns("reference"))
+        apart = np.abs(one - other) > self._floor.limits[places] * np.maximum(one, other)
+        return bool(len(places)), [pairs.names[site].removesuffix(".update") for site in pairs.site[places[apart]]]
+
+    def _compare_formats(self) -> list[Finding]:
+        """The first site whose numbers have different formats."""
+        one, other = self._floor.formats
+        differs = self._floor.is_other
+        places = np.flatnonzero(differs[self._pairs.site])
+        if not len(places):
+            return []
+        site = int(self._pairs.site[places[0]])
+        formats = [FORMATS[int(each[site])].name for each in (one, other)]
+        message = (
+            f"{self._pairs.names[site]} is computed in {formats[0]} in A and in {formats[1]} in B, and so are"
+            f" {int(differs.sum())} sites in all."
+        )
+        return [
+            Finding(
+                detector="precision",
+                severity="note",
+                message=message,
+                site=self._pairs.names[site],
+                step=int(self._pairs.of_a("step")[places[0]]),
+            )
+        ]
+
+    def _compare_extent(self) -> list[Finding]:
+        """Steps, sites and rows that only one of them has."""
+        found = []
+        last = [each.last_step or 0 for each in (self._a, self._b)]
+        if last[0] != last[1]:
+            found.append(f"A was recorded up to step {last[0]}, B up to step {last[1]}.")
+        names = set(self._pairs.names)
+        for record, run in ((self._a, "A"), (self._b, "B")):
+            alone = len(record.history.sites) - len(names)
+            if alone > 0:
+                found.append(f"{alone} sites were recorded only in {run}.")
+        missing = self._pairs.missing_a + self._pairs.missing_b
+        if missing:
+            found.append(f"{missing:,} rows of sites that both have were recorded in only one of them.")
+        return [Finding(detector="extent", severity="note", message=each) for each in found]
+
+    def _tell_extent(self) -> str:
+        steps = len(number_steps(self._pairs.of_a("step"))[0])
+        differing = int((~self._distances.is_same).sum())
+        return f"{len(self._pairs):,} rows at {len(self._pairs.names)} sites over {steps} steps, {differing:,} differ"

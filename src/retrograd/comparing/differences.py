@@ -1,4 +1,4 @@
-"""Differences between two programs and what they were given, from the facts of their records."""
+"""Differences between two programs and their inputs, from the facts of their records."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from retrograd.history.facts import Buffer, Call, Fact, Input, Modes, Operation,
 _NO_HYPER_PARAMETERS = {"parameters", "unknown"}
 _SHOWN = 3
 _COMPILED = "CompiledFunction"
-"""What stands for all that compiled code does."""
+"""The operation that stands for everything in compiled code."""
 
 F = TypeVar("F", Input, Parameter, Buffer)
 
 
 def find_differences(a: Record, b: Record) -> list[Finding]:
-    """What is not the same in two records, each from the first step on at which it is so; in that order."""
+    """Differences of two records, each at the first step that has it, by rising step."""
     found: list[Finding] = []
     for find in _KINDS:
         found += [each for each in find(a, b) if not any(_is_said(each, other) for other in found)]
@@ -29,26 +29,26 @@ def find_differences(a: Record, b: Record) -> list[Finding]:
 
 
 def _is_said(finding: Finding, other: Finding) -> bool:
-    """Whether another says it already: of a rate the optimizer as made, of an operation the class of its module."""
+    """Whether another finding implies it: a rate follows from the optimizer, an operation from its module's class."""
     if finding.detector == other.detector == "learning-rate":
         return finding.site == other.site and (other.step or 0) <= (finding.step or 0)
     return finding.detector == "operations" and other.detector == "modules" and finding.site == other.site
 
 
 def knows_inputs(a: Record, b: Record) -> bool:
-    """Whether both tell what the models were called with."""
+    """Whether both hold the inputs of their models."""
     return bool(a.of(Input)) and bool(b.of(Input))
 
 
 def _compare_parameters(a: Record, b: Record) -> Iterator[Finding]:
-    """Parameters at the first look, which no update has reached."""
+    """Compare parameters at the first look, before any update."""
     first = _first_looks(a.of(Parameter)), _first_looks(b.of(Parameter))
     differing = [
         name for name, one in first[0].items() if name in first[1] and _is_other(one, first[1][name]) and one.step == 0
     ]
     if differing:
         which = list_names(differing)
-        yield _make("initial-parameters", f"They begin with other parameters: {which}.", 0, differing[0])
+        yield _make("initial-parameters", f"Initial parameters differ: {which}.", 0, differing[0])
 
 
 def _compare_inputs(a: Record, b: Record) -> Iterator[Finding]:
@@ -59,7 +59,7 @@ def _compare_inputs(a: Record, b: Record) -> Iterator[Finding]:
     what = f"of shape {list(one.shape)} in A and {list(other.shape)} in B" if one.shape != other.shape else "different"
     if one.dtype != other.dtype:
         what = f"{one.dtype} in A and {other.dtype} in B"
-    yield _make("inputs", f"What the model is called with is {what} from step {one.step} on.", one.step, one.name)
+    yield _make("inputs", f"The input of the model is {what} from step {one.step} on.", one.step, one.name)
 
 
 def _compare_buffers(a: Record, b: Record) -> Iterator[Finding]:
@@ -68,11 +68,11 @@ def _compare_buffers(a: Record, b: Record) -> Iterator[Finding]:
         name for name, one in first[0].items() if name in first[1] and one.step == 0 and _is_other(one, first[1][name])
     ]
     if differing:
-        yield _make("initial-buffers", f"They begin with other buffers: {list_names(differing)}.", 0, differing[0])
+        yield _make("initial-buffers", f"Initial buffers differ: {list_names(differing)}.", 0, differing[0])
 
 
 def _compare_optimizers(a: Record, b: Record) -> Iterator[Finding]:
-    """Optimizers as made, and as they were changed later."""
+    """Compare optimizers as made and as changed later."""
     last: tuple[OptimizerMade | None, OptimizerMade | None] = (None, None)
     for pair in zip_longest(a.of(OptimizerMade), b.of(OptimizerMade)):
         one, other = last = pair[0] or last[0], pair[1] or last[1]
@@ -103,7 +103,7 @@ def _compare_made(one: OptimizerMade, other: OptimizerMade, step: int) -> Findin
     ]
     is_rate = all(name.partition(" ")[0] == "lr" for name, _, _ in changed)
     slug = "learning-rate" if is_rate else "hyper-parameters"
-    return _make(slug, f"Of {one.name} {', '.join(texts)}{more}.", step, one.name, one.line, evidence)
+    return _make(slug, f"{one.name}: {', '.join(texts)}{more}.", step, one.name, one.line, evidence)
 
 
 def _changed_options(one: OptimizerMade, other: OptimizerMade) -> Iterator[tuple[str, Any, Any]]:
@@ -119,7 +119,7 @@ def _changed_options(one: OptimizerMade, other: OptimizerMade) -> Iterator[tuple
 
 
 def _compare_calls(a: Record, b: Record) -> Iterator[Finding]:
-    """The first step at which other functions are called, at which a rate is another, or a forward in another mode."""
+    """Find the first step with different calls, with a different rate, and with a forward in a different mode."""
     rates = modes = False
     for (step, mine), (_, theirs) in zip(a.calls_by_step(), b.calls_by_step(), strict=False):
         if _order_calls(mine) != _order_calls(theirs):
@@ -145,7 +145,7 @@ def _name_call(call: Call) -> tuple[str, str]:
 
 
 def _order_calls(calls: Iterable[Call]) -> list[tuple[str, int]]:
-    """The order of calls; what they are of is told by which of them is met first, whatever its class."""
+    """The order of calls; their subjects are numbered by first appearance, whatever their class."""
     numbers: dict[str, int] = {}
     return [(each.name, numbers.setdefault(each.about, len(numbers))) for each in calls]
 
@@ -166,7 +166,9 @@ def _compare_modes(a: Record, b: Record) -> Iterator[Finding]:
         if paths or one.step != other.step:
             step = min(one.step, other.step)
             what = f": {list_names(paths)}" if paths else ""
-            yield _make("modes", f"Other modules are in training mode from step {step} on{what}.", step, _first(paths))
+            yield _make(
+                "modes", f"Different modules are in training mode from step {step} on{what}.", step, _first(paths)
+            )
             return
 
 
@@ -180,7 +182,7 @@ def _compare_modules(a: Record, b: Record) -> Iterator[Finding]:
     types = [each for each in types if "OptimizedModule" not in each[1:]]
     if types:
         path, one, other = types[0]
-        more = f", and {len(types) - 1} more modules are of another class" if len(types) > 1 else ""
+        more = f", and {len(types) - 1} more modules have different classes" if len(types) > 1 else ""
         yield _make("modules", f"{path} is {_a(str(one))} in A and {_a(str(other))} in B{more}.", 0, path)
     only = [sorted(set(one) - set(other)) for one, other in ((mine, theirs), (theirs, mine))]
     for paths, run in zip(only, "AB", strict=True):
@@ -193,7 +195,7 @@ def _modules(record: Record) -> dict[str, Mapping[str, Any]]:
 
 
 def _compare_operations(a: Record, b: Record) -> Iterator[Finding]:
-    """The first operation that is another one, or is called with other arguments."""
+    """Find the first operation that differs, in kind or in its arguments."""
     for one, other in zip(a.operations, b.operations, strict=False):
         pairs = enumerate(zip_longest(one.operations(), other.operations()))
         found = next(
@@ -206,7 +208,7 @@ def _compare_operations(a: Record, b: Record) -> Iterator[Finding]:
         if found is None:
             step = min(one.step, other.step)
             yield _make(
-                "operations", f"From step {step} on one of them calls other operations than before.", step, one.name
+                "operations", f"From step {step} on one of them calls different operations than before.", step, one.name
             )
             return
         yield _name_operation(one.step, *found[1:])
@@ -214,7 +216,7 @@ def _compare_operations(a: Record, b: Record) -> Iterator[Finding]:
 
 
 def _tell_operation(operation: Operation | None) -> Hashable:
-    """What is compared: not the line, nor the format of its numbers."""
+    """The compared part of an operation: neither its line nor the format of its numbers."""
     if operation is None:
         return None
     return operation.name, plain_name(operation.module), operation.arguments, operation.operands
@@ -232,20 +234,20 @@ def _name_operation(step: int, one: Operation | None, other: Operation | None) -
         shown = [", ".join(sorted(mine - theirs)) or "without" for mine, theirs in (options, options[::-1])]
         message = f"{one.name} is called{where} with {shown[0]} in A and {shown[1]} in B."
     elif one.name == other.name:
-        message = f"{one.name} is called on other tensors{where} in B than in A."
+        message = f"{one.name} is called on different tensors{where} in A and in B."
     else:
         message = f"{one.name} is called{where} in A, {other.name} in B."
     return _make("operations", message, step, known.module, known.line)
 
 
 def find_dtypes(record: Record) -> frozenset[str]:
-    """The types of tensors that operations took and made; none where no operation was noted."""
+    """Dtypes of the operands and results of operations; empty where no operation was noted."""
     told = (text for fact in record.operations for each in fact.operations() for text in (*each.takes, *each.makes))
     return frozenset(text.partition("[")[0] for text in told)
 
 
 def find_context(a: Record, b: Record) -> list[str]:
-    """What else is not the same in how they were run: no cause of anything by itself."""
+    """Other differences in how they were run, none of which is a cause by itself."""
     manifests = a.manifest, b.manifest
     named: dict[str, Callable[[Mapping[str, Any]], Any]] = {
         "commit": lambda manifest: (manifest.get("git") or {}).get("commit"),
@@ -281,7 +283,7 @@ def _first_looks(facts: Iterable[F]) -> dict[str, F]:
 
 
 def _match(one: Sequence[F], other: Sequence[F]) -> Iterator[tuple[F, F]]:
-    """Facts of the same name and moment, the n-th with the n-th, in the order of the first record."""
+    """Pair facts of the same name and moment, the n-th with the n-th, in the order of the first record."""
     theirs = dict(_number(other))
     for key, fact in _number(one):
         if key in theirs:
@@ -302,7 +304,7 @@ def _is_other(one: Fact, other: Fact) -> bool:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
+    """The first few names, and the number of further ones."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"
 

@@ -1,18 +1,30 @@
-"""How far two rows are apart, and in which format of numbers their tensors were."""
+"""Distances of rows, the number formats of their tensors, and the distance that noise allows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.comparing.pairs import IntArray, Pairs
+from retrograd.comparing.pairs import IntArray, Pairs, pair_rows
+from retrograd.history.history import History
 
 FloatArray = npt.NDArray[np.float64]
 
 _EXACT = ("calls", "count", "nan", "pos_inf", "neg_inf", "zeros", "sum", "m2", "abs_sum", "min", "max", "reference")
 _COUNTS = ("nan", "pos_inf", "neg_inf")
+
+ROUNDINGS = 8
+"""Distance, in epsilons of a format, that rounding alone may cause in sums of another order. Ours, not measured."""
+GROWTH = 30
+"""Factor by which one operation, or one step, may increase an existing distance. Ours."""
+UPDATE = 0.2
+"""Allowed distance of an update whose gradient differs in any bit: optimizers divide by the size of gradients, even of
+elements that are nothing but rounding. Ours; 0.003 was measured for the bias of a key."""
+SPREAD = 10
+"""Factor by which two runs of the same program may exceed the distance of the repeated runs. Ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +50,21 @@ FORMATS = (
 
 UNKNOWN = -1
 SINGLE = 2
-"""Numbers of formats: of none, and of float32."""
+"""Numbers of formats: unknown, and float32."""
+
+_TELLING = 2
+"""Extremes, other than plain numbers, from which a format can be inferred."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distances:
-    """How far the rows of pairs are apart.
+    """Distances between the rows of pairs.
 
     Attributes:
         own: relative to the size of the tensor itself.
-        usual: relative to the size that tensors of this site have had so far, and gradients of parameters to the
-            largest of their step: what is left of a gradient where summands cancel is rounding, of any relative size.
-        is_same: all that was recorded is the same, to the last bit.
+        usual: relative to the size that tensors of this site have had so far, and for gradients of parameters to the
+            largest of their step: the remainder where summands cancel is rounding, of any relative size.
+        is_same: whether the rows agree to the last bit.
     """
 
     own: FloatArray
@@ -60,7 +75,7 @@ class Distances:
 def measure(pairs: Pairs) -> Distances:
     """Distances of all pairs: the largest of those of mean, root mean square, mean size, smallest and largest element.
 
-    What is finite in one alone, or of another shape, is at an infinite distance.
+    Rows with different numbers of elements, or of nonfinite ones, are infinitely far apart.
     """
     is_same = np.ones(len(pairs), np.bool_)
     differs = np.zeros(len(pairs), np.bool_)
@@ -136,17 +151,17 @@ def split_by_site(pairs: Pairs) -> list[IntArray]:
 def find_formats(
     pairs: Pairs, known: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 ) -> tuple[IntArray, IntArray]:
-    """For each site the coarsest of :data:`FORMATS` that holds all extremes recorded of it, in both records.
+    """For each site, in both records, the coarsest of :data:`FORMATS` that holds all its recorded extremes.
 
-    Tensors in bfloat16 have extremes that bfloat16 holds exactly; those of others do so by chance, once in 65,536.
-    Updates tell nothing: they are differences of numbers that are close to each other.
+    The extremes of a bfloat16 tensor are exact in bfloat16; those of other tensors are so by chance, once in 65,536.
+    Updates show no format: they are differences of numbers that are close to each other.
 
     Args:
         pairs: the rows.
         known: names of the formats that occur in each of the records; empty where that is not known.
 
     Returns:
-        Numbers of formats; :data:`UNKNOWN` where all extremes are plain numbers such as 0 or 6, which tell nothing.
+        Numbers of formats; :data:`UNKNOWN` where all extremes are plain numbers such as 0 or 6, which fit any format.
     """
     found = []
     is_update = np.array([name.endswith(".update") for name in pairs.names], np.bool_)
@@ -167,12 +182,8 @@ def find_formats(
     return found[0], found[1]
 
 
-_TELLING = 2
-"""Extremes that are no plain numbers, for a format to be told by."""
-
-
 def _is_plain(values: FloatArray) -> npt.NDArray[np.bool_]:
-    """Whether a number needs no more than three bits behind the first, as 0, 6 or 1/32 do."""
+    """Whether a number needs at most three bits after the first, such as 0, 6 or 1/32."""
     mantissa, _ = np.frexp(values)
     return np.asarray(mantissa * 16 == np.rint(mantissa * 16))
 
@@ -191,3 +202,81 @@ def _fits_float16(values: FloatArray) -> npt.NDArray[np.bool_]:
 def _fits_float32(values: FloatArray) -> npt.NDArray[np.bool_]:
     with np.errstate(over="ignore"):
         return np.asarray(values.astype(np.float32) == values)
+
+
+class Floor:
+    """The noise floor: the distance of pairs that noise alone allows.
+
+    Args:
+        pairs: pairs of the two runs.
+        first: the record of the first run.
+        repeats: records of runs of the same program; without any, the noise is estimated.
+        known: names of the number formats that occur in each run; empty where that is not known.
+
+    Attributes:
+        words: source of the floor.
+        is_measured: whether it comes from repeated runs.
+        limits: allowed distance of each pair. Where the two have different formats anywhere, the coarsest counts for
+            all: modules round inside, too.
+        formats: for each site the format in both runs, as numbers of :data:`FORMATS`.
+        is_other: for each site whether both formats are known and differ.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        first: History,
+        repeats: Sequence[History] = (),
+        known: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset()),
+    ) -> None:
+        self.formats = find_formats(pairs, known)
+        one, other = self.formats
+        self.is_other = (one != other) & (np.minimum(one, other) != UNKNOWN)
+        known_ones = np.concatenate([each[each != UNKNOWN] for each in self.formats])
+        self._coarsest = int(known_ones.min()) if len(known_ones) else SINGLE
+        coarsest = np.where(np.minimum(one, other) == UNKNOWN, _finest(known_ones), np.minimum(one, other))
+        is_other = bool(self.is_other.any())
+        met = np.minimum.accumulate(coarsest[pairs.site]) if not is_other else np.full(len(pairs), self._coarsest)
+        self.limits: FloatArray = ROUNDINGS * np.array([each.epsilon for each in FORMATS])[met]
+        self.is_measured = bool(repeats)
+        if repeats:
+            measured = SPREAD * _measure_repeats(pairs, first, repeats)
+            rounds = is_other or bool(measured.any())  # where repeated runs are the same to the last bit, any two are
+            self.limits = np.maximum(self.limits, measured) if rounds else measured
+
+    @property
+    def words(self) -> str:
+        """Source of the floor."""
+        if self.is_measured:
+            return "noise measured by repeated runs"
+        return f"rounding of {FORMATS[self._coarsest].name}, estimated"
+
+
+def _finest(formats: IntArray) -> int:
+    """The finest known format; float32 where none is known."""
+    return int(formats.max()) if len(formats) else SINGLE
+
+
+def _measure_repeats(pairs: Pairs, first: History, repeats: Sequence[History]) -> FloatArray:
+    """For each pair, the largest distance so far at its site among the first run and the repeated ones."""
+    floor = np.zeros(len(pairs))
+    known = [first, *repeats]
+    for number, one in enumerate(known):
+        for other in known[number + 1 :]:
+            paired = pair_rows(one, other)
+            _raise_to(floor, pairs, paired, measure(paired).usual)
+    for places in split_by_site(pairs):
+        floor[places] = np.maximum.accumulate(floor[places])
+    return floor
+
+
+def _raise_to(floor: FloatArray, pairs: Pairs, paired: Pairs, distances: FloatArray) -> None:
+    """Raise the floor to the largest distance of each site and step."""
+    site_of = {name: number for number, name in enumerate(pairs.names)}
+    site = np.array([site_of.get(name, -1) for name in paired.names], np.int64)[paired.site]
+    steps = pairs.of_a("step").max(initial=0) + 1
+    step = paired.of_a("step")
+    usable = (site >= 0) & (step < steps)
+    largest = np.zeros(len(pairs.names) * steps)
+    np.maximum.at(largest, site[usable] * steps + step[usable], distances[usable])
+    np.maximum(floor, largest[pairs.site * steps + pairs.of_a("step")], out=floor)

@@ -1,4 +1,4 @@
-"""Where two runs part, beyond what noise does."""
+"""The place where two runs part beyond noise, and what it means where no other difference explains it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.comparing.distance import Distances, FloatArray
-from retrograd.comparing.floor import GROWTH, UPDATE, Floor
+from retrograd.comparing.differences import knows_inputs, list_names
+from retrograd.comparing.distance import GROWTH, UPDATE, Distances, FloatArray, Floor
 from retrograd.comparing.pairs import Pairs
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.record import Record
 from retrograd.history.sink import PHASES, Moment
+from retrograd.sites.site import Site, parse_leniently
+
+_DRAWING = ("dropout", "bernoulli", "rand", "multinomial", "normal", "rrelu", "uniform", "exponential", "poisson")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +24,10 @@ class Divergence:
 
     Attributes:
         site: its name.
-        moment: when.
-        rank: in which process.
-        distance: how far they are apart, relative to the size of the tensor.
-        limit: how far they may be by noise.
+        moment: moment of the rows.
+        rank: rank of the rows.
+        distance: their distance, relative to the size of the tensor.
+        limit: the distance that noise allows.
         a, b: root mean squares in both.
     """
 
@@ -48,15 +53,15 @@ class Divergence:
 
 
 def find_first(pairs: Pairs, distances: Distances) -> int | None:
-    """The first pair that is not the same, to the last bit."""
+    """The first pair that differs in any bit."""
     return _first(~distances.is_same)
 
 
 def find_parting(pairs: Pairs, distances: Distances, floor: Floor) -> int | None:
-    """The first pair that is farther apart than noise makes it.
+    """The first pair that differs by more than noise.
 
-    Where noise is only estimated, what grows step by step out of rounding is noise, too: a pair counts only when it
-    is farther apart than anything that was reached before it could have made it.
+    Where noise is only estimated, differences that grow step by step out of rounding are noise, too: a pair counts only
+    when its distance cannot have grown out of any earlier one.
     """
     over = distances.usual > floor.limits
     if floor.is_measured:
@@ -67,7 +72,7 @@ def find_parting(pairs: Pairs, distances: Distances, floor: Floor) -> int | None
 
 
 def _limit_of_updates(pairs: Pairs, distances: Distances) -> FloatArray:
-    """For updates of parameters whose gradient has not been the same: how far they may be apart."""
+    """Allowed distances of updates of parameters whose gradient has differed; 0 for other rows."""
     limits = np.zeros(len(pairs))
     numbers = {name: number for number, name in enumerate(pairs.names)}
     for name, number in numbers.items():
@@ -84,7 +89,7 @@ def _limit_of_updates(pairs: Pairs, distances: Distances) -> FloatArray:
 
 
 def describe_pair(pairs: Pairs, distances: Distances, floor: Floor, place: int) -> Divergence:
-    """One pair in words and numbers."""
+    """Describe one pair in words and numbers."""
     a = int(pairs.a[place])
     rows = pairs.rows_a
     moment = Moment(
@@ -108,3 +113,103 @@ def _size(rows: object, index: int) -> float:
 
 def _first(which: npt.NDArray[np.bool_]) -> int | None:
     return int(np.argmax(which)) if which.any() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Predecessors:
+    """The rows before the place at which two runs part.
+
+    Attributes:
+        no_forward: nothing was recorded before it in its forward.
+        no_gradient: no gradient was recorded before it in its pass.
+        knows_weights: the sizes that parameters had before the update of this step were recorded.
+        other_weights: the parameters whose sizes differed.
+    """
+
+    no_forward: bool
+    no_gradient: bool
+    knows_weights: bool
+    other_weights: tuple[str, ...]
+
+
+def tell_parting(parting: Divergence, a: Record, b: Record, before: Predecessors, *, is_explained: bool) -> Finding:
+    """A finding about the place alone.
+
+    Args:
+        parting: the place.
+        a: the first record.
+        b: the second.
+        before: the rows before it.
+        is_explained: whether a known difference explains it; the finding then states the effect, not the cause.
+    """
+    site = parse_leniently(parting.site)
+    if is_explained and before.no_forward and site.quantity == "value":
+        slug, message = "forward", f"The first output, {site}, differs at step {parting.step}."
+    else:
+        slug, message = _explain(site, parting.step, a, before, knows_inputs=knows_inputs(a, b))
+    return Finding(
+        detector=slug,
+        severity="warning",
+        message=message,
+        site=parting.site,
+        step=parting.step,
+        line=_line_of(site, a),
+        evidence=(
+            Evidence("distance, relative to its size", parting.distance, f"> {parting.limit:.2g} by noise"),
+            Evidence("root mean square in A", parting.a),
+            Evidence("root mean square in B", parting.b),
+        ),
+        refute="a repeated run of the same program that differs as much: give it as noise",
+    )
+
+
+def _explain(site: Site, step: int, a: Record, before: Predecessors, *, knows_inputs: bool) -> tuple[str, str]:
+    if site.quantity == "update" and str(site.value) in before.other_weights:
+        return "parameters", f"Something has changed {site.value} before it was updated at step {step}."
+    if site.quantity == "update":
+        return "update", f"The update of {site.value} differs at step {step}, though its gradient agrees."
+    if site.quantity == "grad":
+        return _explain_gradient(site, step, before.no_gradient)
+    if step and before.other_weights:
+        names = list_names(before.other_weights)
+        return "parameters", f"Before step {step} something has changed {names}, though all updates agree."
+    if before.no_forward and not knows_inputs:
+        if before.knows_weights:
+            return (
+                "inputs",
+                f"The input of the model differs from step {step} on: {site} does, parameters agree.",
+            )
+        return "inputs-or-parameters", f"The first output, {site}, differs at step {step}: its inputs, or parameters."
+    if _draws(site, a):
+        return "random-state", f"{site.path} draws different random numbers at step {step}; its inputs agree."
+    if before.no_forward:
+        agrees = (
+            "its inputs and parameters agree" if before.knows_weights and not before.other_weights else "inputs agree"
+        )
+        return "forward", f"The first output, {site}, differs at step {step}, though {agrees}."
+    kind = a.type_of(site.path)
+    named = f"{site.path} ({kind})" if kind else site.path
+    return "forward", f"The forward of {named} differs at step {step}, though everything that ran before it agrees."
+
+
+def _explain_gradient(site: Site, step: int, is_first: bool) -> tuple[str, str]:
+    if is_first:
+        message = f"The gradient that the loss sends to {site.value} differs at step {step}, though all outputs agree:"
+        return "loss", f"{message} another loss, or other targets."
+    if site.kind == "parameter":
+        message = f"The gradient of {site.value} differs at step {step}, though those at later outputs agree."
+    else:
+        message = (
+            f"The gradient at {site.value} differs at step {step}, though the forward and all later gradients agree."
+        )
+    return "backward", message
+
+
+def _draws(site: Site, record: Record) -> bool:
+    names = [each.name for fact in record.operations for each in fact.operations() if each.module == site.path]
+    return "Dropout" in record.type_of(site.path) or any(name.startswith(_DRAWING) for name in names)
+
+
+def _line_of(site: Site, record: Record) -> str:
+    lines = (each.line for fact in record.operations for each in fact.operations() if each.module == site.path)
+    return next(lines, "")

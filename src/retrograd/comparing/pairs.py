@@ -1,4 +1,4 @@
-"""Rows of two records that are of the same site at the same moment, in the order in which training reached them."""
+"""Pairs of rows of two records, of the same site at the same moment, in the order in which training reached them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Pairs:
 
     Attributes:
         names: the sites that both have.
-        site: of each pair which of them.
-        a, b: the rows' places in their records.
+        site: for each pair the index of its site in ``names``.
+        a, b: row numbers in both records.
         rows_a, rows_b: those records.
-        missing_a, missing_b: how many rows only the other has, of sites that both have, up to the last step of both.
+        missing_a, missing_b: number of rows that only the other has, of shared sites, up to the last shared step.
     """
 
     names: list[str]
@@ -53,12 +53,12 @@ class Pairs:
 
 
 def plain_name(name: str) -> str:
-    """The name of a site, whether the model was compiled, and whether its module is called once more or not."""
+    """The name of a site without marks of compilation, and without the number of a first call."""
     return _FIRST_CALL.sub("", name.replace("_orig_mod.", ""))
 
 
 def pair_rows(a: History, b: History) -> Pairs:
-    """Put the rows of two records together. Of a record of one rank alone the number of the rank tells nothing."""
+    """Pair the rows of two records. The rank of a record that has only one rank is ignored."""
     rows_a, rows_b = a.rows, b.rows
     names_a, names_b = (list(map(plain_name, each.site_names)) for each in (a, b))
     shared = {name: number for number, name in enumerate(name for name in names_a if name in set(names_b))}
@@ -82,7 +82,7 @@ def _last_step(rows: Rows) -> int:
 
 
 def _pick(rows: Rows, names: Sequence[str], shared: dict[str, int], last: int) -> tuple[IntArray, list[IntArray]]:
-    """The rows of shared sites, and of each its site, moment and rank."""
+    """Rows of shared sites, with site, moment and rank of each."""
     codes = np.array([shared.get(name, -1) for name in names], np.int64)
     site = codes[rows["site"]] if len(names) else np.empty(0, np.int64)
     picked = np.flatnonzero((site >= 0) & (rows["step"] <= last))
@@ -92,7 +92,7 @@ def _pick(rows: Rows, names: Sequence[str], shared: dict[str, int], last: int) -
 
 
 def _make_keys(a: Sequence[IntArray], b: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
-    """One number a row, from numbers that begin at zero; rows of which all are the same are counted."""
+    """One key for each row, from digits that begin at zero; equal rows are numbered."""
     keys = [np.zeros(len(each[0]), np.int64) for each in (a, b)]
     for pair in zip(a, b, strict=True):
         _append(keys, pair)
@@ -106,7 +106,7 @@ def _append(keys: list[IntArray], digits: Sequence[IntArray]) -> None:
 
 
 def _count_repeats(key: IntArray) -> IntArray:
-    """How often each key was there before."""
+    """How often each key occurred before."""
     order = np.argsort(key, kind="stable")
     ordered = key[order]
     again = np.flatnonzero(ordered[1:] == ordered[:-1]) + 1
@@ -120,7 +120,7 @@ def _count_repeats(key: IntArray) -> IntArray:
 
 
 def _order_of_execution(rows: Rows, index: IntArray) -> IntArray:
-    """By step, micro-batch, kind of forward (what is not training comes before the training of its step), and order."""
+    """Sort by step, micro-batch, kind of forward (others come before the training of their step), and order."""
     is_train = rows["phase"][index] == encode_phase("train")
     passes = np.maximum(rows["backward"][index], 0)
     keys = (rows["order"][index], passes, is_train, rows["micro"][index], rows["step"][index])

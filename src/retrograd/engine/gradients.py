@@ -1,14 +1,16 @@
-"""What a run of our own engine found."""
+"""The gradients that a run of our own engine finds, and the places where it stops."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
-from retrograd.engine.fitting import name_tensor
-from retrograd.hooks.nodes import name_of
+from retrograd.errors import ReplayError
+from retrograd.graph.walker import describe
+from retrograd.hooks.nodes import name_of, root_edges
 
 _MOST_LINES = 20
 
@@ -57,11 +59,66 @@ class Gradients(Mapping[Any, Any]):
 
 def _name(key: Any) -> str:
     if isinstance(key, Tensor):
-        return f"{'leaf' if key.is_leaf else 'tensor'} {name_tensor(key)}"
+        return f"{'leaf' if key.is_leaf else 'tensor'} {describe(key)}"
     return name_of(key) if hasattr(key, "next_functions") else type(key).__name__
 
 
 def _name_value(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_name_value, value))})"
-    return "nothing" if value is None else name_tensor(value)
+    return "nothing" if value is None else str(describe(value))
+
+
+# ---- targets ----
+
+Arrived = tuple[Tensor | None, ...]
+Edges = tuple[tuple[Any, int], ...]
+
+
+class LeafGradient(NamedTuple):
+    """The gradient of a leaf."""
+
+    leaf: Tensor
+    gradient: Tensor | None
+
+
+class Targets:
+    """The tensors and nodes that ``to`` names, and the gradients that have arrived there."""
+
+    def __init__(self, to: Any) -> None:
+        keys = [] if to is None else list(to) if is_several(to) else [to]
+        if to is not None and not keys:
+            raise ReplayError("`to` names nothing.", repair="give tensors or nodes, or leave it out for all leaves.")
+        self._edges = [(key, *root_edges([key])[0]) for key in keys]
+        self._arrived: dict[Any, Arrived] = {}
+        self.needed: set[Any] = set()
+        self.nodes = {node for _, node, _ in self._edges}
+        self.are_leaves = all(isinstance(key, Tensor) and key.is_leaf for key in keys)
+        self.leaves = {id(key) for key in keys if isinstance(key, Tensor) and key.is_leaf}
+
+    def __bool__(self) -> bool:
+        return bool(self._edges)
+
+    def want(self, node: Any) -> bool:
+        """Tell whether gradients of this node are needed."""
+        return not self._edges or node in self.needed or node in self.nodes
+
+    def record(self, node: Any, arrived: Arrived) -> None:
+        if node in self.nodes:
+            self._arrived[node] = arrived
+
+    def collect(self, leaves: dict[int, LeafGradient]) -> Gradients:
+        return Gradients([(key, self._value(key, node, slot, leaves)) for key, node, slot in self._edges])
+
+    def _value(self, key: Any, node: Any, slot: int, leaves: dict[int, LeafGradient]) -> Any:
+        if id(key) in self.leaves:
+            return leaves.get(id(key), LeafGradient(key, None)).gradient
+        arrived = self._arrived.get(node)
+        if arrived is None or key is node:
+            return arrived
+        return arrived[slot]
+
+
+def is_several(given: Any) -> bool:
+    """Tell a list of tensors, nodes and gradient edges from one of them."""
+    return isinstance(given, list | tuple) and not isinstance(given, GradientEdge)

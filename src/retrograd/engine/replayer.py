@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from heapq import heappop, heappush
-from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from retrograd.engine.fitting import GradientSpec, add, add_to_grad, check_number, fit, wanted_by
-from retrograd.engine.gradients import Gradients
-from retrograd.engine.nested_passes import CaughtGradients
-from retrograd.engine.one_node import arrange, note
-from retrograd.engine.targets import Arrived, Edges, LeafGradient, Targets, is_several
+from retrograd.engine.fitting import InputBuffer, add, add_to_grad, check_number, wanted_by
+from retrograd.engine.gradients import Arrived, Edges, Gradients, LeafGradient, Targets, is_several
+from retrograd.engine.one_node import CaughtGradients, arrange, note
 from retrograd.errors import ReplayError
+from retrograd.graph.graph import ReadyQueue
 from retrograd.hooks.nodes import edges_of, is_leaf, name_of, number_of, root_edges, run_node, variable_of
-from retrograd.hooks.reach import guard_nodes
+from retrograd.hooks.reach import find_leading, find_nodes, guard_nodes
 
 
 def run_from(
@@ -70,36 +67,30 @@ def run_from(
         return run.finish()
 
 
-class _Waiting:
+class _PendingNode:
     """A node that has not run yet.
 
     Attributes:
         edges: where its gradients go.
         missing: how many edges lead to it from nodes that have not run.
-        arrived: sums of what has come in; empty before the first.
-        wanted: what must come in; empty before the first.
+        buffer: what has come in; None before the first.
     """
 
-    __slots__ = ("arrived", "edges", "missing", "wanted")
+    __slots__ = ("buffer", "edges", "missing")
 
-    def __init__(self) -> None:
-        self.edges: Edges = ()
+    def __init__(self, edges: Edges) -> None:
+        self.edges = edges
         self.missing = 0
-        self.arrived: list[Tensor | None] = []
-        self.wanted: tuple[GradientSpec, ...] = ()
+        self.buffer: InputBuffer | None = None
 
     def receive(self, node: Any, slot: int, gradient: Tensor) -> None:
-        if not self.wanted:
-            self.wanted = wanted_by(node)
-            self.arrived = [None] * len(self.wanted)
-        gradient = fit(gradient, self.wanted[slot])
-        before = self.arrived[slot]
-        self.arrived[slot] = gradient if before is None else add(before, gradient)
+        if self.buffer is None:
+            self.buffer = InputBuffer(node)
+        self.buffer.add(slot, gradient)
 
     def take(self, node: Any) -> Arrived:
-        arrived = tuple(self.arrived or [None] * len(wanted_by(node)))
-        self.arrived = []
-        return arrived
+        arrived, self.buffer = self.buffer or InputBuffer(node), None
+        return tuple(arrived.gradients)
 
 
 class _ReplayRun:
@@ -108,10 +99,9 @@ class _ReplayRun:
     def __init__(self, targets: Targets, *, accumulate: bool) -> None:
         self._targets = targets
         self._accumulate = accumulate
-        self._table: dict[Any, _Waiting] = {}
+        self._table: dict[Any, _PendingNode] = {}
         self._starts: list[tuple[Any, Arrived]] = []
-        self._ready: list[tuple[int, int, Any]] = []
-        self._turn = count()
+        self._ready = ReadyQueue[Any]()
         self._leaves: dict[int, LeafGradient] = {}
         """Leaf's identity → the leaf, and its gradient."""
 
@@ -124,7 +114,7 @@ class _ReplayRun:
             for node in self._admit():
                 self._release(node)
             while self._ready:
-                node = heappop(self._ready)[2]
+                node = self._ready.pop()
                 self._run(node)
                 if caught is not None:
                     for leaf, gradient in caught.settle():
@@ -136,22 +126,15 @@ class _ReplayRun:
 
     def _look_ahead(self) -> None:
         """Find all nodes, and how many edges lead to each."""
-        table = self._table
-        queue = list(dict.fromkeys(node for node, _ in self._starts))
-        table.update((node, _Waiting()) for node in queue)
-        for node in queue:  # grows while it is walked
-            table[node].edges = edges = edges_of(node)
-            for following, _ in edges:
-                if following is None:
-                    continue
-                waiting = table.get(following)
-                if waiting is None:
-                    waiting = table[following] = _Waiting()
-                    queue.append(following)
-                waiting.missing += 1
-        guard_nodes(queue)
+        reach = find_nodes((node, 0) for node, _ in self._starts)
+        self._table = {node: _PendingNode(edges_of(node)) for node in reach.nodes}
+        for pending in self._table.values():
+            for following, _ in pending.edges:
+                if following is not None:
+                    self._table[following].missing += 1
+        guard_nodes(reach.nodes, reach.links)
         if self._targets:
-            self._targets.find_needed({node: waiting.edges for node, waiting in table.items()})
+            self._targets.needed = {reach.nodes[place] for place in find_leading(reach, self._targets.nodes)}
 
     def _admit(self) -> list[Any]:
         """Hand the starts their gradients; those to which no other leads can run."""
@@ -166,7 +149,7 @@ class _ReplayRun:
         if is_leaf(node):
             self._end(node)
         else:
-            heappush(self._ready, (-number_of(node), next(self._turn), node))
+            self._ready.push(number_of(node), node)
 
     def _end(self, node: Any) -> None:
         arrived = self._table[node].take(node)
@@ -196,7 +179,7 @@ class _ReplayRun:
         return self._leaves[id(leaf)].gradient if id(leaf) in self._leaves else None
 
     def _begin_with(self, leaf: Tensor) -> Tensor | None:
-        """What a pass inside a node finds in ``.grad``: what has been found so far, to add to."""
+        """The ``.grad`` that a pass inside a node finds: a copy of the sum so far, to add to."""
         found = self._found(leaf)
         return None if found is None else found.clone()
 
@@ -249,7 +232,7 @@ def _pair(start: Any, incoming: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _one(node: Any, slot: int) -> Arrived:
-    """What torch begins with where no gradient is given."""
+    """The gradient that torch begins with where none is given: one."""
     expected = wanted_by(node)
     wanted = expected[slot]
     real = wanted.dtype is None or wanted.dtype.is_floating_point

@@ -1,16 +1,161 @@
-"""Both exact watches of a program, on one look at what it does."""
+"""Saved tensors that something overwrites before backward uses them; watched together with what is not finite."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.facts.nonfinite_watch import NonFiniteWatch
-from retrograd.facts.overwrite_watch import OverwriteWatch
 from retrograd.facts.source import FactHost, FactSource
+from retrograd.graph.node import Line
+from retrograd.graph.origins import Origin
+from retrograd.graph.overwritten import Overwritten, explain_overwritten, name_behind, storage_of
+from retrograd.history.facts import Overwrite
+from retrograd.hooks.backward import EngineRun, backward_followers
+from retrograd.hooks.engine import without_functions
+from retrograd.hooks.nodes import name_of, number_of
 from retrograd.hooks.program_watch import ProgramWatch
+from retrograd.hooks.reach import PassNodes
+from retrograd.hooks.saved import version_of
+from retrograd.hooks.writes import Changed, SavedWatch, WriteNotes, program_line
+
+_TOLD = 20
+"""Writes that torch does not see, of which a run tells at most."""
+
+
+class OverwriteWatch(FactSource):
+    """Notes lines and writes of every step, and at looks digests of all that is saved.
+
+    Args:
+        host: the recorder.
+        watch: sees the program; one of its own where it is left out.
+    """
+
+    def __init__(self, host: FactHost, watch: ProgramWatch | None = None) -> None:
+        super().__init__(host)
+        self._watch = watch or ProgramWatch(host.name_module, lambda error: host.fault("overwrites", error))
+        self._saved = SavedWatch(self._watch.writes)
+        self._told: set[tuple[str, str, str]] = set()
+
+    # ---- what is told where nodes are explained ----
+
+    @property
+    def writes(self) -> WriteNotes:
+        """The last writes."""
+        return self._watch.writes
+
+    def find(self, number: int) -> Origin | None:
+        """Where the node with this sequence number was made."""
+        place = self._watch.places.find(number)
+        return Origin(place.module or None, 1, Line(place.file, place.line, place.function)) if place.file else None
+
+    # ---- what happens ----
+
+    def begin(self) -> None:
+        """Watch the thread in which the recording begins."""
+        self._watch.begin()
+        backward_followers.add(self)
+
+    def forward_begins(self, model: nn.Module, arguments: Any) -> None:
+        """Take digests at looks."""
+        if self._watch.is_here:
+            takes_digests = self.host.is_look and len(self._told) < _TOLD
+            self._watch.see_nodes = self._saved.see_nodes if takes_digests else None
+            self._saved.forward_begins()
+            self._watch.resume()
+
+    def run_begins(self, run: EngineRun) -> None:
+        """Is what the nodes of this pass have saved still what it was?"""
+        if run.is_batched or self._saved.is_empty or not self._watch.is_here:
+            return
+        try:
+            if any(isinstance(root, Tensor) and not root.requires_grad for root in run.roots):
+                return
+            found = PassNodes(run)
+            for changed in self._saved.find_changed(found.nodes, is_kept=run.keeps_graph):
+                self._tell_silent(changed)
+            found.release()
+        except Exception as error:
+            self.host.fault("overwrites", error)
+
+    def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
+        """Was it refused? What it would have run is still there."""
+        if not isinstance(error, RuntimeError) or "modified by an inplace operation" not in str(error):
+            return
+        if run.is_batched or not self._watch.is_here:
+            return
+        try:
+            found = PassNodes(run)
+            overwritten = explain_overwritten(found.nodes, self, self.host.name_parameter)
+            found.release()
+            if overwritten is not None:
+                self.host.note_fact(_make_fact(overwritten))
+        except Exception as fault:
+            self.host.fault("overwrites", fault)
+
+    def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """What is saved from here on is of the next forward."""
+        if self._watch.is_here:
+            self._watch.see_nodes = None
+            self._watch.pause()
+
+    def update_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has written to its parameters."""
+        if self._watch.is_here:
+            held = [each for group in optimizer.param_groups for each in group["params"]]
+            with without_functions():
+                self.writes.note_update(held, f"{type(optimizer).__name__}.step", program_line())
+            self._watch.resume()
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        backward_followers.remove(self)
+        self._watch.end()
+        self._saved.end()
+
+    def _tell_silent(self, changed: Changed) -> None:
+        origin = self.find(number_of(changed.node)) or Origin()
+        line = f"{origin.line.file}:{origin.line.line}" if origin.line is not None else ""
+        writer = self.writes.since(storage_of(changed.tensor), changed.order)
+        kind = name_of(changed.node)
+        key = kind, line, changed.name
+        if key in self._told or len(self._told) >= _TOLD:
+            return
+        self._told.add(key)
+        name = name_behind(changed.node, changed.tensor, self.host.name_parameter)
+        self.host.note_fact(
+            Overwrite(
+                name=origin.module or "",
+                tensor=name or changed.name,
+                node=kind,
+                saved_line=line,
+                written_line=writer.line if writer is not None else "",
+                writer=writer.writer if writer is not None else "",
+                saved_version=changed.then,
+                found_version=version_of(changed.tensor),
+                silent=True,
+            )
+        )
+
+
+def _make_fact(found: Overwritten) -> Overwrite:
+    last = found.writes[-1] if found.writes else None
+    return Overwrite(
+        name=found.module or "",
+        tensor=found.parameter or found.saved,
+        node=found.node,
+        saved_line=found.line,
+        written_line=last.line if last is not None else "",
+        writer=last.writer if last is not None else "",
+        saved_version=found.then,
+        found_version=found.now,
+    )
+
+
+# ---- both watches on one look ----
 
 
 class ExactWatch(FactSource):

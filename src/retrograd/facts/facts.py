@@ -17,19 +17,17 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.facts.calls import CallSource
 from retrograd.facts.exact_watch import ExactWatch
-from retrograd.facts.inputs import InputSource
 from retrograd.facts.kink_watch import KinkWatch
-from retrograd.facts.looks import is_look
 from retrograd.facts.modes import ModeSource
 from retrograd.facts.nonfinite_look import NonFiniteLook
 from retrograd.facts.operations import ForwardOperations
-from retrograd.facts.source import FactSource, MakeSource
-from retrograd.facts.states import StateSource
+from retrograd.facts.source import FactSource, MakeSource, is_look
+from retrograd.facts.tensors import InputSource, StateSource
 from retrograd.facts.units import UnitLooks
 from retrograd.history.facts import NOW, Fact, JsonObject, tell_many
 from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.engine import is_abstract
-from retrograd.hooks.module_paths import walk_parameters, walk_paths
+from retrograd.hooks.names import walk_parameters, walk_paths
 from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.sites.site import ROOT

@@ -13,12 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.facts.gradient_reasons import operation_of
-from retrograd.facts.reasons import Case, find_reason
-from retrograd.hooks.gradient_births import read_saved
+from retrograd.facts.nonfinite_reasons import Case, find_reason, operation_of
 from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, inputs_of, number_of, root_edges, variable_of
+from retrograd.hooks.nonfinite import is_fine, read_saved
 from retrograd.hooks.reach import find_nodes, guard_nodes
-from retrograd.hooks.result_watch import is_fine
 
 MOST_NODES = 100_000
 """Graphs that are larger are not looked at."""

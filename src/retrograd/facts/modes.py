@@ -10,7 +10,7 @@ from torch import nn
 
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Modes
-from retrograd.hooks.module_paths import walk_paths
+from retrograd.hooks.names import walk_paths
 from retrograd.sites.site import ROOT
 
 _AT_ONCE = 8

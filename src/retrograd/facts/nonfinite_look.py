@@ -14,17 +14,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from retrograd.facts.gradient_reasons import find_gradient_reason, operation_of
 from retrograd.facts.graph_births import BornInGraph, find_birth
-from retrograd.facts.reasons import describe_values
+from retrograd.facts.nonfinite_reasons import describe_values, find_gradient_reason, operation_of
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import NonFinite
 from retrograd.history.sink import Moment
 from retrograd.hooks.engine import next_sequence_number, without_functions
-from retrograd.hooks.gradient_births import read_saved
 from retrograd.hooks.nodes import edges_of, number_of
+from retrograd.hooks.nonfinite import is_fine, read_saved
 from retrograd.hooks.operation_notes import NotedOperation, OperationNotes
-from retrograd.hooks.result_watch import is_fine
 
 _PARTED = frozenset(
     {"SqrtBackward0", "RsqrtBackward0", "ReciprocalBackward0", "PowBackward0", "LogBackward0", "Log2Backward0",

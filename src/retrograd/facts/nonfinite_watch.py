@@ -13,22 +13,19 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from retrograd.facts.gradient_reasons import find_gradient_reason, operation_of
 from retrograd.facts.graph_births import find_birth
 from retrograd.facts.nonfinite_look import MOST_TOLD
-from retrograd.facts.reasons import Case, describe_values, find_reason
+from retrograd.facts.nonfinite_reasons import Case, describe_values, find_gradient_reason, find_reason, operation_of
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import NOW, NonFinite
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.calls import running_module
+from retrograd.hooks.dispatch import is_in_compiled_call
 from retrograd.hooks.frames import user_frame
 from retrograd.hooks.function_names import tensors_of
-from retrograd.hooks.gradient_births import BornGradient, GradientBirths
-from retrograd.hooks.node_places import Place
 from retrograd.hooks.node_tap import NodeTaps
-from retrograd.hooks.operation_tap import is_in_compiled_call
-from retrograd.hooks.program_watch import ProgramWatch
-from retrograd.hooks.result_watch import BornOperation, ResultWatch, are_fine, is_fine
+from retrograd.hooks.nonfinite import BornGradient, BornOperation, GradientBirths, ResultWatch, are_fine, is_fine
+from retrograd.hooks.program_watch import NodeOrigin, ProgramWatch
 
 _NAMES = ("self", "other", "third", "fourth")
 _TAUGHT = ("input", "target", "weight")
@@ -140,7 +137,7 @@ class NonFiniteWatch(FactSource):
         born = find_birth([tensor])
         if born is None:
             return None
-        place = self._watch.places.find(born.number) if born.leaf is None else Place()
+        place = self._watch.places.find(born.number) if born.leaf is None else NodeOrigin()
         leaf = self.host.name_parameter(born.leaf) if born.leaf is not None else None
         return NonFinite(
             name=place.module or leaf or "",

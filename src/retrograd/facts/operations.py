@@ -6,22 +6,24 @@ the step behind a look at which a graph is met that is unlike all those that wer
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
+from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from retrograd.facts.graph_sizes import GraphSizes
-from retrograd.facts.softmax_looks import SoftmaxLooks
 from retrograd.facts.source import FactHost, FactSource
-from retrograd.history.facts import Operations
-from retrograd.hooks.engine import current_graph_task, grad_enabled
-from retrograd.hooks.module_calls import OUTSIDE
+from retrograd.history.facts import GraphSize, Operations, Softmax
+from retrograd.hooks.calls import OUTSIDE
+from retrograd.hooks.dispatch import carry_out_unseen, is_in_compiled_call, without_graph
+from retrograd.hooks.engine import current_graph_task, grad_enabled, is_transformed
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
-from retrograd.hooks.operation_tap import is_in_compiled_call
+from retrograd.hooks.reach import GraphOutline, NodeSign, outline_graph, sign_node
 from retrograd.sites.site import ROOT
 
 MOST = 3000
@@ -159,3 +161,99 @@ def _outline(noted: NotedOperation) -> tuple[Any, ...]:
     kinds = tuple((each.partition("[")[0], each.count(",")) for each in (*noted.takes, *noted.makes))
     operands = str(noted.operands)  # as text, for −1 and −2 have the same hash
     return noted._replace(operands=(), takes=(), makes=(), arguments=""), operands, kinds
+
+
+# ---- sizes of graphs ----
+
+MOST_NODES = 200_000
+"""Beyond it nodes are not counted."""
+
+_FIRST = 8
+"""Recorded passes of which every one is looked at."""
+
+
+class GraphSizes:
+    """Watches each recorded pass, and measures graphs at looks and at the first passes. It holds none."""
+
+    def __init__(self, host: FactHost) -> None:
+        self._host = host
+        self._signs: list[ref[NodeSign]] = []  # without callbacks, which would run within compiled code
+        self._count = self._living = 0
+
+    def measure(self, roots: tuple[torch.Tensor, ...], *, is_wanted: bool) -> GraphOutline | None:
+        """A pass begins; returns the outline of its graph, where that is wanted, or it is time."""
+        nodes = [node for root in roots if not is_transformed(root) and (node := root.grad_fn) is not None]
+        if not nodes or not self._host.is_recorded:
+            return None
+        self._count += 1
+        is_wanted = is_wanted or self._count <= _FIRST or self._host.is_look
+        outline = self._measure(nodes) if is_wanted else None
+        self._signs.append(ref(sign_node(nodes[0])))
+        if len(self._signs) > 2 * self._living + _FIRST:
+            self._count_living()
+        return outline
+
+    def _count_living(self) -> int:
+        """How many graphs are still held; those that are gone are forgotten."""
+        self._signs = [sign for sign in self._signs if sign() is not None]
+        self._living = len(self._signs)
+        return self._living
+
+    def _measure(self, nodes: list[Any]) -> GraphOutline:
+        outline = outline_graph(nodes, MOST_NODES)
+        self._host.note_fact(GraphSize(value=float(outline.nodes), alive=self._count_living()))
+        return outline
+
+
+# ---- softmax ----
+
+_MOST = 256
+"""Calls of a look that are seen."""
+
+
+class SoftmaxLooks:
+    """Is shown what operations make, and keeps Σp² and Σp of what a softmax in a module's forward has made."""
+
+    def __init__(self, host: FactHost) -> None:
+        self._host = host
+        self._held: list[tuple[Softmax, Tensor]] = []
+        self.are_there = False
+        """Whether one has been seen."""
+
+    def see(self, noted: NotedOperation, result: Tensor) -> None:
+        """An operation has been called."""
+        if noted.name == "softmax" and noted.module and len(self._held) < _MOST and _is_readable(result):
+            entries, now = _count_entries(noted.arguments, result), self._host.now
+            fact = Softmax(name=noted.module, line=noted.line, value=0.0, entries=entries, moment=now)
+            self.are_there = True
+            self._held.append((fact, _add_up(without_graph(result))))
+
+    def drain(self) -> None:
+        """Note one fact for each line."""
+        held, self._held = self._held, []
+        sums: dict[Softmax, Tensor] = {}
+        for fact, pair in held:
+            sums[fact] = sums[fact] + pair if fact in sums else pair
+        for fact, pair in sums.items():
+            squares, total = pair.tolist()
+            if total > 0:
+                self._host.note_fact(replace(fact, value=squares / total))
+
+
+def _count_entries(arguments: str, result: Tensor) -> int:
+    """How many numbers add up to one: those along the dimension that it was called with, else the last one."""
+    found = re.search(r"\bdim=(-?\d+)", arguments)
+    return result.shape[int(found[1]) if found else -1]
+
+
+def _is_readable(result: Tensor) -> bool:
+    is_plain = type(result) is Tensor and not is_transformed(result) and result.layout is torch.strided
+    return is_plain and grad_enabled() and result.ndim > 1 and result.numel() > 0 and not result.is_meta
+
+
+def _add_up(result: Tensor) -> Tensor:
+    def add_up() -> Tensor:
+        numbers = result.float()
+        return torch.stack([numbers.square().sum(), numbers.sum()]).double()
+
+    return carry_out_unseen(add_up)

@@ -1,4 +1,4 @@
-"""What finds facts: told by the recorder what happens, it notes what it saw of it."""
+"""Base class of what finds facts: the recorder tells it what happens, and it notes what it sees."""
 
 from __future__ import annotations
 
@@ -100,3 +100,14 @@ class FactSource:
 
 MakeSource = Callable[[FactHost], FactSource]
 """What makes a source: its class, or what gives it more than the host."""
+
+
+# ---- when to look ----
+
+EVERY = 128
+"""Between looks, once a run has settled."""
+
+
+def is_look(recorded: int) -> bool:
+    """Whether the step before which so many were recorded is looked at: 0, 1, 2, powers of two, every 128th."""
+    return recorded % EVERY == 0 or recorded & (recorded - 1) == 0

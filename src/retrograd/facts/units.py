@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import NOW, Units
-from retrograd.hooks.candidates import compiled_regions, walk_modules
+from retrograd.hooks.calls import OUTSIDE
+from retrograd.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.hooks.engine import current_graph_task, grad_enabled, is_tracing, is_transformed, without_functions
 from retrograd.hooks.module import unwatch_forward, watch_forward
-from retrograd.hooks.module_calls import OUTSIDE
+from retrograd.hooks.names import compiled_regions, walk_modules
 from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
-from retrograd.hooks.operation_tap import carry_out_unseen, without_graph
 from retrograd.sites.site import Site
 
 OFTEN, SELDOM, SETTLED = 16, 128, 512

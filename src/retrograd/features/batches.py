@@ -1,4 +1,4 @@
-"""What a loader yields: where in it the model's input and the target are, and how to begin in the middle."""
+"""Items of a loader: the model's input and the target in them, and how to begin in the middle."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def move(arguments: Any, device: torch.device | str | None) -> Any:
 
 
 def count_samples(arguments: Any) -> int:
-    """The first dimension of the first tensor that the model is given.
+    """Count samples: the first dimension of the first tensor that the model is given.
 
     Raises:
-        FeatureError: there is none.
+        FeatureError: there is no tensor.
     """
     for _, tensor in flatten(arguments, ()):
         if tensor.dim():
@@ -95,7 +95,7 @@ def check_order(loader: Iterable[Any], *, allow_shuffle: bool) -> None:
 
 
 def count_batches(loader: Iterable[Any]) -> int | None:
-    """How many batches there are; None where the loader does not tell."""
+    """Count the batches; None where the loader does not tell."""
     try:
         return len(loader)  # type: ignore[arg-type]
     except TypeError:
@@ -103,7 +103,7 @@ def count_batches(loader: Iterable[Any]) -> int | None:
 
 
 def skip_batches(loader: Iterable[Any], count: int) -> Iterator[Any]:
-    """What the loader yields after so many batches. A plain ``DataLoader`` in plain order does not even load those."""
+    """Go through a loader after so many batches. A plain ``DataLoader`` in plain order does not even load those."""
     if count and type(loader) is DataLoader and _is_in_plain_order(loader.batch_sampler):
         return iter(_load_only(list(itertools.islice(loader.batch_sampler, count, None)), loader))
     return itertools.islice(iter(loader), count, None)

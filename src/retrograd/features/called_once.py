@@ -1,4 +1,4 @@
-"""Whether the code of a model shows that a module is called at most once in a forward.
+"""Read from the code of a model that a module is called at most once in a forward.
 
 Only code that leaves no doubt counts: ``self.fc(…)`` at one place of a class, in no loop, in a method that is called
 at one place itself; the layers of an ``nn.Sequential``; ``for block in self.blocks: … block(…)``. Where ``self`` is
@@ -22,7 +22,7 @@ _LOOKUPS = frozenset(
 
 
 def is_called_once(model: nn.Module, module: nn.Module) -> bool:
-    """Whether no forward of the model can call a module of it twice."""
+    """Ask whether no forward of the model can call a module of it twice."""
     paths = [path for path, each in model.named_modules(remove_duplicate=False) if each is module]
     return len(paths) == 1 and _is_way_single(model, paths[0].split(".") if paths[0] else [])
 
@@ -73,16 +73,16 @@ class _Code:
         self.is_plain &= not any(node.attr in _LOOKUPS for node in self._attributes)
 
     def mentions_elsewhere(self, key: str) -> bool:
-        """Whether a part of another object is called so: ``self.block.fc``."""
+        """Ask whether a part of another object has this name: ``self.block.fc``."""
         return any(node.attr == key and not _is_self(node.value) for node in self._attributes)
 
     def calls_once(self, key: str) -> bool:
-        """Whether ``self.key`` is called at one place, which is run once."""
+        """Ask whether ``self.key`` is called at one place, which is run once."""
         mention = self._only_mention(key)
         return mention is not None and self._is_called(mention) and self._runs_once(mention)
 
     def loops_once(self, key: str) -> bool:
-        """Whether ``self.key`` is gone through at one place, which is run once, and each of its items called once."""
+        """Ask whether ``self.key`` is looped over at one place, which is run once, and each item called once."""
         mention = self._only_mention(key)
         loop = self._parents[mention] if mention is not None else None
         if isinstance(loop, ast.Call) and isinstance(loop.func, ast.Name) and loop.func.id == "enumerate":
@@ -111,7 +111,7 @@ class _Code:
         return not any(True for _ in self._loops_around(node)) and (method == "forward" or self.calls_once(method))
 
     def _loops_around(self, node: ast.AST) -> Iterator[ast.AST]:
-        """From the inside, without the method itself."""
+        """Go through the loops around a node from the inside, without the method itself."""
         parent = self._parents.get(node)
         while parent is not None and parent in self._parents:
             if isinstance(parent, _LOOPS):

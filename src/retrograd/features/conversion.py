@@ -24,7 +24,7 @@ def find_pool(pool: Any) -> Callable[[Tensor], Tensor] | None:
         return _NAMED[pool]
     if pool is None or callable(pool):
         return cast("Callable[[Tensor], Tensor] | None", pool)
-    raise FeatureError(f"pool={pool!r} is no way to pool.", repair="give 'mean', 'max', a function, or None.")
+    raise FeatureError(f"pool={pool!r} is not a valid pool.", repair="give 'mean', 'max', a function, or None.")
 
 
 def pool_mean(value: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Conversion:
         self._dtype = find_dtype(dtype)
 
     def hold(self, name: str, value: Any) -> Callable[[], Tensor]:
-        """What is stored of a value, as a feature that waits for the forward's end."""
+        """Convert a value, as a feature that waits for the forward's end."""
         if not isinstance(value, Tensor):
             there = ", ".join(f"{name}.{'.'.join(keys)}" for keys, _ in flatten(value, ())) or "no tensor"
             raise FeatureError(f"{name!r} is a {type(value).__name__}, not a tensor.", repair=f"there are: {there}.")

@@ -65,7 +65,7 @@ def extract_dataset(
 
     Each forward ends right after the last site, as in :func:`extract`. About 64 MB of features are held at a time;
     then, or after a minute, they become a file. When the process is killed, or the disk is full, the same call
-    goes on behind the last file; once everything is there it only opens the folder. That takes for granted that the
+    goes on after the last file; once everything is there it only opens the folder. That takes for granted that the
     loader yields the same batches in the same order each time.
 
     Args:
@@ -116,14 +116,14 @@ def extract_dataset(
         manifest = _begin(folder, asked)
         if not manifest.get("complete"):
             _warn_of_training_mode(model)
-            source = _Source(loader, inputs, target, device)
+            source = _BatchSource(loader, inputs, target, device)
             _extract_rest(extractor, source, folder, manifest, progress=progress)
         return open_features(folder)
     finally:
         lock.release()
 
 
-class _Source:
+class _BatchSource:
     """Features batch by batch, beginning in the middle."""
 
     def __init__(
@@ -144,7 +144,7 @@ class _Source:
 
 
 def _extract_rest(
-    extractor: Extractor, source: _Source, folder: Path, manifest: dict[str, Any], *, progress: bool
+    extractor: Extractor, source: _BatchSource, folder: Path, manifest: dict[str, Any], *, progress: bool
 ) -> None:
     """Extract from the first batch that is not there to the last."""
     done = sum(shard.batches for shard in list_shards(folder))
@@ -236,7 +236,7 @@ _SECONDS_A_FRAME = 0.1
 
 
 class ProgressReport:
-    """Tells on stderr how many batches are done.
+    """Print on stderr how many batches are done.
 
     Args:
         done: batches that an earlier extraction has done.

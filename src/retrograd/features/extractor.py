@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from retrograd.amounts import count_of
 from retrograd.errors import FeatureError
 from retrograd.features.feature_sites import EVERY_CALL, SLOTS, FeatureSite, Slot, find_feature_sites
-from retrograd.hooks.early_end import WayOut
 from retrograd.hooks.nested import flatten, replace_tensors
-from retrograd.hooks.readings import Reading, read_calls
-from retrograd.sites.glob import translate_glob
+from retrograd.hooks.readings import Reading, WayOut, read_calls
+from retrograd.sites.pattern import translate_glob
 from retrograd.sites.site import Site, parse_site
 
 _Names = tuple[str, str]
-"""What a value is called if its module is called once, and if it is called several times."""
+"""The names of a value if its module is called once, and if it is called several times."""
 
 Hold = Callable[[str, Any], Callable[[], Any]]
 """Takes the name of a site and what is there while the forward runs; returns what gives the feature at its end."""
@@ -65,7 +64,7 @@ def extract(
 
     Raises:
         NoSuchSiteError: the model has no such site; names the nearest.
-        FeatureError: a site is none that a forward has, or this forward did not reach it.
+        FeatureError: a forward does not have a site, or this forward did not reach it.
     """
     args, kwargs = read_batch(batch)
     hold = hold_with_graph if differentiable else copy_detached
@@ -114,14 +113,14 @@ class Extractor:
                 "In inference mode there is no graph to keep.", repair="leave torch.inference_mode, or differentiable."
             )
         with torch.set_grad_enabled(self._differentiable):
-            forward = _Forward(self._wanted, self._hold, WayOut(self._model, wanted=self._early_end), self._model)
+            forward = _SeenValues(self._wanted, self._hold, WayOut(self._model, wanted=self._early_end), self._model)
             with read_calls(forward.readings()):
                 forward.run(args, kwargs)
         return forward.collect()
 
 
-class _Forward:
-    """What is seen in one forward."""
+class _SeenValues:
+    """The values that are seen in one forward."""
 
     def __init__(self, wanted: list[FeatureSite], hold: Hold, way_out: WayOut, model: nn.Module) -> None:
         self._wanted = wanted
@@ -134,7 +133,7 @@ class _Forward:
         self._failure: Exception | None = None
 
     def readings(self) -> list[Reading]:
-        """One for each module of which something is wanted."""
+        """A reading for each module of which something is wanted."""
         entries = {wanted.entry.path: wanted.entry for wanted in self._wanted}
         places = {slot: self._by_path(slot) for slot in SLOTS}
         return [
@@ -174,11 +173,11 @@ class _Forward:
         return found
 
     def count_calls(self, wanted: FeatureSite) -> int:
-        """How often its module was called, as far as this forward has run."""
+        """Count how often its module was called, as far as this forward has run."""
         return self._calls.get((wanted.entry.path, wanted.slot), 0)
 
     def _explain_failure(self, error: Exception) -> None:
-        """A model that raises behind all that was asked for need not have run there."""
+        """A model that raises after all that was asked for need not have run there."""
         if all(held or wanted.is_optional for wanted, held in zip(self._wanted, self._held, strict=True)):
             plain = next((wanted for wanted in self._wanted if wanted.is_plain), None)
             if plain is not None:
@@ -196,7 +195,7 @@ class _Forward:
         return places
 
     def _reader(self, path: str, slot: Slot, places: list[int], *, is_last: bool) -> Callable[[Any], None] | None:
-        """What sees the values of one slot."""
+        """Make what sees the values of one slot."""
 
         def see(value: Any) -> None:
             call = self._calls[path, slot] = self._calls.get((path, slot), 0) + 1
@@ -260,7 +259,7 @@ def _find_values(wanted: FeatureSite, call: int, value: Any) -> list[tuple[_Name
 
 
 def _name(wanted: FeatureSite, call: int) -> _Names:
-    """What a value is called if its module is called once, and if it is called several times."""
+    """The names of a value if its module is called once, and if it is called several times."""
     if wanted.call != EVERY_CALL:
         return wanted.name, wanted.name
     is_path = wanted.name == wanted.entry.path
@@ -271,7 +270,7 @@ def _unwrap(model: Any) -> nn.Module:
     """The model that is called.
 
     Raises:
-        FeatureError: it is none, or has replicas.
+        FeatureError: it is not a module, or has replicas.
     """
     if not isinstance(model, nn.Module):
         raise FeatureError(f"{model!r} is not a torch.nn.Module.", repair="pass the model itself.")

@@ -1,11 +1,11 @@
-"""What is asked of a forward: names and globs of sites, held against a model.
+"""Names and globs of sites that are asked of a forward, held against a model.
 
 layer4                  what the module returns, whole, in every call; ``layer4:output`` is the same
 lstm:output.0           one tensor of a nested output
 fc:input.input          an argument by its name; ``fc:input`` is the dict of all of them
 rnn.cell#2:output       the second call of a module
 blocks.*                glob over paths: what each of these modules returns, in the model's order
-lstm:output.*           glob behind the colon: each tensor whose name it matches
+lstm:output.*           glob after the colon: each tensor whose name it matches
 blocks.*:outputs        all tensors that these modules return; ``:inputs``, all that they are called with
 cell#*                  each tensor of every call
 
@@ -24,11 +24,9 @@ from torch import nn
 
 from retrograd.errors import FeatureError, NoSuchSiteError, SiteSyntaxError
 from retrograd.features.called_once import is_called_once
-from retrograd.hooks.candidates import NamedModule, compiled_regions, walk_modules
 from retrograd.hooks.module import is_compiled
-from retrograd.sites.glob import translate_glob
-from retrograd.sites.kinds import KindPattern, parse_kinds
-from retrograd.sites.pattern import Candidate
+from retrograd.hooks.names import NamedModule, compiled_regions, walk_modules
+from retrograd.sites.pattern import Candidate, KindPattern, parse_kinds, translate_glob
 from retrograd.sites.selection import Selection
 from retrograd.sites.site import ROOT, WATCH, Site, parse_site, says_call
 
@@ -44,7 +42,7 @@ _NO_VALUE = re.compile(r":.*\.(grad|update)")
 
 @dataclass(frozen=True, slots=True)
 class FeatureSite:
-    """One slot of one module, or what lies in it.
+    """A slot of a module that is asked for, or what lies in it.
 
     Attributes:
         text: as the user wrote it.
@@ -69,12 +67,12 @@ class FeatureSite:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is said of calls, so that a module that is called once is meant as well."""
+        """Ask whether nothing is said of calls, so that a module that is called once is meant as well."""
         return self.call == EVERY_CALL and not says_call(self.text)
 
 
 def find_feature_sites(model: nn.Module, sites: str | Iterable[str]) -> list[FeatureSite]:
-    """What a list of names and globs asks of a model, in the order asked, and a glob's finds in the model's order.
+    """Find the slots that names and globs ask for, in the order asked, and a glob's in the order of the model.
 
     Raises:
         FeatureError: for what cannot be extracted: a gradient, a parameter, a module that is never called, one that
@@ -84,7 +82,7 @@ def find_feature_sites(model: nn.Module, sites: str | Iterable[str]) -> list[Fea
     texts = [sites] if isinstance(sites, str) else list(sites)
     if not texts:
         raise FeatureError("No site is asked for.", repair="name at least one, such as 'layer4' or 'fc:input.input'.")
-    search = _Search(walk_modules("", model))
+    search = _NamedModules(walk_modules("", model))
     found = [wanted for text in texts for wanted in search.find(text)]
     return [
         replace(wanted, call=1) if wanted.is_plain and is_called_once(model, wanted.entry.module) else wanted
@@ -92,7 +90,7 @@ def find_feature_sites(model: nn.Module, sites: str | Iterable[str]) -> list[Fea
     ]
 
 
-class _Search:
+class _NamedModules:
     """The modules of a model, by their paths."""
 
     def __init__(self, entries: Sequence[NamedModule]) -> None:
@@ -115,7 +113,7 @@ class _Search:
         yield from found
 
     def _named(self, text: str) -> FeatureSite | None:
-        """What a text asks that is the name of a module, of one of its calls, or of a site."""
+        """Find the slot for a text that is the name of a module, of one of its calls, or of a site."""
         if text in self._entries:
             return FeatureSite(text, text, self._entries[text])
         path, _, call = text.partition("#")
@@ -167,7 +165,7 @@ class _Search:
         return wanted
 
     def _is_hidden(self, entry: NamedModule) -> bool:
-        """Whether its hooks would be compiled: it lies in a compiled module, or is one that was compiled in place."""
+        """Ask whether its hooks would be compiled: it lies in a compiled module, or was compiled in place."""
         is_in_place = is_compiled(entry.tapped) and type(entry.tapped).__name__ != "OptimizedModule"
         inside = any(
             entry.path.startswith(region) and not (region == "" and entry.path == ROOT) for region in self._compiled
@@ -194,7 +192,8 @@ class _Search:
 def _check_form(text: Any) -> None:
     if not isinstance(text, str) or not text or text.startswith(("re:", "!")):
         raise FeatureError(
-            f"{text!r} names no feature.", repair="give names and globs: 'layer4', 'blocks.*', 'fc:input.input'."
+            f"{text!r} is not a valid name of a feature.",
+            repair="give names and globs: 'layer4', 'blocks.*', 'fc:input.input'.",
         )
     if text.startswith(WATCH):
         raise FeatureError(
@@ -211,7 +210,7 @@ def _check_form(text: Any) -> None:
 
 
 def _glob_slots(text: str, entry: NamedModule, call: str | None, slot: str | None) -> Iterator[FeatureSite]:
-    """What a glob asks of one module."""
+    """List the slots of a module that a glob asks for."""
     number = EVERY_CALL if call in (None, "*") else int(str(call))
     if slot is None and call != "*":
         yield FeatureSite(text, f"{entry.path}#{call}" if call else entry.path, entry, call=number, is_optional=True)

@@ -39,7 +39,7 @@ _SHARD = re.compile(r"batch-(\d{8,})\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of features.
+    """A file of features.
 
     Attributes:
         path: where it is.
@@ -305,9 +305,9 @@ def _print_spec(spec: Spec, name: str) -> str:
 
 
 def explain_unwritable(folder: Path, error: OSError) -> FeatureError:
-    """What to say when the disk is full, or does not take a file for another reason."""
+    """Make the error for a disk that is full, or does not take a file for another reason."""
     return FeatureError(
         f"{str(folder)!r} cannot be written: {error.strerror or error}.",
         repair="make room, or fix what is wrong there, and call it again with the same arguments.",
-        reason="what was written before is whole, and the extraction goes on behind it.",
+        reason="what was written before is whole, and the extraction goes on after it.",
     )

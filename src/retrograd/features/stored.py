@@ -67,7 +67,7 @@ class StoredFeatures(Mapping[str, "StoredFeature"]):
 
 
 class StoredFeature(Sequence[Tensor]):
-    """One feature of all samples: ``feature[10:20]`` reads these rows from the disk and nothing else.
+    """A feature of all samples: ``feature[10:20]`` reads these rows from the disk and nothing else.
 
     Rows are given as tensors in memory: one by an integer; several by a slice, or a list or tensor of integers or
     of a bool for each sample. Further indices are for what is within a row: ``feature[10:20, 0]``.

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from retrograd.findings.finding import Evidence, Finding, Severity
-from retrograd.findings.numbers import write_plainly
+from retrograd.findings.finding import Evidence, Finding, Severity, write_plainly
 from retrograd.findings.record import Record
 
 

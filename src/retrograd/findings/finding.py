@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
-
-from retrograd.findings.numbers import write_plainly
 
 Severity = Literal["critical", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
@@ -116,3 +115,18 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item"):  # of numpy
         value = value.item()
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---- numbers as people read them ----
+
+_EXPONENT = re.compile(r"(?<![\w.])(\d(?:\.\d+)?)e\+0([1-5])\b")
+
+
+def write_plainly(text: str) -> str:
+    """A text in which numbers up to a million have no exponent: ``170`` for ``1.7e+02``."""
+    return _EXPONENT.sub(lambda found: f"{float(found[0]):,.0f}", text)
+
+
+def count_more(count: int, one: str) -> str:
+    """``1 more layer``, ``3 more layers``."""
+    return f"{count} more {one}{'s' * (count != 1)}"

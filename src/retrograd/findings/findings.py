@@ -1,13 +1,17 @@
-"""What was found of a run: a sequence of findings, causes before symptoms."""
+"""Findings of a run: a sequence, causes before symptoms, as text, HTML, and lines of JSON."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import overload
 
+from retrograd.amounts import count_of
+from retrograd.files import to_utf8, write_whole
 from retrograd.findings.finding import SEVERITIES, Finding, Severity
-from retrograd.findings.telling import draw_findings
+from retrograd.runs.layout import FINDINGS
 
 SHOWN = 5
 """How many are said by default."""
@@ -45,14 +49,15 @@ class Findings(Sequence[Finding]):
 
     @property
     def headline(self) -> str:
-        """How many, in what, after how many checks."""
-        count = f"{len(self) or 'no'} finding{'s' * (len(self) != 1)}"
+        """How many, in what, after how many checks; one does not apply where nothing that it looks at was recorded."""
+        count = count_of(len(self), "finding") if len(self) else "no findings"
         about = f" in {self.about}" if self.about else ""
         if self.asked and not about and not len(self):
             return "no step was recorded, so there is nothing to check"
-        checks = f"; {len(self.asked)} check{'s' * (len(self.asked) != 1)}" if self.asked else ""
-        left = f", {len(self.not_checked)} of which could not be made" if self.not_checked else ""
-        return f"{count}{about}{checks}{left}"
+        checks = count_of(len(self.asked), "check")
+        if self.not_checked:
+            checks = f"{len(self.asked) - len(self.not_checked)} of {checks} apply"
+        return f"{count}{about}; {checks}" if self.asked else f"{count}{about}"
 
     @property
     def said(self) -> tuple[Finding, ...]:
@@ -111,3 +116,59 @@ class Findings(Sequence[Finding]):
     def of_dicts(cls, found: Iterable[Mapping[str, object]]) -> Findings:
         """Read them again."""
         return cls(Finding.of_dict(each) for each in found)
+
+
+# ---- beside the sentence ----
+
+
+def list_place(finding: Finding) -> list[str]:
+    """Where and since when: ``at blocks.3``, ``steps 40 to 59``, ``rank 1``, ``train.py:48``; what is known of it."""
+    step = "" if finding.step is None else f"step {finding.step:,}"
+    if finding.step is not None and finding.last_step is not None and finding.last_step > finding.step:
+        step = f"steps {finding.step:,} to {finding.last_step:,}"
+    rank = "" if finding.rank is None else f"rank {finding.rank}"
+    return [part for part in (f"at {finding.site}" if finding.site else "", step, rank, finding.line) if part]
+
+
+def tell_repair(finding: Finding) -> str:
+    """What to do, as a sentence; empty where that is not known."""
+    text = finding.repair.rstrip()
+    return text and f"{text[0].upper()}{text[1:]}{'' if text[-1] in '.!?' else '.'}"
+
+
+def list_grounds(finding: Finding) -> Iterator[tuple[str, str]]:
+    """What it rests on, each under its heading."""
+    yield from (("measured", str(each)) for each in finding.evidence)
+    yield from (("checked", each) for each in finding.precondition)
+    if finding.refute:
+        yield "wrong if", finding.refute
+    yield from (("explains", f"{each} [{each.detector}]") for each in finding.causes)
+
+
+def draw_findings(findings: Sequence[Finding], about: str) -> str:
+    """Findings as a piece of HTML for a notebook, without style of its own but for a rule at the side."""
+    items = "".join(f"<li>{_draw(finding)}</li>" for finding in findings)
+    return f"<div><p>{html.escape(about)}</p><ol>{items}</ol></div>"
+
+
+def _draw(finding: Finding) -> str:
+    place = " · ".join((*list_place(finding), finding.detector))
+    grounds = [*([("to do", tell_repair(finding))] if finding.repair else []), *list_grounds(finding)]
+    lines = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in grounds)
+    return (
+        f"<b>{html.escape(finding.severity)}</b> {html.escape(finding.message)}<br><small>{html.escape(place)}</small>"
+        f"<details><summary>evidence</summary><dl>{lines}</dl></details>"
+    )
+
+
+# ---- in the folder of a run ----
+
+
+def store_findings(run: Path, findings: Findings) -> None:
+    """Write all of them, the worst first.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    with write_whole(run / FINDINGS) as file:
+        file.write(to_utf8(findings.as_json_lines()))

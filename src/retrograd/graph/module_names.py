@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from retrograd.errors import TraceError
-from retrograd.hooks.module_calls import Tree
-from retrograd.hooks.module_paths import walk_parameters, walk_paths
+from retrograd.hooks.calls import Tree
+from retrograd.hooks.names import walk_parameters, walk_paths
 from retrograd.sites.site import ROOT
 
 _MANY = 32

@@ -1,12 +1,21 @@
-"""One node of a backward graph as plain data: it holds no tensor and no graph."""
+"""One node of a backward graph as plain data, which holds no tensor and no graph; and the numbers in its gradients.
+
+To look at numbers waits for the tensor's device.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Protocol
 
+import torch
+from torch import Tensor
+
+from retrograd.hooks.engine import is_transformed
+from retrograd.norms import norm
 from retrograd.sites.site import says_call
 
 _INFO = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?: on (?P<device>.+))?")
@@ -86,8 +95,32 @@ class Saved:
     version: int | None = None
 
 
+def name_place(name: str, module: str | None, call: int, parameter: str | None) -> str:
+    """The text that names a node to people."""
+    if parameter is not None:
+        return parameter
+    number = f"#{call}" if call > 1 else ""
+    return f"{module}{number}:{name}" if module is not None else name
+
+
+class NamedNode:
+    """A node with the names that people know it by: of a graph, of a trace or of a bundle."""
+
+    __slots__ = ()
+
+    name: str
+    module: str | None
+    call: int
+    parameter: str | None
+
+    @property
+    def place(self) -> str:
+        """The module call and kind, as in ``"blocks.3#2:MulBackward0"``; a leaf's name where it has one."""
+        return name_place(self.name, self.module, self.call, self.parameter)
+
+
 @dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedNode):
     """A node of a backward graph.
 
     Attributes:
@@ -121,45 +154,8 @@ class Node:
         """Whether this is where a gradient is added to the ``.grad`` of a leaf."""
         return self.number is None
 
-    @property
-    def place(self) -> str:
-        """Its module call and kind, as in ``"blocks.3#2:MulBackward0"``; a leaf's name where it has one."""
-        return name_place(self.name, self.module, self.call, self.parameter)
 
-
-def name_place(name: str, module: str | None, call: int, parameter: str | None) -> str:
-    """The text that names a node to people."""
-    if parameter is not None:
-        return parameter
-    number = f"#{call}" if call > 1 else ""
-    return f"{module}{number}:{name}" if module is not None else name
-
-
-class Placed(Protocol):
-    """What has the names of a node: a node of a graph, an event of a trace."""
-
-    @property
-    def name(self) -> str:
-        """The kind."""
-
-    @property
-    def place(self) -> str:
-        """Module call and kind, or the leaf's name."""
-
-    @property
-    def module(self) -> str | None:
-        """Path of the module."""
-
-    @property
-    def call(self) -> int:
-        """Which call of the module."""
-
-    @property
-    def parameter(self) -> str | None:
-        """Name of the leaf."""
-
-
-def matches(pattern: str, node: Placed) -> bool:
+def matches(pattern: str, node: NamedNode) -> bool:
     """Whether a glob is meant to match this node: by kind, module, ``module:kind`` or the name of the leaf.
 
     One with a ``#`` asks for calls, ``fc#1``, ``fc#2:AddmmBackward0``, ``fc#*``; one without means every call.
@@ -171,3 +167,53 @@ def matches(pattern: str, node: Placed) -> bool:
     inside = [] if module is None else [module, f"{module}:{node.name}"]
     names = [node.name, *inside] if node.parameter is None else [node.name, *inside, node.parameter]
     return any(fnmatchcase(name, pattern) for name in names)
+
+
+def holds_nonfinite(gradients: Iterable[Tensor | None]) -> bool:
+    """Whether any of these holds NaN or infinity; False where that cannot be told."""
+    return any(gradient is not None and not _is_finite(gradient) for gradient in gradients)
+
+
+def count_nonfinite(tensor: Tensor) -> int | None:
+    """How many elements are NaN or infinite; None where that cannot be told."""
+    with torch.no_grad():
+        try:
+            values = readable_values(tensor)
+            return None if values is None else int(values.numel() - values.isfinite().sum().item())
+        except (RuntimeError, NotImplementedError):  # nested, quantized, or out of memory
+            return None
+
+
+def norm_of(gradients: Iterable[Tensor | None]) -> float | None:
+    """The Euclidean norm of all of them together; None if none of them can be read."""
+    norms: list[float] = []
+    with torch.no_grad():
+        for gradient in gradients:
+            values = readable_values(gradient)
+            if values is not None:
+                norms.append(float(norm(values)))
+    return math.hypot(*norms) if norms else None
+
+
+def readable_values(tensor: Tensor | None) -> Tensor | None:
+    """The numbers in a tensor, without its graph; None where it has none that can be read."""
+    if tensor is None or is_transformed(tensor) or tensor.is_meta:
+        return None
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return None
+    values = tensor.detach()
+    if values.is_sparse:
+        return values.coalesce().values()
+    if values.layout is not torch.strided:
+        return values.values()
+    return values
+
+
+def _is_finite(gradient: Tensor) -> bool:
+    values = readable_values(gradient)
+    if values is None or not values.numel():
+        return True
+    with torch.no_grad():
+        if not values.is_complex() and math.isfinite(values.sum().item()):  # twenty times as fast as to ask them all
+            return True
+        return bool(values.isfinite().all())

@@ -14,10 +14,8 @@ from torch import nn
 
 from retrograd.graph.module_names import GivenNames, SeenNames, name_models
 from retrograd.graph.node import Line
-from retrograd.graph.span import ForwardSpan
-from retrograd.hooks.module_calls import ModuleCall
-from retrograd.hooks.origins import ForwardLog
-from retrograd.hooks.thread_logs import ThreadLog
+from retrograd.hooks.calls import Logs, ModuleCall, ThreadLog
+from retrograd.hooks.forward_log import ForwardLog
 from retrograd.hooks.writes import WriteNotes
 
 LIMIT = 1_000_000
@@ -195,7 +193,8 @@ def record_origins(
     """
     names = name_models(model)
     notes = WriteNotes() if writes and lines else None
-    return Origins(ForwardLog(names, lines=lines, limit=limit, seer=notes), names, notes)
+    listeners = () if notes is None else (notes,)
+    return Origins(ForwardLog(names, Logs(limit), *listeners, lines=lines), names, notes)
 
 
 def _describe(call: ModuleCall, thread: int) -> ForwardSpan:
@@ -218,3 +217,26 @@ def _name_of(function: Any) -> str:
     if name in ("__get__", "__set__"):  # of an attribute, as in tensor.T
         name = str(getattr(getattr(function, "__self__", None), "__name__", name))
     return name
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardSpan:
+    """One call of a module in the forward.
+
+    Attributes:
+        module: its path.
+        call: which call of it in its forward: 1, 2, …
+        thread: number of the thread.
+        begin, end: when, on the clock of ``time.perf_counter_ns``.
+        first, last: sequence numbers of the nodes it could make: from ``first`` up to but not including ``last``.
+        recompute: whether a checkpoint ran it again during a backward pass.
+    """
+
+    module: str
+    call: int
+    thread: int
+    begin: int
+    end: int
+    first: int
+    last: int
+    recompute: bool = False

@@ -11,13 +11,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.errors import GraphError
 from retrograd.graph.graph import Columns, Graph
-from retrograd.graph.node import Edge, Line, Saved, TensorInfo
+from retrograd.graph.node import Edge, Line, Saved, TensorInfo, count_nonfinite
 from retrograd.graph.origins import Origins, latest_origins
-from retrograd.hooks.module_paths import walk_parameters
+from retrograd.hooks.names import walk_parameters
 from retrograd.hooks.nodes import (
     LEAF_NUMBER,
     inputs_of,
     is_leaf,
+    is_saved_tensor,
     name_of,
     number_of,
     peek,
@@ -131,7 +132,7 @@ class _Describer:
     def _describe_saved(self, node: Any) -> tuple[Saved, ...]:
         found: list[Saved] = []
         for name, value in saved_of(node).items():
-            several = value if isinstance(value, list | tuple) and any(map(_is_saved_tensor, value)) else None
+            several = value if isinstance(value, list | tuple) and any(map(is_saved_tensor, value)) else None
             if several is None:
                 found.append(self._describe_value(name, value))
             else:
@@ -139,7 +140,7 @@ class _Describer:
         return tuple(found)
 
     def _describe_value(self, name: str, value: Any) -> Saved:
-        if not _is_saved_tensor(value):
+        if not is_saved_tensor(value):
             return Saved(name, value=_shorten(repr(value)))
         tensor = peek(value)
         if tensor is None:
@@ -161,9 +162,15 @@ def describe_tensor(shape: Sequence[int] | None, dtype: torch.dtype, device: tor
     return TensorInfo(tuple(map(int, shape)), kind, str(device))
 
 
-def describe(tensor: Tensor | None) -> TensorInfo | None:
-    """What a tensor is, as plain data; None for None."""
+def describe(tensor: Any) -> TensorInfo | None:
+    """Describe a tensor, or what autograd knows of one, as plain data; None for None."""
     return None if tensor is None else describe_tensor(shape_of(tensor), tensor.dtype, tensor.device)
+
+
+def examine(gradient: Tensor | None) -> tuple[TensorInfo, int | None] | None:
+    """Describe a gradient, and count its elements that are not finite; None for None."""
+    info = describe(gradient)
+    return None if gradient is None or info is None else (info, count_nonfinite(gradient))
 
 
 def name_leaves(
@@ -183,10 +190,6 @@ def name_leaves(
     for name, leaf in (*given.items(), *walk_parameters(models.items())):
         found.setdefault(leaf, name)  # a tied parameter has its first name, as in a recording
     return found
-
-
-def _is_saved_tensor(value: Any) -> bool:
-    return type(value).__name__ == "SavedTensor"
 
 
 def _version_of(tensor: Tensor) -> int | None:

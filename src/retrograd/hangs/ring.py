@@ -7,7 +7,6 @@ memory, and the operating system brings that to the file whatever becomes of the
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import platform
 import sys
@@ -22,8 +21,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
-from retrograd.errors import RunWriteError, TraceError
-from retrograd.files import write_whole
+from retrograd.errors import RunWriteError
 from retrograd.hangs.rank_state import RankState
 from retrograd.hangs.ring_file import (
     BACK,
@@ -40,16 +38,17 @@ from retrograd.hangs.ring_file import (
     NAMES,
     NODE,
     VERSION,
+    choose_folder,
     first_line,
     lane_size,
+    map_ring,
     parse_ring,
-    read_ring,
     size_of,
     start_of,
 )
 from retrograd.hooks.engine import current_node, uncompiled
 from retrograd.hooks.nodes import name_of, number_of
-from retrograd.runs.layout import LOCK, RING, rank_name
+from retrograd.runs.layout import LOCK, RING
 from retrograd.runs.lock import Lock
 from retrograd.runs.ranks import ask_rank
 
@@ -66,7 +65,7 @@ _AT_NODE = NODE << 32
 
 @dataclass(slots=True)
 class _Lane:
-    """Where one thread writes."""
+    """The part of a ring that one thread writes."""
 
     start: int
     ident: int
@@ -86,7 +85,7 @@ class _Lane:
 
 
 class Ring:
-    """What the backward passes of this process did last. To be made by :meth:`create`.
+    """The last events of this process's backward passes. Made by :meth:`create`.
 
     Attributes:
         see: ``see(gradient)`` notes the node that the engine is at; the gradient is not looked at. It never raises.
@@ -110,7 +109,7 @@ class Ring:
         self._writers: dict[int, tuple[Callable[[], int], int]] = {}
         self._spans: deque[tuple[int, int, str]] = deque(maxlen=_MOST_SPANS)
         self._new_spans: list[tuple[int, int, str]] = []
-        self._buffer = _map(folder, self._header(), size_of(LANES, capacity), self._names[0])
+        self._buffer = map_ring(folder, self._header(), size_of(LANES, capacity), self._names[0])
         self.see, self._exchange = _make_see(self._buffer, capacity, self._writers, self._kinds, self._meet)
         _rings.add(self)
 
@@ -137,7 +136,7 @@ class Ring:
             lock = Lock(run / LOCK)
             lock.acquire(_ADMISSION_SECONDS)
             try:
-                folder = _choose_folder(run, rank)
+                folder = choose_folder(run, rank)
                 folder.mkdir(exist_ok=True)
                 return cls(folder, rank, capacity)
             finally:
@@ -150,7 +149,7 @@ class Ring:
 
     @property
     def rank(self) -> int:
-        """This process's rank, as was known when its last pass began."""
+        """The rank of this process, as known when its last pass began."""
         return self._rank
 
     def pass_begins(self, *, is_nested: bool = False) -> None:
@@ -195,7 +194,7 @@ class Ring:
         self._write_lane(lane)
 
     def name_modules(self, first: int, last: int, text: str) -> None:
-        """Tell that a module's call made the nodes from ``first`` up to but not including ``last``.
+        """Note that a call of a module made the nodes from ``first`` up to but not including ``last``.
 
         It is written when the next pass begins, or by :meth:`write_modules`. Numbers of different threads are not told
         apart.
@@ -203,7 +202,7 @@ class Ring:
         self._new_spans.append((first, last, " ".join(text.split())))
 
     def read(self, last: int = 64) -> RankState:
-        """What this process is at.
+        """Read the positions of this process.
 
         Args:
             last: how many events of each thread to read.
@@ -353,42 +352,6 @@ def _make_see(
         buffer = memory
 
     return see, exchange
-
-
-def _choose_folder(run: Path, rank: int) -> Path:
-    folder = run / rank_name(rank)
-    if not _is_taken(folder):
-        return folder
-    extra = run / f"{folder.name}.p{os.getpid()}"
-    while _is_taken(extra):
-        extra = extra.with_name(extra.name + "0")
-    return extra
-
-
-def _is_taken(folder: Path) -> bool:
-    """Whether a living process writes a ring there."""
-    try:
-        state = read_ring(folder / RING, last=1)
-    except TraceError:
-        return False
-    return not state.closed and state.alive is not False
-
-
-def _map(folder: Path | None, header: tuple[Any, ...], size: int, first: str) -> Any:
-    if folder is None:
-        memory = bytearray(size)
-        HEADER.pack_into(memory, 0, *header)
-        return memory
-    with write_whole(folder / NAMES) as file:
-        file.write(f"{first}\n".encode())
-    with contextlib.suppress(FileNotFoundError):
-        (folder / MODULES).unlink()
-    with write_whole(folder / RING) as file:  # a file that is in use elsewhere is not cut off
-        content = bytearray(size)
-        HEADER.pack_into(content, 0, *header)
-        file.write(content)  # zeros too: a disk that is full later would kill the process
-    with (folder / RING).open("r+b") as file:
-        return mmap.mmap(file.fileno(), size)
 
 
 _rings: weakref.WeakSet[Ring] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""The ring of last events as it lies in a file, and reading it from outside.
+"""The file that a ring of last events lies in: made, and read from outside.
 
 A process writes to it while this is read, may hang, or may have died at any moment; so nothing in it is taken for
 granted. Loads without torch.
@@ -11,17 +11,21 @@ beside it, one a line, and the modules that sequence numbers belong to in anothe
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import platform
 import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from retrograd.errors import TraceError
+from retrograd.files import write_whole
 from retrograd.foreign.text import expect_file
-from retrograd.hangs.rank_state import RankState, RingEvent, State, ThreadState
-from retrograd.runs.layout import RING, list_rank_folders, parse_rank
+from retrograd.hangs.rank_state import RankState, RingEvent, State, ThreadPosition
+from retrograd.runs.layout import RING, list_rank_folders, parse_rank, rank_name
 
 NAMES = "ring.names"
 MODULES = "ring.modules"
@@ -136,6 +140,51 @@ def parse_ring(
     )
 
 
+def choose_folder(run: Path, rank: int) -> Path:
+    """The folder of a rank's ring; one beside it where a living process writes a ring for that rank already."""
+    folder = run / rank_name(rank)
+    if not _is_taken(folder):
+        return folder
+    extra = run / f"{folder.name}.p{os.getpid()}"
+    while _is_taken(extra):
+        extra = extra.with_name(extra.name + "0")
+    return extra
+
+
+def _is_taken(folder: Path) -> bool:
+    """Tell whether a living process writes a ring there."""
+    try:
+        state = read_ring(folder / RING, last=1)
+    except TraceError:
+        return False
+    return not state.closed and state.alive is not False
+
+
+def map_ring(folder: Path | None, header: tuple[Any, ...], size: int, first: str) -> Any:
+    """Make the memory of a ring, in a file unless there is no folder.
+
+    Args:
+        folder: where the files lie.
+        header: what the ring begins with.
+        size: bytes.
+        first: the first line of the file of names.
+    """
+    if folder is None:
+        memory = bytearray(size)
+        HEADER.pack_into(memory, 0, *header)
+        return memory
+    with write_whole(folder / NAMES) as file:
+        file.write(f"{first}\n".encode())
+    with contextlib.suppress(FileNotFoundError):
+        (folder / MODULES).unlink()
+    with write_whole(folder / RING) as file:  # a file that is in use elsewhere is not cut off
+        content = bytearray(size)
+        HEADER.pack_into(content, 0, *header)
+        file.write(content)  # zeros too: a disk that is full later would kill the process
+    with (folder / RING).open("r+b") as file:
+        return mmap.mmap(file.fileno(), size)
+
+
 def size_of(lanes: int, capacity: int) -> int:
     """Bytes of a ring."""
     return HEADER_SIZE + lanes * lane_size(capacity)
@@ -147,7 +196,7 @@ def lane_size(capacity: int) -> int:
 
 
 def start_of(pid: int) -> int:
-    """When a process of this machine began, in ticks of its clock, to tell it from a later one with its number.
+    """The time when a process of this machine began, in ticks, to tell it from a later one with its number.
 
     Returns:
         0 where the system does not say, or there is no such process.
@@ -160,7 +209,7 @@ def start_of(pid: int) -> int:
 
 
 def is_alive(pid: int, started: int) -> bool:
-    """Whether the process with this number on this machine is the one that began then."""
+    """Tell whether the process with this number on this machine is the one that began then."""
     if started:
         return start_of(pid) == started
     try:
@@ -184,7 +233,7 @@ def read_modules(path: Path) -> list[tuple[int, int, str]]:
 
 
 def first_line(made: int) -> str:
-    """What a file of names begins with, so that it is not taken for that of another ring."""
+    """The first line of a file of names, so that it is not taken for that of another ring."""
     return f"names of ring {made}"
 
 
@@ -220,7 +269,7 @@ def _parse_lane(
     names: Sequence[str],
     modules: Sequence[tuple[int, int, str]],
     last: int,
-) -> ThreadState | None:
+) -> ThreadPosition | None:
     start = HEADER_SIZE + index * lane_size(capacity)
     ident, native, name, depth, passes, first, begun, ended, failed = LANE.unpack_from(content, start)
     if not ident:
@@ -232,7 +281,7 @@ def _parse_lane(
         event = _parse_entry(entries, count, capacity, names, modules)
         if event is not None:
             events.append(event)
-    return ThreadState(
+    return ThreadPosition(
         ident=ident,
         native=native,
         name=_name(names, name),

@@ -23,15 +23,21 @@ from typing import Any, Self
 from retrograd.errors import TraceError
 from retrograd.files import write_whole
 from retrograd.graph.origins import Origins
-from retrograd.hangs.rank_state import RankState, RingEvent
+from retrograd.hangs.rank_state import (
+    RankState,
+    RingEvent,
+    describe_age,
+    describe_event,
+    describe_stacks,
+    describe_state,
+)
 from retrograd.hangs.ring import Ring
 from retrograd.hangs.signal_tap import SignalTap
-from retrograd.hangs.words import describe_age, describe_event, describe_stacks, describe_state
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
-from retrograd.hooks.reach import Reach, find_nodes_of, guard_nodes
+from retrograd.hooks.reach import PassNodes
 from retrograd.notices import Notices
 
 THREAD_NAME = "retrograd-hang"
@@ -78,7 +84,9 @@ def watch_hangs(
         RunWriteError: the folder cannot be written.
     """
     if limit is not None and not limit > 0:
-        raise TraceError(f"A limit of {limit!r} seconds is none.", repair="give a number above 0, or leave it out.")
+        raise TraceError(
+            f"A limit of {limit!r} seconds is not a positive number.", repair="give a number above 0, or leave it out."
+        )
     return HangWatch(path, limit, on_signal, origins)
 
 
@@ -222,7 +230,7 @@ class StallDetector:
     def __init__(self, limit: float | None) -> None:
         self.limit = math.inf if limit is None else limit
         self.pause = min(self.limit / 4, _LONGEST_PAUSE)
-        self._seen: dict[int, _Stop] = {}
+        self._seen: dict[int, _Stall] = {}
 
     def look(self, state: RankState) -> Iterator[str]:
         """Compare with what was seen before.
@@ -240,18 +248,18 @@ class StallDetector:
             place = (event.count, workers)
             stop = before.get(thread.ident)
             if stop is None or stop.place != place:
-                stop = _Stop(place, now)
+                stop = _Stall(place, now)
             self._seen[thread.ident] = stop
             if now - stop.since >= self.limit and not stop.is_told:
                 stop.is_told = True
                 newest = max(
                     (event for other, event in places if other is thread or not other.depth), key=lambda e: e.time
                 )
-                yield _describe_stop(newest, state.read)
+                yield _describe_stall(newest, state.read)
 
 
 @dataclass(slots=True)
-class _Stop:
+class _Stall:
     """A place that a pass was seen at, since when (monotonic seconds), and whether that was reported."""
 
     place: tuple[Any, ...]
@@ -259,23 +267,9 @@ class _Stop:
     is_told: bool = False
 
 
-def _describe_stop(event: RingEvent, now: int) -> str:
+def _describe_stall(event: RingEvent, now: int) -> str:
     where = f"inside {describe_event(event)}" if event.state == "node" else f"in a backward pass ({event.state})"
     return f"{where} for {describe_age(now - event.time)}"
-
-
-class _OwnPasses(threading.local):
-    def __init__(self) -> None:
-        self.passes: list[_WatchedPass] = []
-
-
-@dataclass(slots=True)
-class _WatchedPass:
-    """A pass of the engine that is being followed."""
-
-    run: EngineRun
-    tap: NodeTap
-    reach: Reach | None = None
 
 
 class _Follower:
@@ -284,29 +278,28 @@ class _Follower:
     def __init__(self, ring: Ring) -> None:
         self.is_closed = False
         self._ring = ring
-        self._here = _OwnPasses()
         self._taps = NodeTaps()
+        self._running: dict[EngineRun, tuple[PassNodes, NodeTap] | None] = {}
         self._notices = Notices()
 
     @never_raise()
     def run_begins(self, run: EngineRun) -> None:
         if self.is_closed:
             return
-        ours = _WatchedPass(run, self._taps.begin(self._ring.see, self._ring.see))
-        self._here.passes.append(ours)
+        self._running[run] = None
         self._ring.pass_begins(is_nested=run.is_nested)
-        nodes, ours.reach = find_nodes_of(run)
-        ours.tap.watch(nodes, is_kept=run.keeps_graph)
+        found = PassNodes(run)
+        self._running[run] = found, self._taps.tap(found, self._ring.see, self._ring.see, several=False)
 
     @never_raise()
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        passes = self._here.passes
-        if not any(each.run is run for each in passes):
+        if run not in self._running:
             return
-        ours = passes.pop()
-        self._taps.end(ours.tap)
-        if ours.reach is not None:
-            guard_nodes(ours.reach.nodes, ours.reach.links)
+        tapped = self._running.pop(run)
+        if tapped is not None:
+            found, tap = tapped
+            self._taps.end(tap)
+            found.release()
         self._ring.pass_ends(is_failure(error))
 
     def fault(self, where: str, error: Exception) -> None:

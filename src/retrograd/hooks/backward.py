@@ -18,8 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from retrograd.hooks.engine import current_graph_task, is_backward_compiled, is_tracing, uncompiled, uncompiled_itself
-from retrograd.hooks.listeners import Listeners
-from retrograd.hooks.patches import Patch, Undo, replace
+from retrograd.hooks.listeners import Listeners, Patch, Undo, replace
 
 _NAME = "_engine_run_backward"
 _OUTSIDE = -1

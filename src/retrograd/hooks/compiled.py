@@ -27,10 +27,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from retrograd.hooks.engine import is_compiling, uncompiled, uncompiled_itself
-from retrograd.hooks.listeners import Listeners
-from retrograd.hooks.patches import Patch, Undo, replace
-from retrograd.hooks.versions import TORCH
+from retrograd.hooks.engine import TORCH, is_compiling, uncompiled, uncompiled_itself
+from retrograd.hooks.listeners import Listeners, Patch, Undo, replace
 
 _ROOM = "torch._dynamo.eval_frame"
 _NAME = "_maybe_set_eval_frame"
@@ -163,8 +161,6 @@ def _wrap_question() -> list[Undo]:
 
 _question = Patch(_wrap_question)
 
-
-# ---- modules that were compiled in place ----
 
 _HOOKS_ARE_COMPILED = TORCH >= (2, 14)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,8 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.nodes import is_leaf
-
-# ---- processes ----
+from retrograd.norms import join_norms, summing_type
 
 
 def count_processes() -> int:
@@ -46,9 +45,6 @@ def describe_process() -> str | None:
 
 def _is_connected() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-# ---- tensors that are spread over processes ----
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -78,8 +74,6 @@ def shard_again(model: nn.Module) -> None:
         if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
             module.reshard()  # type: ignore[operator]
 
-
-# ---- what is held of a tensor ----
 
 Holds = Literal["copy", "shard", "summand", "own"]
 
@@ -233,7 +227,6 @@ def _ranks_beside(mesh: Any, data: frozenset[int]) -> set[int]:
     return set(torch.as_tensor(mesh.mesh[tuple(line)]).flatten().tolist())
 
 
-# ---- wrappers that reduce gradients ----
 #
 # DDP leaves in ``.grad`` the mean over all processes once a pass is over, or, under ``no_sync()``, what this process
 # has found alone. FSDP2 puts this process's part of the mean there, and without reduction nothing.
@@ -339,8 +332,6 @@ def running_wrapper() -> nn.Module | None:
     return parallel.DistributedDataParallel._active_ddp_module if parallel is not None else None
 
 
-# ---- stages of a pipeline ----
-
 _FORWARD = ("forward_one_chunk",)
 """The method of torch's stages that runs a part of the model on one micro-batch."""
 
@@ -370,3 +361,45 @@ def _find_stage(methods: Collection[str]) -> Any:
                 return owner
         frame = frame.f_back
     return None
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """√Σ|x|² over all elements of all tensors, in float32 or better: a scalar on the device of the first.
+
+    Of sharded tensors it is the norm over the elements of all processes, and the same number on each: one collective
+    for all that are sharded in the same way.
+
+    Args:
+        tensors: at least one; on any devices, sparse ones among them.
+    """
+    device = tensors[0].device
+    whole = [
+        tensor.coalesce()._values() if tensor.is_sparse else tensor for tensor in tensors if not is_sharded(tensor)
+    ]
+    norms = [norm.to(device, torch.float64) for norm in _find_norms(whole)]
+    sharded: dict[Any, list[Any]] = {}
+    for tensor in tensors:
+        if is_sharded(tensor):
+            way = (tensor.device_mesh, tensor.placements, tensor.dtype)  # type: ignore[attr-defined]
+            sharded.setdefault(way, []).append(tensor)
+    for same in sharded.values():
+        joined: Any = torch.linalg.vector_norm(torch.stack(_find_norms(same)), dtype=torch.float64)
+        norms.append(joined.full_tensor().to(device))
+    return join_norms(norms)
+
+
+def scale_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
+    """Multiply all tensors by a scalar, in place; of sharded ones each process multiplies its part."""
+    parts = [local_part(tensor) for tensor in tensors]
+    for device in dict.fromkeys(part.device for part in parts):
+        same = [part for part in parts if part.device == device]
+        torch._foreach_mul_(same, factor.to(device, non_blocking=True))
+
+
+def _find_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    norms: list[Tensor] = []
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        same = [tensor for tensor in tensors if tensor.dtype is dtype]
+        wide = summing_type(dtype)
+        norms += torch._foreach_norm(same, 2.0, dtype=wide if wide is not dtype else None)
+    return norms

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from retrograd.hooks.engine import grad_enabled, inference_enabled
+from retrograd.hooks.calls import Logs
+from retrograd.hooks.engine import grad_enabled, inference_enabled, uncompiled
 from retrograd.hooks.frames import user_frame
+from retrograd.hooks.function_mode import FunctionListener
 from retrograd.hooks.function_names import VALUES, is_bare, tensors_of
-from retrograd.hooks.module_calls import ModuleCall
 from retrograd.hooks.nodes import root_edges, variable_of
 from retrograd.hooks.reach import find_nodes
 
@@ -58,7 +59,7 @@ class Cut:
     switched: str = ""
 
 
-class Use(NamedTuple):
+class ParameterUse(NamedTuple):
     """An operation that took a parameter itself."""
 
     function: str
@@ -77,11 +78,12 @@ class _Flow(NamedTuple):
 _NONE = _Flow()
 
 
-class FlowNotes:
+class FlowNotes(FunctionListener):
     """Notes what becomes of some tensors. It holds them alone, and no graph.
 
     Args:
         parameters: the tensors, in the order of their bits.
+        logs: know which calls of modules run.
 
     Attributes:
         cuts: where what is made of them was cut off, in order.
@@ -90,10 +92,11 @@ class FlowNotes:
         frozen: place of a tensor → the line that set ``requires_grad`` to False.
     """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], logs: Logs) -> None:
+        self._logs = logs
         self.parameters = list(parameters)
         self.cuts: list[Cut] = []
-        self.uses: list[list[Use]] = [[] for _ in parameters]
+        self.uses: list[list[ParameterUse]] = [[] for _ in parameters]
         self.cleared: dict[int, str] = {}
         self.frozen: dict[int, str] = {}
         self.left = 0
@@ -104,14 +107,14 @@ class FlowNotes:
         self._flows = WeakTensorKeyDictionary()
         self._switched = ""
 
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """What a function is about to be given."""
+    @uncompiled
+    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> tuple[Any, ...]:
+        """Return what a function is given."""
         return (*args, *kwargs.values()) if kwargs else args
 
-    def after(
-        self, seen: tuple[Any, ...], function: Any, result: Any, frame: FrameType, call: ModuleCall | None
-    ) -> None:
-        """It has returned."""
+    @uncompiled
+    def after(self, seen: tuple[Any, ...], function: Any, result: Any, frame: FrameType) -> None:
+        """Note what its result is made of, or what it has switched."""
         name = name_function(function)
         if name == "_set_grad_enabled":
             self._switched = "" if seen[0] else line_of(frame)
@@ -122,7 +125,7 @@ class FlowNotes:
         elif name not in _UNRELATED and not _takes_shape_alone(name) and not name.startswith("__set__"):
             operands = tensors_of(seen, None)
             if operands and (grad_enabled() or not _is_in(_OPTIMIZERS, "step", frame)):
-                self._follow(name, operands, result, frame, call)
+                self._follow(name, operands, result, frame)
 
     def cuts_behind(self, tensor: Tensor) -> list[Cut]:
         """The cuts that a tensor was made behind."""
@@ -137,18 +140,14 @@ class FlowNotes:
     def _list(self, bits: int) -> list[Cut]:
         return [cut for place, cut in enumerate(self.cuts) if bits >> place & 1]
 
-    def _follow(
-        self, name: str, operands: list[Tensor], result: Any, frame: FrameType, call: ModuleCall | None
-    ) -> None:
+    def _follow(self, name: str, operands: list[Tensor], result: Any, frame: FrameType) -> None:
         sources = cuts = 0
         for operand in operands:
             flow = self._flow_of(operand)
             sources, cuts = sources | flow.sources, cuts | flow.cuts
             place = self._places.get(operand)
             if place is not None:
-                self.uses[place].append(
-                    Use(name, line_of(frame), call.path if call is not None else None, grad_enabled())
-                )
+                self.uses[place].append(ParameterUse(name, line_of(frame), self._logs.running_path(), grad_enabled()))
         results = [operands[0]] if name == "__setitem__" else tensors_of((result,), None)
         is_cut = sources and (name in VALUES or any(not each.requires_grad for each in results))
         if name in VALUES:
@@ -156,18 +155,16 @@ class FlowNotes:
         bit = 0
         if is_cut and not _is_in(_FUNCTIONS, "apply", frame):
             bit = 1 << len(self.cuts)
-            self.cuts.append(self._describe_cut(name, sources, results, frame, call))
+            self.cuts.append(self._describe_cut(name, sources, results, frame))
         if sources or cuts:
             for each in results:
                 kept = (sources, cuts) if each.requires_grad else (0, cuts | bit)
                 self._flows[each] = _Flow(*kept)
 
-    def _describe_cut(
-        self, name: str, sources: int, results: list[Tensor], frame: FrameType, call: ModuleCall | None
-    ) -> Cut:
+    def _describe_cut(self, name: str, sources: int, results: list[Tensor], frame: FrameType) -> Cut:
         how = _explain_cut(name, results)
         switched = self._switched if how == "no_grad" else ""
-        return Cut(name, how, line_of(frame), call.path if call is not None else None, sources, switched)
+        return Cut(name, how, line_of(frame), self._logs.running_path(), sources, switched)
 
     def _flow_of(self, tensor: Tensor) -> _Flow:
         place = self._places.get(tensor)

@@ -11,7 +11,12 @@ from typing import Any
 import torch
 import torch.overrides
 
+from retrograd.hooks.engine import uncompiled
+
 _OVERRIDES = torch.overrides.__file__
+TORCHS_WAY: CodeType = torch.overrides.handle_torch_function.__code__
+"""Of the call by which functions that torch writes in Python go to a mode."""
+
 _CALL: CodeType = (lambda function, args, kwargs: function(*args, **kwargs)).__code__  # on one line
 
 
@@ -92,39 +97,36 @@ class SameFrames:
     """
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, int], tuple[CodeType, Callable[..., Any]]] = {}
+        self.made: dict[tuple[int, int], Callable[..., Any]] = {}
         """By identity of code, which is hashed as a whole each time, and offset in it."""
+        self._codes: list[CodeType] = []
+        """Held, so that no other gets their identities."""
 
-    def call(self, frame: FrameType, function: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function as if from this frame, or from that outside of torch's own way to a mode."""
-        return self.find(frame, function)(function, args, kwargs or {})
-
-    def find(self, frame: FrameType, function: Any) -> Callable[..., Any]:
-        """What calls ``(function, args, kwargs)`` so."""
-        code = frame.f_code
-        if code.co_filename == _OVERRIDES or code is getattr(function, "__code__", None):
-            frame = _find_caller(frame, function)
-            code = frame.f_code
-        made = self._made.get((id(code), frame.f_lasti)) or self._make(frame)
-        return made[1]
-
-    def _make(self, frame: FrameType) -> tuple[CodeType, Callable[..., Any]]:
-        code = _CALL.replace(
-            co_filename=frame.f_code.co_filename,
-            co_name=frame.f_code.co_name,
-            co_qualname=frame.f_code.co_qualname,
-            co_firstlineno=frame.f_lineno,
-        )
-        made = frame.f_code, FunctionType(code, frame.f_globals)
-        self._made[id(frame.f_code), frame.f_lasti] = made
-        return made
+    @uncompiled
+    def make(self, frame: FrameType, function: Any) -> Callable[..., Any]:
+        """What calls ``(function, args, kwargs)`` as if from this frame, or from that outside of torch's own way."""
+        frame = find_caller(frame, function)
+        key = id(frame.f_code), frame.f_lasti
+        if key not in self.made:
+            code = _CALL.replace(
+                co_filename=frame.f_code.co_filename,
+                co_name=frame.f_code.co_name,
+                co_qualname=frame.f_code.co_qualname,
+                co_firstlineno=frame.f_lineno,
+            )
+            self._codes.append(frame.f_code)
+            self.made[key] = FunctionType(code, frame.f_globals)
+        return self.made[key]
 
     def clear(self) -> None:
         """Hold no frame's globals."""
-        self._made.clear()
+        self.made.clear()
+        self._codes.clear()
 
 
-def _find_caller(frame: FrameType, function: Any) -> FrameType:
+@uncompiled
+def find_caller(frame: FrameType, function: Any) -> FrameType:
+    """The frame that calls a torch function, from this one outwards: not torch's own way to a mode."""
     while frame.f_back is not None and (
         frame.f_code.co_filename == _OVERRIDES or frame.f_code is getattr(function, "__code__", None)
     ):

@@ -1,8 +1,12 @@
-"""The gradient of a module's input *through this module*, from hooks on the nodes that feed it.
+"""Gradients of a module's input *through this module*, from hooks on its nodes, and of one use of a tensor.
 
 The nodes between the outputs and the input's gradient edge are found by walking back from the outputs and
 stopping at that edge. A node whose next edge is the input's edge computes a part of the gradient; the sum of the
 parts is what a full backward hook calls ``grad_input``, with nothing inserted into the graph.
+
+A tensor has one gradient, the sum over all its uses. Where rules change one use and leave the others alone, that use is
+given another tensor over the same memory, with a node of ours between (:func:`branch`): for rewriting alone, never for
+reading.
 """
 
 from __future__ import annotations
@@ -12,11 +16,12 @@ from operator import methodcaller
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.weak import WeakIdKeyDictionary
 
-from retrograd.hooks.branches import origin_of
-from retrograd.hooks.deep_graphs import DeepGraphGuard
-from retrograd.hooks.engine import is_compiling, uncompiled
+from retrograd.hooks.engine import is_compiling, next_sequence_number, uncompiled
+from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.hooks.tables import Entry, enter_node
 from retrograd.hooks.tensor import watch_gradient
 
@@ -177,7 +182,7 @@ def change_input_gradient(
         return False
     node, slot = feeding[0]
     if node is not watched:
-        enter_node(node.register_hook, _Exchange(slot, change))
+        enter_node(node.register_hook, _ResultChange(slot, change))
     return True
 
 
@@ -221,7 +226,7 @@ class _Feed:
             gradient.add(grad_inputs[slot])
 
 
-class _Exchange:
+class _ResultChange:
     """The hook behind a node: changes one of its results."""
 
     __slots__ = ("_change", "_slot")
@@ -236,3 +241,44 @@ class _Exchange:
         if changed is None:
             return None
         return (*grad_inputs[: self._slot], changed, *grad_inputs[self._slot + 1 :])
+
+
+_origins = WeakIdKeyDictionary()
+
+
+def branch(tensor: Tensor) -> Tensor:
+    """A tensor that has the same elements in the same memory, and a gradient of its own.
+
+    Args:
+        tensor: one that requires grad, while grad is enabled.
+    """
+    edge, number = get_gradient_edge(tensor), next_sequence_number()
+    branched = tensor.view_as(tensor)
+    _origins[branched] = (edge, number)
+    return branched
+
+
+class VersionCount:
+    """Tells whether anybody has written into a tensor's memory since, without holding that memory.
+
+    Args:
+        tensor: the tensor; all views of one memory have one count.
+    """
+
+    __slots__ = ("_token", "_version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._token = tensor.detach()
+        self._token.data = tensor.new_empty(0)  # the count stays
+        self._version = tensor._version
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether there was a write."""
+        return self._token._version != self._version
+
+
+def origin_of(tensor: Tensor) -> tuple[GradientEdge, int] | None:
+    """For a tensor that was branched off: the edge of what it came from, and the number of the node between."""
+    found: tuple[GradientEdge, int] | None = _origins.get(tensor) if len(_origins) else None
+    return found

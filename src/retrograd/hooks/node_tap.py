@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from retrograd.hooks.engine import current_node, uncompiled
+from retrograd.hooks.engine import current_graph_task, current_node, uncompiled
 from retrograd.hooks.nodes import IDENTITIES_LAST, LEAF_KIND, number_of
+from retrograd.hooks.reach import PassNodes
 from retrograd.hooks.tables import Entry, enter_node
 
 _MOST_HOOKED = 100_000
@@ -149,6 +150,33 @@ class NodeTaps(threading.local):
         self._running.append(tap)
         return tap
 
+    def tap(
+        self,
+        found: PassNodes,
+        see_first: SeeFirst,
+        see_all: SeeAll,
+        see_leaf: SeeAll | None = None,
+        *,
+        several: bool = True,
+    ) -> NodeTap:
+        """Tap the nodes of a pass that begins in this thread, until :meth:`end`.
+
+        Args:
+            found: the nodes; released if they cannot be tapped.
+            see_first: as of :meth:`begin`, and so are ``see_all`` and ``see_leaf``.
+            see_all: for nodes that take several gradients.
+            see_leaf: for nodes of leaves.
+            several: whether all gradients of a node that takes several are to be seen, and not only the first.
+        """
+        tap = self.begin(see_first, see_all, see_leaf)
+        try:
+            tap.watch(found.nodes, found.reach.several if several else (), is_kept=found.run.keeps_graph)
+        except BaseException:
+            self.end(tap)
+            found.release()
+            raise
+        return tap
+
     def end(self, tap: NodeTap) -> None:
         """The pass that began last has ended."""
         tap.remove()
@@ -176,13 +204,11 @@ class _HookedNodes:
         self.hooked.update((number_of(node), id(node)) for node in nodes)
 
 
-# ---- around a node ----
-
 Gradients = tuple[Tensor | None, ...]
 
 
 class NodeListener(Protocol):
-    """Called around each node, in the thread that runs it, by whatever pass comes along. May raise: the pass ends."""
+    """Called around each node, in the thread that runs it. May raise: the pass ends."""
 
     def before(self, index: int, incoming: Gradients) -> Gradients | None:
         """This node is about to run. What is returned is what it gets instead."""
@@ -197,11 +223,13 @@ class NodeHooks:
     Args:
         nodes: torch's nodes; the listener is told their place here.
         listener: who is called.
+        alone: whether the listener is told of the first pass that comes along only. Others may go through the same
+            nodes: those of a checkpoint inside of that one, and those of the program while that one waits.
     """
 
-    def __init__(self, nodes: Sequence[Any], listener: NodeListener) -> None:
+    def __init__(self, nodes: Sequence[Any], listener: NodeListener, *, alone: bool = False) -> None:
         self._handles: list[Entry] = []
-        before, after = _make_hooks(listener)
+        before, after = _make_hooks(_FirstPassListener(listener) if alone else listener)
         for index, node in enumerate(nodes):
             self._handles.append(enter_node(node.register_prehook, partial(before, index)))
             self._handles.append(enter_node(node.register_hook, partial(after, index)))
@@ -210,6 +238,26 @@ class NodeHooks:
         """Take all of them away."""
         while self._handles:
             self._handles.pop().remove()
+
+
+class _FirstPassListener:
+    """Passes on what the first pass tells, and nothing of others."""
+
+    def __init__(self, listener: NodeListener) -> None:
+        self._listener = listener
+        self._task: int | None = None
+
+    def before(self, index: int, incoming: Gradients) -> Gradients | None:
+        return self._listener.before(index, incoming) if self._is_first() else None
+
+    def after(self, index: int, outgoing: Gradients) -> Gradients | None:
+        return self._listener.after(index, outgoing) if self._is_first() else None
+
+    def _is_first(self) -> bool:
+        task = current_graph_task()
+        if self._task is None:
+            self._task = task
+        return task == self._task
 
 
 def _make_hooks(listener: NodeListener) -> tuple[Any, Any]:

@@ -6,6 +6,8 @@ A node is what ``tensor.grad_fn`` gives. It takes the gradients of what its oper
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.errors import FreedGraphError, NoGraphError
-from retrograd.hooks.python_nodes import run_python
-from retrograd.hooks.versions import TORCH
+from retrograd.hooks.engine import TORCH
 
 number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
 """The sequence number of a node: those made later in one thread have larger ones, and run earlier."""
@@ -108,6 +109,11 @@ def saved_of(node: Any) -> dict[str, Any]:
     return {name: _read_saved(node, attribute) for name, attribute in names}
 
 
+def is_saved_tensor(value: Any) -> bool:
+    """Whether this is torch's own holder of a tensor that a node has saved."""
+    return type(value).__name__ == "SavedTensor"
+
+
 def peek(raw: Any) -> Tensor | None:
     """The tensor in a ``SavedTensor``, without running the hooks that unpack it; None where that cannot be told.
 
@@ -137,7 +143,7 @@ def is_freed(node: Any) -> bool:
     try:
         for name, attribute in _saved_names[type(node)]:
             raw = getattr(node, attribute)  # of several, and of a Python Function's, it raises
-            if type(raw).__name__ == "SavedTensor" and raw.data is None:
+            if is_saved_tensor(raw) and raw.data is None:
                 getattr(node, _SAVED + name)  # nothing is there to be unpacked: None was saved, or it raises
     except RuntimeError:
         return True
@@ -164,7 +170,7 @@ def saved_tensors_of(node: Any) -> Iterator[tuple[str, Any]]:
     for name, value in saved_of(node).items():
         several = isinstance(value, list | tuple)
         for place, raw in enumerate(value if several else (value,)):
-            if type(raw).__name__ == "SavedTensor":
+            if is_saved_tensor(raw):
                 yield f"{name}[{place}]" if several else name, raw
 
 
@@ -269,3 +275,70 @@ def _read_saved(node: Any, attribute: str) -> Any:
         return getattr(node, attribute)
     except RuntimeError:  # freed: torch raises for some kinds of node, and says None for others
         return None
+
+
+def run_python(node: Any, incoming: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Run the node of a Python ``Function`` as the engine would.
+
+    Returns:
+        One gradient for each of the node's edges.
+    """
+    if any(gradient is None for gradient in incoming):
+        incoming = _materialize(node, incoming)
+    result = node.apply(*incoming)
+    return _match_edges(node, result if isinstance(result, tuple) else (result,))
+
+
+def _materialize(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Zeros for undefined gradients. Torch does not tell the shape of an output without derivative: its is a scalar."""
+    if not _wants_zeros(node):
+        return list(incoming)
+    return [
+        torch.zeros(each.shape, dtype=each.dtype, device=each.device)
+        if gradient is None and not each.is_cpp_nested_tensor
+        else gradient
+        for gradient, each in zip(incoming, node._input_metadata, strict=True)
+    ]
+
+
+def _match_edges(node: Any, result: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """One gradient for each tensor among the arguments, from one for each argument.
+
+    Those that need a gradient are the edges that lead somewhere, in the same order. Where some arguments are no
+    tensors, it cannot be told which of the others stand for edges that lead nowhere: there it is None.
+    """
+    edges = node.next_functions
+    wanted = node.needs_input_grad
+    given = len(result)
+    if given < len(wanted) or any(extra is not None for extra in result[len(wanted) :]):
+        raise RuntimeError(
+            f"function {type(node).__name__} returned an incorrect number of gradients "
+            f"(expected {len(wanted)}, got {given})"
+        )
+    if len(edges) == len(wanted):
+        return result[: len(edges)]
+    useful = iter([gradient for gradient, needed in zip(result, wanted, strict=False) if needed])
+    return tuple([next(useful, None) if following is not None else None for following, _ in edges])
+
+
+def _wants_zeros(node: Any) -> bool:
+    """What the ``Function`` set by ``set_materialize_grads``; torch lets it be set, and not be read."""
+    offset = _flag_offset()
+    return offset is None or ctypes.string_at(id(node) + offset, 1) != b"\0"
+
+
+@functools.cache
+def _flag_offset() -> int | None:
+    """Where that flag lies in the memory of a node, found by setting it; None if that cannot be told."""
+    sample: Any = _Sample._backward_cls()
+    size = torch._C._FunctionBase.__basicsize__
+    sample.set_materialize_grads(True)
+    with_it = ctypes.string_at(id(sample), size)
+    sample.set_materialize_grads(False)
+    without = ctypes.string_at(id(sample), size)
+    changed = [offset for offset in range(size) if with_it[offset] != without[offset]]
+    return changed[0] if len(changed) == 1 else None
+
+
+class _Sample(torch.autograd.Function):
+    """Its node is only looked at."""

@@ -1,21 +1,24 @@
 """How long each operation of the forward takes, and when the nodes that it made were made.
 
-A function mode reads the clock around every operation that makes nodes. Compiled code is left alone, and counts as one
-operation. Some modules compute by other kernels where a function mode is on; it is not on while they run.
+The clock is read around every operation that makes nodes. Compiled code counts as one operation.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from bisect import bisect_right
 from operator import itemgetter
+from types import FrameType
 from typing import Any
 
 import torch
 
-from retrograd.hooks.engine import next_sequence_number, uncompiled_itself
-from retrograd.hooks.quiet_mode import QuietMode
+from retrograd.hooks.calls import OUTSIDE
+from retrograd.hooks.compiled import compiled_call_listeners
+from retrograd.hooks.engine import current_graph_task, next_sequence_number, uncompiled
+from retrograd.hooks.function_mode import FunctionListener
 
 _PASSES = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
 """No operations: what is made while they run is made by checkpoints and double backward."""
@@ -27,11 +30,16 @@ TimedOperation = tuple[int, int, int, int]
 """First number and the one after the last of the nodes it made; begin and end, by ``time.perf_counter_ns``."""
 
 
-class OperationClock(QuietMode):
+_Begun = tuple[Any, int, int]
+"""An event of the device, the number of the next node, and the time, as an operation begins."""
+
+
+class OperationClock(FunctionListener):
     """Times the operations of the thread that starts it; on a GPU how long they run there, as its events tell."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._thread = 0
+        self._compiled: _Begun | None = None
         self._operations: list[TimedOperation] = []
         self._events: list[tuple[Any, Any]] | None = [] if torch.cuda.is_available() else None
         self._spans: list[int] = []
@@ -56,30 +64,47 @@ class OperationClock(QuietMode):
         """For each operation the number after those of its nodes, and when it had ended."""
         return [(last, end) for _, last, _, end in self._operations]
 
-    @uncompiled_itself
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.is_started:  # stopped, and not yet taken off
-            return function(*args, **kwargs) if kwargs else function(*args)
-        events = self._events
-        mark = _mark() if events is not None else None
-        call = self.frames.find(sys._getframe(1), function)
-        first, begin = next_sequence_number(), _now()
-        result = call(function, args, kwargs or {})
-        end, last = _now(), next_sequence_number()
+    def start(self) -> None:
+        """Time this thread from now on."""
+        self._thread = threading.get_ident()
+        compiled_call_listeners.add(self)
+
+    def stop(self) -> None:
+        """Time nothing more."""
+        self._thread = 0
+        compiled_call_listeners.remove(self)
+
+    @uncompiled
+    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> _Begun | None:
+        """Read the clock."""
+        if threading.get_ident() != self._thread or current_graph_task() != OUTSIDE:
+            return None
+        return self._begin()
+
+    @uncompiled
+    def after(self, begun: _Begun, function: Any, result: Any, frame: FrameType) -> None:
+        """Note the time if nodes were made."""
+        end, (mark, first, begin), last = _now(), begun, next_sequence_number()
         if last != first and function not in _PASSES:
             self._operations.append((first, last, begin, end))
-            if events is not None:
-                events.append((mark, _mark()))
-        return result
+            if self._events is not None:
+                self._events.append((mark, _mark()))
 
-    def _begin_compiled(self) -> tuple[Any, int, int]:
+    @uncompiled
+    def compiled_call_begins(self, function: object, frame: FrameType) -> None:
+        """Compiled code begins."""
+        if threading.get_ident() == self._thread:
+            self._compiled = self._begin()
+
+    @uncompiled
+    def compiled_call_ends(self) -> None:
+        """It has ended."""
+        if self._compiled is not None and threading.get_ident() == self._thread:
+            begun, self._compiled = self._compiled, None
+            self.after(begun, None, None, sys._getframe())
+
+    def _begin(self) -> _Begun:
         return _mark() if self._events is not None else None, next_sequence_number(), _now()
-
-    def _end_compiled(self, begun: tuple[Any, int, int]) -> None:
-        mark, first, begin = begun
-        self._operations.append((first, next_sequence_number(), begin, _now()))
-        if self._events is not None:
-            self._events.append((mark, _mark()))
 
 
 def _mark() -> Any:

@@ -5,7 +5,6 @@ It costs some ten microseconds a call, so it is on for a few steps only. Nothing
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -15,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from retrograd.hooks.calls import MODULE_CALLS
-from retrograd.hooks.deep_graphs import DeepGraphGuard
+from retrograd.hooks.calls import MODULE_CALLS, OUTSIDE
 from retrograd.hooks.engine import (
     current_graph_task,
     grad_enabled,
@@ -24,10 +22,10 @@ from retrograd.hooks.engine import (
     is_tracing,
     next_sequence_number,
     uncompiled,
-    uncompiled_itself,
     without_functions,
 )
 from retrograd.hooks.frames import is_inner, is_ours
+from retrograd.hooks.function_mode import ForwardListener
 from retrograd.hooks.function_names import (
     VALUES,
     describe_arguments,
@@ -36,9 +34,8 @@ from retrograd.hooks.function_names import (
     name_function,
     tensors_of,
 )
-from retrograd.hooks.module_calls import OUTSIDE
 from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
-from retrograd.hooks.quiet_mode import QuietMode, lowest_place
+from retrograd.hooks.reach import DeepGraphGuard
 
 MADE_BEFORE = -1
 """The number of the operation that made a tensor, where that is none of those noted."""
@@ -83,16 +80,21 @@ class NotedOperation(NamedTuple):
     mode: str
 
 
-class _Taken(NamedTuple):
-    """The tensors that an operation is called with, as they are before it."""
+class _Called(NamedTuple):
+    """An operation that is called, with its tensors as they are before it."""
 
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     operands: tuple[int, ...]
     described: tuple[str, ...]
     requires_grad: bool
     first: Tensor | None
+    number: int
+    """Of the first node that it can make."""
 
 
-class OperationNotes(QuietMode):
+class OperationNotes(ForwardListener):
     """Notes operations of the thread that starts it, but for those within a backward pass.
 
     Args:
@@ -141,7 +143,7 @@ class OperationNotes(QuietMode):
     def begin(self) -> None:
         """Note from now on."""
         self.clear()
-        self.start(lowest_place())
+        self.start()
 
     def forward_begins(self) -> None:
         """A model is called: nodes may be held, to guard its graph."""
@@ -159,21 +161,36 @@ class OperationNotes(QuietMode):
         self.clear()
         self._lines.clear()
 
-    @uncompiled_itself
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    @uncompiled
+    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> _Called | None:
+        """Note what an operation takes; None of what is none, or is ours."""
         name = name_function(function)
-        if not name or is_ours[sys._getframe(1).f_code.co_filename] or not self._is_noting():
-            return function(*args, **kwargs) if kwargs else function(*args)
-        taken = self._take(args, kwargs)
-        first = next_sequence_number()
-        result = self.frames.call(sys._getframe(1), function, args, kwargs)
-        try:
-            with without_functions():
-                self._note(name, taken, describe_arguments(name, args, kwargs), result, sys._getframe(1))
-                self._span(first, next_sequence_number())
-        except Exception as error:
-            self._give_up(error)
-        return result
+        if not name or is_ours[frame.f_code.co_filename] or not self._is_noting():
+            return None
+        with without_functions():
+            tensors = tensors_of(args, kwargs)
+            return _Called(
+                name,
+                args,
+                kwargs,
+                tuple(self._find(each) for each in tensors),
+                tuple(describe_tensor(each) for each in tensors),
+                any(each.requires_grad for each in tensors),
+                tensors[0] if tensors else None,
+                next_sequence_number(),
+            )
+
+    @uncompiled
+    def after(self, seen: _Called, function: Any, result: Any, frame: FrameType) -> None:
+        """Note it, unless it has made no tensor."""
+        with without_functions():
+            self._note(seen, result, frame)
+            self._span(seen.number, next_sequence_number())
+
+    def fail(self, error: Exception) -> None:
+        """Note nothing more."""
+        self._limit = 0
+        self._fault(error)
 
     def _span(self, first: int, last: int) -> None:
         if len(self.spans) < len(self.noted):
@@ -185,7 +202,7 @@ class OperationNotes(QuietMode):
             with without_functions():
                 return self._find(tensor)
         except Exception as error:
-            self._give_up(error)
+            self.fail(error)
             return MADE_BEFORE
 
     def _is_noting(self) -> bool:
@@ -195,27 +212,8 @@ class OperationNotes(QuietMode):
         is_traced = is_tracing() or torch._C._get_tracing_state() is not None
         return self.is_started and not is_traced and current_graph_task() == OUTSIDE
 
-    def _give_up(self, error: Exception) -> None:
-        self._limit = 0
-        self._fault(error)
-
-    @uncompiled
-    def _take(self, args: Any, kwargs: Any) -> _Taken:
-        try:
-            with without_functions():
-                tensors = tensors_of(args, kwargs)
-                return _Taken(
-                    tuple(self._find(each) for each in tensors),
-                    tuple(describe_tensor(each) for each in tensors),
-                    any(each.requires_grad for each in tensors),
-                    tensors[0] if tensors else None,
-                )
-        except Exception as error:
-            self._give_up(error)
-            return _Taken((), (), False, None)
-
-    @uncompiled
-    def _note(self, name: str, taken: _Taken, arguments: str, result: Any, frame: FrameType) -> None:
+    def _note(self, taken: _Called, result: Any, frame: FrameType) -> None:
+        name = taken.name
         made = tensors_of((result,), None)
         if name == "setitem" and taken.first is not None:
             made = [taken.first]
@@ -232,6 +230,7 @@ class OperationNotes(QuietMode):
         is_written = name == "setitem" or (name.endswith("_") and bool(made) and made[0] is taken.first)
         node = self._name_node(made, number, is_written=is_written) if requires_grad else ""
         makes = tuple(map(describe_tensor, made))
+        arguments = describe_arguments(name, taken.args, taken.kwargs)
         self.noted.append(
             NotedOperation(name, line, module, node, taken.operands, taken.described, makes, arguments, cuts, mode)
         )

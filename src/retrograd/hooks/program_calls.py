@@ -22,8 +22,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.engine import is_compiling, is_tracing, uncompiled, uncompiled_itself
-from retrograd.hooks.listeners import Listeners
-from retrograd.hooks.patches import Patch, Undo, replace, wrap_method
+from retrograd.hooks.listeners import Listeners, Patch, Undo, replace, wrap_method
 
 _clip_grad: Any = sys.modules["torch.nn.utils.clip_grad"]  # whose name the package gives to a function
 
@@ -52,9 +51,6 @@ def _tell(name: str, about: object, depth: int = 2, **details: Any) -> None:
         frame = sys._getframe(depth)
         for listener in call_listeners:
             listener.called(name, about, frame, **details)
-
-
-# ---- methods ----
 
 
 @uncompiled_itself
@@ -89,9 +85,6 @@ def _run_inside(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
     finally:
         _here.depth -= 1
-
-
-# ---- what functions call in turn ----
 
 
 def _clip_norm(frame: FrameType, args: tuple[Any, ...], result: Any) -> None:

@@ -1,16 +1,26 @@
-"""Which nodes can be reached from the roots of a backward pass: each is found once, without recursion."""
+"""Which nodes can be reached from the roots of a backward pass: each is found once, without recursion.
+
+A C++ node that Python has seen is freed recursively by torch 2.13: some 40,000 levels exhaust the stack of the
+main thread, 2,400 that of one with 512 KiB. So once many nodes of a graph have been seen, every so often the newest of
+them are given the list of those seen before. A list is emptied from its end when its last holder has died, that is
+from the node nearest to it, and each death finds its successor still held; and CPython takes apart lists within lists
+without recursion. Whatever holds a node of a list must be newer than it, or it would hold itself.
+Sequence numbers tell.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Container, Iterable, Iterator, Sequence
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from retrograd.hooks.backward import EngineRun
-from retrograd.hooks.deep_graphs import FREE_DEPTH, HOLDERS, is_strung, string_lists
+from retrograd.hooks.nested import flatten
 from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, number_of, root_edges, variable_of
 
 _NOWHERE = -1
@@ -76,13 +86,27 @@ def read_links(links: Sequence[int]) -> Iterator[tuple[tuple[int, int] | None, .
             slot = _END - link
 
 
-def find_nodes_of(run: EngineRun) -> tuple[list[Any], Reach]:
-    """Find the nodes that a run of the engine will run, and all that can be reached."""
-    reach = find_nodes(root_edges(run.roots))
-    return _find_needed(reach, run) if run.inputs else reach.nodes, reach
+class PassNodes:
+    """The nodes of one run of the engine, to be released by whoever has found them.
+
+    Attributes:
+        run: the run.
+        reach: all that can be reached from its roots.
+        nodes: those of them that it will run.
+    """
+
+    def __init__(self, run: EngineRun) -> None:
+        self.run = run
+        self.reach = find_nodes(root_edges(run.roots))
+        self.nodes = _find_needed(self.reach, run) if run.inputs else self.reach.nodes
+
+    def release(self) -> None:
+        """Let go of the nodes; however deep their graph is, freeing it does not crash."""
+        guard_nodes(self.reach.nodes, self.reach.links)
+        self.reach, self.nodes = Reach([], set(), []), []
 
 
-class Outline(NamedTuple):
+class GraphOutline(NamedTuple):
     """What tells a graph from others.
 
     Attributes:
@@ -94,25 +118,25 @@ class Outline(NamedTuple):
     kinds: int
 
 
-def outline_graph(roots: Iterable[Any], most: int) -> Outline:
+def outline_graph(roots: Iterable[Any], most: int) -> GraphOutline:
     """What these nodes lead to, themselves counted; ``most`` nodes if there are that many."""
     reach = find_nodes(((node, 0) for node in roots), most)
     if len(reach.nodes) <= most:
         guard_nodes(reach.nodes, reach.links)
     else:
         guard_nodes(reach.nodes)
-    return Outline(min(len(reach.nodes), most), hash((*map(type, reach.nodes), *reach.links)))
+    return GraphOutline(min(len(reach.nodes), most), hash((*map(type, reach.nodes), *reach.links)))
 
 
-class Sign:
+class NodeSign:
     """Lives as long as a node: whoever refers to it weakly knows when the node is gone."""
 
     __slots__ = ("__weakref__",)
 
 
-def sign_node(node: Any) -> Sign:
+def sign_node(node: Any) -> NodeSign:
     """The sign of a node."""
-    sign: Sign = node.metadata.setdefault(_SIGN, Sign())
+    sign: NodeSign = node.metadata.setdefault(_SIGN, NodeSign())
     return sign
 
 
@@ -161,24 +185,29 @@ def _sort_by_links(links: Sequence[int]) -> list[int]:
 
 
 def _find_needed(reach: Reach, run: EngineRun) -> list[Any]:
-    """Those that run when certain gradients are asked for: all that lead to one of them."""
-    nodes = reach.nodes
+    """Find the nodes that run when certain gradients are asked for: all that lead to one of them."""
     asked = {(each if not isinstance(each, Tensor) else get_gradient_edge(each))[0] for each in run.inputs}
-    before: list[list[int]] = [[] for _ in nodes]
+    leading = find_leading(reach, asked)
+    accumulating = asked if run.accumulates else ()
+    return [node for place, node in enumerate(reach.nodes) if place in leading or node in accumulating]
+
+
+def find_leading(reach: Reach, targets: Container[Any]) -> set[int]:
+    """Find the places of all nodes from which one or more edges lead to one of these nodes."""
+    before: list[list[int]] = [[] for _ in reach.nodes]
     for place, edges in enumerate(read_links(reach.links)):
         for edge in edges:
             if edge is not None:
                 before[edge[0]].append(place)
-    queue = [place for place, node in enumerate(nodes) if node in asked]
-    found = set(queue)
-    needed = set(queue) if run.accumulates else set()
+    queue = [place for place, node in enumerate(reach.nodes) if node in targets]
+    found, leading = set(queue), set[int]()
     for place in queue:  # grows while it is walked
         for earlier in before[place]:
-            needed.add(earlier)
+            leading.add(earlier)
             if earlier not in found:
                 found.add(earlier)
                 queue.append(earlier)
-    return [node for place, node in enumerate(nodes) if place in needed]
+    return leading
 
 
 MOST_NODES = 1000
@@ -200,3 +229,104 @@ def find_leaves(roots: Sequence[Tensor], most: int = 8) -> list[Tensor]:
         seen.update(map(id, fresh))
         waiting += fresh
     return found
+
+
+FREE_DEPTH = 400
+"""Seen nodes below which recursion is harmless on any stack that torch itself can run on."""
+
+HOLDERS = 8
+"""Nodes that are given a list: several, for one whose result is used by nobody dies at once."""
+
+_FEWEST = 50
+"""Gathered nodes from which on it is worth to hand them over before their time."""
+
+_KEY = "retrograd.seen_before"
+
+_number = methodcaller("_sequence_nr")
+
+
+def is_strung(node: Any) -> bool:
+    """Whether a node holds a list of nodes seen before it."""
+    return _KEY in node.metadata
+
+
+def string_lists(nodes: Sequence[Any]) -> None:
+    """String lists through a whole graph.
+
+    Args:
+        nodes: all that are no leaves, each behind all that it leads to.
+    """
+    for end in range(FREE_DEPTH, len(nodes) + FREE_DEPTH, FREE_DEPTH):
+        part = nodes[end - FREE_DEPTH : end]
+        middle = len(part) - min(HOLDERS, len(part) // 2)
+        below = part[:middle]
+        if end > FREE_DEPTH:
+            below = [*nodes[end - FREE_DEPTH - HOLDERS : end - FREE_DEPTH], *below]
+        for holder in part[middle:]:
+            holder.metadata.setdefault(_KEY, []).append(below)
+
+
+class DeepGraphGuard:
+    """Counts the nodes that were seen in one forward, and strings lists through graphs that become deep.
+
+    Attributes:
+        count: nodes seen since the graph was begun. Where nodes come by the thousand, the caller may count by itself
+            and call ``string`` only beyond ``FREE_DEPTH``.
+    """
+
+    __slots__ = ("_seen", "_thread", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._seen: list[Any] = []
+        self._thread = 0
+
+    def saw(self, node: Any) -> None:
+        """Tell that Python has got hold of this node, as often as you like, and in any order."""
+        self.count += 1
+        if self.count > FREE_DEPTH:
+            self.string(node)
+
+    def string(self, node: Any) -> None:
+        """One node of a graph that is deep."""
+        thread = threading.get_ident()
+        if thread != self._thread:  # its numbers do not compare with those of another thread
+            self._let_go()
+            self._thread = thread
+        self._seen.append(node)
+        if len(self._seen) >= FREE_DEPTH:
+            self._hand_over()
+
+    def begin_forward(self, arguments: Any) -> None:
+        """A model is called with these: does it go on with the graph that was seen before?"""
+        if self.count > FREE_DEPTH and not any(
+            tensor.requires_grad and not tensor.is_leaf for _, tensor in flatten(arguments, ())
+        ):
+            self.part()
+
+    def pause(self) -> None:
+        """A forward is over, and the next one may go on with its graph, or the graph may be dropped before it."""
+        if len(self._seen) >= _FEWEST:
+            self.part()
+
+    def part(self) -> None:
+        """A forward begins that does not go on with what was seen before, as far as one can tell."""
+        if self._seen:
+            self._hand_over()
+            self._let_go()
+
+    def restart(self) -> None:
+        """Begin a new graph."""
+        self.count = 0
+        self._let_go()
+
+    def _hand_over(self) -> None:
+        nodes = list(dict.fromkeys(sorted(self._seen, key=_number)))
+        middle = len(nodes) - min(HOLDERS, len(nodes) // 2)
+        below, self._seen = nodes[:middle], nodes[middle:]
+        for holder in self._seen:
+            holder.metadata.setdefault(_KEY, []).append(below)
+
+    def _let_go(self) -> None:
+        while self._seen:  # nearest node first
+            self._seen.pop()

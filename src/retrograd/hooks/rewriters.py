@@ -1,4 +1,4 @@
-"""Who has rules for gradients, to be asked what they would make of one."""
+"""Who has rules for gradients, to be asked what they would make of one; and who is told of what rules change."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from retrograd.hooks.listeners import Listeners
 from retrograd.sites.site import Site
 
 
@@ -51,3 +52,28 @@ def try_rules(module: nn.Module, site: Site, gradient: Tensor) -> Tensor:
     for rewriter in rewriters:
         gradient = rewriter.try_rules(module, site, gradient)
     return gradient
+
+
+class InterventionListener(Protocol):
+    """Told of each change that a rule makes, in the thread that makes it. Must not raise, nor wait for a device."""
+
+    def intervened(self, module: nn.Module | None, site: Site, rule: str, before: Tensor, after: Tensor) -> None:
+        """A rule has put ``after`` in the place of ``before``.
+
+        Args:
+            module: the module that has the site; None for tensors that are watched by hand.
+            site: the site, as those name it who set the rule.
+            rule: the rule, in words.
+            before: what it was given.
+            after: what it returned.
+        """
+
+
+intervention_listeners = Listeners[InterventionListener]()
+"""Those who listen. Asked before anything is told, for telling has a price."""
+
+
+def tell_intervention(module: nn.Module | None, site: Site, rule: str, before: Tensor, after: Tensor) -> None:
+    """Tell all who listen."""
+    for listener in intervention_listeners:
+        listener.intervened(module, site, rule, before, after)

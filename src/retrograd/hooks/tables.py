@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from retrograd.hooks.patches import Patch, Undo, replace
+from retrograd.hooks.listeners import Patch, Undo, replace
 
 _numbers = itertools.count(-1, -1)
 
@@ -106,8 +106,6 @@ def without_ours(table: OrderedDict[Any, Any]) -> list[tuple[Any, Any]]:
     """What stands in a table, but for the hooks that were set here."""
     return [item for item in list(table.items()) if not isinstance(item[1], Hook)]
 
-
-# ---- models without them ----
 
 _NAME = "create_script_module"
 

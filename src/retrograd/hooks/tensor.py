@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from retrograd.hooks.deep_graphs import FREE_DEPTH, DeepGraphGuard
-from retrograd.hooks.memory import is_held_elsewhere
+from retrograd.hooks.reach import FREE_DEPTH, DeepGraphGuard
+from retrograd.hooks.storages import is_held_elsewhere
 from retrograd.hooks.tables import Entry
 
 SeeGradient = Callable[[torch.Tensor], None]

@@ -110,7 +110,7 @@ class Inventory:
 
     @cached_property
     def peak(self) -> Peak:
-        """When most is held, and what."""
+        """The position at which most is held, and what."""
         held = self.timeline.held
         if not held.any():
             return Peak(0, 0, ())
@@ -183,7 +183,7 @@ class Inventory:
         """Read one that was saved.
 
         Raises:
-            SavedTensorError: the file holds none, or is damaged.
+            SavedTensorError: the file holds no inventory, or is damaged.
         """
         try:
             table = read_table(path)
@@ -222,19 +222,19 @@ def _check_rows(table: pa.Table) -> None:
 
 
 def _count_positions(table: pa.Table) -> int:
-    """One for each event, and one for the end."""
+    """Count a position for each event, and one for the end."""
     packed = [position for position in table["packed"].to_pylist() if position is not None]
     unpacked = [position for positions in table["unpacked"].to_pylist() for position in positions]
     return max([*packed, *unpacked], default=-1) + 2
 
 
 def print_place(row: dict[str, Any]) -> str:
-    """The node that keeps a tensor: ``blocks.3.fc#2:AddmmBackward0``."""
+    """Print the node that keeps a tensor: ``blocks.3.fc#2:AddmmBackward0``."""
     return name_place(row["node"], row["module"], row["call"] or 1, None)
 
 
 def print_entry(row: dict[str, Any]) -> str:
-    """One saved tensor in words: ``blocks.3.fc:AddmmBackward0 mat1 float32[8, 64]``."""
+    """Print a saved tensor in words: ``blocks.3.fc:AddmmBackward0 mat1 float32[8, 64]``."""
     shape = "" if row["shape"] is None else f"[{', '.join(map(str, row['shape']))}]"
     return f"{print_place(row)} {row['slot']} {row['dtype'] or '(never there)'}{shape}"
 

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from retrograd.graph.walker import shape_of
-from retrograd.hooks.module_arguments import ModuleArguments
 from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, identity_of, is_leaf, name_of, number_of, variable_of
 from retrograd.hooks.op_info import is_view
-from retrograd.hooks.parameter_storages import ParameterStorages
-from retrograd.hooks.saved_reading import hold_key, key_of, storages_of
+from retrograd.hooks.storages import ModuleArguments, ParameterStorages, hold_key, key_of, storages_of
 
 HeldBy = Literal["saved", "attribute", "hooks", "checkpoint", "argument"]
 """Who holds a tensor: torch for the node; the node of a Python Function as an attribute; somebody's saved-tensor hooks,
@@ -66,13 +64,13 @@ class TensorNotes(NamedTuple):
 
 @dataclass(slots=True)
 class SlotNotes:
-    """One tensor that a node keeps.
+    """A tensor that a node keeps.
 
     Attributes:
         tensor: None for as long as it is not there: a checkpoint has not run again.
         holder: identity of the checkpoint's holder that stands for it.
         frame: number of the checkpoint; 0 for none.
-        packed: when a checkpoint has made it again, by ``time.perf_counter_ns``.
+        packed: when a checkpoint has recomputed it, by ``time.perf_counter_ns``.
     """
 
     slot: str
@@ -173,7 +171,7 @@ class TensorDescriber:
                 return *found, None
             if key_of(storage) in self._arguments:
                 return "input", "", None
-        maker = _behind_views(tensor.grad_fn)
+        maker = _skip_views(tensor.grad_fn)
         if maker is None:
             return "intermediate", "", self._maker(node) if node is not None and is_output(slot) else None
         if is_leaf(maker):
@@ -187,7 +185,7 @@ class TensorDescriber:
         """Name of the parameter that this node has brought into another type; None if it has not."""
         if not name_of(maker).startswith(_CASTS):
             return None
-        source = _behind_views(edges_of(maker)[0][0])
+        source = _skip_views(edges_of(maker)[0][0])
         leaf = variable_of(source) if source is not None else None
         for storage, _ in storages_of(leaf) if leaf is not None else ():
             found = self._parameters.find(storage)
@@ -199,19 +197,19 @@ class TensorDescriber:
         key = identity_of(node)
         known = self._makers.get(key)
         if known is None:
-            behind = (_behind_views(following) for following, _ in edges_of(node))
-            numbers = (number_of(each) for each in behind if each is not None)
+            made_by = (_skip_views(following) for following, _ in edges_of(node))
+            numbers = (number_of(each) for each in made_by if each is not None)
             sources = tuple(dict.fromkeys(number for number in numbers if number < LEAF_NUMBER))
             known = self._makers[key] = Maker(name_of(node), key[1], sources)
         return known
 
 
 def is_output(slot: str) -> bool:
-    """Whether a slot of this name keeps what its operation has returned."""
+    """Ask whether a slot of this name keeps what its operation has returned."""
     return _OUTPUTS.fullmatch(slot) is not None
 
 
-def _behind_views(node: Any) -> Any:
+def _skip_views(node: Any) -> Any:
     """The node that made the memory which this one gives a view of."""
     while node is not None and not is_leaf(node) and is_view(name_of(node)):
         node = edges_of(node)[0][0]

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.errors import SavedTensorError
-from retrograd.graph.origins import record_origins
+from retrograd.graph.module_names import name_models
+from retrograd.graph.origins import LIMIT, Origins
+from retrograd.hooks.calls import Logs
+from retrograd.hooks.forward_log import ForwardLog
 from retrograd.hooks.nodes import root_edges, variable_of
 from retrograd.hooks.operation_clock import OperationClock
 from retrograd.hooks.reach import find_nodes, guard_nodes
@@ -96,8 +99,10 @@ class InventoryRecorder:
     """An inventory that is being taken. Entering it gives the :class:`Inventory`, and leaving it fills that."""
 
     def __init__(self, model: Model | None, *, timed: bool) -> None:
-        origins = self._origins = record_origins(model)
         self._clock = OperationClock() if timed else None
+        names = name_models(model)
+        listeners = () if self._clock is None else (self._clock,)
+        origins = self._origins = Origins(ForwardLog(names, Logs(LIMIT), *listeners), names)
         self._inventory = Inventory()
         self._watch = InventoryWatch(lambda: origins.models)
         self._thread = 0
@@ -133,7 +138,7 @@ class InventoryRecorder:
         self._inventory._fill(table, watch.passes, modules, tuple(_describe_omissions(watch)))
 
     def note_input(self, value: Any) -> None:
-        """These tensors are inputs of the model."""
+        """Note that these tensors are inputs of the model."""
         self._watch.arguments.note(value)
 
     def at_next_call(self, callback: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""From what was noted while a program ran to the rows of a table."""
+"""The rows of an inventory, made of what was noted while a program ran."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _list_times(origins: Origins, clock: OperationClock | None, thread: int) -> 
 
 
 class _CreationTimes:
-    """When nodes were made: the first time at which all nodes up to theirs were known to be there."""
+    """Times at which nodes were made: the first time at which all nodes up to theirs were known to be there."""
 
     def __init__(self, watch: InventoryWatch, times: Iterable[tuple[int, int, int]]) -> None:
         known: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -89,7 +89,7 @@ class _CreationTimes:
             self._times[each] = [when for _, when in pairs]
 
     def made(self, node: NodeNotes) -> int:
-        """When a node was made, or a little later."""
+        """The time at which a node was made, or a little later."""
         numbers = self._numbers.get(node.thread, [])
         place = bisect_right(numbers, node.number)
         return min(self._times[node.thread][place], node.seen) if place < len(numbers) else node.seen
@@ -135,7 +135,7 @@ class _EventOrder:
         return max(bisect_left(self._times_of_events, when) - 1, 0)
 
     def seconds(self, position: int, begin: int) -> float:
-        """When that was."""
+        """Seconds from the beginning to a position."""
         return (self._times_of_events[position] - begin) / 1e9
 
 

@@ -47,7 +47,7 @@ SCHEMA = pa.schema(
         ("maker_number", pa.uint64()),
         ("sources", pa.list_(pa.uint64())),  # numbers of the nodes that made what the maker was given
         ("seconds", pa.float64()),  # how long the operation took that made it; null where that is not known
-        ("remake", pa.string()),  # what would recompute it; null where only running its module again would
+        ("remake", pa.string()),  # what would recompute it; null where only its module can
         ("price", pa.string()),  # of that: free, cheap or dear
     ]
 )
@@ -95,7 +95,7 @@ class HeldStorage:
         maker_number: that node's sequence number.
         sources: numbers of the nodes that made what the maker was given.
         seconds: how long the operation took that made it; None where that is not known.
-        remake: what would recompute it, in words; None where only running its module again would.
+        remake: what would recompute it, in words; None where only its module can.
         price: of that: ``free``, ``cheap`` or ``dear``.
         module, call: where its first saver was made.
     """
@@ -144,7 +144,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """When most is held.
+    """The position at which most is held.
 
     Attributes:
         position: of the timeline.
@@ -199,7 +199,7 @@ def make_timeline(table: pa.Table, storages: Sequence[HeldStorage], positions: i
 
 
 def spans_of(savers: Iterable[Saver], positions: int) -> list[Span]:
-    """When at least one of these holds its memory."""
+    """Spans of positions in which at least one of these holds its memory."""
     spans: list[Span] = []
     for saver in sorted(savers, key=lambda saver: saver.packed):
         after = positions if saver.released is None else saver.released + 1
@@ -211,44 +211,32 @@ def spans_of(savers: Iterable[Saver], positions: int) -> list[Span]:
 
 
 def is_held(storage: HeldStorage, position: int, positions: int) -> bool:
-    """Whether it is held at a position."""
+    """Ask whether it is held at a position."""
     return any(first <= position < after for first, after in spans_of(storage.savers, positions))
+
+
+_OF_FIRST = ("kind", "name", "device", "dtype", "packed", "module", "call")
+_OF_MAKER = ("maker", "maker_number", "seconds", "remake", "price")
+"""Columns that a piece of memory has from its first saver, and from the first that knows what made it."""
 
 
 def _describe(number: int, size: int, rows: list[dict[str, Any]]) -> HeldStorage:
     rows = sorted(rows, key=lambda row: (row["packed"], row["entry"]))
-    first = rows[0]
-    made = next((row for row in rows if row["maker"] is not None), first)
-    savers = tuple(
-        Saver(
-            row["entry"],
-            row["node"],
-            row["number"],
-            row["slot"],
-            row["packed"],
-            tuple(row["unpacked"]),
-            row["released"],
-        )
-        for row in rows
-    )
+    made = next((row for row in rows if row["maker"] is not None), rows[0])
+    savers = tuple(map(_make_saver, rows))
     ends = [saver.released for saver in savers]
     return HeldStorage(
         storage=number,
         bytes=size,
-        kind=first["kind"],
-        name=first["name"],
-        device=first["device"],
-        dtype=first["dtype"],
         savers=savers,
-        packed=first["packed"],
         unpacked=tuple(sorted({position for saver in savers for position in saver.unpacked})),
         released=None if None in ends else max(end for end in ends if end is not None),
-        maker=made["maker"],
-        maker_number=made["maker_number"],
         sources=tuple(made["sources"] or ()),
-        seconds=made["seconds"],
-        remake=made["remake"],
-        price=made["price"],
-        module=first["module"],
-        call=first["call"],
+        **{name: rows[0][name] for name in _OF_FIRST},
+        **{name: made[name] for name in _OF_MAKER},
     )
+
+
+def _make_saver(row: dict[str, Any]) -> Saver:
+    fields = {name: row[name] for name in ("entry", "node", "number", "slot", "packed", "released")}
+    return Saver(**fields, unpacked=tuple(row["unpacked"]))

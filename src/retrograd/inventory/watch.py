@@ -20,14 +20,12 @@ from torch import Tensor, nn
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import arguments_of, recompute_listeners
 from retrograd.hooks.engine import current_node, is_transformed, next_sequence_number
-from retrograd.hooks.faults import never_raise
-from retrograd.hooks.module_arguments import ModuleArguments
-from retrograd.hooks.module_paths import walk_buffers, walk_parameters
+from retrograd.hooks.listeners import never_raise
+from retrograd.hooks.names import walk_buffers, walk_parameters
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import identity_of, name_of, variable_of
-from retrograd.hooks.parameter_storages import ParameterStorages
-from retrograd.hooks.reach import find_nodes_of, guard_nodes
-from retrograd.hooks.saved_reading import Kept, is_blind, is_released, read_kept
+from retrograd.hooks.reach import PassNodes
+from retrograd.hooks.storages import KeptByNode, ModuleArguments, ParameterStorages, is_blind, is_released, read_kept
 from retrograd.inventory.notes import HeldBy, Maker, NodeNotes, SlotNotes, StorageNumbers, TensorDescriber, is_output
 
 _now = time.perf_counter_ns
@@ -119,17 +117,15 @@ class InventoryWatch:
         slot.tensor, slot.packed = described, _now()
 
     def _follow(self, run: EngineRun) -> _FollowedPass:
-        nodes, reach = find_nodes_of(run)
+        found = PassNodes(run)
         self._note_time()
         try:
             with torch.no_grad():
-                self._read(reach.nodes)
-            watched = _FollowedPass(nodes, reach, self._taps, keeps_graph=run.keeps_graph)
-            watched.watch()
+                self._read(found.reach.nodes)
         except BaseException:
-            guard_nodes(reach.nodes, reach.links)
+            found.release()
             raise
-        return watched
+        return _FollowedPass(found, self._taps)
 
     def _read(self, nodes: list[Any]) -> None:
         parameters = _find_parameters(self._models())
@@ -155,7 +151,7 @@ class InventoryWatch:
                 self._known[key] = facts
                 self.nodes.append(facts)
 
-    def _read_slot(self, facts: NodeNotes, kept: Kept, node: Any, describer: TensorDescriber) -> None:
+    def _read_slot(self, facts: NodeNotes, kept: KeptByNode, node: Any, describer: TensorDescriber) -> None:
         tensor, frame = kept.tensor, kept.checkpoint
         if tensor is not None and is_transformed(tensor):
             return
@@ -187,11 +183,10 @@ class InventoryWatch:
             facts = self._known.get(key)
             if facts is not None:
                 facts.runs.append(begin)
-        if not watched.keeps_graph or failed:
-            for node in watched.nodes:
+        if not watched.found.run.keeps_graph or failed:
+            for node in watched.found.nodes:
                 self._note_release(node, runs, end, is_sure=not failed)
-        guard_nodes(watched.reach.nodes, watched.reach.links)
-        watched.let_go()
+        watched.found.release()
 
     def _note_release(self, node: Any, runs: dict[Key, int], end: int, *, is_sure: bool) -> None:
         """The engine frees what a node kept when it has run; a node without a gradient it frees unseen."""
@@ -218,7 +213,7 @@ def _find_parameters(models: Iterable[tuple[str, nn.Module]]) -> ParameterStorag
     return found
 
 
-def _holder_of(kept: Kept) -> HeldBy:
+def _holder_of(kept: KeptByNode) -> HeldBy:
     if kept.is_attribute:
         return "attribute"
     if kept.checkpoint is not None:
@@ -227,41 +222,24 @@ def _holder_of(kept: Kept) -> HeldBy:
 
 
 class _FollowedPass:
-    """One pass that is being followed. It holds the nodes until it has ended."""
+    """A pass that is being followed: each node is noted just before it runs."""
 
-    def __init__(self, nodes: list[Any], reach: Any, taps: NodeTaps, *, keeps_graph: bool) -> None:
-        self.nodes = nodes
-        self.reach = reach
-        self.keeps_graph = keeps_graph
+    def __init__(self, found: PassNodes, taps: NodeTaps) -> None:
+        self.found = found
         self.clock: list[tuple[int, int, int]] = []
         self._taps = taps
         self._marks: list[tuple[int, int, int, Any]] = []
-        self._tap: NodeTap | None = None
-
-    def watch(self) -> None:
-        """Note each node just before it runs."""
         marks = self._marks
 
         def see(_: Any) -> None:
             marks.append((threading.get_ident(), next_sequence_number(), _now(), current_node()))
 
-        self._tap = self._taps.begin(see, see)
-        try:
-            self._tap.watch(self.nodes, self.reach.several, is_kept=self.keeps_graph)
-        except BaseException:
-            self._taps.end(self._tap)
-            raise
+        self._tap: NodeTap = taps.tap(found, see, see)
 
     def end(self) -> dict[Key, int]:
         """Take the hooks away; returns when each node began to run."""
-        if self._tap is not None:
-            self._taps.end(self._tap)
+        self._taps.end(self._tap)
         marks = [mark for mark in self._marks if mark[3] is not None]
         self.clock = [(thread, number, when) for thread, number, when, _ in marks]
-        return {identity_of(node): begin for _, _, begin, node in marks}
-
-    def let_go(self) -> None:
-        """Hold nothing any more."""
         self._marks.clear()
-        self.nodes = []
-        self.reach = None
+        return {identity_of(node): begin for _, _, begin, node in marks}

@@ -1,12 +1,29 @@
-"""The result of a search: kinks, the worst first."""
+"""``rg.find_kinks``: points of a model without a derivative, found and listed, the worst first."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, overload
 
+import torch
+from torch import Tensor, nn
+
+from retrograd.engine.replayer import run_from
+from retrograd.errors import AdjointError, FreedGraphError, NoGraphError
+from retrograd.graph.graph import Graph
+from retrograd.graph.node import Node
+from retrograd.graph.origins import Origins, record_origins
+from retrograd.graph.walker import walk
 from retrograd.history.facts import Kink
+from retrograd.hooks.isolation import clone, copy_module, copy_nest, isolated_autograd, unseen_by_discovery
+from retrograd.hooks.names import compiled_regions, name_models, spread_batch, walk_modules
+from retrograd.hooks.nested import flatten
+from retrograd.hooks.nodes import inputs_of, is_freed, run_node
+from retrograd.kinks.look import Look, Sighting, look_at_node
+from retrograd.kinks.point import key_of
+from retrograd.randomness import Randomness
 
 _HEADINGS = ("node", "at", "elements", "torch takes", "gives", "not finite", "line")
 
@@ -36,7 +53,7 @@ class Kinks(Sequence[Kink]):
         return iter(self._found)
 
     def __str__(self) -> str:
-        cells = [_HEADINGS, *map(_describe, self._found)]
+        cells = [_HEADINGS, *map(_describe_kink, self._found)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells] if self._found else ["no kinks"]
         if self.unseen:
@@ -47,7 +64,7 @@ class Kinks(Sequence[Kink]):
     __repr__ = __str__
 
 
-def _describe(kink: Kink) -> tuple[str, ...]:
+def _describe_kink(kink: Kink) -> tuple[str, ...]:
     return (
         f"{kink.name}:{kink.node}" if kink.name else kink.node,
         f"{kink.operation} {kink.where}",
@@ -57,3 +74,165 @@ def _describe(kink: Kink) -> tuple[str, ...]:
         f"{kink.nonfinite:,}" if kink.nonfinite > 0 else "",
         kink.line.rsplit("/", 1)[-1],
     )
+
+
+# ---- the search ----
+
+_PLACES = 5
+"""How many elements are told of each node."""
+
+_VALUES = 3
+
+Loss = Callable[[Any], Tensor]
+
+
+def find_kinks(model: nn.Module | Tensor, batch: Any = None, loss: Loss | None = None) -> Kinks:
+    """Find each node of a backward graph whose inputs lie where its function has no derivative, or is not defined.
+
+    A model is copied, and the copy is run once, forward and backward: no parameter, gradient, buffer or random state
+    is changed, and nothing is recorded. Of a loss the graph is looked at, where nodes have saved what they were given;
+    those that have not are in ``unseen``, and it is left as it is: no hook of yours runs, nothing is freed.
+
+    Args:
+        model: the model, in the mode in which it trains; or a loss with its graph.
+        batch: what the model is called with: a tuple or list of arguments, a mapping of named ones, or the only one.
+        loss: a function from what the model returns to a number. Left out, the sum of all that it returns.
+
+    Returns:
+        The kinks, the worst first, as facts of a record are; what each attribute says is told in ``Kink``.
+
+    Raises:
+        NoGraphError: nothing has a graph.
+        FreedGraphError: a backward pass has freed the graph.
+        AdjointError: the model cannot be copied.
+        AttachError: for what is not a model.
+    """
+    if isinstance(model, Tensor):
+        return _look_at_graph(model)
+    next(iter(name_models(model).values()))
+    randomness = Randomness()
+    try:
+        with unseen_by_discovery(), isolated_autograd():
+            return _look_at_model(_copy(model), batch, loss)
+    finally:
+        randomness.restore()
+
+
+def _look_at_model(copied: nn.Module, batch: Any, loss: Loss | None) -> Kinks:
+    args, kwargs = copy_nest(spread_batch(batch), lambda tensor: clone(tensor).requires_grad_(tensor.requires_grad))
+    seen: list[Sighting] = []
+
+    def see(sighting: Sighting) -> None:
+        if bool(sighting.lie_there.any()):
+            seen.append(sighting)
+
+    eager: AbstractContextManager[Any] = (
+        torch.compiler.set_stance("force_eager") if compiled_regions(walk_modules("", copied)) else nullcontext()
+    )
+    with eager, record_origins(copied) as origins, Look(see):
+        total = (loss or _add_up)(copied(*args, **kwargs))
+    return Kinks(_describe(total, seen, origins))
+
+
+def _look_at_graph(loss: Tensor) -> Kinks:
+    graph = walk(loss, saved=False)
+    nodes = [graph.live(node) for node in graph]
+    if any(map(is_freed, nodes)):
+        raise FreedGraphError(
+            "The graph is freed: a backward pass has dropped what its nodes had saved.",
+            repair="look before backward, or call backward(retain_graph=True).",
+        )
+    seen: list[Sighting] = []
+    unseen: Counter[str] = Counter()
+    for node in graph:
+        found = look_at_node(graph.live(node))
+        if found is None:
+            unseen[node.name] += 1
+        else:
+            seen += [each for each in found if bool(each.lie_there.any())]
+    return Kinks(_describe(loss, seen, None), unseen)
+
+
+def _describe(total: Tensor, seen: Iterable[Sighting], origins: Origins | None) -> Iterator[Kink]:
+    if not total.requires_grad:
+        raise NoGraphError(
+            "What was computed has no graph.", repair="give a model with parameters that require grad, in grad mode."
+        )
+    graph = walk(total, origins=origins, saved=False)
+    numbered = {node.number: node for node in graph}
+    found = [(each, node) for each in seen if (node := numbered.get(each.number)) and _fits(each, node)]
+    passed = _pass_back(total, graph, [node for _, node in found])
+    for sighting, node in found:
+        yield _make(sighting, node, graph.live(node), passed.get(node.index, -1))
+
+
+def _fits(sighting: Sighting, node: Node) -> bool:
+    return key_of(node.name) in sighting.point.keys
+
+
+def _pass_back(total: Tensor, graph: Graph, nodes: Sequence[Node]) -> Mapping[int, int]:
+    """Of each node how many of the numbers that it gives are not finite, though all that come in to it are."""
+    live = {node.index: graph.live(node) for node in nodes}
+    if not live:
+        return {}
+    incoming = run_from(total, torch.ones_like(total), to=list(live.values()))
+    return {index: _count_born(node, incoming[node]) for index, node in live.items()}
+
+
+def _count_born(node: Any, incoming: tuple[Tensor | None, ...] | None) -> int:
+    if incoming is None or any(each is not None and not bool(each.isfinite().all()) for each in incoming):
+        return 0
+    return sum(int((~each.isfinite()).sum()) for each in run_node(node, incoming) if each is not None)
+
+
+def _make(sighting: Sighting, node: Node, live: Any, nonfinite: int) -> Kink:
+    point, mask = sighting.point, sighting.lie_there
+    return Kink(
+        name=node.module or "",
+        value=float(mask.sum()),
+        node=node.name,
+        line=f"{node.line.file}:{node.line.line}" if node.line else "",
+        operation=point.operation,
+        where=point.where,
+        convention=point.convention.value,
+        gives=_measure(live, mask) or point.gives,
+        total=mask.numel(),
+        points=tuple(tuple(each) for each in mask.nonzero()[:_PLACES].tolist()),
+        nonfinite=nonfinite,
+        finite=point.is_finite,
+        is_usual=point.is_usual,
+    )
+
+
+def _measure(node: Any, mask: Tensor) -> str:
+    """What the node gives at these points for an incoming gradient of one; empty where that is not told by element."""
+    with torch.no_grad():
+        ones = [
+            torch.ones(each.shape, dtype=each.dtype, device=each.device) if each.dtype.is_floating_point else None
+            for each in inputs_of(node)
+        ]
+        given = next((each for each in run_node(node, ones) if each is not None), None)
+    if given is None or given.shape != mask.shape:
+        return ""
+    values = given[mask].unique().tolist()
+    return ", ".join(f"{each:.4g}" for each in values[:_VALUES]) + (", …" if len(values) > _VALUES else "")
+
+
+def _add_up(output: Any) -> Tensor:
+    found = [tensor for _, tensor in flatten(output, ()) if tensor.is_floating_point() and tensor.requires_grad]
+    if not found:
+        raise NoGraphError(
+            "Nothing that the model returns has a graph.", repair="give a model with parameters that train."
+        )
+    return torch.stack([each.sum() for each in found]).sum() if len(found) > 1 or found[0].dim() else found[0]
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy_module(model, wide=False)
+    except Exception as error:
+        raise AdjointError(
+            f"The model cannot be copied: {type(error).__name__}: {error}",
+            repair="compute the loss yourself, and give that: rg.find_kinks(loss).",
+            reason="everything is done on a copy, so that the model stays as it is.",
+        ) from error

@@ -1,4 +1,4 @@
-"""Operations that are called at such points, seen while a forward runs."""
+"""Operations that are called at points without a derivative, seen while a forward runs or in its graph."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from retrograd.hooks.dispatch import is_operation, why_opaque
+from retrograd.hooks.dispatch import OperationTap, is_operation, why_opaque
 from retrograd.hooks.engine import next_sequence_number
-from retrograd.hooks.operation_tap import OperationTap
+from retrograd.hooks.nodes import name_of, number_of, peek, saved_of
 from retrograd.kinks.point import Point, key_of
 from retrograd.kinks.table import POINTS_OF
 
@@ -133,3 +133,35 @@ def _bind(
 ) -> dict[str, Any]:
     names = (each.name for each in function._schema.arguments)
     return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+
+
+# ---- nodes of a finished graph ----
+
+_BACK: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "sqrt": lambda result: result.square().nan_to_num(nan=-1.0),
+    "rsqrt": lambda result: result.square().reciprocal().nan_to_num(nan=-1.0),
+    "reciprocal": lambda result: result.reciprocal(),
+}
+"""Operations that save their result instead → what they must have been given, as far as points are concerned."""
+
+
+def look_at_node(node: Any) -> Iterator[Sighting] | None:
+    """What lies at points of a node's operation; None where it has some and has not saved what would tell."""
+    key = key_of(name_of(node))
+    points = POINTS_OF.get(key, ())
+    if not points:
+        return iter(())
+    given = _read(node, key)
+    found = [Sighting(point, number_of(node), lie_there) for point, lie_there in find_points(points, given)]
+    return iter(found) if found else None
+
+
+def _read(node: Any, key: str) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for name, raw in saved_of(node).items():
+        value = peek(raw) if type(raw).__name__ == "SavedTensor" else raw
+        if value is not None or raw is None:
+            given[name] = value
+    if key in _BACK and "self" not in given and isinstance(given.get("result"), Tensor):
+        given["self"] = _BACK[key](given["result"])
+    return given

@@ -1,4 +1,4 @@
-"""A kind of point at which a function has no derivative, as data."""
+"""A kind of point at which a function has no derivative, and what torch takes for a gradient there."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from torch import Tensor
-
-from retrograd.kinks.convention import Convention
 
 _NODE = re.compile(r"Backward\d*$")
 
@@ -72,3 +71,33 @@ def key_of(name: str) -> str:
         name: ``max_pool2d_with_indices`` or ``MaxPool2DWithIndicesBackward0``; in place or not.
     """
     return _NODE.sub("", name).replace("_", "").lower()
+
+
+# ---- what torch takes ----
+
+
+class Convention(Enum):
+    """What a gradient is at such a point.
+
+    The first six are the rules of torch's note "Autograd mechanics: gradients for non-differentiable functions", in
+    their order. The last two are what torch does in places besides.
+
+    Attributes:
+        GRADIENT: the function has a derivative there after all.
+        SUBGRADIENT: it is convex there: of all slopes that stay below it, the one of least norm.
+        SUPERGRADIENT: it is concave there: of all slopes that stay above it, the one of least norm.
+        LIMIT: the derivative close by, continued; it may be infinite, and of several limits it is one.
+        ARBITRARY: the function, or every limit, is not defined there.
+        ZERO: the function has no gradient at all, as what is drawn at random.
+        ONE_SIDE: a slope that stays below it (or above), but not the one of least norm: that of one side, of one tie.
+        NONE_OF_THEM: it is none of these, though there is one.
+    """
+
+    GRADIENT = "its gradient"
+    SUBGRADIENT = "the subgradient of least norm"
+    SUPERGRADIENT = "the supergradient of least norm"
+    LIMIT = "a limit of the gradient close by"
+    ARBITRARY = "not defined there: arbitrary"
+    ZERO = "zero, as it has no gradient"
+    ONE_SIDE = "the slope of one side, not the one of least norm"
+    NONE_OF_THEM = "none that the rules name"

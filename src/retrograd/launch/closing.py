@@ -8,20 +8,18 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from retrograd.amounts import count_of
+from retrograd.launch.requests import REQUESTS, RunRequest
+from retrograd.launch.start import Request
+from retrograd.notices import say
+from retrograd.runs.layout import FINDINGS
 
 SPEAKER = "RETROGRAD_SPEAKER"
 """Environment variable with the number of the one process that speaks, the first Python process that was started."""
-
-_ENDINGS = {
-    "RETROGRAD_RUN": ("recorded", "rank*", "see it with: retrograd report {}"),
-    "RETROGRAD_INVENTORY": ("taken", "rank*/inventory.html", "see it in a browser: {}/rank*/inventory.html"),
-    "RETROGRAD_TRACE": ("traced", "rank*/chrome.json", "see it in ui.perfetto.dev: {}/rank*/chrome.json"),
-}
-"""Variable that holds a request → what was to be done, what each process that has done it leaves, how to see it."""
 
 _VERDICT_SECONDS = 60.0
 """For how long a program that has ended is held up at most."""
@@ -37,14 +35,12 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
     """
     if not is_speaker():
         return
-    asked = next((variable for variable in _ENDINGS if variable in os.environ), None)
-    if asked is None:
+    request = _read_request()
+    if request is None or not request.done:
         say(obstacle)
         return
-    verb, left, see = _ENDINGS[asked]
-    request = json.loads(os.environ[asked])
-    folder = Path(request["path"])
-    others = sum(1 for _ in folder.glob(left)) - bool(done)
+    folder = Path(request.path)
+    others = sum(1 for _ in folder.glob(request.leaves)) - bool(done)
     if others > 0:
         done = (
             f"{done}, and {count_of(others, 'more process', 'more processes')}"
@@ -52,12 +48,21 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
             else f"in {count_of(others, 'process', 'processes')}"
         )
     if not done and saw_nothing and any(folder.glob("rank*")):
-        obstacle = f"a backward pass began and did not end; see where with: retrograd hangs {request['shown']}"
+        obstacle = f"a backward pass began and did not end; see where with: retrograd hangs {request.shown}"
     if not done:
-        say(f"nothing was {verb}: {obstacle}")
-    elif not request.get("quiet"):
-        found = _ask_verdict(folder, request["shown"]) if asked == "RETROGRAD_RUN" else ""
-        say(f"{verb} {done}" + (found or f"; {see.format(request['shown'])}"))
+        say(f"nothing was {request.done}: {obstacle}")
+    elif not isinstance(request, RunRequest):
+        say(f"{request.done} {done}; {request.see.format(request.shown)}")
+    elif not request.quiet:
+        found = _ask_verdict(folder, request.shown)
+        if not _is_explained(folder):
+            _say_failure(folder, request.command)
+        say(f"{request.done} {done}" + (found or f"; {request.see.format(request.shown)}"))
+
+
+def _read_request() -> Request | None:
+    """The request that this process was started with; None where the program has taken it out of its environment."""
+    return next((kind.read(os.environ) for kind in REQUESTS if kind.variable in os.environ), None)
 
 
 def _ask_verdict(run: Path, shown: str) -> str:
@@ -71,7 +76,7 @@ def _ask_verdict(run: Path, shown: str) -> str:
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     try:
         told = subprocess.run(
-            [sys.executable, "-P", "-m", "retrograd.launch.verdict", str(run), shown],
+            [sys.executable, "-P", "-m", "retrograd.launch.explaining", str(run), shown],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -86,16 +91,23 @@ def _ask_verdict(run: Path, shown: str) -> str:
     return told.stdout
 
 
-def say_failure() -> None:
+def _say_failure(run: Path, command: Sequence[str]) -> None:
     """Say which backward pass has ended the run, of this process or of one below it, and what explains it."""
-    request = json.loads(os.environ.get("RETROGRAD_RUN", "null"))
-    is_asked = request and not request["quiet"] and is_speaker()
-    error = _find_failed_pass(Path(request["path"])) if is_asked else None
+    error = _find_failed_pass(run)
     if error is not None:
         where = f" in {error['node']}" if error["node"] else ""
         last = f", after {error['module']} had its gradient" if error["module"] else ""
-        explain = shlex.join(("retrograd", "trace", *request["command"]))
+        explain = shlex.join(("retrograd", "trace", *command))
         say(f"a backward pass raised {error['kind']}{where}{last}; see which operation, and what came in: {explain}")
+
+
+def _is_explained(run: Path) -> bool:
+    """Whether a finding says more of a failure than that the run has died."""
+    try:
+        found = [json.loads(line) for line in (run / FINDINGS).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):  # there are none, or it is being written
+        return False
+    return any(each.get("severity") == "critical" and each.get("detector") != "failed" for each in found)
 
 
 def _find_failed_pass(run: Path) -> dict[str, Any] | None:
@@ -111,10 +123,3 @@ def _find_failed_pass(run: Path) -> dict[str, Any] | None:
 def is_speaker() -> bool:
     """Whether this process speaks for all."""
     return os.environ.get(SPEAKER) == str(os.getpid())
-
-
-def say(words: str) -> None:
-    """One line on stderr, also where the script has put something else into ``sys.stderr``."""
-    if sys.__stderr__ is not None:
-        with contextlib.suppress(OSError, ValueError):  # nobody listens, or the script has closed it
-            print(f"retrograd: {words}", file=sys.__stderr__, flush=True)

@@ -1,60 +1,93 @@
-"""The debugging of one process, from ``import torch`` to its end. Loaded by the bootstrap.
+"""Backward passes that stop where a debugger was told to.
 
 The engine runs in the thread that the script runs it in, and stops in a hook, where a prompt is opened.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import FrameType
 from typing import Any
 
-from retrograd.errors import NoSuchNodeError, PatternError, RetrogradError
+from retrograd.amounts import count_of
+from retrograd.errors import NoSuchNodeError, RetrogradError
 from retrograd.graph.graph import Graph
+from retrograd.graph.node import holds_nonfinite
 from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.overwritten import explain_overwritten
-from retrograd.graph.values import holds_nonfinite
 from retrograd.graph.walker import walk
 from retrograd.hooks.backward import EngineRun, backward_followers
-from retrograd.hooks.engine import current_graph_task
 from retrograd.hooks.frames import is_stand_in, user_frame
 from retrograd.hooks.node_tap import NodeHooks
 from retrograd.hooks.nodes import is_leaf, root_edges
 from retrograd.hooks.reach import find_nodes, guard_nodes
-from retrograd.launch.closing import say, say_end
-from retrograd.launch.prompt import TerminalPrompt
-from retrograd.launch.requests import DebugRequest
-from retrograd.launch.scene import STEP, Orders, Scene
-from retrograd.stepping.breakpoints import Breakpoint, Predicate, parse_breakpoint
+from retrograd.launch.closing import say_end
+from retrograd.notices import say
+from retrograd.stepping.breakpoints import Breakpoint, Predicate
 from retrograd.stepping.stop import Gradients, Stop, apply_changes
 
 NON_FINITE = "non-finite"
+
+STEP = "step"
+"""Reason of a stop of a pass that was only told to go so far."""
 
 ENGINE = "_engine_run_backward"
 """Name of the function of torch's that calls the engine."""
 
 
-def start_debugging_session() -> None:
-    """Debug this process as ``retrograd debug`` was asked to; of several ranks, the first."""
-    if int(os.environ.get("RANK", "0")):
-        return
-    request = DebugRequest.read(os.environ)
-    texts = [*request.breakpoints, *([NON_FINITE] if request.nonfinite else [])]
-    try:
-        breakpoints = [parse_breakpoint(text) for text in dict.fromkeys(texts)]
-    except PatternError as error:
-        say(str(error))
-        raise SystemExit(2) from None
-    debugger = Debugger(breakpoints, TerminalPrompt().ask)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=debugger.orders.never_stop)  # it shares the terminal with its parent
-    atexit.register(debugger.say_end)
-    debugger.start()
+class Orders:
+    """Orders where passes are to stop: breakpoints for good, and what was asked for last.
+
+    Attributes:
+        breakpoints: by number.
+        revision: grows whenever they change.
+        steps: stop when so many nodes have begun; None for not at all.
+        until: stop there, once.
+        stops: False: nowhere, ever again.
+    """
+
+    def __init__(self, breakpoints: Sequence[Breakpoint] = ()) -> None:
+        self.breakpoints = dict(enumerate(breakpoints, 1))
+        self.revision = 0
+        self.steps: int | None = None
+        self.until: Breakpoint | None = None
+        self.stops = True
+        self._last = len(breakpoints)
+
+    def active(self) -> list[Breakpoint]:
+        """All that is asked before each node."""
+        return [*self.breakpoints.values(), *([self.until] if self.until is not None else [])]
+
+    def add(self, point: Breakpoint) -> int:
+        """Set a breakpoint; returns its number."""
+        self._last += 1
+        self.breakpoints[self._last] = point
+        self.revision += 1
+        return self._last
+
+    def clear(self, number: int) -> Breakpoint | None:
+        """Take a breakpoint away; returns it, None if there was none."""
+        self.revision += 1
+        return self.breakpoints.pop(number, None)
+
+    def wait_for(self, point: Breakpoint) -> None:
+        """Stop there, once."""
+        self.until = point
+        self.revision += 1
+
+    def never_stop(self) -> None:
+        """Let everything run on."""
+        self.stops = False
+
+    def halt(self) -> None:
+        """A pass has stopped: what was asked for last is done."""
+        self.steps = None
+        if self.until is not None:
+            self.until = None
+            self.revision += 1
 
 
 class Debugger:
@@ -65,13 +98,13 @@ class Debugger:
         ask: opens the prompt; returns when the pass is to go on.
     """
 
-    def __init__(self, breakpoints: list[Breakpoint], ask: Callable[[Scene, Orders], None]) -> None:
+    def __init__(self, breakpoints: list[Breakpoint], ask: Callable[[DebuggedPass, Orders], None]) -> None:
         self.orders = Orders(breakpoints)
         self.ask = ask
         self.origins: Origins = record_origins(writes=True)
         self.passes = 0
         self.stops = 0
-        self._current: _DebuggedPass | None = None
+        self._current: DebuggedPass | None = None
         self._is_open = False
 
     def start(self) -> None:
@@ -92,8 +125,8 @@ class Debugger:
         """Say so if nothing was ever stopped."""
         if self.stops:
             return
-        plural = "pass" if self.passes == 1 else "passes"
-        say_end(f"{self.passes} backward {plural} ran, and nothing was found to stop at")
+        passes = count_of(self.passes, "backward pass", "backward passes")
+        say_end(f"{passes} ran, and nothing was found to stop at")
 
     def run_begins(self, run: EngineRun) -> None:
         """Set hooks on all nodes of the pass; one pass at a time, and none inside another."""
@@ -104,7 +137,7 @@ class Debugger:
             return
         self.passes += 1
         try:
-            self._current = _DebuggedPass(self, run)
+            self._current = DebuggedPass(self, run)
         except Exception as error:  # a fault of ours must not stop the script
             self.give_up(error)
 
@@ -127,8 +160,17 @@ class Debugger:
         say(f"the script runs on without the debugger: {problem}")
 
 
-class _DebuggedPass:
-    """One backward pass with hooks on its nodes: a scene for the prompt."""
+class DebuggedPass:
+    """One backward pass with hooks on its nodes, which stops, or has raised.
+
+    Attributes:
+        number: which backward pass of the process, from 1.
+        why: what it was stopped for.
+        error: what it has raised; None while it runs.
+        ran: indices of the nodes that have run, in order.
+        frame: where the script called ``backward``.
+        raised_in: the innermost Python frame that raised, if the engine had called it, and its line.
+    """
 
     def __init__(self, debugger: Debugger, run: EngineRun) -> None:
         self.run = run
@@ -142,14 +184,13 @@ class _DebuggedPass:
         self._orders = debugger.orders
         self._nodes = find_nodes(root_edges(list(run.roots))).nodes
         guard_nodes(self._nodes)
-        self._task: int | None = None
         self._stop: Stop | None = None
         self._begun: dict[int, Stop] = {}
         self._gate = threading.RLock()  # the engine has a thread for each device: one stops, and the others with it
         self._has_found = False
         self._tests: list[tuple[str, Predicate]] = []
         self._revision = -1
-        self._hooks = NodeHooks(self._nodes, self)
+        self._hooks = NodeHooks(self._nodes, self, alone=True)
 
     def close(self) -> None:
         """Take the hooks away, and let go of everything."""
@@ -181,7 +222,7 @@ class _DebuggedPass:
 
     def before(self, index: int, incoming: Gradients) -> Gradients | None:
         """A node is about to run: stop there, if that is wanted."""
-        if not self._is_ours() or not self._orders.stops:
+        if not self._orders.stops:
             return None
         with self._gate:
             stop = self._begun[index] = Stop(self, index, len(self.ran), incoming)
@@ -194,8 +235,6 @@ class _DebuggedPass:
 
     def after(self, index: int, outgoing: Gradients) -> Gradients | None:
         """A node has run: stop there, if what it gives is the first that is not finite."""
-        if not self._is_ours():
-            return None
         with self._gate:
             stop = self._begun.pop(index, None)
             if stop is None:  # there was nothing to stop for any more when it began
@@ -280,12 +319,6 @@ class _DebuggedPass:
             self._debugger.ask(self, self._orders)
         finally:
             self._stop = None
-
-    def _is_ours(self) -> bool:
-        task = current_graph_task()
-        if self._task is None:
-            self._task = task
-        return task == self._task
 
 
 def _find_frame(error: BaseException) -> tuple[FrameType, int] | None:

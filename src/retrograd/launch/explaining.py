@@ -1,4 +1,7 @@
-"""``retrograd explain``: what is wrong with a run, from its record, or with a command, which is run and watched."""
+"""``retrograd explain``, and the last words of ``retrograd run``: what is wrong with a run, from its record.
+
+A command is run first, and watched closely. ``python -m retrograd.launch.explaining RUN SHOWN`` prints the last words.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,23 @@ from pathlib import Path
 from subprocess import Popen
 from types import FrameType
 
+from retrograd.amounts import count_of
 from retrograd.errors import LaunchError
+from retrograd.files import to_utf8
 from retrograd.findings.explain import explain
-from retrograd.findings.findings import Findings
-from retrograd.findings.stored import store_findings
+from retrograd.findings.findings import Findings, store_findings
 from retrograd.foreign.text import show_plainly
-from retrograd.launch.closing import say
-from retrograd.launch.command import resolve_command
 from retrograd.launch.interpreter import find_obstacle
-from retrograd.launch.process import make_environment
+from retrograd.launch.lean import keep_pandas_out
 from retrograd.launch.requests import ExplainOptions, RunRequest
-from retrograd.launch.start import choose_vacant
-from retrograd.runs.latest import find_latest, is_run
+from retrograd.launch.start import make_environment, resolve_command
+from retrograd.notices import say
+from retrograd.runs.layout import find_latest, is_run
 from retrograd.runs.reader import Run, open_run
-from retrograd.views.findings_text import format_findings
+from retrograd.views.findings_text import format_findings, list_findings
 
-
-def is_command(words: Sequence[str]) -> bool:
-    """Whether this is a command to be run, not the folder of a run."""
-    first = words[0]
-    if is_run(Path(first)):
-        return False
-    return first == "-m" or first.endswith(".py") or Path(first, "__main__.py").is_file() or bool(shutil.which(first))
+MOST_ROWS = 1_000_000
+"""Rows that are looked at while a program ends: about a second of work."""
 
 
 def explain_as_asked(arguments: ExplainOptions) -> int:
@@ -61,8 +59,7 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
         run = arguments.run or find_latest()
         shown = str(run)
     opened = open_run(run)
-    findings = explain(opened)
-    _keep(run, findings)
+    findings = _find(opened)
     _print(f"{shown}, {_tell_end(opened)}", findings, arguments)
     return 1 if arguments.fail_on and findings.reach(arguments.fail_on) else code
 
@@ -78,7 +75,7 @@ def _make_request(arguments: ExplainOptions) -> RunRequest:
     shown = arguments.output or ""
     request = RunRequest(command=arguments.command, shown=shown, watch=True, limit=arguments.steps, quiet=True)
     request.check()
-    return choose_vacant(request)
+    return request.choose_folder()
 
 
 def _check_options(arguments: ExplainOptions) -> None:
@@ -120,9 +117,12 @@ def _signals_left_to(process: Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _keep(run: Path, findings: Findings) -> None:
+def _find(run: Run) -> Findings:
+    """Explain a run, and keep the findings in its folder."""
+    findings = explain(run)
     with contextlib.suppress(OSError):  # the folder is somebody else's, and what is asked for is the answer
-        store_findings(run, findings)
+        store_findings(run.path, findings)
+    return findings
 
 
 def _print(about: str, findings: Findings, arguments: ExplainOptions) -> None:
@@ -139,3 +139,29 @@ def _print(about: str, findings: Findings, arguments: ExplainOptions) -> None:
         colour=is_seen and "NO_COLOR" not in os.environ,
     )
     print(f"{show_plainly(about, keep='')}: {said}")
+
+
+# ---- the last words of `retrograd run` ----
+
+
+def find_verdict(run: Path, shown: str) -> str:
+    """Find the words that follow in the sentence about how much was recorded.
+
+    Args:
+        run: the folder.
+        shown: the same as the user wrote it.
+    """
+    report = f"see it with: retrograd report {shown}"
+    opened = open_run(run)
+    if opened.history.rows.count > MOST_ROWS:
+        return f"; what is wrong, if anything, tells: retrograd explain {shown}; {report}"
+    findings = _find(opened)
+    if not len(findings):
+        return f"; no findings; {report}"
+    lines = [*list_findings(findings), f"more: retrograd explain {shown}"]
+    return "\n  ".join([f". {count_of(len(findings), 'finding')}:", *lines])
+
+
+if __name__ == "__main__":
+    keep_pandas_out()
+    sys.stdout.buffer.write(to_utf8(find_verdict(Path(sys.argv[1]), sys.argv[2])))

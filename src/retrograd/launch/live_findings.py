@@ -9,7 +9,7 @@ from retrograd.findings.finding import Evidence, Finding
 from retrograd.foreign.text import show_plainly
 from retrograd.history.facts import NonFinite, read_facts
 from retrograd.history.sink import Event
-from retrograd.launch.closing import say
+from retrograd.notices import say
 
 FIRST = 20
 """Losses that later ones are held against."""

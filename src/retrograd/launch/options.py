@@ -1,13 +1,12 @@
-"""One table for each command: its fields are its options, on the command line and on their way to other processes."""
+"""One table for each command: the fields of its class are its options, for the parser and for the documentation."""
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from types import NoneType
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 Check = Callable[[str, Any], object]
 """Given the name of an option and its value, raises if that value is not possible."""
@@ -75,13 +74,17 @@ class Command(ABC):
         name: as it is typed.
         examples: what stands below its options in the help.
         usage: what stands above them; empty for what argparse makes of the options.
-        runs: whether a command of the user's stands behind its options, in the field ``command``.
+        runs: whether a command of the user's follows its options, in the field ``command``.
+        takes_run: whether the folder of a run may stand in that command's place.
+        reads: whether it reads a run, which is quicker without pandas.
     """
 
     name: ClassVar[str]
     examples: ClassVar[str] = ""
     usage: ClassVar[str] = ""
     runs: ClassVar[bool] = False
+    takes_run: ClassVar[bool] = False
+    reads: ClassVar[bool] = False
 
     @classmethod
     def options(cls) -> list[Option]:
@@ -113,40 +116,6 @@ class Command(ABC):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request(Command):
-    """A command that runs a program, and travels to each of its processes: as JSON, in one environment variable.
-
-    Attributes:
-        variable: that environment variable. Where it is missing, nothing is done.
-        command: what the user asked to run.
-        path: folder for what is found, absolute, since a script may change its directory; empty if there is none.
-        shown: the same as the user wrote it, for messages.
-    """
-
-    variable: ClassVar[str]
-    runs: ClassVar[bool] = True
-
-    command: tuple[str, ...] = ()
-    path: str = ""
-    shown: str = ""
-
-    def write(self) -> str:
-        """The request as the text of :attr:`variable`."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Self:
-        """The request that this process was started with.
-
-        Raises:
-            KeyError: if it was not started by this command.
-        """
-        given = json.loads(environment[cls.variable])
-        values: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-        return cls(**values)
-
-
 def _read_type(hint: Any) -> dict[str, Any]:
     """Tell how a value of this type is written on the command line."""
     if NoneType in get_args(hint):  # T | None
@@ -156,3 +125,54 @@ def _read_type(hint: Any) -> dict[str, Any]:
     if get_origin(hint) is Literal:
         return {"choices": get_args(hint)}
     return {"type": hint}
+
+
+# ---- the page of documentation ----
+
+_PAGE = """<!-- Made by docs/make_commands.py; change the options, not this page. -->
+
+# Commands
+
+`retrograd COMMAND --help` says the same. Put `--` before a program that follows an option with several values.
+
+{contents}
+{sections}"""
+
+_SECTION = """
+## {name}
+
+{does}
+
+| option | what it does |
+|---|---|
+{options}
+"""
+
+
+def describe_commands(commands: Sequence[type[Command]]) -> str:
+    """The page, in Markdown."""
+    contents = "".join(f"- [{each.name}](#{each.name}): {_tell(each)}\n" for each in commands)
+    return _PAGE.format(contents=contents, sections="".join(map(_describe, commands)))
+
+
+def _describe(command: type[Command]) -> str:
+    options = "\n".join(f"| `{_write(each)}` | {_escape(each.help)} |" for each in command.options())
+    examples = command.examples.removeprefix("\nexamples:\n").partition("\n\n")
+    shown = f"\n```\n{examples[0].strip()}\n```\n".replace("\n  ", "\n") if command.examples else ""
+    after = f"\n{examples[2]}" if examples[2] else ""
+    return _SECTION.format(name=command.name, does=_tell(command), options=options) + shown + after
+
+
+def _escape(text: str) -> str:
+    return text.replace("<", r"\<")
+
+
+def _tell(command: type[Command]) -> str:
+    return (command.__doc__ or "").partition("\n")[0]
+
+
+def _write(option: Option) -> str:
+    """An option as it is typed, with what stands for its value."""
+    value = (option.metavar or " | ".join(option.choices)).replace("|", r"\|")
+    more = " …" if option.is_list else ""
+    return ", ".join(option.names) + (f" {value}{more}" if value else "")

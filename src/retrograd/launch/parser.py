@@ -3,50 +3,87 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, NoReturn
 
 from retrograd.launch.options import Command, Option
+from retrograd.launch.start import is_command
 
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "uv", "srun", "mpirun", "env", "bash", "sh")
 
 
-def make_parser(commands: Sequence[type[Command]], description: str, examples: str) -> argparse.ArgumentParser:
-    """A parser of these commands; :func:`read_command` makes one of them of what it has parsed."""
+def parse(words: Sequence[str], commands: Sequence[type[Command]], description: str, examples: str) -> Command:
+    """Read the command that was typed; asked for help, or for what there is not, say so and end the process.
+
+    Args:
+        words: what follows ``retrograd``.
+        commands: what there is.
+        description: what the help says first.
+        examples: what it says last.
+    """
+    parser, parsers = _make_parsers(commands, description, examples)
+    if not words:
+        parser.exit(2, parser.format_help())
+    kind = next((each for each in commands if each.name == words[0]), None)
+    if kind is None:
+        if not words[0].startswith("-"):
+            near = find_nearest(words[0], parsers)
+            parsers.get(near, parser).error(
+                f"there is no command {words[0]!r}{_suggest(near) or '; see `retrograd --help`'}"
+            )
+        parser.parse_args(words)
+        parser.error("no command was given")
+    options, command = split_command(words[1:], kind) if kind.runs else (list(words[1:]), [])
+    if kind.takes_run and not is_command(command):
+        options, command = list(words[1:]), []
+    parsed, unknown = parsers[kind.name].parse_known_args(options)
+    if unknown:
+        names = [name for option in kind.options() for name in option.names]
+        wrong = unknown[0].partition("=")[0]
+        what = f"there is no option {wrong!r}" if wrong.startswith("-") else f"unexpected argument {wrong!r}"
+        parsers[kind.name].error(what + _suggest(find_nearest(wrong, names)))
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(parsed).items()}
+    make: Callable[..., Command] = kind
+    return make(**given, **({"command": tuple(command)} if kind.runs else {}))
+
+
+def find_nearest(word: str, known: Iterable[str]) -> str:
+    """What a word was perhaps meant to be; empty where nothing is near."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
+
+
+def _suggest(near: str) -> str:
+    return f"; the nearest is {near!r}" if near else ""
+
+
+def _make_parsers(
+    commands: Sequence[type[Command]], description: str, examples: str
+) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """A parser of all commands, and that of each, by its name."""
     parser = argparse.ArgumentParser(prog="retrograd", description=description, epilog=examples, **_FORM)
     parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version")
     known = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parsers: dict[str, argparse.ArgumentParser] = {}
     for kind in commands:
         does = (kind.__doc__ or "").partition("\n")[0]
         summary = does[:1].lower() + does[1:].removesuffix(".")
-        each = known.add_parser(kind.name, help=summary, description=does, epilog=kind.examples, **_FORM)
+        each = parsers[kind.name] = known.add_parser(
+            kind.name, help=summary, description=does, epilog=kind.examples, **_FORM
+        )
         each.usage = kind.usage or None
-        each.set_defaults(kind=kind)
         groups: dict[str, Any] = {"": each}
         for option in kind.options():
             if option.group not in groups:
                 groups[option.group] = each.add_mutually_exclusive_group()
             groups[option.group].add_argument(*_name(option), **_describe(option))
-    return parser
-
-
-def read_command(parsed: argparse.Namespace, command: Sequence[str]) -> Command:
-    """The command that was parsed.
-
-    Args:
-        parsed: by the parser of :func:`make_parser`.
-        command: what the user asked to run; left out where nothing can be run.
-    """
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(parsed).items()}
-    kind: Callable[..., Command] = parsed.kind
-    del given["kind"]
-    return kind(**given, **({"command": tuple(command)} if parsed.kind.runs else {}))
+    return parser, parsers
 
 
 def split_command(words: Sequence[str], kind: type[Command]) -> tuple[list[str], list[str]]:
-    """Our options, and the command behind them.
+    """Our options, and the command after them.
 
     The command begins at ``--``, at ``-m``, or at the first word that belongs to no option. A list of patterns ends
     at what can only be a command: a ``.py`` file or a launcher.

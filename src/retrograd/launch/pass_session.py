@@ -16,10 +16,12 @@ from typing import TextIO
 
 from torch import Tensor
 
+from retrograd.amounts import count_of
 from retrograd.errors import RetrogradError, RetrogradWarning
 from retrograd.hooks.backward import backward_listeners
-from retrograd.launch.closing import say, say_end
-from retrograd.notices import warnings_kept
+from retrograd.launch.closing import say_end
+from retrograd.launch.tracebacks import hide_our_frames
+from retrograd.notices import say, warnings_kept
 from retrograd.randomness import random_kept
 from retrograd.runs.ranks import RankClaim
 
@@ -40,6 +42,7 @@ class PassSession(ABC):
     def follow_process(self) -> None:
         """Begin, begin again in forked children, and end when the process does."""
         warnings.simplefilter("default", RetrogradWarning)  # whatever the script does with its own
+        hide_our_frames()
         atexit.register(self.close)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self.start_over)
@@ -138,5 +141,5 @@ class PassSession(ABC):
         if self._obstacle:
             return self._obstacle
         if self._ended:
-            return f"{self._ended} backward passes ran, and {self._asked}"
+            return f"{count_of(self._ended, 'backward pass', 'backward passes')} ran, and {self._asked}"
         return "no backward pass was seen"

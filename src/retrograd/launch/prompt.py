@@ -1,8 +1,13 @@
-"""The prompt that opens where a backward pass stops. It speaks on stderr: stdout belongs to the script."""
+"""``retrograd debug`` in one process: a prompt that opens where a backward pass stops. Loaded by the bootstrap.
+
+It speaks on stderr: stdout belongs to the script.
+"""
 
 from __future__ import annotations
 
+import atexit
 import cmd
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -10,11 +15,23 @@ from typing import IO, Any, TextIO
 
 import torch
 
-from retrograd.errors import RetrogradError
-from retrograd.launch.completion import complete_expression, complete_words, list_breakpoints, list_places
-from retrograd.launch.scene import STEP, Orders, Scene
-from retrograd.launch.scene_text import describe_gradients, describe_nodes, describe_scene
-from retrograd.launch.stop_text import describe_gradient, describe_place, describe_source, describe_value
+from retrograd.errors import PatternError, RetrogradError
+from retrograd.launch.debugger import NON_FINITE, STEP, DebuggedPass, Debugger, Orders
+from retrograd.launch.prompt_text import (
+    complete_expression,
+    complete_words,
+    describe_gradient,
+    describe_gradients,
+    describe_nodes,
+    describe_pass,
+    describe_place,
+    describe_source,
+    describe_value,
+    list_breakpoints,
+    list_places,
+)
+from retrograd.launch.requests import DebugRequest
+from retrograd.notices import say
 from retrograd.stepping.breakpoints import FORMS, parse_breakpoint
 from retrograd.stepping.stop import Change, Stop
 
@@ -48,13 +65,31 @@ _HELP = (
 _SET = re.compile(r"(incoming|outgoing)\s*\[\s*(\d+)\s*\]\s*=\s*(.+)")
 
 
+def start_debugging_session() -> None:
+    """Debug this process as ``retrograd debug`` was asked to; of several ranks, the first."""
+    if int(os.environ.get("RANK", "0")):
+        return
+    request = DebugRequest.read(os.environ)
+    texts = [*request.breakpoints, *([NON_FINITE] if request.nonfinite else [])]
+    try:
+        breakpoints = [parse_breakpoint(text) for text in dict.fromkeys(texts)]
+    except PatternError as error:
+        say(str(error))
+        raise SystemExit(2) from None
+    debugger = Debugger(breakpoints, TerminalPrompt().ask)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=debugger.orders.never_stop)  # it shares the terminal with its parent
+    atexit.register(debugger.say_end)
+    debugger.start()
+
+
 class TerminalPrompt:
     """A prompt at the terminal, with line editing, where there is one; else it reads lines from stdin."""
 
     def __init__(self) -> None:
         self._last_command = ""
 
-    def ask(self, scene: Scene, orders: Orders) -> None:
+    def ask(self, stopped: DebuggedPass, orders: Orders) -> None:
         """Ask what to do; returns when the pass is to go on.
 
         Raises:
@@ -65,7 +100,7 @@ class TerminalPrompt:
             orders.stops = False
             return
         is_terminal = _is_terminal(sys.__stdin__) and _is_terminal(sys.__stdout__)
-        prompt = Prompt(scene, orders, sys.__stdin__, output, is_terminal=is_terminal)
+        prompt = Prompt(stopped, orders, sys.__stdin__, output, is_terminal=is_terminal)
         prompt.lastcmd = self._last_command
         streams = sys.stdin, sys.stdout
         if is_terminal:
@@ -81,7 +116,7 @@ class Prompt(cmd.Cmd):
     """Commands about one stop.
 
     Args:
-        scene: where the pass is.
+        stopped: the pass, and where it is.
         orders: where it stops next.
         source: where commands come from; None for nowhere.
         output: where we speak.
@@ -91,20 +126,20 @@ class Prompt(cmd.Cmd):
     prompt = _PROMPT
 
     def __init__(
-        self, scene: Scene, orders: Orders, source: TextIO | None, output: TextIO, *, is_terminal: bool = False
+        self, stopped: DebuggedPass, orders: Orders, source: TextIO | None, output: TextIO, *, is_terminal: bool = False
     ) -> None:
         super().__init__(stdin=source, stdout=output)
         self.use_rawinput = is_terminal
         self._has_source = source is not None
         self._has_ended = False
-        self._scene = scene
+        self._pass = stopped
         self._orders = orders
-        self._selected = scene.stop.index
+        self._selected = stopped.stop.index
 
     def run(self) -> None:
         """Say where the pass is, and carry out commands until one lets it go on."""
         self._say()
-        self._say_all(describe_scene(self._scene, brief=self._scene.why == STEP))
+        self._say_all(describe_pass(self._pass, brief=self._pass.why == STEP))
         if not self._has_source:
             self.do_EOF("")
             return
@@ -120,14 +155,14 @@ class Prompt(cmd.Cmd):
 
     def do_where(self, text: str) -> None:
         """The node, the module call and the source line that made it, the loss, and where backward() was called."""
-        self._select(self._scene.stop.index)
-        self._say_all(describe_scene(self._scene))
+        self._select(self._pass.stop.index)
+        self._say_all(describe_pass(self._pass))
 
     do_w = do_where
 
     def do_up(self, text: str) -> None:
         """Look at the node that this one has its incoming gradient from, towards the loss; of several, the N-th."""
-        graph, here = self._scene.graph, self._selected
+        graph, here = self._pass.graph, self._selected
         before = [
             (node.index, f"gives incoming[{edge.slot}]")
             for node in graph
@@ -140,7 +175,7 @@ class Prompt(cmd.Cmd):
 
     def do_down(self, text: str) -> None:
         """Look at the node that gets the outgoing gradient of this one, towards the leaves; of several, the N-th."""
-        edges = enumerate(self._scene.graph[self._selected].edges)
+        edges = enumerate(self._pass.graph[self._selected].edges)
         after = [(edge.node, f"gets outgoing[{slot}]") for slot, edge in edges if edge is not None]
         self._move(after, text, "Nothing goes out of here.")
 
@@ -148,24 +183,24 @@ class Prompt(cmd.Cmd):
 
     def do_list(self, text: str) -> None:
         """The nodes that ran last, the one where the pass is, and those that come next."""
-        scene, graph = self._scene, self._scene.graph
-        here = scene.stop.index
-        ran = [index for index in scene.ran if index != here]
+        stopped, graph = self._pass, self._pass.graph
+        here = stopped.stop.index
+        ran = [index for index in stopped.ran if index != here]
         done = {*ran, here}
-        coming = [index for index in graph.order() if index not in done] if scene.error is None else []
-        self._say_all(describe_nodes(scene, [*ran[-_AROUND:], here, *coming[:_AROUND]]))
+        coming = [index for index in graph.order() if index not in done] if stopped.error is None else []
+        self._say_all(describe_nodes(stopped, [*ran[-_AROUND:], here, *coming[:_AROUND]]))
 
     do_l = do_list
 
     def do_nodes(self, text: str) -> None:
         """The nodes that a pattern matches, as in: nodes blocks.3*"""
-        graph = self._scene.graph
+        graph = self._pass.graph
         point = parse_breakpoint(text or "*")
         if point.asks_place is None:
             self._say(f"{point} is a question about gradients, not about nodes; try: nodes blocks.3*")
             return
         point.within(graph)
-        self._say_all(describe_nodes(self._scene, [node.index for node in graph if point.asks_place(node)]))
+        self._say_all(describe_nodes(self._pass, [node.index for node in graph if point.asks_place(node)]))
 
     # ---- what is there
 
@@ -175,7 +210,7 @@ class Prompt(cmd.Cmd):
 
     def do_info(self, text: str) -> None:
         """Shape, range, norm and non-finite elements of what comes in, of what goes out and of what is saved."""
-        stop = self._scene.stop
+        stop = self._pass.stop
         if self._selected != stop.index:
             self._say("Gradients are known where the pass is; go back there with: where")
             return
@@ -193,8 +228,8 @@ class Prompt(cmd.Cmd):
             return
         if self._is_over():
             return
-        which, slot, stop = match[1], int(match[2]), self._scene.stop
-        node = self._scene.graph[stop.index]
+        which, slot, stop = match[1], int(match[2]), self._pass.stop
+        node = self._pass.graph[stop.index]
         count = len(stop.incoming) if which == "incoming" else len(node.edges)
         if slot >= count:
             self._say(f"There is no {which}[{slot}]: {node.place} has {count}.")
@@ -231,7 +266,7 @@ class Prompt(cmd.Cmd):
         point = parse_breakpoint(text)
         if self._is_over():
             return False
-        point.within(self._scene.graph)
+        point.within(self._pass.graph)
         self._orders.wait_for(point)
         return True
 
@@ -248,7 +283,7 @@ class Prompt(cmd.Cmd):
         self._say(f"breakpoint {number}: {point}")
         if point.asks_place is not None:
             try:
-                point.within(self._scene.graph)
+                point.within(self._pass.graph)
             except RetrogradError as error:
                 self._say(f"It matches no node of this pass. {error.repair.capitalize()}")
 
@@ -331,14 +366,14 @@ class Prompt(cmd.Cmd):
 
     def complete_break(self, text: str, line: str, begin: int, end: int) -> list[str]:
         """Forms of breakpoints, and places."""
-        graph = self._scene.graph
+        graph = self._pass.graph
         return complete_words(text, line, begin, [*list_breakpoints(graph), *list_places(graph)])
 
     complete_b = complete_until = complete_break
 
     def complete_nodes(self, text: str, line: str, begin: int, end: int) -> list[str]:
         """Places."""
-        return complete_words(text, line, begin, list_places(self._scene.graph))
+        return complete_words(text, line, begin, list_places(self._pass.graph))
 
     def complete_p(self, text: str, line: str, begin: int, end: int) -> list[str]:
         """Names that can be evaluated, and their attributes."""
@@ -367,9 +402,9 @@ class Prompt(cmd.Cmd):
         for number, (index, what) in enumerate(choices, 1):
             if len(choices) > 1:
                 mark = "->" if number == chosen else "  "
-                self._say(f"{mark} {number}  {what}: {describe_place(self._scene.graph[index])}")
+                self._say(f"{mark} {number}  {what}: {describe_place(self._pass.graph[index])}")
         self._select(choices[chosen - 1][0])
-        node = self._scene.graph[self._selected]
+        node = self._pass.graph[self._selected]
         if len(choices) == 1:
             self._say(f"{choices[0][1]}: {describe_place(node)}")
         self._say_all(f"  {line}" for line in describe_source(node))
@@ -378,31 +413,31 @@ class Prompt(cmd.Cmd):
         self._selected = index
 
     def _is_over(self) -> bool:
-        if self._scene.error is not None:
+        if self._pass.error is not None:
             self._say("The pass has ended in the exception; continue lets the script see it.")
-        return self._scene.error is not None
+        return self._pass.error is not None
 
     def _saved(self) -> dict[str, Any]:
-        stop = self._scene.stop
+        stop = self._pass.stop
         if self._selected == stop.index:
             return stop.saved
-        return Stop(self._scene, self._selected, 0, ()).saved
+        return Stop(self._pass, self._selected, 0, ()).saved
 
     def _names(self) -> dict[str, Any]:
-        scene, stop = self._scene, self._scene.stop
-        frame = scene.frame
+        stopped, stop = self._pass, self._pass.stop
+        frame = stopped.frame
         names = {**frame.f_globals, **frame.f_locals} if frame is not None else {}
-        if scene.raised_in is not None:
-            names |= scene.raised_in[0].f_locals
+        if stopped.raised_in is not None:
+            names |= stopped.raised_in[0].f_locals
         here = self._selected == stop.index
         return {
             "torch": torch,
             **names,
-            "node": scene.graph[self._selected],
+            "node": stopped.graph[self._selected],
             "incoming": stop.incoming if here else None,
             "outgoing": stop.outgoing if here else None,
             "saved": self._saved(),
-            "graph": scene.graph,
+            "graph": stopped.graph,
         }
 
     def _evaluate(self, text: str) -> Any:

@@ -1,21 +1,29 @@
 """The commands that run a program: their options, which travel to its processes.
 
-Adding an option is one line here. Loads without torch, and within a moment, as ``--help`` does.
+Adding an option is one line here; a command that runs a program is a class here, in ``REQUESTS``, and its session in
+the bootstrap. Loads without torch, and within a moment, as ``--help`` does.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, Literal
 
 from retrograd.errors import SavedTensorError, ScheduleError, TraceError
-from retrograd.launch.options import Command, Request, option
-from retrograd.launch.start import start
-from retrograd.recording.settings import NamedSchedule, every, log_schedule
+from retrograd.launch.options import Command, option
+from retrograd.launch.start import Request, make_usage
+from retrograd.recording.schedule import NamedSchedule, every, log_schedule
 from retrograd.sites.selection import Selection
 
 Passes = tuple[int, int | None]
+"""First of some backward passes, counted from 0, and the one after the last; None for no end."""
+
+
+def _folder(parent: str) -> Any:
+    """The option that names the folder."""
+    what = "run folder" if parent == "runs" else "folder"
+    return option("-o --output", "", f"{what} (default: {parent}/<script>-<date>-<time>)", metavar="DIR")
 
 
 def _check_patterns(name: str, patterns: tuple[str, ...]) -> None:
@@ -31,16 +39,6 @@ def _check_number(name: str, number: int) -> None:
         raise SavedTensorError(f"{name} {number} is before the first.", repair="count from 0.")
 
 
-def _make_usage(name: str, *more: str) -> str:
-    lines = [
-        *more,
-        "[--] train.py [ARGS]",
-        "[--] -m MODULE [ARGS]",
-        "[--] torchrun | accelerate launch | any program [ARGS]",
-    ]
-    return "\n       ".join(f"retrograd {name} [OPTIONS] {line}" for line in lines)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(Request):
     """Record a training script, unmodified.
@@ -51,8 +49,11 @@ class RunRequest(Request):
     """
 
     name: ClassVar[str] = "run"
-    variable: ClassVar[str] = "RETROGRAD_RUN"
-    usage: ClassVar[str] = _make_usage("run")
+    promise: ClassVar[str] = "recording {} in {}"
+    parent: ClassVar[str] = "runs"
+    done: ClassVar[str] = "recorded"
+    leaves: ClassVar[str] = "rank*"
+    see: ClassVar[str] = "see it with: retrograd report {}"
     examples: ClassVar[str] = """
 examples:
   retrograd run train.py --lr 0.1
@@ -66,7 +67,7 @@ What follows the command belongs to it, and so do its output and its exit code. 
 one at once for what is critical, and what was found when it ends.
 """
 
-    shown: str = option("-o --output", "", "run folder (default: runs/<script>-<date>-<time>)", metavar="DIR")
+    shown: str = _folder("runs")
     sites: tuple[str, ...] | None = option(
         "--sites", None, "what to record, as in 'blocks.*:output.grad'", metavar="PATTERN", check=_check_patterns
     )
@@ -103,8 +104,8 @@ one at once for what is critical, and what was found when it ends.
         if self.limit is not None and self.limit < 1:
             raise ScheduleError(f"After {self.limit} steps there is nothing to explain.", repair="give at least 1.")
 
-    def carry_out(self) -> NoReturn:
-        start(self, "" if self.quiet else "recording {} in {}")
+    def greet(self) -> str:
+        return "" if self.quiet else super().greet()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +113,11 @@ class TraceRequest(Request):
     """Trace every node of some backward passes of an unmodified script."""
 
     name: ClassVar[str] = "trace"
-    variable: ClassVar[str] = "RETROGRAD_TRACE"
-    usage: ClassVar[str] = _make_usage("trace")
+    promise: ClassVar[str] = "tracing {} into {}"
+    parent: ClassVar[str] = "traces"
+    done: ClassVar[str] = "traced"
+    leaves: ClassVar[str] = "rank*/chrome.json"
+    see: ClassVar[str] = "see it in ui.perfetto.dev: {}/rank*/chrome.json"
     examples: ClassVar[str] = """
 examples:
   retrograd trace train.py --lr 0.1
@@ -127,7 +131,7 @@ exception says in which node, and how to run that node again. After the traced p
 for `retrograd hangs DIR`.
 """
 
-    shown: str = option("-o --output", "", "folder (default: traces/<script>-<date>-<time>)", metavar="DIR")
+    shown: str = _folder("traces")
     passes: str = option(
         "--passes",
         "3",
@@ -149,17 +153,17 @@ for `retrograd hangs DIR`.
         """First of the backward passes to trace, counted from 0, and the one after the last; None for no end."""
         return parse_passes(self.passes)
 
-    def carry_out(self) -> NoReturn:
-        start(self, "tracing {} into {}", parent="traces")
-
 
 @dataclass(frozen=True, kw_only=True)
 class InventoryRequest(Request):
     """Find what autograd keeps between forward and backward in one step of an unmodified script."""
 
     name: ClassVar[str] = "inventory"
-    variable: ClassVar[str] = "RETROGRAD_INVENTORY"
-    usage: ClassVar[str] = _make_usage("inventory")
+    promise: ClassVar[str] = "taking an inventory of {} into {}"
+    parent: ClassVar[str] = "inventories"
+    done: ClassVar[str] = "taken"
+    leaves: ClassVar[str] = "rank*/inventory.html"
+    see: ClassVar[str] = "see it in a browser: {}/rank*/inventory.html"
     examples: ClassVar[str] = """
 examples:
   retrograd inventory train.py --batch-size 256
@@ -169,7 +173,7 @@ DIR/rank*/inventory.html opens in a browser, and rg.Inventory.load() reads DIR/r
 to stderr when the script has ended; the script's output and exit code are its own.
 """
 
-    shown: str = option("-o --output", "", "folder (default: inventories/<script>-<date>-<time>)", metavar="DIR")
+    shown: str = _folder("inventories")
     number: int = option(
         "--pass",
         1,
@@ -180,19 +184,13 @@ to stderr when the script has ended; the script's output and exit code are its o
     by: Literal["module", "node", "tensor"] = option("--by", "module", "what makes a line of the table")
     timed: bool = option("--timed", False, "measure how long operations take")
 
-    def carry_out(self) -> NoReturn:
-        start(self, "taking an inventory of {} into {}", parent="inventories")
-
 
 @dataclass(frozen=True, kw_only=True)
 class DebugRequest(Request):
     """Stop inside the backward passes of an unmodified script, and look."""
 
     name: ClassVar[str] = "debug"
-    variable: ClassVar[str] = "RETROGRAD_DEBUG"
-    usage: ClassVar[str] = """\
-retrograd debug [--break WHERE ...] [--] train.py [ARGS]
-       retrograd debug [--break WHERE ...] [--] -m MODULE [ARGS]"""
+    promise: ClassVar[str] = "debugging {}; a prompt opens where a backward pass stops"
     examples: ClassVar[str] = """
 examples:
   retrograd debug train.py
@@ -207,8 +205,9 @@ A prompt opens where a pass stops: at a breakpoint, at the first gradient that i
     )
     nonfinite: bool = option("--no-non-finite", True, "go on where a gradient is not finite")
 
-    def carry_out(self) -> NoReturn:
-        start(self, "debugging {}; a prompt opens where a backward pass stops", parent="")
+
+REQUESTS: tuple[type[Request], ...] = (RunRequest, TraceRequest, InventoryRequest, DebugRequest)
+"""All of them; the bootstrap has their sessions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +216,9 @@ class ExplainOptions(Command):
 
     name: ClassVar[str] = "explain"
     runs: ClassVar[bool] = True
-    usage: ClassVar[str] = _make_usage("explain", "[RUN]")
+    takes_run: ClassVar[bool] = True
+    reads: ClassVar[bool] = True
+    usage: ClassVar[str] = make_usage("explain", "[RUN]")
     examples: ClassVar[str] = """
 examples:
   retrograd explain                                      the newest run below runs/

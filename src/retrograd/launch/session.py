@@ -7,11 +7,15 @@ that import torch train nothing.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import multiprocessing
 import multiprocessing.util
 import os
+import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -21,26 +25,25 @@ from torch import Tensor, nn
 from retrograd.amounts import count_of
 from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
 from retrograd.facts.facts import SOURCES, WATCHES
-from retrograd.facts.source import MakeSource
+from retrograd.facts.source import FactHost, FactSource, MakeSource
 from retrograd.history.facts import Call
 from retrograd.hooks.backward import backward_listeners
-from retrograd.hooks.construction import construction_watch
-from retrograd.launch.closing import say, say_end, say_failure
-from retrograd.launch.exits import ExitNote, end_as_interrupted
+from retrograd.hooks.discovery import construction_watch
+from retrograd.launch.closing import say_end
 from retrograd.launch.late_sink import LateSink
 from retrograd.launch.live_findings import LiveFindings
-from retrograd.launch.naming import name_models
+from retrograd.launch.models import Search, name_models
 from retrograd.launch.requests import RunRequest
-from retrograd.launch.search import Search
-from retrograd.launch.stop_after import StopAfter
-from retrograd.notices import warnings_kept
+from retrograd.launch.tracebacks import hide_our_frames
+from retrograd.notices import say, warnings_kept
 from retrograd.randomness import random_kept
 from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
-from retrograd.runs.ending import describe_exception, find_exception
+from retrograd.runs.ending import describe_exception, describe_exit, find_exception
+from retrograd.runs.ranks import ask_rank
 
 if TYPE_CHECKING:
-    from retrograd.launch.run_inventory import RunInventory
+    from retrograd.launch.inventory import RunInventory
     from retrograd.runs.writer import RunWriter
 
 
@@ -51,6 +54,7 @@ def start_session() -> None:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.start_over)
     warnings.simplefilter("default", RetrogradWarning)  # whatever the script does with its own
+    hide_our_frames()
     session.take_inventory()
 
 
@@ -96,7 +100,6 @@ class Session:
         except Exception as error:  # the program has ended, and a traceback would be taken for its own
             say(f"the end of the record is lost: {error!r}")
         sink = self._sink
-        say_failure()
         done = f"{count_of(sink.steps, 'step')} at {count_of(sink.sites, 'site')}" if sink.is_open else ""
         say_end(self._obstacle, f"{done}, but {sink.lost} were lost" if sink.lost else done)
         end_as_interrupted()
@@ -121,7 +124,7 @@ class Session:
         """Take one beside the recording, if that was asked for."""
         if self._request.inventory is None:
             return
-        from retrograd.launch.run_inventory import RunInventory
+        from retrograd.launch.inventory import RunInventory
 
         self._inventory = RunInventory(self._request, self._sink.add_file)
         self._inventory.follow_process()
@@ -146,7 +149,7 @@ class Session:
         """No model was called with gradients switched on; was one called without?"""
         if self._search.blind_call and self._recorder is not None:
             fact = Call(name="forward", line=self._search.blind_call, details={"grad": False})
-            self._recorder.note(fact.kind, fact.name, text=fact.text)
+            self._recorder.events.note(fact.kind, fact.name, text=fact.text)
 
     def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
         unnamed = [model for model in models if model not in self._names]
@@ -204,3 +207,74 @@ class Session:
         self._has_given_up = True
         self._obstacle = error.problem if isinstance(error, RetrogradError) else f"the recorder failed: {error!r}"
         say(self._obstacle)
+
+
+# ---- the end ----
+
+
+class StopAfter(FactSource):
+    """Ends the program as ``sys.exit()`` does, at the begin of the forward behind the last step that was asked for.
+
+    Nothing is under way there: what the program does when it is left, it still does.
+
+    Args:
+        limit: how many steps.
+        count: tells how many have been made.
+        host: the recorder.
+    """
+
+    def __init__(self, limit: int, count: Callable[[], int], host: FactHost) -> None:
+        super().__init__(host)
+        self._limit = limit
+        self._count = count
+
+    def forward_begins(self, model: nn.Module, arguments: Any) -> None:
+        if self._count() >= self._limit:
+            if ask_rank() == 0:
+                say(f"the program is ended here, after {self._limit} steps, as --steps asks")
+            raise SystemExit(0)
+
+
+class ExitNote:
+    """A note of what the last ``sys.exit`` of the main thread was called with, until :meth:`forget`."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] | None = None
+        self._exit: Callable[..., Any] = sys.exit
+        sys.exit = self._note(sys.exit)
+
+    @property
+    def failure(self) -> dict[str, Any] | None:
+        """The noted exit as an exception; None where there was no exit, or a successful one."""
+        return self._found
+
+    def forget(self) -> None:
+        """The program has caught it, and goes on."""
+        self._found = None
+
+    def _note(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(leave)
+        def exit_noted(code: object = None, /) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                self._found = _describe_code(code)
+            leave(code)
+
+        return exit_noted
+
+
+def end_as_interrupted() -> None:
+    """Let Python end the process by SIGINT after all, where Ctrl-C was the end of the program.
+
+    It notes that for the process when a KeyboardInterrupt leaves code that was compiled from text, and forgets it when
+    any other such code runs: an import, or a named tuple, while we write the last of the record.
+    """
+    if isinstance(find_exception(), KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")
+
+
+def _describe_code(code: object) -> dict[str, Any] | None:
+    if code in (None, 0):
+        return None
+    running = sys.exc_info()[1]
+    return describe_exit(code) if running is None else describe_exception(running)

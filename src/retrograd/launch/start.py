@@ -1,58 +1,212 @@
-"""Becoming the command that a request asks to run, once all that can be checked before is right."""
+"""Requests: commands of ours that run a program of the user's, and travel to each process below it."""
 
 from __future__ import annotations
 
+import difflib
+import json
 import os
 import shlex
-from dataclasses import replace
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, Self
 
-from retrograd.errors import RunWriteError
-from retrograd.launch.closing import say
-from retrograd.launch.command import choose_folder, resolve_command
-from retrograd.launch.interpreter import find_obstacle
-from retrograd.launch.options import Request
-from retrograd.launch.process import make_environment, replace_process
+from retrograd.errors import LaunchError, RunWriteError
+from retrograd.launch.interpreter import BOOTSTRAP, OURS, find_obstacle
+from retrograd.launch.options import Command
+from retrograd.notices import say
+from retrograd.runs.layout import is_run
 from retrograd.runs.ranks import check_vacant
 
-RequestT = TypeVar("RequestT", bound=Request)
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Command):
+    """A command that runs a program, and travels to each of its processes: as JSON, in one environment variable.
+
+    Attributes:
+        variable: that environment variable, made from the name. Where it is missing, nothing is done.
+        promise: said before the program starts, with ``{}`` for the command and for the folder.
+        parent: where folders of such requests lie; empty for a request that needs none.
+        done: what is done, for the last line: ``"recorded"``; empty where there is nothing to say.
+        leaves: what each process that has done it leaves in the folder, as a glob.
+        see: how to see it, with ``{}`` for the folder.
+        command: what the user asked to run.
+        path: folder for what is found, absolute, since a script may change its directory; empty if there is none.
+        shown: the same as the user wrote it, for messages.
+    """
+
+    variable: ClassVar[str]
+    runs: ClassVar[bool] = True
+    promise: ClassVar[str]
+    parent: ClassVar[str] = ""
+    done: ClassVar[str] = ""
+    leaves: ClassVar[str] = ""
+    see: ClassVar[str] = ""
+
+    command: tuple[str, ...] = ()
+    path: str = ""
+    shown: str = ""
+
+    def __init_subclass__(cls) -> None:
+        cls.variable = f"{OURS}{cls.name.upper()}"
+        cls.usage = make_usage(cls.name)
+
+    def write(self) -> str:
+        """The request as the text of :attr:`variable`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Self:
+        """The request that this process was started with.
+
+        Raises:
+            KeyError: if it was not started by this command.
+        """
+        given = json.loads(environment[cls.variable])
+        values: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        return cls(**values)
+
+    def greet(self) -> str:
+        """The line that is said before the program starts; empty for none."""
+        return self.promise.format(shlex.join(self.command), self.shown)
+
+    def choose_folder(self) -> Self:
+        """The same request with a folder that can be made. It is not made yet: perhaps the command trains nothing.
+
+        Raises:
+            RetrogradError: the folder cannot be written, or holds something already.
+        """
+        shown = self.shown or name_folder(self.command, self.parent)
+        path = Path(shown).absolute()
+        there = next(folder for folder in (path, *path.parents) if folder.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise RunWriteError(
+                f"{str(path)!r} cannot be made: {str(there)!r} is not a folder that we may write to.",
+                repair="give another folder: -o DIR.",
+            )
+        check_vacant(path, resume=getattr(self, "resume", False))
+        return replace(self, path=str(path), shown=shown)
+
+    def carry_out(self) -> NoReturn:
+        """Say what will be done, and become the command; or say why it will not be done, and become it all the same.
+
+        Raises:
+            RetrogradError: for anything that can be found wrong before the command runs.
+        """
+        words = resolve_command(self.command, self.name)
+        self.check()
+        request = self.choose_folder() if self.parent else self
+        environment = make_environment(request, os.environ)
+        if said := find_obstacle(words, environment) or request.greet():
+            say(said)
+        replace_process(words, environment)
 
 
-def start(request: Request, promise: str, *, parent: str = "runs") -> NoReturn:
-    """Say what will be done, and become the command; or say why it will not be done, and become it all the same.
+def make_usage(name: str, *more: str) -> str:
+    """The usage of a command that runs a program, in all its forms, with ``more`` before them."""
+    lines = [
+        *more,
+        "[--] train.py [ARGS]",
+        "[--] -m MODULE [ARGS]",
+        "[--] torchrun | accelerate launch | any program [ARGS]",
+    ]
+    return "\n       ".join(f"retrograd {name} [OPTIONS] {line}" for line in lines)
+
+
+# ---- the program ----
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Whether this is a command to be run, not the folder of a run."""
+    if not words or is_run(Path(words[0])):
+        return False
+    first = words[0]
+    return first == "-m" or first.endswith(".py") or Path(first, "__main__.py").is_file() or bool(shutil.which(first))
+
+
+def resolve_command(command: Sequence[str], verb: str = "run") -> list[str]:
+    """Find what to execute: scripts and modules by this Python, anything else as it is.
 
     Args:
-        request: what its processes are to do.
-        promise: what is said, with ``{}`` for the command and for the folder; nothing where it is empty.
-        parent: where folders of such requests lie, for one without a folder; empty where it needs none.
+        command: what the user typed.
+        verb: the command of ours before it, for messages.
 
     Raises:
-        RetrogradError: for anything that can be found wrong before the command runs.
+        LaunchError: if there is no such script, module or program.
     """
-    words = resolve_command(request.command, request.name)
-    request.check()
-    request = choose_vacant(request, parent) if parent else request
-    environment = make_environment(request, os.environ)
-    if said := find_obstacle(words, environment) or promise.format(shlex.join(request.command), request.shown):
-        say(said)
-    replace_process(words, environment)
+    if not command:
+        raise LaunchError(f"No command was given to {verb}.", repair=f"retrograd {verb} train.py [ARGS]")
+    first = command[0]
+    if first == "-m":
+        _check_module(command[1:2], verb)
+    elif first.endswith(".py") or not (program := shutil.which(first)):
+        _check_script(Path(first))
+    else:
+        return [program, *command[1:]]
+    return [sys.executable, *command]
 
 
-def choose_vacant(request: RequestT, parent: str = "runs") -> RequestT:
-    """The same request with a folder that can be made. It is not made yet: perhaps the command trains nothing.
+def _check_script(script: Path) -> None:
+    if script.is_file() or Path(script, "__main__.py").is_file():
+        return
+    files = [str(path) for path in script.parent.glob("*.py")]
+    near = difflib.get_close_matches(str(script), files, n=1)
+    raise LaunchError(
+        f"The script {str(script)!r} does not exist.",
+        repair=f"the nearest is {near[0]!r}." if near else "give the path of a Python script, or a program on PATH.",
+    )
 
-    Args:
-        request: with the folder that the user has named, or none.
-        parent: where a new folder lies for one that has none.
+
+def _check_module(name: Sequence[str], verb: str) -> None:
+    if not name:
+        raise LaunchError("No module was given after -m.", repair=f"retrograd {verb} -m package.module [ARGS]")
+    top = name[0].partition(".")[0]
+    if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
+        raise LaunchError(
+            f"The module {top!r} cannot be found.", repair="install it, or run from the folder that holds it."
+        )
+
+
+def name_folder(command: Sequence[str], parent: str = "runs") -> str:
+    """A new folder for what becomes of this command: ``runs/<script>-<date>-<time>``."""
+    scripts = [word for word in command if word.endswith(".py")]
+    name = command[1] if command[0] == "-m" else Path([*scripts, command[0]][0]).stem
+    first = f"{parent}/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = first, 1
+    while Path(folder).exists():
+        number += 1
+        folder = f"{first}-{number}"
+    return folder
+
+
+# ---- its process ----
+
+
+def make_environment(request: Request, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which every Python process does as requested, and nothing else that we were asked before."""
+    hidden = environment.get("PYTHONPATH")
+    paths = [path for path in hidden.split(os.pathsep) if path != str(BOOTSTRAP)] if hidden else []
+    theirs = {name: value for name, value in environment.items() if not name.startswith(OURS)}
+    return {**theirs, request.variable: request.write(), "PYTHONPATH": os.pathsep.join([str(BOOTSTRAP), *paths])}
+
+
+def replace_process(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Become the command, so that signals reach it and its exit code is ours.
 
     Raises:
-        RetrogradError: the folder cannot be written, or holds something already.
+        LaunchError: if the system refuses to execute it.
     """
-    shown = request.shown or choose_folder(request.command, parent)
-    path = Path(shown).absolute()
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise RunWriteError(f"{str(path)!r} cannot be made: {str(there)!r} is not a folder that we may write to.")
-    check_vacant(path, resume=getattr(request, "resume", False))
-    return replace(request, path=str(path), shown=shown)
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores these, and what it executes would inherit that
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(command[0], list(command), dict(environment))
+    except OSError as error:
+        raise LaunchError(f"{command[0]!r} cannot be executed: {error.strerror}.") from error

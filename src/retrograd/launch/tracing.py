@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -15,10 +16,10 @@ from torch import Tensor
 from retrograd.amounts import count_of
 from retrograd.errors import RetrogradError
 from retrograd.hangs.watch import HangWatch, watch_hangs
-from retrograd.launch.closing import say
-from retrograd.launch.late_ring import LateRing
+from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.launch.pass_session import PassSession
 from retrograd.launch.requests import TraceRequest
+from retrograd.notices import say
 from retrograd.runs.layout import rank_name
 from retrograd.runs.ranks import RankClaim, ask_rank
 from retrograd.tracing.trace import Trace
@@ -149,3 +150,46 @@ class TracingSession(PassSession):
                 print_trace(self._trace, by=request.by, sort=request.sort, nodes=request.nodes, file=file)
         except RetrogradError as error:
             say(str(error))
+
+
+# ---- the ring of last events ----
+
+
+class LateRing:
+    """Waits for a pass, opens the ring, and tells it of that pass, of which torch's wrapper could not tell it.
+
+    Args:
+        open_ring: makes the ring; called once, when the first pass begins.
+        failed: called if that raises; nothing is watched then.
+    """
+
+    def __init__(self, open_ring: Callable[[], HangWatch], failed: Callable[[Exception], None]) -> None:
+        self._open_ring = open_ring
+        self._failed = failed
+        self._watch: HangWatch | None = None
+        self._first: EngineRun | None = None
+        backward_followers.add(self)
+
+    def run_begins(self, run: EngineRun) -> None:
+        """The engine is about to run."""
+        if self._first is not None:
+            return
+        self._first = run
+        try:
+            self._watch = self._open_ring()
+            self._watch.follower.run_begins(run)
+        except Exception as error:  # a fault of ours must not stop the script
+            self._failed(error)
+
+    def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
+        """The engine has run."""
+        if run is self._first:
+            backward_followers.remove(self)
+            if self._watch is not None:
+                self._watch.follower.run_ends(run, error)
+
+    def close(self) -> None:
+        """Watch no more; what is in the file stays."""
+        backward_followers.remove(self)
+        if self._watch is not None:
+            self._watch.close()

@@ -18,7 +18,7 @@ from torch import Tensor
 from retrograd.amounts import show_bytes
 from retrograd.notices import warn
 from retrograd.policies.cuda_copies import CudaCopies, CudaCopy
-from retrograd.policies.policy import Packed, Policy, Saved
+from retrograd.policies.policy import Packed, Policy, Saved, UsedPolicy
 from retrograd.policies.transfers import AskOrder, InFlight, PackPosition
 
 _UNIT = 64 << 10
@@ -31,7 +31,7 @@ _SHARE = 8
 
 
 class BufferPool:
-    """Buffers are cut out of large pieces of memory, where it is tightest, and put together again when given back.
+    """Buffers, cut out of large pieces of memory where it is tightest, and put together again when given back.
 
     Torch rounds pinned memory up to a power of two (``CachingHostAllocatorImpl::allocate``), which is a third more for
     the tensors of a ResNet; so pieces are powers of two, and buffers are not.
@@ -57,7 +57,7 @@ class BufferPool:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> Tensor | None:
-        """A buffer of so many bytes; None where the limit, or the machine, leaves no room for it."""
+        """Take a buffer of so many bytes; None where the limit, or the machine, leaves no room for it."""
         size = _round_up(nbytes)
         with self._lock:
             self._collect()
@@ -73,7 +73,7 @@ class BufferPool:
             return self._pieces[piece][start : start + nbytes]
 
     def give(self, buffer: Tensor) -> None:
-        """A buffer is free again. Takes no lock: it is called when objects are deleted, whatever runs then."""
+        """Note that a buffer is free again. Takes no lock: objects may be deleted at any moment."""
         self._returned.append(buffer)
 
     def clear(self) -> None:
@@ -87,7 +87,7 @@ class BufferPool:
                     self.nbytes -= length
 
     def _grow(self, size: int) -> bool:
-        """One more piece with room for so many bytes, if the limit and the machine allow it."""
+        """Allocate one more piece with room for so many bytes, if the limit and the machine allow it."""
         wanted = max(_power_of_two(size), _LEAST, min(_power_of_two_within(self.nbytes // _SHARE), _MOST))
         if self._limit is not None:
             wanted = min(wanted, _power_of_two_within(self._limit - self.nbytes))
@@ -128,7 +128,7 @@ class BufferPool:
             self._release(start if before is None else before, end if after is None else after, piece)
 
     def _release(self, start: int, end: int, piece: int) -> None:
-        """These bytes of a piece are free, and none beside them."""
+        """Note that these bytes of a piece are free, and none beside them."""
         insort(self._free, (end - start, piece, start))
         self._starts[piece, start] = end
         self._ends[piece, end] = start
@@ -329,7 +329,7 @@ class Stayed(Packed):
 _WINDOW = 512 << 20
 
 
-class Cpu(Policy):
+class Cpu(UsedPolicy):
     """Copy what a CUDA device saves to pinned host memory, and back before it is needed; the CPU's own stays.
 
     Copies run on two streams beside the computation. Pinned memory is used again from step to step; the order in which
@@ -346,10 +346,10 @@ class Cpu(Policy):
     def __init__(
         self, *, window: int = _WINDOW, limit: int | None = None, min_bytes: int = 16 * Policy.min_bytes
     ) -> None:
+        super().__init__()
         self.window = window
         self.limit = limit
         self.min_bytes = min_bytes
-        self._users = 0
         self._offloaders: dict[torch.device, HostOffloader] = {}
         self._starting = threading.Lock()
 
@@ -365,17 +365,11 @@ class Cpu(Policy):
                 self._offloaders[values.device] = offloader
         return offloader.add(values)
 
-    def open(self) -> None:
-        """Count one more user."""
-        self._users += 1
-
-    def close(self) -> None:
-        """Count one user less; with the last one torch gets pinned memory back, as soon as nothing is packed in it.
+    def release(self) -> None:
+        """Give pinned memory back to torch, as soon as nothing is packed in it.
 
         Torch keeps it for the next one who asks; ``torch.accelerator.empty_host_cache()`` frees it.
         """
-        self._users -= 1
-        if not self._users:
-            for offloader in self._offloaders.values():
-                offloader.pool.clear()
-            self._offloaders.clear()
+        for offloader in self._offloaders.values():
+            offloader.pool.clear()
+        self._offloaders.clear()

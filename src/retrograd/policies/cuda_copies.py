@@ -13,7 +13,7 @@ class CudaCopy:
     """A copy that was asked for.
 
     Attributes:
-        done: recorded behind it.
+        done: recorded after it.
         home: the computing stream at that time, to whose memory the device's side of the copy belongs.
         values: what is filled by a copy in; None for a copy out, which must not hold what it copies.
     """
@@ -24,10 +24,10 @@ class CudaCopy:
 
 
 class CudaCopies:
-    """One stream for each direction, so that the two copy engines of the device work at once.
+    """Make copies on a stream for each direction, so that the two copy engines of the device work at once.
 
-    What is asked for now has a third one: copies on one stream are made one after the other, and it would come after
-    all that was fetched ahead. So it waits for no more than the copy that is in flight.
+    Copies of what is asked for now run on a third stream, and wait for no more than the copy that is in flight: on the
+    same stream they would come after all that was fetched ahead.
 
     Memory that comes back is allocated on the computing stream, which uses and frees it; an event before the copy keeps
     it from overwriting what that stream still reads there. So no ``record_stream`` is needed, and memory is freed at a
@@ -47,7 +47,7 @@ class CudaCopies:
         self._has_several = False
 
     def allocate(self, nbytes: int) -> Tensor:
-        """Pinned memory. Torch keeps what others gave back, in sizes that may be of no use; it goes before this fails.
+        """Allocate pinned memory. Torch keeps what others gave back, in sizes that may be of no use; that goes first.
 
         Raises:
             RuntimeError: there is no more of it.

@@ -8,7 +8,7 @@ from typing import NoReturn
 import torch
 
 from retrograd.errors import OverwrittenError
-from retrograd.hooks.writes import WriteLog
+from retrograd.hooks.writes import WriteNotes
 
 FILLED_LATE = frozenset({"RReLU"})
 """Modules of which torch saves a tensor before the kernel fills it, without counting that write."""
@@ -16,7 +16,7 @@ FILLED_LATE = frozenset({"RReLU"})
 
 @dataclass(frozen=True, slots=True)
 class SaveSite:
-    """Where something was saved.
+    """The place in the model where something was saved.
 
     Attributes:
         path: the module whose forward did it; empty outside of modules.
@@ -28,7 +28,7 @@ class SaveSite:
     path: str = ""
     kind: str = ""
     line: str = ""
-    log: WriteLog | None = None
+    log: WriteNotes | None = None
 
     def __str__(self) -> str:
         where = f"{self.path} ({self.kind})" if self.path else "code outside of the model"
@@ -51,7 +51,7 @@ def refuse_overwritten(
     log = site.log
     writer, hint = "", "; `rg.keep_saved(…, watch_writes=True)` names the line that wrote"
     if log is not None:
-        seen = log.notes.between(storage, then, now)
+        seen = log.between(storage, then, now)
         writer = f" Written to by {'; then by '.join(map(str, seen))}." if seen else " No operation was seen writing."
         hint = ""
     raise OverwrittenError(

@@ -15,7 +15,7 @@ import torch
 from torch import Size, Tensor
 
 from retrograd.errors import SavedPolicyError
-from retrograd.hooks.operation_tap import CarryOut
+from retrograd.hooks.dispatch import CarryOut
 
 Stays = Callable[[Tensor, torch.UntypedStorage], bool]
 """Whether a tensor lies in memory that stays anyway."""
@@ -127,6 +127,27 @@ class Policy:
     def __repr__(self) -> str:
         given = ", ".join(f"{key}={value!r}" for key, value in vars(self).items() if not key.startswith("_"))
         return f"{type(self).__name__}({given})"
+
+
+class UsedPolicy(Policy):
+    """A policy that holds threads or memory as long as somebody uses it. Subclasses write ``release``."""
+
+    def __init__(self) -> None:
+        self._users = 0
+
+    def open(self) -> None:
+        """Count one more user."""
+        self._users += 1
+
+    def close(self) -> None:
+        """Count one user less; with the last one all is released that is not needed to bring back what is packed."""
+        self._users -= 1
+        if not self._users:
+            self.release()
+
+    def release(self) -> None:
+        """End threads and let go of memory. What is packed must still come back."""
+        raise NotImplementedError
 
 
 def check_policy(policy: object) -> Policy:

@@ -101,11 +101,11 @@ class Bfloat16(LossyPolicy):
     dtypes = frozenset({torch.float32, torch.float64})
 
     def encode(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Rounded to the nearest."""
+        """Round to the nearest."""
         return (values.to(torch.bfloat16),)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype, numel: int) -> Tensor:
-        """As wide as before."""
+        """Widen to the dtype before."""
         return parts[0].to(dtype)
 
 

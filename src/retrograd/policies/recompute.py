@@ -48,13 +48,13 @@ NOT_LOADED = GeneratorState(None, None)
 
 
 class _Python:
-    """The functions of ``random``."""
+    """The generator behind the functions of ``random``."""
 
     def __init__(self) -> None:
         self._last = NOT_LOADED
 
     def read(self) -> GeneratorState:
-        """Takes 20 µs. A state has 20 kB, and is the same for many calls."""
+        """Read the state, in 20 µs. A state has 20 kB, and is the same for many calls."""
         values, last = random.getstate(), self._last
         if values != last.key:
             last = self._last = GeneratorState(values, values)
@@ -66,13 +66,13 @@ class _Python:
 
 
 class _Numpy:
-    """The functions of ``numpy.random``, as soon as the program has loaded it."""
+    """The generator behind the functions of ``numpy.random``, as soon as the program has loaded it."""
 
     def __init__(self) -> None:
         self._last = NOT_LOADED
 
     def read(self) -> GeneratorState:
-        """Takes 3 µs; 80 µs if something was drawn since.
+        """Read the state, in 3 µs; 80 µs if something was drawn since.
 
         Of normal numbers two are drawn, and one may wait. The bits do not tell, so while one waits all is read.
         """
@@ -119,7 +119,7 @@ class DrawnNumbers:
         self._begin = [(generator, generator.read()) for generator in _GENERATORS]
 
     def end(self) -> None:
-        """The forward is over."""
+        """Note that the forward is over."""
         before = [(generator, state) for generator, state in self._begin if state is not NOT_LOADED]
         self._begin = [(generator, state) for generator, state in before if generator.read() is not state]
 
@@ -144,7 +144,7 @@ Layout = tuple[list[int], list[int]]
 
 
 def take_sample(tensor: Tensor) -> Sample | None:
-    """Some elements of a plain tensor; None where there are none, or where the device cannot be asked.
+    """Take some elements of a plain tensor; None where there are none, or where the device cannot be asked.
 
     Of a tensor on a CUDA device it is a vector in float64 there, which is not waited for. Else numbers, for to compare
     these takes a tenth of the time.
@@ -174,7 +174,7 @@ def _take_vector(tensor: Tensor) -> Tensor:
 
 
 def _choose(size: torch.Size, stride: tuple[int, ...]) -> Layout:
-    """As many for every tensor, so that samples can be stacked: what has fewer gives them several times."""
+    """Choose equally many of every tensor, so that samples can be stacked: what has fewer gives them several times."""
     sizes, strides = _choose_distinct(size, stride)
     count = math.prod(sizes)
     return ([math.ceil(_ELEMENTS / count), *sizes], [0, *strides]) if count < _ELEMENTS else (sizes, strides)
@@ -197,12 +197,12 @@ def _choose_distinct(size: torch.Size, stride: tuple[int, ...]) -> Layout:
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """How far elements may be apart, relative to the largest: more than rounding in another order makes of them."""
+    """The distance that elements may have, relative to the largest: more than rounding in another order gives."""
     return float(torch.finfo(dtype).eps) ** 0.5 if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def numbers_are_apart(first: list[Any], second: list[Any], tolerance: float) -> bool:
-    """Whether samples of numbers differ by more."""
+    """Ask whether samples of numbers differ by more than the tolerance."""
     if first == second:
         return False
     with plain_torch():
@@ -213,7 +213,7 @@ def numbers_are_apart(first: list[Any], second: list[Any], tolerance: float) -> 
 
 
 def are_apart(first: Tensor, second: Tensor, tolerance: float) -> Tensor:
-    """Whether samples differ by more; with more than one dimension, each row by itself. A NaN tells nothing."""
+    """Ask whether samples differ by more than the tolerance, each row by itself. A NaN tells nothing."""
     with plain_torch():
         return (second - first).abs().amax(-1) > tolerance * first.abs().amax(-1)
 
@@ -284,12 +284,12 @@ def _ask(key: Key, pairs: list[_Pair]) -> _Question:
 
 
 def _allocate(count: int) -> Tensor:
-    """Memory that a device copies to while the program goes on."""
+    """Allocate memory that a device copies to while the program goes on."""
     return torch.empty(count, dtype=torch.bool, pin_memory=True)
 
 
 def make_error(site: SaveSite, what: str) -> RecomputeError:
-    """The error that says that a second run was not like the first."""
+    """Make the error for a second run that was not like the first."""
     return RecomputeError(
         f"{site} was run again for its gradient and did not compute the same: {what}.",
         repair="make its forward a function of its arguments, parameters, buffers that it does not write to, and the"
@@ -301,7 +301,7 @@ def make_error(site: SaveSite, what: str) -> RecomputeError:
 
 @dataclass(slots=True)
 class RecomputeGuard:
-    """One forward of one module.
+    """A forward of a module, which is to run a second time.
 
     Attributes:
         site: the module.

@@ -36,12 +36,12 @@ def whole_blocks(nbytes: int) -> int:
 
 
 def allocate(nbytes: int) -> memoryview:
-    """So many bytes that begin at a block, of memory that the program has used before if there is some."""
+    """Allocate so many bytes that begin at a block, of memory that the program has used before if there is some."""
     return _aligned(np.empty(nbytes + BLOCK, dtype=np.uint8), BLOCK, nbytes)
 
 
 def map_pages(nbytes: int) -> memoryview:
-    """So many bytes that begin at a block, of new memory; in large pages as far as they fill some.
+    """Map so many bytes that begin at a block, of new memory; in large pages as far as they fill some.
 
     The disk is given a piece for each page: with fewer pieces there are fewer requests and interrupts.
     """
@@ -98,7 +98,7 @@ class ReadBuffers:
 
 
 def mark_ready(values: Tensor) -> torch.cuda.Event | None:
-    """When values are what they are now, however far their device has come; None where that is at once."""
+    """Record an event after which values are what they are now; None where they are already."""
     if not values.is_cuda:
         return None
     is_ready = torch.cuda.Event()
@@ -107,7 +107,7 @@ def mark_ready(values: Tensor) -> torch.cuda.Event | None:
 
 
 def fetch(values: Tensor, is_ready: torch.cuda.Event | None) -> Tensor:
-    """The values in memory of the CPU; this thread waits for the copy, and the computing stream does not."""
+    """Copy values to memory of the CPU; this thread waits for the copy, and the computing stream does not."""
     if is_ready is None:
         return values
     with torch.cuda.stream(_copying_stream(values.device)):
@@ -117,7 +117,7 @@ def fetch(values: Tensor, is_ready: torch.cuda.Event | None) -> Tensor:
 
 @cache
 def _copying_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for each device: torch has 32 of them, which it hands out in turn, also to those who should not wait."""
+    """The stream of a device for copies: torch hands out its 32 in turn, also to those who should not wait."""
     return torch.cuda.Stream(device)
 
 
@@ -148,7 +148,7 @@ class FreeSpace:
         return Extent(offset, length)
 
     def give(self, extent: Extent) -> None:
-        """A part is free again. It is joined with its neighbours, and what is free at the end is forgotten."""
+        """Note that a part is free again. It is joined with its neighbours; what is free at the end is forgotten."""
         offset, length = extent.offset, extent.length
         at = bisect_left(self._free, (offset, 0))
         if at < len(self._free) and self._free[at][0] == offset + length:
@@ -204,7 +204,7 @@ class SpillFile:
             return self._space.take(whole_blocks(nbytes))
 
     def give(self, extent: Extent) -> None:
-        """A part is free again. Takes no lock: it is called when objects are deleted, whatever runs then."""
+        """Note that a part is free again. Takes no lock: it is called when objects are deleted, whatever runs then."""
         self._returned.append(extent)
 
     @property
@@ -261,7 +261,7 @@ class SpillFile:
         return True
 
     def _buffer(self) -> memoryview:
-        """This thread's own blocks to copy into: direct I/O cannot read where tensors lie."""
+        """Return the blocks that this thread copies into: direct I/O cannot read where tensors lie."""
         buffer: memoryview | None = getattr(self._local, "buffer", None)
         if buffer is None:
             buffer = self._local.buffer = map_pages(CHUNK)
@@ -294,7 +294,7 @@ def open_spill_file(folder: Path) -> SpillFile:
     """The file of this process in a folder; a process that was forked gets one of its own.
 
     Raises:
-        OSError: there is none, and none can be made.
+        OSError: the file cannot be made.
     """
     key = (folder, os.getpid())
     with _opening:
@@ -305,7 +305,7 @@ def open_spill_file(folder: Path) -> SpillFile:
 
 
 def _forget_parents() -> None:
-    """In a process that was forked, where another thread may have held the lock."""
+    """Begin anew in a process that was forked, where another thread may have held the lock."""
     global _opening
     _opening = threading.Lock()
 
@@ -322,7 +322,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def default_folder() -> Path:
-    """Where large temporary files belong: ``TMPDIR`` if set, else ``/var/tmp``, since ``/tmp`` is often memory."""
+    """The folder for large temporary files: ``TMPDIR`` if set, else ``/var/tmp``, since ``/tmp`` is often memory."""
     lasting = Path("/var/tmp")
     chosen = os.environ.get("TMPDIR")
     if chosen is None and lasting.is_dir() and os.access(lasting, os.W_OK):

@@ -98,7 +98,7 @@ class SpillWriter:
         max_waiting: how many bytes may wait to be written.
 
     Attributes:
-        failure: why it writes no more.
+        failure: the error after which it writes no more.
     """
 
     def __init__(self, file: SpillFile, max_waiting: int) -> None:
@@ -168,7 +168,7 @@ class SpillWriter:
                 self._has_room.notify_all()
 
     def _write(self, batch: Sequence[FileRange | None]) -> None:
-        """Move memory to the disk, one range behind the other; what is needed meanwhile stays."""
+        """Move memory to the disk, one range after the other; what is needed meanwhile stays."""
         here = [one for one in batch if one is not None and not one.is_wanted]
         waiting = [(one, one.values) for one in here if one.values is not None]
         if not waiting:

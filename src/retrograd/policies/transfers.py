@@ -48,7 +48,7 @@ _LEARNED = 16
 
 @dataclass(slots=True)
 class PackedPass:
-    """One forward pass, and the backward pass over it.
+    """A forward pass, and the backward pass over it.
 
     Attributes:
         items: weak references to what was packed, in this order.
@@ -57,7 +57,7 @@ class PackedPass:
         asked: those that were asked for, in this order, each once.
         known: the same numbers as ``asked``, as a set.
         route: in which order they are expected to be asked for; known from the first request on.
-        expected: so many of ``route`` were asked for in the last pass of this kind; the others come behind.
+        expected: so many of ``route`` were asked for in the last pass of this kind; the others come after.
         turns: item → where it stands in ``route``.
         ends: bytes of the first so many of ``route``.
         begun: so many of ``route`` have been given out as due.
@@ -105,7 +105,7 @@ class AskOrder(Generic[T]):
         self._finished: PackedPass | None = None
 
     def add(self, item: T, nbytes: int) -> PackPosition:
-        """An item is packed."""
+        """Note that an item is packed."""
         current = self._begin()
         current.nbytes += nbytes
         current.sizes[len(current.items) :] = [nbytes]  # in place of one that an interrupt has cut short
@@ -113,7 +113,7 @@ class AskOrder(Generic[T]):
         return PackPosition(len(current.items) - 1, current)
 
     def is_needed_first(self, nbytes: int, window: int) -> bool:
-        """Whether what is packed next will be among the first to be asked for, by what the last pass did.
+        """Ask whether what is packed next will be among the first to be asked for, by what the last pass did.
 
         Args:
             nbytes: its size. A pass that packs other sizes is not like the last one.
@@ -138,7 +138,7 @@ class AskOrder(Generic[T]):
         return self._pass
 
     def ask(self, position: PackPosition) -> None:
-        """An item is asked for."""
+        """Note that an item is asked for."""
         asked = position.of
         if not asked.route:
             kind = tuple(asked.sizes)

@@ -12,11 +12,10 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdRef
 
 from retrograd.errors import CannotRewriteError
-from retrograd.hooks.distributed import has_other_processes, is_flattened, is_sharded, own_rank
+from retrograd.hooks.distributed import has_other_processes, is_flattened, is_sharded, own_rank, scale_all, total_norm
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.interventions import intervention_listeners, tell_intervention
-from retrograd.hooks.many import scale_all, total_norm
 from retrograd.hooks.optimizer import UpdateTap
+from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
 from retrograd.hooks.tensor import after_accumulation, change_gradient, leave_gradient
 from retrograd.rewriting.clock import RuleClock
 from retrograd.rules.norm_rule import NormRule
@@ -25,7 +24,7 @@ from retrograd.rules.rule import Rule, SiteState
 from retrograd.sites.site import Site
 
 
-class Passes:
+class PassGradients:
     """Keeps the gradients of passes apart that torch adds up.
 
     Args:
@@ -159,7 +158,7 @@ class JointRewriter:
             _check(optimizer, rule)
         self._clock = clock
         self._steps: list[tuple[Rule, SiteState]] = [(rule, rule.state_at(str(SITE))) for rule in rules]
-        self._passes = passes = Passes(clock)
+        self._passes = passes = PassGradients(clock)
         self._find_optimizer = weakref.ref(optimizer, lambda _: passes.remove())
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self._set_found_inf = False
@@ -173,7 +172,7 @@ class JointRewriter:
             self._passes.watch(self._parameters())
 
     def pass_ends(self) -> None:
-        """That pass has ended."""
+        """The pass has ended."""
         if self._collects:
             self._passes.settle()
 

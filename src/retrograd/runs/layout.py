@@ -1,4 +1,4 @@
-"""How a run folder is laid out: the name of everything in it.
+"""How a run folder is laid out: the name of everything in it, which folders are runs, and which run is the newest.
 
 The columns of its tables are in :mod:`retrograd.history.table`. The page of documentation about run folders is
 made from the two.
@@ -6,9 +6,12 @@ made from the two.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from retrograd.errors import NotARunError
 
 FORMAT = 1
 """Number of this layout; a reader refuses what has a higher one."""
@@ -24,6 +27,9 @@ RING = "ring.bin"
 INVENTORY = "inventory.parquet"
 PLACEMENTS = "placements.json"
 FINDINGS = "findings.jsonl"
+
+PARENT = Path("runs")
+"""Where runs are recorded that were given no folder."""
 
 _PART = re.compile(r"part-(?P<first>\d{8,})-(?P<last>\d{8,})\.parquet")
 _SHARD = re.compile(r"shard-(?P<number>\d{8,})\.safetensors")
@@ -126,3 +132,30 @@ def _find_parts(folder: Path) -> list[tuple[Span, Path]]:
 
 def _list(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def is_run(path: Path) -> bool:
+    """Whether this is the folder of a run, or of one of its ranks."""
+    return any((path / name).is_file() for name in (MANIFEST, RANK_FILE)) or bool(list_rank_folders(path))
+
+
+def find_latest(parent: Path = PARENT) -> Path:
+    """The run that was written to last.
+
+    Raises:
+        NotARunError: there is none.
+    """
+    written = {path: _last_written(path) for path in parent.glob("*") if is_run(path)}
+    if not written:
+        raise NotARunError(
+            f"There is no run in {str(parent)!r}.", repair="name a run, or record one: `retrograd run train.py`."
+        )
+    return max(written, key=lambda path: (written[path], path.name))
+
+
+def _last_written(run: Path) -> float:
+    found = [0.0]
+    for path in (run / MANIFEST, *(folder / RANK_FILE for folder in list_rank_folders(run))):
+        with contextlib.suppress(OSError):
+            found.append(path.stat().st_mtime)
+    return max(found)

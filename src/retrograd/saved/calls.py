@@ -14,10 +14,10 @@ from weakref import WeakSet
 
 from torch import nn
 
-from retrograd.hooks.calls import hooked_call, hooked_calls, running_calls
+from retrograd.hooks.calls import CallStack, hooked_call
+from retrograd.hooks.checkpoints import Recomputation
+from retrograd.hooks.dispatch import OperationTap, is_in_compiled_call
 from retrograd.hooks.engine import dispatch_modes
-from retrograd.hooks.operation_tap import OperationTap, is_in_compiled_call
-from retrograd.hooks.recomputation import Recomputation
 from retrograd.hooks.saved import belongs_to_checkpoint, can_recompute, is_in_backward, push_pair, remove_pair
 from retrograd.policies.overwriting import FILLED_LATE, SaveSite
 from retrograd.policies.recompute import Recompute, RecomputeGuard
@@ -34,6 +34,7 @@ class PolicyCall:
         frame: identity of the frame in which torch makes it.
         site: its name.
         keeper: in charge of what it saves.
+        around: the call around it.
         is_set: it has set the pair of hooks itself, and takes it off.
         recomputation: runs it again in the backward pass.
         tap: shows the policy what is carried out in it.
@@ -42,11 +43,12 @@ class PolicyCall:
     frame: int
     site: SaveSite
     keeper: Keeper
+    around: PolicyCall | None
     is_set: bool = False
     recomputation: Recomputation | None = None
     tap: OperationTap | None = None
 
-    def end(self) -> None:
+    def leave(self) -> None:
         """End it: take off what was set, and end the recomputation."""
         if self.recomputation is not None:
             self.recomputation.end()
@@ -71,30 +73,29 @@ class PolicyCall:
             self.is_set = False
 
 
-class RunningCalls(threading.local):
-    """The calls that run in this thread, the innermost last.
+class PolicyCalls(CallStack[PolicyCall], threading.local):
+    """The calls that run in this thread, each with its policy.
 
     Args:
         outside: what is not in any of them.
 
     Attributes:
-        running: the calls.
         covering: its pair of hooks is set in this thread anyway, whatever is called.
     """
 
     def __init__(self, outside: SaveSite = NOWHERE) -> None:
+        super().__init__()
         self.outside = outside
-        self.running: list[PolicyCall] = []
         self.covering: Keeper | None = None
         self._tap: OperationTap | None = None
         self._modes = 0  # that the thread was in when it was covered
 
     def site(self) -> SaveSite:
-        """The site in the model where this thread is."""
-        return self.running[-1].site if self.running else self.outside
+        """Return the site in the model where this thread is."""
+        return self.outside if self.top is None else self.top.site
 
     def cover(self, keeper: Keeper) -> bool:
-        """Set a pair of hooks for the whole thread; False where the program has forbidden all hooks."""
+        """Set a pair of hooks for the whole thread; return False where the program has forbidden all hooks."""
         if not push_pair(keeper.pack, keeper.unpack):
             return False
         self.covering = keeper
@@ -115,49 +116,27 @@ class RunningCalls(threading.local):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], site: SaveSite, keeper: Keeper
     ) -> None:
         """Note that a module is called, and put its policy in charge."""
-        frame, around = hooked_calls()
-        running = self.running
-        if running and running[-1].frame != around:
+        frame = hooked_call()
+        if self.top is not None:
             self.settle(frame)
-        elif not running and self.covering is not None and not is_in_backward():
+        elif self.covering is not None and not is_in_backward():
             self._listen(self.covering)
-        call = PolicyCall(frame, site, keeper)
-        is_inside = bool(running) and running[-1].keeper is keeper
+        around = self.top
+        call = PolicyCall(id(frame), site, keeper, around)
+        is_inside = around is not None and around.keeper is keeper
         is_in_charge = keeper.is_open and not is_inside and self.covering is None and not belongs_to_checkpoint()
         policy = keeper.policy
         if is_in_charge and isinstance(policy, Recompute) and can_recompute(module):
             guard = RecomputeGuard(site, self.site, keeper.parameters.include, policy.late)
             is_whole = any(type(part).__name__ in FILLED_LATE for part in module.modules())
             call.recomputation = Recomputation(module, args, kwargs, guard, is_whole=is_whole)
-        running.append(call)
+        self.top = call
         if is_in_charge and not isinstance(policy, Recompute):
             call.set_up()
 
     def end(self) -> None:
         """End the call whose hook is running, and those within it."""
-        frame = hooked_call()
-        running = self.running
-        is_known = bool(running) and (running[-1].frame == frame or any(call.frame == frame for call in running))
-        while is_known:
-            call = running[-1]
-            call.end()
-            running.pop()
-            is_known = call.frame != frame
-
-    def settle(self, beginning: int = 0) -> None:
-        """Forget calls that were left without a word.
-
-        Args:
-            beginning: frame of a call that begins. If an older call has it, that one is over: frames that end are
-                used again.
-        """
-        running = self.running
-        if not running:
-            return
-        alive = running_calls() - {beginning}
-        while running and (running[-1].frame not in alive or any(call.frame == beginning for call in running)):
-            running[-1].end()
-            running.pop()
+        self.pop(id(hooked_call()))
 
     def _listen(self, keeper: Keeper) -> None:
         """Ask the policy in charge of the whole thread anew whether it wants to see what is carried out.
@@ -180,8 +159,10 @@ class RunningCalls(threading.local):
     def leave(self) -> None:
         """Take off the pairs that are still set in this thread: it is in the middle of a call, or a call was left."""
         self.settle()
-        for call in reversed(self.running):
+        call = self.top
+        while call is not None:
             call.take_off()
+            call = call.around
 
 
 class ModuleWatch:
@@ -189,33 +170,33 @@ class ModuleWatch:
 
     __slots__ = ("_calls", "_keeper", "_site")
 
-    def __init__(self, site: SaveSite, keeper: Keeper, calls: RunningCalls) -> None:
+    def __init__(self, site: SaveSite, keeper: Keeper, calls: PolicyCalls) -> None:
         self._site = site
         self._keeper = keeper
         self._calls = calls
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The module is called."""
+        """Note that the module is called."""
         if "_former_parameters" in module.__dict__:  # a replica of nn.DataParallel: its weights are other tensors
             self._keeper.parameters.learn(module)
         self._calls.begin(module, args, kwargs, self._site, self._keeper)
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """The call ended."""
+        """Note that the call has ended."""
         self._calls.end()
 
 
 class EveryModuleWatch:
     """Notify of the calls of all modules of the process, which are known by their type."""
 
-    def __init__(self, keeper: Keeper, calls: RunningCalls, outside: SaveSite) -> None:
+    def __init__(self, keeper: Keeper, calls: PolicyCalls, outside: SaveSite) -> None:
         self._keeper = keeper
         self._calls = calls
         self._outside = outside
         self._known: WeakSet[nn.Module] = WeakSet()
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A module is called."""
+        """Note that a module is called."""
         if module not in self._known:
             self._known.add(module)
             self._keeper.parameters.learn(module)
@@ -223,5 +204,5 @@ class EveryModuleWatch:
         self._calls.begin(module, args, kwargs, SaveSite(name, name, log=self._outside.log), self._keeper)
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """The call ended."""
+        """Note that the call has ended."""
         self._calls.end()

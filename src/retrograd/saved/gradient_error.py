@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.errors import SavedTensorError
-from retrograd.hooks.module_paths import walk_parameters
+from retrograd.hooks.names import walk_parameters
 from retrograd.norms import norm
 from retrograd.policies.policy import AsIs
 from retrograd.saved.keeping import Policies, keep_saved
@@ -18,7 +18,7 @@ from retrograd.trials import check_loss, check_loss_function, everything_restore
 
 @dataclass(frozen=True)
 class GradientError:
-    """How far gradients are from those that are computed from saved tensors as they were.
+    """The distance of gradients from those that are computed from saved tensors as they were.
 
     Attributes:
         total: relative error of the whole gradient, √(Σ (g − ĝ)² / Σ g²) over all parameters.
@@ -40,7 +40,7 @@ def measure_gradient_error(model: nn.Module, policy: Policies, loss: Callable[[]
         loss: runs the model on a batch, always the same, and returns a scalar.
 
     Raises:
-        SavedPolicyError: ``policy`` is none.
+        SavedPolicyError: ``policy`` is not a policy.
         SavedTensorError: ``loss`` is not a function, or what it returns cannot start a backward pass of this model
             from.
     """

@@ -18,9 +18,8 @@ from torch.nn import Parameter
 
 from retrograd.amounts import show_bytes
 from retrograd.errors import SavedPolicyError
+from retrograd.hooks.dispatch import OperationTap, carry_out_unseen, hide_taps
 from retrograd.hooks.engine import dispatch_modes
-from retrograd.hooks.operation_tap import OperationTap, carry_out_unseen, hide_taps
-from retrograd.hooks.parameter_storages import ParameterStorages
 from retrograd.hooks.saved import (
     base_of,
     in_forward_mode,
@@ -35,6 +34,7 @@ from retrograd.hooks.saved import (
     view_storage,
     witness_version,
 )
+from retrograd.hooks.storages import ParameterStorages
 from retrograd.hooks.writes import program_line
 from retrograd.notices import warn
 from retrograd.policies.overwriting import FILLED_LATE, SaveSite, refuse_overwritten
@@ -105,7 +105,7 @@ class PackedEntry:
         self._wanted: torch.UntypedStorage | None = None
 
     def holds(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
-        """Whether this is the memory of that tensor, by more than its address, and what is in it now.
+        """Ask whether it stands for the memory of a tensor, by more than the address, and for what is in it now.
 
         Tensors that share memory need not share the counter of writes (``unsafe_chunk`` in an LSTM, ``.data``); those
         that are views of one tensor do.
@@ -113,11 +113,11 @@ class PackedEntry:
         return self._source() is storage and self._root() is _root_of(tensor) and self.version == version_of(tensor)
 
     def add_view(self) -> None:
-        """One more saved tensor lies in the memory."""
+        """Count one more saved tensor that lies in the memory."""
         self._views += 1
 
     def memory(self) -> tuple[torch.UntypedStorage, int]:
-        """A storage with the values, and where what was element 0 of the first one lies in it.
+        """Return a storage with the values, and where what was element 0 of the first one lies in it.
 
         It is the same for all tensors that lie in it, and is held until each of them has been asked for.
         """
@@ -266,7 +266,7 @@ class Keeper:
             if site.log is not None:
                 site = replace(site, line=program_line())
             elements = self._choose_elements(tensor)
-            entry = None if elements is None else self._find_entry(tensor, elements, site)
+            entry = None if elements is None else self._find_entry(tensor, *elements, site)
             return HeldTensor(tensor, site) if entry is None else PackedView(tensor, entry)
         finally:
             for tap in taps:
@@ -290,56 +290,48 @@ class Keeper:
     def _choose_elements(self, tensor: Tensor) -> tuple[int, int] | None:
         """Choose the elements of a storage to offer to the policy for a tensor; None where it stays."""
         least = self.policy.min_bytes
-        if not self.is_open or least >= NEVER or type(tensor) is Parameter or not is_plain(tensor):
-            return None
-        if not tensor.numel():
+        may_leave = self.is_open and least < NEVER and type(tensor) is not Parameter and is_plain(tensor)
+        if not may_leave or not tensor.numel():
             return None
         storage = tensor.untyped_storage()
         start, end = _elements_of(tensor, storage.nbytes())
         nbytes = (end - start) * tensor.itemsize
-        is_small = nbytes < least
-        if (is_small and (self._has_warned or nbytes <= self._largest)) or self.parameters.include(tensor, storage):
+        if nbytes < least:
+            if nbytes > self._largest and not self._has_warned and not self.parameters.include(tensor, storage):
+                self._largest = nbytes
             return None
-        if is_small:
-            self._largest = nbytes
-            return None
-        return start, end
+        return None if self.parameters.include(tensor, storage) else (start, end)
 
-    def _find_entry(self, tensor: Tensor, elements: tuple[int, int], site: SaveSite) -> PackedEntry | None:
-        """Find the entry of this memory, or offer it to the policy; None if it stays."""
+    def _find_entry(self, tensor: Tensor, start: int, end: int, site: SaveSite) -> PackedEntry | None:
+        """Find the entry of these elements, or offer them to the policy; None if they stay."""
         storage = tensor.untyped_storage()
-        key = (id(storage), tensor.dtype, *elements)
+        key = (id(storage), tensor.dtype, start, end)
         entry = self._entries.get(key)
-        if entry is not None and entry.holds(tensor, storage):
-            return entry
-        if site.kind in FILLED_LATE:
-            return None
+        if entry is None or not entry.holds(tensor, storage):
+            entry = None if site.kind in FILLED_LATE else self._make_entry(tensor, start, end, site)
+            if entry is not None:
+                self._entries[key] = entry
+        return entry
+
+    def _make_entry(self, tensor: Tensor, start: int, end: int, site: SaveSite) -> PackedEntry | None:
+        """Have the policy pack these elements, and keep account of it; None if they stay."""
         if self._has_unpacked:  # a backward pass lies between: what is saved now belongs to another forward
             self._count, self._has_unpacked = 0, False
-        start, end = elements
-        values = view_storage(storage, tensor, start, (end - start,), (1,))
+        values = view_storage(tensor.untyped_storage(), tensor, start, (end - start,), (1,))
         witness = witness_version(tensor)
         saved = Saved(values, tensor.shape, site.path, self._count, version_of(tensor), witness)
         self._count += 1
-        packed = self._offer(saved)
-        if packed is None:
-            return None
-        entry = self._entries[key] = PackedEntry(saved, tensor, witness, start, packed, site)
-        return entry
-
-    def _offer(self, saved: Saved) -> Packed | None:
-        """Have the policy pack a storage range, and keep account of it."""
         account = self.account
         began = time.perf_counter()
         packed = self.policy.pack(saved)
         account.pack_seconds += time.perf_counter() - began
         if packed is None:
             account.left_bytes += saved.nbytes
-        else:
-            account.stretches += 1
-            account.saved_bytes += saved.nbytes
-            account.resident_bytes += packed.resident_bytes
-        return packed
+            return None
+        account.stretches += 1
+        account.saved_bytes += saved.nbytes
+        account.resident_bytes += packed.resident_bytes
+        return PackedEntry(saved, tensor, witness, start, packed, site)
 
     def _warn_if_idle(self) -> None:
         """Warn once, when a backward pass has begun, if the policy has nothing to do."""
@@ -359,7 +351,7 @@ class Keeper:
 
 
 def _elements_of(tensor: Tensor, nbytes: int) -> tuple[int, int]:
-    """The elements of a storage to keep for a tensor: all, or only its own where they are less than half.
+    """Choose the elements of a storage to keep for a tensor: all, or only its own where they are less than half.
 
     Tensors that share a storage (the parts of a fused projection) then share what is kept; but one batch of a data set
     in memory does not take the data set with it.

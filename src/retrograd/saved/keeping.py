@@ -6,29 +6,29 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from torch import nn
 
 from retrograd.budget.plan import Plan
 from retrograd.budget.planned import Budget, Planned
 from retrograd.errors import SavedPolicyError
-from retrograd.hooks.candidates import NamedModule, walk_modules
+from retrograd.hooks.function_mode import FunctionMode
 from retrograd.hooks.module import CallTap, EveryCallTap, is_compiled
-from retrograd.hooks.parameter_storages import ParameterStorages
+from retrograd.hooks.names import NamedModule, walk_modules
+from retrograd.hooks.storages import ParameterStorages
 from retrograd.hooks.tables import hidden_hooks
-from retrograd.hooks.writes import WriteLog
+from retrograd.hooks.writes import WriteNotes
 from retrograd.policies.overwriting import SaveSite
 from retrograd.policies.policy import Policy, check_policy
 from retrograd.policies.recompute import Recompute
-from retrograd.saved.calls import EveryModuleWatch, ModuleWatch, RunningCalls
+from retrograd.saved.calls import EveryModuleWatch, ModuleWatch, PolicyCalls
 from retrograd.saved.keeper import Account, Keeper
 from retrograd.sites.pattern import Candidate, Pattern, asks_for_call, compile_pattern, describe_pattern
 from retrograd.sites.selection import Selection
 from retrograd.sites.site import ROOT, Site
 
 Policies = Policy | Mapping[Pattern, Policy]
-
 
 Remove = Callable[[], None]
 """Takes hooks away."""
@@ -41,7 +41,7 @@ class SavedHandle:
         accounts: what each policy was given in all passes so far, and what it held of that in memory.
     """
 
-    def __init__(self, keepers: list[Keeper], taps: list[Remove], calls: RunningCalls, log: WriteLog | None) -> None:
+    def __init__(self, keepers: list[Keeper], taps: list[Remove], calls: PolicyCalls, log: WriteNotes | None) -> None:
         self.accounts: dict[Policy, Account] = {keeper.policy: keeper.account for keeper in keepers}
         self._is_removed = False
         self._ending = ExitStack()
@@ -53,8 +53,9 @@ class SavedHandle:
             self._ending.callback(tap)
         self._ending.callback(calls.leave)
         if log is not None:
-            log.begin()
-            self._ending.callback(log.end)
+            mode = FunctionMode(log)
+            mode.put_on()
+            self._ending.callback(mode.leave)
 
     @property
     def plan(self) -> Plan | None:
@@ -119,8 +120,8 @@ def keep_saved(
         A context manager; ``remove()`` ends it as well.
 
     Raises:
-        SavedPolicyError: ``model`` or ``policy`` is none; both it and a budget are given, or neither; ``Recompute``
-            without a model; a pattern that never holds; or ``budget`` is not a size.
+        SavedPolicyError: ``model`` is not a model, or ``policy`` not a policy; both it and a budget are given, or
+            neither; ``Recompute`` without a model; a pattern that never holds; or ``budget`` is not a size.
         NoSuchSiteError: a pattern matches no module.
         PatternError: a pattern of the wrong kind.
     """
@@ -137,8 +138,8 @@ def keep_saved(
     if budget is not None:
         policy = Planned(budget)
     assert policy is not None
-    log = WriteLog() if watch_writes else None
-    calls = RunningCalls(SaveSite(log=log))
+    log = WriteNotes() if watch_writes else None
+    calls = PolicyCalls(SaveSite(log=log))
     parameters = ParameterStorages()
     if model is None:
         keepers, taps = _tap_process(policy, calls, parameters)
@@ -155,7 +156,7 @@ def keep_saved(
 
 
 def _tap_process(
-    policy: Policies, calls: RunningCalls, parameters: ParameterStorages
+    policy: Policies, calls: PolicyCalls, parameters: ParameterStorages
 ) -> tuple[list[Keeper], list[Remove]]:
     if isinstance(policy, (Mapping, Recompute)):
         raise SavedPolicyError(
@@ -167,7 +168,7 @@ def _tap_process(
     return [keeper], [_cover_thread(keeper, calls), EveryCallTap(EveryModuleWatch(keeper, calls, calls.outside)).remove]
 
 
-def _cover_thread(keeper: Keeper, calls: RunningCalls) -> Remove:
+def _cover_thread(keeper: Keeper, calls: PolicyCalls) -> Remove:
     """Set the pair of hooks of a whole thread. It is taken away there; in another thread it goes at the next saving."""
     thread = threading.get_ident()
     is_set = calls.cover(keeper)
@@ -180,13 +181,13 @@ def _cover_thread(keeper: Keeper, calls: RunningCalls) -> Remove:
 
 
 def _tap_model(
-    model: nn.Module, policy: Policies, calls: RunningCalls, parameters: ParameterStorages
+    model: nn.Module, policy: Policies, calls: PolicyCalls, parameters: ParameterStorages
 ) -> tuple[list[Keeper], list[Remove]]:
     for module in model.modules():
         parameters.learn(module)
     keepers: dict[int, Keeper] = {}
     taps: list[Remove] = []
-    for entry, chosen in _choose(walk_modules("", model), policy):
+    for entry, chosen in _assign_policies(walk_modules("", model), policy):
         keeper = keepers.get(id(chosen))
         if keeper is None:
             keeper = keepers[id(chosen)] = Keeper(chosen, parameters, calls.site)
@@ -195,42 +196,58 @@ def _tap_model(
     return list(keepers.values()), taps
 
 
-def _choose(entries: list[NamedModule], policy: Policies) -> list[tuple[NamedModule, Policy]]:
+class _PolicyPattern(NamedTuple):
+    """A pattern of modules, and their policy."""
+
+    pattern: Pattern
+    matches: Callable[[Candidate], bool]
+    policy: Policy
+
+
+def _assign_policies(entries: list[NamedModule], policy: Policies) -> list[tuple[NamedModule, Policy]]:
     """Modules that are called, each with its policy; those that run as a part of compiled code are left out."""
-    rules = policy if isinstance(policy, Mapping) else {"*": policy}
-    tests = [(pattern, compile_pattern(pattern), check_policy(chosen)) for pattern, chosen in rules.items()]
-    if not tests:
+    patterns = _read_patterns(policy)
+    candidates = {entry.path: Candidate(Site(entry.path, ("output",)), entry.module) for entry in entries}
+    Selection([each.pattern for each in patterns]).check(list(candidates.values()))
+    assigned = []
+    for entry in entries:
+        around = [candidates[path] for path in _paths_around(entry.path) if path in candidates]
+        first = next((each for each in patterns if any(map(each.matches, around))), None)
+        if first is not None:
+            assigned.append((entry, first))
+    _refuse_unused(patterns, [first.pattern for _, first in assigned])
+    compiled = {entry.path for entry in entries if is_compiled(entry.tapped)}
+    return [
+        (entry, first.policy)
+        for entry, first in assigned
+        if entry.is_called and compiled.isdisjoint(_paths_around(entry.path)[1:])
+    ]
+
+
+def _read_patterns(policy: Policies) -> list[_PolicyPattern]:
+    """Check patterns and policies, in their order; a policy alone is for all modules."""
+    given = policy if isinstance(policy, Mapping) else {"*": policy}
+    patterns = [_PolicyPattern(each, compile_pattern(each), check_policy(one)) for each, one in given.items()]
+    if not patterns:
         raise SavedPolicyError("There is no policy in {}.", repair="give at least one pattern and its policy.")
-    by_call = next((pattern for pattern in rules if asks_for_call(pattern)), None)
+    by_call = next(filter(asks_for_call, given), None)
     if by_call is not None:
         raise SavedPolicyError(
             f"{describe_pattern(by_call)} asks for single calls of modules.",
             repair="name the modules: 'blocks.*'.",
             reason="a policy is for all that a module saves, in every call.",
         )
-    candidates = {entry.path: Candidate(Site(entry.path, ("output",)), entry.module) for entry in entries}
-    Selection(list(rules)).check(list(candidates.values()))
-    chosen, used = [], set()
-    for entry in entries:
-        around = [candidates[path] for path in _paths_around(entry.path) if path in candidates]
-        for pattern, test, one in tests:
-            if any(test(candidate) for candidate in around):
-                used.add(pattern)
-                chosen.append((entry, one))
-                break
-    for pattern, _, _ in tests:
-        if pattern not in used:
+    return patterns
+
+
+def _refuse_unused(patterns: list[_PolicyPattern], used: list[Pattern]) -> None:
+    for each in patterns:
+        if each.pattern not in used:
             raise SavedPolicyError(
-                f"The pattern {describe_pattern(pattern)} never holds: patterns before it match all its modules.",
+                f"The pattern {describe_pattern(each.pattern)} never holds: patterns before it match all its modules.",
                 repair="put it before them.",
                 reason="the first pattern that matches a module, or one that it lies in, decides.",
             )
-    compiled = [entry.path for entry in entries if is_compiled(entry.tapped)]
-    return [
-        (entry, one)
-        for entry, one in chosen
-        if entry.is_called and not any(path in compiled for path in _paths_around(entry.path)[1:])
-    ]
 
 
 def _paths_around(path: str) -> list[str]:

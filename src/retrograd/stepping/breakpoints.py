@@ -1,4 +1,4 @@
-"""Where to stop in a backward pass, as a person writes it.
+"""Breakpoints in a backward pass, as a person writes them.
 
 non-finite              a gradient that comes in holds NaN or infinity
 norm > 100              the Euclidean norm of all that comes in; also >=, <, <=
@@ -20,8 +20,7 @@ from torch import Tensor
 
 from retrograd.errors import NoSuchNodeError, PatternError
 from retrograd.graph.graph import Graph
-from retrograd.graph.node import Line, Node, matches
-from retrograd.graph.values import holds_nonfinite, norm_of
+from retrograd.graph.node import Line, Node, holds_nonfinite, matches, norm_of
 from retrograd.stepping.stop import Gradients, Stop
 
 FORMS = ("non-finite", "norm > 100", "kind MulBackward0", "line model.py:30", "a glob such as 'blocks.3*'")

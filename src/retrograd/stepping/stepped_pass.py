@@ -12,10 +12,8 @@ from typing import Literal
 
 from retrograd.errors import FreedGraphError
 from retrograd.graph.graph import Graph
-from retrograd.hooks.engine import current_graph_task
 from retrograd.hooks.node_tap import NodeHooks
-from retrograd.hooks.numbering import Numbering
-from retrograd.hooks.thread_state import ThreadState
+from retrograd.hooks.thread_state import Numbering, ThreadState
 from retrograd.stepping.breakpoints import Predicate
 from retrograd.stepping.stop import Change, Gradients, Stop, apply_changes
 
@@ -55,7 +53,6 @@ class SteppedPass:
         self._goal: Predicate | None = None
         self._abandoned = False
         self._error: BaseException | None = None
-        self._task: int | None = None
         self._numbering = numbering
         self._begun: dict[int, tuple[weakref.ref[Stop], tuple[Change, ...] | None]] = {}
         self._thread_state: ThreadState | None = ThreadState()
@@ -114,8 +111,6 @@ class SteppedPass:
 
     def before(self, index: int, incoming: Gradients) -> Gradients | None:
         """A node is about to run, in whatever thread of the engine's."""
-        if not self._is_ours():
-            return None
         with self._gate:
             if self._abandoned:
                 raise _AbandonedError
@@ -132,8 +127,6 @@ class SteppedPass:
 
     def after(self, index: int, outgoing: Gradients) -> Gradients | None:
         """A node has run."""
-        if not self._is_ours():
-            return None
         seen, changes = self._begun.pop(index)
         self.ran, self.outgoing = index, apply_changes(changes, outgoing)
         stop = seen()
@@ -142,14 +135,14 @@ class SteppedPass:
         return self.outgoing if changes is not None else None
 
     def _run(self) -> None:
-        """What the thread does."""
+        """Run the engine in this thread, from when it may begin."""
         hooks: NodeHooks | None = None
         try:
             with self._condition:
                 while self.state == "paused":
                     self._condition.wait()
             if not self._abandoned:
-                hooks = NodeHooks([self.graph.live(index) for index in range(len(self.graph))], self)
+                hooks = NodeHooks([self.graph.live(index) for index in range(len(self.graph))], self, alone=True)
                 self._run_in_state()
         except _AbandonedError:
             pass
@@ -174,17 +167,6 @@ class SteppedPass:
         with self._condition:
             self.state = "over"
             self._condition.notify_all()
-
-    def _is_ours(self) -> bool:
-        """Whether this pass has called.
-
-        Others may go through the same nodes: those of a checkpoint inside of this one, and those of the program while
-        this one waits.
-        """
-        task = current_graph_task()
-        if self._task is None:
-            self._task = task
-        return task == self._task
 
     def _is_reached(self, stop: Stop) -> bool:
         goal = self._goal

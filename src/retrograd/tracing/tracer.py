@@ -17,13 +17,13 @@ from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.walker import name_leaves
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.node_tap import NodeTaps
 from retrograd.hooks.watched import watched_name
 from retrograd.runs.ranks import ask_rank
 from retrograd.tracing.pass_log import PassLog, place_finder
 from retrograd.tracing.trace import NodeEvent, Trace, nothing_new
-from retrograd.tracing.watched_pass import INCOMPLETE, WatchedPass, Wishes
+from retrograd.tracing.traced_pass import INCOMPLETE, TracedPass, TraceOptions
 
 Model = nn.Module | Mapping[str, nn.Module]
 
@@ -66,7 +66,7 @@ def trace(
         resumable: keep gradients until the node that they go to has run, so that a pass that failed can be finished:
             ``trace.pending.resume()``.
         limit: how many nodes to note; what runs later is only counted.
-        names: names leaves that are no parameters: ``{"a": a}``. Those that were handed to ``rg.watch("a", a)`` have
+        names: names leaves that are not parameters: ``{"a": a}``. Those that were handed to ``rg.watch("a", a)`` have
             the name ``watch/a``.
 
     Raises:
@@ -75,7 +75,7 @@ def trace(
     """
     if limit < 1 or (isinstance(passes, int) and passes < 1):
         raise TraceError("A trace of nothing was asked for.", repair="give a limit and a number of passes above 0.")
-    wishes = Wishes(
+    options = TraceOptions(
         norms=norms,
         memory=memory,
         live=live,
@@ -86,8 +86,8 @@ def trace(
         limit=limit,
     )
     if isinstance(origins, Origins):
-        return Tracing(model, wishes, origins, names=names, owns_origins=False)
-    return Tracing(model, wishes, record_origins(model, writes=True) if origins else None, names=names)
+        return Tracing(model, options, origins, names=names, owns_origins=False)
+    return Tracing(model, options, record_origins(model, writes=True) if origins else None, names=names)
 
 
 class Tracing:
@@ -100,20 +100,20 @@ class Tracing:
     def __init__(
         self,
         model: Model | None,
-        wishes: Wishes,
+        options: TraceOptions,
         origins: Origins | None,
         *,
         names: Mapping[str, Tensor] | None = None,
         owns_origins: bool = True,
     ) -> None:
         self.trace = Trace(ask_rank(), time.time_ns() - time.perf_counter_ns())
-        self._wishes = wishes
+        self._options = options
         self._origins = origins
         self._owns_origins = owns_origins and origins is not None
         self._leaves = name_leaves(model, names)
         self._find_place = place_finder(origins)
         self._unread: list[PassLog] = []
-        self._running: dict[EngineRun, WatchedPass] = {}
+        self._running: dict[EngineRun, TracedPass] = {}
         self._taps = NodeTaps()
         self._outermost = 0
         self._count = 0
@@ -146,20 +146,20 @@ class Tracing:
 
     @property
     def is_over(self) -> bool:
-        """Whether all passes that were asked for have ended, where they were asked for by their number."""
+        """Tell whether all passes that were asked for by their number have ended."""
         with self._lock:
-            passes = self._wishes.passes
+            passes = self._options.passes
             return isinstance(passes, range) and self._outermost >= passes.stop and not self._running
 
     @never_raise(INCOMPLETE)
     def run_begins(self, run: EngineRun) -> None:
-        """The engine is about to run."""
+        """Begin to trace a run of the engine."""
         with self._lock:
             self._begin(run)
 
     @never_raise(INCOMPLETE)
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """It has ended."""
+        """End the trace of a run."""
         watched = self._running.get(run)
         if watched is None:
             return
@@ -173,7 +173,7 @@ class Tracing:
             finally:
                 self._end(run, watched.log)
 
-    def _explain(self, watched: WatchedPass, error: Exception) -> None:
+    def _explain(self, watched: TracedPass, error: Exception) -> None:
         failure = watched.explain(error, self._origins)
         if failure is not None:
             self.trace.failure = failure
@@ -187,10 +187,10 @@ class Tracing:
         self._outermost += not run.is_nested
         if run.is_batched or (run.is_nested and not depth):
             return
-        if depth == 0 and self._wishes.passes is not None and number not in self._wishes.passes:
+        if depth == 0 and self._options.passes is not None and number not in self._options.passes:
             return
         log = PassLog(len(self.trace.passes), depth)
-        watched = WatchedPass(run, log, self._wishes, self._name_leaf, self._find_place, self._taps)
+        watched = TracedPass(run, log, self._options, self._name_leaf, self._find_place, self._taps)
         self.trace.passes.append(log.summary())
         self._running[run] = watched
 
@@ -198,7 +198,7 @@ class Tracing:
         with self._lock:
             del self._running[run]
             self.trace.passes[log.number] = log.summary()
-            if self._count >= self._wishes.limit:
+            if self._count >= self._options.limit:
                 self.trace.dropped += len(log)
             else:
                 self._count += len(log)

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from retrograd.errors import TraceError
 from retrograd.files import write_file
-from retrograd.graph.span import ForwardSpan
+from retrograd.graph.origins import ForwardSpan
 from retrograd.tracing.trace import BackwardPass, NodeEvent, Trace
 from retrograd.views.trace_events import name_call, own_memory
 

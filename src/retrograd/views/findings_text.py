@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from retrograd.findings.finding import Finding, Severity
-from retrograd.findings.findings import Findings
-from retrograd.findings.telling import list_grounds, list_place, tell_repair
+from retrograd.findings.findings import Findings, list_grounds, list_place, tell_repair
 from retrograd.foreign.text import show_plainly
 
 _COLOURS: dict[Severity, str] = {"critical": "1;31", "warning": "1;33", "note": "1;36"}
@@ -37,7 +36,7 @@ def format_findings(
     """
     shown = findings[:] if every else findings.said
     show = partial(_show, width=width)
-    lines = [show(f"{findings.headline}{' (why: --not-checked)' if findings.not_checked else ''}"), ""]
+    lines = [show(f"{findings.headline}{' (which do not: --not-checked)' if findings.not_checked else ''}"), ""]
     for finding in shown:
         lines += [_mark(show(_head(finding)), finding.severity if colour else None)]
         lines += [*map(show, _tell(finding, verbose)), ""]

@@ -13,9 +13,16 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from retrograd.hangs.rank_state import RankState, RingEvent, ThreadState
+from retrograd.hangs.rank_state import (
+    RankState,
+    RingEvent,
+    ThreadPosition,
+    describe_age,
+    describe_outside,
+    describe_place,
+    describe_places,
+)
 from retrograd.hangs.ring_file import read_rings
-from retrograd.hangs.words import describe_age, describe_outside, describe_place, describe_places
 from retrograd.views.terminal import giving_text, open_console, print_name
 
 INTERVAL = 1.0
@@ -145,7 +152,7 @@ def _describe_last(state: RankState) -> str:
 
 
 def is_stuck(state: RankState, limit: float | None) -> bool:
-    """Whether a rank died inside a pass, or has been in one node for more than ``limit`` seconds."""
+    """Tell whether a rank died inside a pass, or has been in one node for more than ``limit`` seconds."""
     place = _newest(state)
     if place is None or state.closed:
         return False
@@ -158,7 +165,7 @@ def _judge(states: Sequence[RankState], limit: float | None) -> int:
     return STUCK if any(is_stuck(state, limit) for state in states) else 0
 
 
-def _newest(state: RankState) -> tuple[ThreadState, RingEvent] | None:
+def _newest(state: RankState) -> tuple[ThreadPosition, RingEvent] | None:
     places = state.inside
     return places[0] if places else None
 

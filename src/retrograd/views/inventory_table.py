@@ -1,4 +1,4 @@
-"""An inventory as a table: what autograd keeps, by module, by kind of node, or tensor by tensor."""
+"""An inventory as a table: saved tensors by module, by kind of node, or one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ By = Literal["module", "node", "tensor"]
 _NO_MODULE = "(no module)"
 
 _SPARED = ("share", "asked")
-"""Columns that go first where there is little room."""
+"""Columns that are left out first where there is little room."""
 
 _UNBOUNDED = 10_000
 """A width in which every table fits."""
@@ -41,17 +41,17 @@ def print_inventory(
     limit: int | None = 20,
     file: TextIO | None = None,
 ) -> None:
-    """Print what autograd keeps, largest first, and what is alive when most is held.
+    """Print saved tensors, largest first, and those alive when most is held.
 
-    Memory that several nodes keep counts where it was saved first. Parameters and buffers count for nothing: they are
-    there anyway. A share is one of all that is kept; ``at peak`` is what of it is held when most is; ``made in`` is how
-    long the operation took that made a tensor, which may have made others too. Narrow terminals are spared columns.
+    Memory that several nodes save counts where it was saved first. Parameters and buffers do not count: they are in
+    memory anyway. A share is relative to all saved memory; ``at peak`` is the part held when most is; ``made in`` is
+    the time of the operation that computed a tensor, and perhaps others. Narrow terminals show fewer columns.
 
     Args:
         inventory: as made by ``rg.take_inventory()``, or loaded.
-        by: what makes a line: ``module``, ``node`` (its kind) or ``tensor``.
-        modules: a glob; only modules that it fits.
-        limit: how many lines; None for all.
+        by: grouping of lines: ``module``, ``node`` (its kind) or ``tensor``.
+        modules: a glob; only modules that match it.
+        limit: number of lines; None for all.
         file: where to print; standard output when left out.
 
     Raises:
@@ -83,7 +83,7 @@ def _choose(inventory: Inventory, pattern: str | None) -> list[Row]:
     if rows and not chosen:
         names = list(dict.fromkeys(row["module"] or _NO_MODULE for row in rows))
         raise SavedTensorError(
-            f"The pattern {pattern!r} fits no module that keeps something.",
+            f"The pattern {pattern!r} matches no module that saves tensors.",
             repair=f"the largest are {', '.join(names[:5])}.",
         )
     return chosen
@@ -108,19 +108,19 @@ class _Share:
         self.name = name
         self.sizes: Counter[str] = Counter()
         self.count = 0
-        self.remakes: Counter[str] = Counter()
+        self.recomputed_by: Counter[str] = Counter()
         self.line = ""
         self.seconds: float | None = None
 
     def add(self, row: Row, at_peak: int) -> None:
         self.count += 1
         self.sizes.update(resident=row["resident"], asked=row["asked"], at_peak=at_peak)
-        self.remakes[row["remake"] or ""] += row["resident"]
+        self.recomputed_by[row["remake"] or ""] += row["resident"]
 
     @property
     def remake(self) -> str:
-        """The operation that would make most of it again; empty where none is known."""
-        return max(self.remakes, key=self.remakes.__getitem__, default="")
+        """The operation that would recompute most of it; empty if none is known."""
+        return max(self.recomputed_by, key=self.recomputed_by.__getitem__, default="")
 
 
 def _group(rows: Sequence[Row], inventory: Inventory, by: By) -> list[_Share]:
@@ -178,7 +178,7 @@ def _make_fitting_table(console: Console, lines: Sequence[_Share], by: By, total
 
 def _tabulate(console: Console, lines: Sequence[_Share], by: By, titles: Sequence[str], total: int) -> Table:
     last = {"line": "text"} if by == "tensor" else {}
-    table = make_table(console, {by: "name", **dict.fromkeys(titles, "number"), "made again by": "name", **last})
+    table = make_table(console, {by: "name", **dict.fromkeys(titles, "number"), "recomputed by": "name", **last})
     for line in lines:
         values = {
             "tensors": f"{line.count:,}",

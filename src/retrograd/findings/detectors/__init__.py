@@ -1,6 +1,7 @@
 """The detectors: one fault, or one family, a file."""
 
 from retrograd.findings.detector import Detector
+from retrograd.findings.detectors.architecture import MissingNonlinearity, SharedByAccident, WeightsUntied
 from retrograd.findings.detectors.batch_norm import BatchNorm
 from retrograd.findings.detectors.broken_graphs import FreedGraph, NoGraph, Overwritten
 from retrograd.findings.detectors.call_order import BackwardNeverCalled, NeverSteps, StepBeforeBackward, StepTooSeldom
@@ -10,15 +11,12 @@ from retrograd.findings.detectors.clipping import (
     ClipBeforeUnscale,
     ClipOtherParameters,
 )
-from retrograd.findings.detectors.depth import Exploding, Vanishing
 from retrograd.findings.detectors.failed import Failed
-from retrograd.findings.detectors.gradients import LayersInAList, MissingGradient, NotOptimized
+from retrograd.findings.detectors.gradient_flow import Exploding, HooksScale, Vanishing
 from retrograd.findings.detectors.graphs import GraphGrows, GraphLeaks
-from retrograd.findings.detectors.hooks import HooksScale
 from retrograd.findings.detectors.hyper_parameters import AdamEpsilon, ClipAlwaysOn, Momentum, WeightDecayDominates
 from retrograd.findings.detectors.initialisation import BadInit, SymmetricInit
 from retrograd.findings.detectors.inputs import ConstantInput, UnscaledInput
-from retrograd.findings.detectors.kinks import Kinks
 from retrograd.findings.detectors.learning_rate import LearningRateTooHigh, LearningRateTooLow, NotUpdated
 from retrograd.findings.detectors.loss import Diverged, LossFlat, LossNoisy, LossSpike
 from retrograd.findings.detectors.loss_chain import (
@@ -30,16 +28,15 @@ from retrograd.findings.detectors.loss_chain import (
     SoftmaxBeforeCrossEntropy,
 )
 from retrograd.findings.detectors.loss_sense import BoundedOutput, SummedLoss, WrongSign
+from retrograd.findings.detectors.missing_gradients import LayersInAList, MissingGradient, NotOptimized
 from retrograd.findings.detectors.modes import EvalModeInTraining, TrainModeInEvaluation
-from retrograd.findings.detectors.nonfinite import NanBackward, NanForward, NanInput, NanUpdate
-from retrograd.findings.detectors.nonlinearity import MissingNonlinearity
+from retrograd.findings.detectors.nonfinite import Kinks, NanBackward, NanForward, NanInput, NanUpdate
 from retrograd.findings.detectors.optimizers import BeforeChange, MadeAnew
 from retrograd.findings.detectors.precision import OverflowHeadroom, ScalerChurn, Underflow, UpdateLost
 from retrograd.findings.detectors.ranks import RanksDisagree
 from retrograd.findings.detectors.repeated_backward import AccumulationNotDivided, DoubleBackward
 from retrograd.findings.detectors.schedule import RateIsZero, RateJump, SchedulerBeforeStep, SchedulerPerStep
 from retrograd.findings.detectors.shapes import BroadcastLoss, ReshapeMixes, WrongDimension
-from retrograd.findings.detectors.sharing import SharedByAccident, WeightsUntied
 from retrograd.findings.detectors.units import AttentionCollapse, DeadUnits, EmbeddingUnused, Saturated
 from retrograd.findings.detectors.zero_grad import MisplacedZeroGrad, MissingZeroGrad
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from retrograd.findings.carried import tell_carried, tell_taken
 from retrograd.findings.chain import Chain, name_of
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.failed import line_of
+from retrograd.findings.detectors.graphs import tell_carried, tell_taken
 from retrograd.findings.finding import Evidence, Finding, shorten_line
-from retrograd.findings.gradients import Gradients
-from retrograd.findings.lost import LostGradient, find_last_cut
+from retrograd.findings.gradients import Gradients, LostGradient, find_last_cut
 from retrograd.findings.record import Record
 from retrograd.history.facts import Call, Operation, Overwrite
 

@@ -1,4 +1,4 @@
-"""Graphs that grow from step to step, and graphs that are kept."""
+"""Graphs that grow from step to step, graphs that are kept, and what is carried over with its graph."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from retrograd.amounts import count_of
-from retrograd.findings.carried import tell_carried
 from retrograd.findings.chain import Chain
 from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.zero_grad import find_root
 from retrograd.findings.finding import Evidence, Finding, shorten_line
 from retrograd.findings.record import Record
-from retrograd.history.facts import Call, GraphSize
+from retrograd.history.facts import Call, GraphSize, Operation
 
 FEWEST = 4
 """Looks that make a trend; our own choice."""
@@ -170,3 +169,29 @@ def _find_loss_line(record: Record, chain: Chain) -> str:
     """Where the program computes what backward begins from; empty where that is inside of a module, or not known."""
     root = find_root(record, chain)
     return chain.listed[root].line if root >= 0 and not chain.listed[root].module else ""
+
+
+# ---- carried over to the next step ----
+
+
+def tell_carried(record: Record, chain: Chain) -> tuple[str, str] | None:
+    """The first operation that takes a tensor with a graph that was made before all of them.
+
+    Returns:
+        That as a sentence, and the line at which it is handed in: that of the model's call, where the model was called
+        with such a tensor or returns one. None where there is no such tensor.
+    """
+    if not chain.carried:
+        return None
+    operation, taken = chain.carried[0]
+    given = {f"{each.dtype}{list(each.shape)}" for looks in record.inputs.values() for each in looks}
+    given |= {made for number in chain.outputs for made in chain.listed[number].makes}
+    calls = [each.line for each in record.calls if each.name == "forward" and each.step == chain.step]
+    is_given = operation.module and taken in given and calls
+    return tell_taken(operation, taken), calls[-1] if is_given else operation.line
+
+
+def tell_taken(operation: Operation, taken: str) -> str:
+    """Which operation takes what."""
+    where = f" ({shorten_line(operation.line)})" if operation.line else ""
+    return f"`{operation.name}`{where} takes {taken} that was made before this forward"

@@ -11,8 +11,7 @@ from retrograd.findings.detector import CannotTell, Detector, Words
 from retrograd.findings.detectors.units import DEAD, list_dead
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.findings.stillness import TOLD, Stillness
-from retrograd.findings.training import MOVED, Training, Updates
+from retrograd.findings.training import MOVED, TOLD, Stillness, Training, Updates
 
 LARGE = 0.1
 """‖Δw‖ / ‖w‖ of a step beyond which it may have thrown training off; 1e-3 is usual."""

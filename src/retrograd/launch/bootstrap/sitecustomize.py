@@ -20,7 +20,7 @@ _SESSIONS = {  # variable with what was asked for → module and function that b
     "RETROGRAD_RUN": ("retrograd.launch.session", "start_session"),
     "RETROGRAD_TRACE": ("retrograd.launch.tracing", "start_tracing_session"),
     "RETROGRAD_INVENTORY": ("retrograd.launch.inventory", "start_inventory_session"),
-    "RETROGRAD_DEBUG": ("retrograd.launch.debugger", "start_debugging_session"),
+    "RETROGRAD_DEBUG": ("retrograd.launch.prompt", "start_debugging_session"),
 }
 _SPEAKER = "RETROGRAD_SPEAKER"  # number of the process that says how it went: the first Python process below us
 

@@ -12,8 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from retrograd.graph.graph import order_of_run
 from retrograd.graph.node import Edge, Node, TensorInfo
-from retrograd.graph.run_order import order_of_run
 from retrograd.sites.site import ROOT
 
 _BITS = re.compile(r"[a-z]+(\d+)")

@@ -4,7 +4,7 @@ import { facts, readJson } from "./payload.js";
 
 export const GROUPS = ["cheap", "dear", "input", "cast", "other"];
 export const GROUP_WORDS = {
-  cheap: "cheap to make again",
+  cheap: "cheap to recompute",
   dear: "product, convolution or attention",
   input: "input of the model",
   cast: "cast of a parameter",

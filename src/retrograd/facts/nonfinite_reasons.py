@@ -1,0 +1,288 @@
+"""Why an operation makes a number that is not finite of finite ones, and why a node makes such a gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An operation, as it was called.
+
+    Attributes:
+        name: of the function, without the underscore of one that writes in place.
+        operands: its tensors.
+        result: what it made; None where that is not there any more.
+        numbers: its arguments that are plain numbers, in order.
+        named: its arguments that were named, and all that are known of a node.
+    """
+
+    name: str
+    operands: Sequence[Tensor] = ()
+    result: Tensor | None = None
+    numbers: Sequence[float] = ()
+    named: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Tensor | None:
+        """The first operand, where it has real values."""
+        return next((each for each in self.operands[:1] if each.is_floating_point() or not each.is_complex()), None)
+
+    @property
+    def second(self) -> Tensor | float | None:
+        """The second one, which may be a number."""
+        return self.operands[1] if len(self.operands) > 1 else self.numbers[0] if self.numbers else None
+
+    @property
+    def dims(self) -> list[int]:
+        """Along which dimensions it works; all where none is given."""
+        given = self.named.get("dim", self.numbers[0] if self.numbers else None)
+        rank = 0 if self.first is None else self.first.ndim
+        listed = [given] if isinstance(given, int) else list(given or range(rank))
+        return [int(each) % max(rank, 1) for each in listed]
+
+
+def find_reason(case: Case) -> str:
+    """In words: ``log of 0``; empty where no reason is known."""
+    rule = _RULES.get(case.name)
+    reason = rule(case) if rule is not None and case.first is not None else ""
+    return reason or _find_overflow(case)
+
+
+def describe_values(tensor: Tensor) -> str:
+    """What a tensor holds: ``min 0, max 3, 2 of 40 are 0``."""
+    values = tensor.detach()
+    if values.is_complex() or not values.numel():
+        return f"{values.numel()} elements"
+    values = values.double() if values.is_floating_point() else values.to(torch.float64)
+    finite = values[values.isfinite()]
+    parts = [f"min {finite.min():.4g}, max {finite.max():.4g}"] if len(finite) else []
+    counts = {"0": values == 0, "NaN": values.isnan(), "−inf": values == -torch.inf, "inf": values == torch.inf}
+    parts += [f"{int(where.sum())} of {values.numel()} are {what}" for what, where in counts.items() if where.any()]
+    return ", ".join(parts)
+
+
+# ---- rules ----
+
+
+def _any(where: Tensor | bool) -> bool:
+    return bool(where.any()) if isinstance(where, Tensor) else where
+
+
+def _log(case: Case) -> str:
+    x = case.operands[0]
+    edge = -1 if case.name == "log1p" else 0
+    if _any(x == edge):
+        return f"{case.name} of {edge}"
+    return f"{case.name} of a number below {edge}" if _any(x < edge) else ""
+
+
+def _root(case: Case) -> str:
+    x = case.operands[0]
+    if _any(x < 0):
+        return f"{case.name} of a negative number"
+    return f"{case.name} of 0" if case.name == "rsqrt" and _any(x == 0) else ""
+
+
+def _divide(case: Case) -> str:
+    over = case.operands[0] if case.name in ("reciprocal", "rdiv", "rtruediv") else case.second
+    above: Any = 1 if over is case.operands[0] else case.operands[0]
+    if over is None or not _any(over == 0):
+        return ""
+    return "0 / 0" if _any((over == 0) & (above == 0)) else "division by 0"
+
+
+def _power(case: Case) -> str:
+    base, exponent = case.operands[0], case.second
+    if case.name == "rpow":
+        base, exponent = case.second, case.operands[0]  # type: ignore[assignment]
+    if base is None or exponent is None:
+        return ""
+    if _any((base == 0) & (exponent < 0)):
+        return "0 to a negative power"
+    rounded = exponent.round() if isinstance(exponent, Tensor) else float(round(exponent))
+    return "a negative number to a broken power" if _any((base < 0) & (exponent != rounded)) else ""
+
+
+def _exponential(case: Case) -> str:
+    x = case.operands[0]
+    return f"{case.name} of {float(x.detach().max()):.4g}, which is too large for {_kind(x)}" if x.numel() else ""
+
+
+def _soft(case: Case) -> str:
+    x, dims = case.operands[0].detach(), case.dims or [-1]
+    if _any((x == -torch.inf).all(dims[0] if x.ndim else 0)):
+        return f"{case.name} over a row that is all −inf"
+    return f"{case.name} of inf" if _any(x == torch.inf) else ""
+
+
+def _spread(case: Case) -> str:
+    x = case.operands[0]
+    count = 1
+    for dim in case.dims:
+        count *= x.shape[dim] if x.ndim else 1
+    plain = case.name.removesuffix("_mean")
+    return f"{plain} of one element" if count == 1 else f"{plain} of no elements" if count == 0 else ""
+
+
+def _average(case: Case) -> str:
+    return "mean over no elements" if case.operands[0].numel() == 0 else ""
+
+
+def _beyond_one(case: Case) -> str:
+    x = case.operands[0].detach().abs()
+    is_open = case.name in ("atanh", "arctanh")
+    return (
+        f"{case.name} of a number {'at or ' if is_open else ''}beyond ±1" if _any(x >= 1 if is_open else x > 1) else ""
+    )
+
+
+def _below_one(case: Case) -> str:
+    return f"{case.name} of a number below 1" if _any(case.operands[0] < 1) else ""
+
+
+def _classify(case: Case) -> str:
+    target = case.operands[1] if len(case.operands) > 1 else None
+    ignored = case.named.get("ignore_index", -100)
+    if target is not None and not target.is_floating_point() and _any((target == ignored).all()):
+        return "every target is ignored, so it is the mean over none"
+    return ""
+
+
+def _attend(case: Case) -> str:
+    masks = [mask for mask in (case.named.get("attn_mask"), case.named.get("key_padding_mask")) if mask is not None]
+    for mask in masks:
+        is_float = mask.is_floating_point()
+        hides = mask == -torch.inf if is_float else ~mask if case.name.startswith("scaled") else mask
+        if _any(hides.all(-1)):
+            return "softmax over a row that is all −inf: the mask hides all keys"
+    return ""
+
+
+def _normalise(case: Case) -> str:
+    return "division by a standard deviation of 0, for eps is 0" if case.named.get("eps") == 0 else ""
+
+
+_Rule = Callable[[Case], str]
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(("log", "log2", "log10", "log1p"), _log),
+    **dict.fromkeys(("sqrt", "rsqrt"), _root),
+    **dict.fromkeys(("div", "true_divide", "divide", "rdiv", "rtruediv", "reciprocal", "__rdiv__"), _divide),
+    **dict.fromkeys(("pow", "rpow", "float_power"), _power),
+    **dict.fromkeys(("exp", "exp2", "expm1", "sinh", "cosh"), _exponential),
+    **dict.fromkeys(("softmax", "log_softmax", "logsumexp"), _soft),
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _spread),
+    "mean": _average,
+    **dict.fromkeys(("acos", "asin", "arccos", "arcsin", "atanh", "arctanh"), _beyond_one),
+    **dict.fromkeys(("acosh", "arccosh"), _below_one),
+    **dict.fromkeys(("cross_entropy", "nll_loss"), _classify),
+    **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _attend),
+    **dict.fromkeys(("batch_norm", "layer_norm", "group_norm", "instance_norm"), _normalise),
+}
+
+
+def _find_overflow(case: Case) -> str:
+    """Large numbers of which a larger one was made than there is."""
+    if case.result is not None and not _any(case.result.detach().isinf()):
+        return ""
+    sizes = [*map(_abs_max, case.operands), *(abs(each) for each in case.numbers if math.isfinite(each))]
+    largest = max(sizes, default=0.0)
+    kind = case.result if case.result is not None else case.first
+    if kind is None or not kind.is_floating_point() or largest < torch.finfo(kind.dtype).max ** 0.25:
+        return ""
+    return f"overflow of {_kind(kind)}, whose largest is {torch.finfo(kind.dtype).max:.4g}"
+
+
+def _abs_max(tensor: Tensor) -> float:
+    values = tensor.detach()
+    is_real = values.numel() > 0 and values.is_floating_point()
+    return float(values[values.isfinite()].abs().max().item()) if is_real and _any(values.isfinite()) else 0.0
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+# ---- gradients ----
+
+Saved = Mapping[str, Any]
+
+
+def operation_of(node: str) -> str:
+    """The function that a class of nodes belongs to: ``sqrt`` of ``SqrtBackward0``."""
+    plain = node.rstrip("0123456789").removesuffix("Backward")
+    return "".join(f"_{each.lower()}" if each.isupper() and place else each.lower() for place, each in enumerate(plain))
+
+
+def find_gradient_reason(node: str, saved: Saved) -> str:
+    """In words: ``the derivative of sqrt is infinite at 0``; empty where no reason is known."""
+    rule = _NODE_RULES.get(node.rstrip("0123456789"))
+    return rule(saved) if rule is not None else ""
+
+
+def _holds(where: Any) -> bool:
+    return bool(where.any()) if isinstance(where, Tensor) else bool(where)
+
+
+def _at(slot: str, point: float, text: str) -> Callable[[Saved], str]:
+    def say(saved: Saved) -> str:
+        value = saved.get(slot)
+        return text if isinstance(value, Tensor) and _holds(value == point) else ""
+
+    return say
+
+
+def _power_saved(saved: Saved) -> str:
+    base, exponent = saved.get("self"), saved.get("exponent")
+    if not isinstance(base, Tensor) or exponent is None or not _holds((base == 0) & _below(exponent, 1)):
+        return ""
+    return "the derivative of a power below 1 is infinite at 0"
+
+
+def _below(exponent: Any, bound: float) -> Any:
+    return exponent < bound if isinstance(exponent, Tensor) else torch.tensor(float(exponent) < bound)
+
+
+def _divide_saved(saved: Saved) -> str:
+    other = saved.get("other")
+    return "division by 0" if isinstance(other, Tensor) and _holds(other == 0) else ""
+
+
+def _beyond(saved: Saved) -> str:
+    value = saved.get("self")
+    is_there = isinstance(value, Tensor) and _holds(value.abs() >= 1)
+    return "the derivative of an inverse sine or cosine is infinite at ±1" if is_there else ""
+
+
+def _times(saved: Saved) -> str:
+    values = [each for each in (saved.get("self"), saved.get("other")) if isinstance(each, Tensor)]
+    return "0 · inf: a factor is not finite" if any(not _holds(each.isfinite().all()) for each in values) else ""
+
+
+_NODE_RULES: dict[str, Callable[[Saved], str]] = {
+    "SqrtBackward": _at("result", 0, "the derivative of sqrt is infinite at 0"),
+    "RsqrtBackward": _at("result", torch.inf, "the derivative of rsqrt is infinite at 0"),
+    "ReciprocalBackward": _at("result", torch.inf, "the derivative of 1/x is infinite at 0"),
+    "StdBackward": _at("result", 0, "std has no derivative where all elements are equal"),
+    "NormBackward": _at("result", 0, "the norm has no derivative at 0"),
+    "LinalgVectorNormBackward": _at("result", 0, "the norm has no derivative at 0"),
+    "LogBackward": _at("self", 0, "the derivative of log is infinite at 0"),
+    "Log2Backward": _at("self", 0, "the derivative of log2 is infinite at 0"),
+    "Log10Backward": _at("self", 0, "the derivative of log10 is infinite at 0"),
+    "Log1PBackward": _at("self", -1, "the derivative of log1p is infinite at −1"),
+    "ExpBackward": _at("result", torch.inf, "0 · inf: exp has overflowed where its result is not used"),
+    "LogsumexpBackward": _at("result", -torch.inf, "logsumexp over a row that is all −inf"),
+    "PowBackward": _power_saved,
+    "DivBackward": _divide_saved,
+    "AcosBackward": _beyond,
+    "AsinBackward": _beyond,
+    "AtanhBackward": _beyond,
+    "MulBackward": _times,
+}

@@ -1,0 +1,337 @@
+"""Gradients that vanish or explode from layer to layer, or that something multiplies on their way."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detectors.learning_rate import first_large
+from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.layers import Layer, Layers, median_of_first
+from retrograd.findings.record import Record
+from retrograd.findings.training import FloatArray, Training, divide
+
+LEAST = 4
+"""Layers, or calls, that make a depth."""
+
+DECADES = 3.0
+"""Decimal places between the ends."""
+
+STEADY = 0.75
+"""Share of neighbours that go the same way."""
+
+
+class Chain(NamedTuple):
+    """Places in the order of the forward, with the norm of the gradient at each.
+
+    Attributes:
+        names: of sites.
+        norms: ‖∂L/∂output‖₂, all finite and above zero.
+        layer: the first of them, nearest to the input.
+        what: what they are: ``layers``, ``calls of cell``.
+        growth: of the outputs themselves, last over first.
+    """
+
+    names: list[str]
+    norms: FloatArray
+    layer: Layer
+    what: str
+    growth: float
+
+    @property
+    def decades(self) -> float:
+        """Log₁₀ of the last over the first: positive where the gradient falls towards the input."""
+        return float(np.log10(self.norms[-1] / self.norms[0]))
+
+    @property
+    def factor(self) -> float:
+        """What the gradient is multiplied by from one to the next, towards the input."""
+        return float(10 ** (-self.decades / (len(self.norms) - 1)))
+
+    def is_steady(self) -> bool:
+        """Whether most neighbours go the way of the whole, and no single one makes it."""
+        ways = np.diff(np.log10(self.norms)) * np.sign(self.decades)
+        largest = np.max(ways, initial=0.0)
+        return bool((ways > 0.05).mean() >= STEADY and largest < 0.6 * abs(self.decades))
+
+
+def list_chains(record: Record) -> list[Chain]:
+    """The depth of the model, and the calls of each layer that is called again and again, at the first steps."""
+    layers = record.once(Layers).listed
+    until = _first_disturbed(record)
+    norms = median_of_first(record.once(Layers).gradients("l2"), until)
+    kept = [place for place, layer in enumerate(layers) if layer.weighs and norms[place] > 0]
+    chains = []
+    if len(kept) >= LEAST and np.isfinite(norms[kept]).all():
+        chains.append(Chain([str(layers[k].site) for k in kept], norms[kept], layers[kept[0]], "layers", np.inf))
+    for layer in layers:
+        chain = _chain_calls(record, layer, until) if layer.site.grad in record.sites else None
+        chains += [chain] if chain else []
+    return chains
+
+
+def _first_disturbed(record: Record) -> int | None:
+    """The first step whose gradients are no longer those of the model as it was made."""
+    large = first_large(record.once(Training).updates) if record.of_kind("parameter", "update") else None
+    steps = [each for each in (record.once(Training).lost, None if large is None else large + 1) if each is not None]
+    return min(steps, default=None)
+
+
+def _chain_calls(record: Record, layer: Layer, until: int | None) -> Chain | None:
+    site = str(layer.site.grad)
+    calls = record.series(site).calls
+    if len(calls) < LEAST:
+        return None
+    numbered = [replace(layer.site.grad, call=call).numbered for call in calls]
+    norms = median_of_first(record.history.matrix("l2", numbered), until)
+    if not (np.isfinite(norms) & (norms > 0)).all():
+        return None
+    ends = [replace(layer.site, call=call).numbered for call in (calls[0], calls[-1])]
+    first, last = record.history.matrix("rms", ends).values[:, 0]
+    return Chain(numbered, norms, layer, f"calls of {layer.path}", float(last / first) if first > 0 else 0.0)
+
+
+class _Depth(Detector):
+    """What both have in common."""
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Follow the gradient from the loss to the input."""
+        record.once(Training).need_loss(5)
+        chains = list_chains(record)
+        if not chains:
+            raise CannotTell(f"fewer than {LEAST} layers or calls in a row have gradients")
+        meant = [chain for chain in chains if self.is_meant(chain) and chain.is_steady()]
+        if meant and not record.once(Training).fell:
+            yield self.tell(record, max(meant, key=lambda chain: chain.growth))
+
+    @abstractmethod
+    def is_meant(self, chain: Chain) -> bool:
+        """Whether it goes this way."""
+
+    @abstractmethod
+    def tell(self, record: Record, chain: Chain) -> Finding:
+        """The finding."""
+
+    def describe(self, record: Record, chain: Chain) -> dict[str, Any]:
+        """What both say."""
+        return {
+            "site": chain.names[0],
+            "step": int(record.steps[0]),
+            "last_step": record.last_step,
+            "line": chain.layer.line,
+            "evidence": [
+                Evidence(f"‖∂L/∂output‖ at {chain.names[0]}", float(chain.norms[0])),
+                Evidence(f"‖∂L/∂output‖ at {chain.names[-1]}", float(chain.norms[-1])),
+                Evidence("factor from one to the next", chain.factor),
+                Evidence("decimal places between the ends", abs(chain.decades), f"≥ {DECADES:g}"),
+            ],
+            "precondition": [
+                f"at least {STEADY:.0%} of neighbours go the same way, and no single one makes it",
+                "the loss has not fallen by a tenth",
+            ],
+        }
+
+
+class Vanishing(_Depth):
+    """Gradients that fall geometrically on their way to the input."""
+
+    slug = "vanishing"
+    words = Words(
+        says="The gradient falls by a like factor at each layer, or each call, and next to nothing is left at the "
+        "first.",
+        example="The gradient falls to 0.13 of itself at each of 10 layers, from 0.12 at 18:output to 1.7e-09 at "
+        "0:output: the first layers learn next to nothing.",
+        threshold="Over at least 4 layers that have weights the norm of the outputs' gradients falls by 1000 in all, "
+        "at three of four neighbours, and the loss has not fallen by a tenth.",
+        source="AutoTrainer: a ratio of first to last below 1e-3; the rest is measured by us.",
+        guard="A loss that falls, residual paths and zero-initialised branches (no steady fall), and frozen layers.",
+        repair="Use ReLU or a kin in place of sigmoid, weights of variance 2/fan_in, a norm or a residual path.",
+    )
+    explains = ("loss-flat", "not-updated", "underflow")
+
+    def is_meant(self, chain: Chain) -> bool:
+        """Whether it falls towards the input."""
+        return chain.decades >= DECADES
+
+    def tell(self, record: Record, chain: Chain) -> Finding:
+        """The finding."""
+        return self.find(
+            "warning",
+            f"The gradient falls to {chain.factor:.2g} of itself at each of {len(chain.norms)} {chain.what}, from "
+            f"{chain.norms[-1]:.2g} at {chain.names[-1]} to {chain.norms[0]:.2g} at {chain.names[0]}: the first "
+            "learn next to nothing.",
+            refute="the loss falls when the last layers alone are trained",
+            **self.describe(record, chain),
+        )
+
+
+class Exploding(_Depth):
+    """Gradients that grow geometrically on their way to the input."""
+
+    slug = "exploding"
+    words = Words(
+        says="The gradient grows by a like factor at each layer, or each call, on its way to the input.",
+        example="The gradient grows 5.9 times at each of 7 layers, from 0.15 at 12:output to 6,400 at 0:output.",
+        threshold="Over at least 4 layers that have weights the norm of the outputs' gradients grows by 1000 in all, "
+        "at three of four neighbours, and the loss has not fallen by a tenth.",
+        source="AutoTrainer: a ratio above 70; raised to 1000 by us.",
+        guard="A loss that falls; a single layer that makes the growth; sums that are no chain.",
+        repair="Use weights of variance 2/fan_in, a norm after each layer, or clip the norm of the gradient.",
+    )
+    explains = (
+        "learning-rate-too-high", "diverged", "loss-spike", "loss-flat", "loss-noisy", "nan-forward",
+        "nan-backward", "nan-update", "overflow-headroom",
+    )  # fmt: skip
+
+    def is_meant(self, chain: Chain) -> bool:
+        """Whether it grows towards the input."""
+        return chain.decades <= -DECADES
+
+    def tell(self, record: Record, chain: Chain) -> Finding:
+        """The finding."""
+        return self.find(
+            "critical",
+            f"The gradient grows {chain.factor:.2g} times at each of {len(chain.norms)} {chain.what}, from "
+            f"{chain.norms[-1]:.2g} at {chain.names[-1]} to {chain.norms[0]:.2g} at {chain.names[0]}.",
+            refute="the norms at these sites do not rise towards the input at other steps",
+            **self.describe(record, chain),
+        )
+
+
+# ---- gradients that are multiplied ----
+
+APART = 0.1
+"""What the sums may differ by in relation; bfloat16 makes 0.03."""
+
+STEADY_FACTOR = 0.02
+"""Spread of the factor over steps, in relation."""
+
+PASSING = ("Flatten", "Identity", "Unflatten")
+"""Modules that give on what they take."""
+
+LEAST_STEPS = 5
+"""Steps at which the sums can be compared."""
+
+LOW = 1e-3
+"""Norm of a weight's gradient over what its bias's gradient and its input say."""
+
+
+class HooksScale(Detector):
+    """A gradient that is multiplied by a constant between a layer's output and its parameters."""
+
+    slug = "hooks-scale"
+    words = Words(
+        says="A layer's parameters get a constant times the gradient that its output's gradient says.",
+        example="Something multiplies the gradient behind b:output by 50: the gradient of b:bias is 50 times the sum "
+        "of the output's gradient at each of 58 steps.",
+        threshold="The sum of a bias's gradient over the sum of its output's gradient is the same to 2 % at no fewer "
+        "than 5 steps, and off 1 by 10 %; or a weight's gradient is below 0.001 of ‖∂L/∂b‖·rms(x)·√fan_in at all of "
+        "10 steps.",
+        source="The derivative of a layer by its bias is 1; over 34 healthy runs the factor is 1.000, in bfloat16 "
+        "within 3 %.",
+        guard="Sums that cancel are left out, and so are several ranks, whose gradients are averaged.",
+        repair="Look at register_hook and at the backward of your own Functions behind this layer; leave the "
+        "gradient as it is.",
+    )
+    explains = (
+        "vanishing",
+        "exploding",
+        "loss-flat",
+        "loss-noisy",
+        "not-updated",
+        "learning-rate-too-high",
+        "diverged",
+        "missing-gradient",
+    )
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Hold the gradients of parameters against those of outputs."""
+        layers = record.once(Layers).listed
+        if len(np.unique(record.history.rows["rank"])) > 1:
+            raise CannotTell("gradients of several ranks were averaged")
+        first = next((layer for layer in layers if layer.type not in PASSING), None)
+        for layer in (layer for layer in layers if layer.weighs):
+            factors = compare_sums(record, layer)
+            if len(factors) >= LEAST_STEPS and _is_off(factors):
+                yield self._tell_output(record, layer, factors)
+                return
+            shares = compare_norms(record, layer) if layer is first else np.empty(0)
+            if len(shares) >= 10 and shares.max() < LOW:
+                yield self._tell_weight(record, layer, shares)
+                return
+
+    def _tell_output(self, record: Record, layer: Layer, factors: FloatArray) -> Finding:
+        factor = float(np.median(factors))
+        return self.find(
+            "warning",
+            f"Something multiplies the gradient behind {layer.site} by {factor:.3g}: the gradient of "
+            f"{layer.path}:bias is "
+            f"{factor:.3g} times the sum of the output's gradient at each of {len(factors)} steps.",
+            site=str(layer.site),
+            step=int(record.steps[0]),
+            last_step=record.last_step,
+            line=layer.line,
+            evidence=[Evidence("sum of the bias's gradient over the output's", factor, f"off 1 by {APART:g}")],
+            precondition=["the factor is the same at all steps", "the sums do not cancel", "there is one rank"],
+            refute="without hooks the factor is the same",
+        )
+
+    def _tell_weight(self, record: Record, layer: Layer, shares: FloatArray) -> Finding:
+        return self.find(
+            "warning",
+            f"Something makes the gradient of {layer.path}:weight small: it is {np.median(shares):.2g} of what the "
+            "gradient of the bias and the layer's input say, at all steps.",
+            site=f"{layer.path}:weight",
+            step=int(record.steps[0]),
+            last_step=record.last_step,
+            line=layer.line,
+            evidence=[Evidence("norm over ‖∂L/∂b‖·rms(x)·√fan_in", float(np.median(shares)), f"< {LOW:g}")],
+            precondition=["it is so at all steps", "the input is not zero"],
+            refute="without hooks it is as small",
+        )
+
+
+def compare_sums(record: Record, layer: Layer) -> FloatArray:
+    """At each step the sum of the bias's gradient over that of the output's; steps at which that cancels left out."""
+    bias, output = f"{layer.path}:bias.grad", str(layer.site.grad)
+    if bias not in record.history or output not in record.history:
+        return np.empty(0)
+    below, above = record.series(bias), record.series(output)
+    if not np.array_equal(below.steps, above.steps):
+        return np.empty(0)
+    total = above.mean * above.count
+    kept = (np.abs(total) > 1e-2 * above.l1) & (above.nonfinite == 0) & (below.nonfinite == 0)
+    factors = divide(below.mean * below.count, total)[kept]
+    return np.asarray(factors[np.isfinite(factors)])
+
+
+def compare_norms(record: Record, layer: Layer) -> FloatArray:
+    """At each step the norm of the weight's gradient over ‖∂L/∂b‖ · rms(x) · √fan_in, x being the model's input."""
+    names = [f"{layer.path}:weight.grad", f"{layer.path}:bias.grad"]
+    if any(name not in record.history for name in names):
+        return np.empty(0)
+    weight, bias = (record.series(name) for name in names)
+    inputs = _input_rms(record, len(weight))
+    if not len(weight) or len(weight) != len(bias) or len(inputs) != len(weight):
+        return np.empty(0)
+    said = bias.l2 * inputs * np.sqrt(weight.count / np.maximum(bias.count, 1))
+    shares = divide(weight.l2, said)
+    return np.asarray(shares[np.isfinite(shares) & (weight.l2 > 0)])
+
+
+def _input_rms(record: Record, steps: int) -> FloatArray:
+    """Root mean square of the model's only input, at so many steps; nothing where it has several."""
+    floats = [listed for listed in record.inputs.values() if listed and "float" in listed[0].dtype]
+    known = [each.value**2 + each.std**2 for each in floats[0]] if len(floats) == 1 else []
+    return np.full(steps, np.sqrt(np.median(known))) if known and np.isfinite(known).all() else np.empty(0)
+
+
+def _is_off(factors: FloatArray) -> bool:
+    middle = float(np.median(factors))
+    low, high = np.quantile(factors, [0.1, 0.9])
+    return abs(middle - 1) > APART and bool(high - low <= STEADY_FACTOR * abs(middle))

@@ -1,0 +1,292 @@
+"""One backward pass that is being traced: its hooks, and its log."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrograd.bundles.writer import write_bundle
+from retrograd.errors import GraphError
+from retrograd.graph.node import matches
+from retrograd.graph.origins import Origins
+from retrograd.graph.overwritten import explain_overwritten
+from retrograd.graph.walker import examine
+from retrograd.hooks.backward import EngineRun
+from retrograd.hooks.listeners import never_raise
+from retrograd.hooks.node_tap import Gradients, NodeHooks, NodeTap, NodeTaps
+from retrograd.hooks.nodes import inputs_of, is_freed, is_leaf
+from retrograd.hooks.reach import PassNodes
+from retrograd.norms import norm
+from retrograd.tracing.pass_log import FindPlace, Marks, NameLeaf, PassLog
+from retrograd.tracing.pending import Pending
+from retrograd.tracing.trace import Failure, NodeEvent
+
+INCOMPLETE = "a backward pass was not traced as asked"
+"""What follows from a fault of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """The options of a trace: see :func:`retrograd.trace`."""
+
+    norms: bool = False
+    memory: bool = False
+    live: Callable[[NodeEvent], None] | None = None
+    passes: Container[int] | None = None
+    bundle: str | None = None
+    folder: Path | None = None
+    resumable: bool = False
+    limit: int = 1_000_000
+
+    @property
+    def is_thorough(self) -> bool:
+        """Tell whether something is to be done at each node, and not only noted."""
+        return self.norms or self.resumable or self.live is not None or self.bundle is not None
+
+    def make_folder(self) -> Path:
+        """The folder for bundles, made if none was given."""
+        return self.folder or Path(tempfile.mkdtemp(prefix="retrograd-"))
+
+
+class TracedPass:
+    """Watches the nodes that one run of the engine runs, until it is closed.
+
+    Attributes:
+        log: what has been seen so far.
+        pending: gradients on their way, where the trace is resumable.
+    """
+
+    def __init__(
+        self,
+        run: EngineRun,
+        log: PassLog,
+        options: TraceOptions,
+        name_leaf: NameLeaf,
+        find_place: FindPlace,
+        taps: NodeTaps,
+    ) -> None:
+        self.log = log
+        self._taps = taps
+        self._options = options
+        self._name_leaf = name_leaf
+        self._find_place = find_place
+        self._found = PassNodes(run)
+        nodes = self._found.nodes
+        meter = choose_meter({each.device for node in nodes for each in inputs_of(node)}) if options.memory else None
+        marks = log.make_marks(meter)
+        self.pending = Pending(run.roots, run.gradients) if options.resumable else None
+        self._examiner: _Examiner | None = None
+        self._hooks: NodeHooks | NodeTap
+        if options.is_thorough:
+            log.learn(self._found.reach, name_leaf)
+            self._examiner = _Examiner(nodes, log, options, self.pending, find_place, marks)
+            self._hooks = NodeHooks(nodes, self._examiner)
+        else:
+            self._hooks = taps.tap(self._found, *marks)
+
+    def end(self, *, failed: bool) -> None:
+        """The pass has ended: take the hooks away, and ask the nodes for the last time."""
+        self.log.close(failed=failed)
+        if isinstance(self._hooks, NodeTap):
+            self._taps.end(self._hooks)
+        else:
+            self._hooks.remove()
+        self.log.learn(self._found.reach, self._name_leaf)
+
+    def explain(self, error: Exception, origins: Origins | None) -> Failure | None:
+        """Say which node the pass has died in; None if none had begun."""
+        log = self.log
+        if not len(log):
+            return None
+        nodes = self._found.nodes
+        node = next(node for node in nodes if id(node) == log.last_node())
+        incoming = complete_incoming(node, log.current[0])
+        failure = describe_failure(error, log.events(self._find_place), len(nodes), incoming)
+        bundle, reason = bundle_node(node, incoming, self._options.make_folder, failure.event)
+        overwritten = explain_overwritten([node], origins, self._name_leaf)
+        return replace(failure, bundle=bundle, no_bundle=reason, overwritten=overwritten)
+
+    def close(self) -> None:
+        """Let go of the nodes."""
+        self.log.current[0] = None
+        self._found.release()
+        if self._examiner is not None:
+            self._examiner.tell(len(self.log) - 1, self.log.end)
+
+
+class _Examiner:
+    """Looks at what goes into each node and what comes out."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Any],
+        log: PassLog,
+        options: TraceOptions,
+        pending: Pending | None,
+        find_place: FindPlace,
+        marks: Marks,
+    ) -> None:
+        self._nodes = nodes
+        self._log = log
+        self._options = options
+        self._pending = pending
+        self._marks = marks
+        self._describe = log.describe_while_running(nodes, find_place)
+
+    def tell(self, place: int, end: int = 0) -> None:
+        """Say live that the node at this place in the pass has run: until now, unless its end is known."""
+        if self._options.live is not None and place >= 0:
+            self._options.live(self._describe.event(place, end))
+
+    @never_raise(INCOMPLETE)
+    def before(self, index: int, incoming: Gradients) -> None:
+        """Note what the node is given."""
+        node = self._nodes[index]
+        self.tell(len(self._log) - 1)
+        (self._marks.leaf if is_leaf(node) else self._marks.several)(incoming)
+        if self._pending is not None:
+            self._pending.begins(node, () if is_leaf(node) else incoming)
+        if self._options.norms:
+            self._log.norms[id(node)] = tuple(map(_measure, incoming)), ()
+        if self._options.bundle is not None:
+            event = self._describe.event(len(self._log) - 1)
+            if matches(self._options.bundle, event) and not is_leaf(node):
+                bundle, _ = bundle_node(node, incoming, self._options.make_folder, event)
+                if bundle is not None:
+                    self._log.bundles[id(node)] = str(bundle)
+
+    @never_raise(INCOMPLETE)
+    def after(self, index: int, outgoing: Gradients) -> None:
+        """Note what the node has given."""
+        node = self._nodes[index]
+        if self._pending is not None:
+            self._pending.ends(node, outgoing)
+        if self._options.norms:
+            self._log.norms[id(node)] = self._log.norms[id(node)][0], tuple(map(_measure, outgoing))
+
+
+@torch.no_grad()
+def _measure(gradient: Tensor | None) -> Tensor | None:
+    """The norm, still on its device; None where it cannot be taken."""
+    if gradient is None:
+        return None
+    try:
+        return norm(gradient.detach())
+    except (RuntimeError, NotImplementedError):  # sparse, nested, quantised
+        return None
+
+
+# ---- failure ----
+
+_BEFORE = 5
+"""How many of the nodes before it are told."""
+
+_ENGINE = "_engine_run_backward"
+
+
+def describe_failure(
+    error: BaseException,
+    events: Sequence[NodeEvent],
+    count: int,
+    incoming: tuple[Tensor | None, ...],
+) -> Failure:
+    """Describe a pass that ended in an exception.
+
+    Args:
+        error: the exception.
+        events: those of the pass; the last one is of the node that began last.
+        count: how many nodes the pass would have run.
+        incoming: what came in to the last one.
+    """
+    return Failure(
+        error="".join(traceback.format_exception_only(error)).strip(),
+        event=events[-1],
+        place=(len(events), count),
+        incoming=tuple(map(examine, incoming)),
+        before=tuple(reversed(events[-1 - _BEFORE : -1])),
+        source=_find_source(error),
+    )
+
+
+def bundle_node(
+    node: Any, incoming: tuple[Tensor | None, ...], make_folder: Callable[[], Path], event: NodeEvent
+) -> tuple[Path | None, str]:
+    """Write a replay bundle; returns its path, or None and why there is none."""
+    if is_leaf(node):
+        return None, "a leaf's node only adds to .grad"
+    if is_freed(node):
+        return None, "an earlier pass has freed what the node had saved; backward(retain_graph=True) keeps it"
+    about: dict[str, Any] = {"module": event.module, "call": event.call, "place": event.place}
+    if event.line is not None:
+        about |= {"file": event.line.file, "line": event.line.line, "function": event.line.function}
+    name = "".join(letter if letter.isalnum() or letter in ".#_" else "-" for letter in event.place)
+    try:
+        return write_bundle(node, incoming, make_folder() / name, about=about), ""
+    except (GraphError, OSError) as problem:
+        return None, problem.problem if isinstance(problem, GraphError) else str(problem)
+
+
+def complete_incoming(node: Any, seen: Any) -> tuple[Tensor | None, ...]:
+    """One gradient for each that a node takes; the first alone is seen where the others are of no use."""
+    known = seen if isinstance(seen, tuple) else (seen,)
+    return known + (None,) * (len(inputs_of(node)) - len(known))
+
+
+def _find_source(error: BaseException) -> str:
+    """Find where Python code raised that the engine had called: a hook, or the backward of a Function."""
+    frames = traceback.extract_tb(error.__traceback__)
+    engine = max((index for index, frame in enumerate(frames) if frame.name == _ENGINE), default=len(frames))
+    inner = frames[engine + 1 :]
+    return f"{inner[-1].filename}:{inner[-1].lineno} in {inner[-1].name}" if inner else ""
+
+
+# ---- meter ----
+
+_FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]  # as ctypes wants it
+
+
+def choose_meter(devices: set[torch.device]) -> Callable[[], int]:
+    """A function that says how many bytes are in use: on the first device that is not a CPU, else by this process.
+
+    On a CPU it asks glibc, which knows to the byte what is allocated, and takes the longer the more pieces are free
+    (2 to 70 µs); elsewhere it is the resident memory, in pages.
+    """
+    others = sorted((device for device in devices if device.type == "cuda"), key=str)
+    if others:
+        return lambda: torch.cuda.memory_allocated(others[0])
+    return _ask_glibc() or _resident_bytes
+
+
+def _ask_glibc() -> Callable[[], int] | None:
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError):  # another libc, or an old one
+        return None
+    mallinfo.restype = _Mallinfo
+
+    def read() -> int:
+        info = mallinfo()
+        return int(info.uordblks + info.hblkhd)
+
+    return read
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,412 @@
+"""Missing gradients and broken graphs, from the record of small trainings: against the lines of this file."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from retrograd.findings.detectors.broken_graphs import FreedGraph, NoGraph, Overwritten
+from retrograd.findings.detectors.missing_gradients import MissingGradient, NotOptimized
+from retrograd.findings.explain import explain
+from retrograd.findings.finding import Finding
+from retrograd.findings.record import Record
+from retrograd.recording.record import record
+from retrograd.runs.ending import describe_exception
+from tests.findings.by_hand import ask
+
+Between = Callable[[Any, Tensor], Tensor]
+ASKED = (MissingGradient, NotOptimized, NoGraph, FreedGraph, Overwritten)
+
+
+class Net(nn.Module):
+    def __init__(self, between: Between) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, 16)
+        self.middle = nn.Linear(16, 16)
+        self.last = nn.Linear(16, 2)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(torch.tanh(self.middle(self.between(self, x))))
+        return found
+
+
+def fine(net: Any, x: Tensor) -> Tensor:
+    return torch.tanh(net.first(x))
+
+
+def logged(net: Any, x: Tensor) -> Tensor:
+    features = torch.tanh(net.first(x))
+    net.seen = features.detach().mean().item()
+    return features
+
+
+def detached(net: Any, x: Tensor) -> Tensor:
+    return torch.tanh(net.first(x)).detach()  # here
+
+
+def by_data(net: Any, x: Tensor) -> Tensor:
+    return net.first(x).data.tanh()  # type: ignore[no-any-return]  # here
+
+
+def without_gradients(net: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        features = net.first(x)  # here
+    return torch.tanh(features)
+
+
+def through_numpy(net: Any, x: Tensor) -> Tensor:
+    values = net.first(x).detach().numpy()  # here
+    return torch.tanh(torch.from_numpy(values))
+
+
+def by_list(net: Any, x: Tensor) -> Tensor:
+    return torch.tensor(net.first(x).tolist())  # here
+
+
+def by_choice(net: Any, x: Tensor) -> Tensor:
+    return functional.one_hot(net.first(x).argmax(-1), 16).float()  # here
+
+
+def rounded(net: Any, x: Tensor) -> Tensor:
+    return torch.round(net.first(x) * 4) / 4  # here
+
+
+def beside(net: Any, x: Tensor) -> Tensor:
+    torch.tanh(net.first(x))
+    return functional.pad(x, (0, 8))
+
+
+def straight_through(net: Any, x: Tensor) -> Tensor:
+    features: Tensor = net.first(x)
+    return features + (torch.round(features) - features).detach()
+
+
+def line_here(case: Callable[..., object]) -> str:
+    lines, first = inspect.getsourcelines(case)
+    return f"{__file__}:{first + next(number for number, text in enumerate(lines) if '# here' in text)}"
+
+
+def train(
+    model: nn.Module | dict[str, nn.Module], step: Callable[[], object], steps: int = 6, error: str = ""
+) -> list[Finding]:
+    """What is said of some steps, which end in this error if one is given."""
+    failure = None
+    with record(model) as recording:
+        try:
+            for _ in range(steps):
+                step()
+        except RuntimeError as raised:
+            failure = describe_exception(raised)
+    assert bool(failure) == bool(error)
+    assert error in (failure or {"message": ""})["message"]
+    seen = Record(recording.history, status="failed" if failure else "finished", error=failure)
+    return [finding for detector in ASKED for finding in ask(detector, seen)]
+
+
+def make_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    x = torch.randn(32, 8)
+    y = (x[:, 0] > 0).long()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize("case", [detached, by_data, without_gradients, through_numpy, by_list, by_choice, rounded])
+def test_where_the_gradient_was_lost(case: Between) -> None:
+    net = Net(case)
+    (finding,) = train(net, make_step(net, torch.optim.SGD(net.parameters(), lr=0.1)))
+    assert (finding.detector, finding.severity) == ("missing-gradient", "warning")
+    assert finding.line == line_here(case)
+    assert finding.site == "first"
+    assert finding.message.startswith("first:bias and first:weight")
+    assert net.first.weight.grad is None or not net.first.weight.grad.any()
+    assert finding.repair
+
+
+@pytest.mark.parametrize("case", [fine, logged, straight_through])
+def test_healthy(case: Between) -> None:
+    net = Net(case)
+    assert train(net, make_step(net, torch.optim.SGD(net.parameters(), lr=0.1))) == []
+
+
+def test_frozen_on_purpose() -> None:
+    net = Net(fine)
+    net.first.requires_grad_(False)
+    assert train(net, make_step(net, torch.optim.SGD(net.parameters(), lr=0.1))) == []
+    net = Net(without_gradients)
+    assert train(net, make_step(net, torch.optim.SGD([*net.middle.parameters(), *net.last.parameters()], lr=0.1))) == []
+
+
+def test_beside_the_loss() -> None:
+    net = Net(beside)
+    (finding,) = train(net, make_step(net, torch.optim.SGD(net.parameters(), lr=0.1)))
+    assert finding.detector == "missing-gradient"
+    assert "no part of the loss" in finding.message
+
+
+def test_a_layer_that_is_never_called() -> None:
+    net = Net(fine)
+    net.spare = nn.Linear(3, 3)
+    (finding,) = train(net, make_step(net, torch.optim.SGD(net.parameters(), lr=0.1)))
+    assert finding.severity == "warning"
+    assert "spare is never called" in finding.message
+
+
+def test_experts_that_were_not_used_are_a_note() -> None:
+    def use_one(net: Any, x: Tensor) -> Tensor:
+        features: Tensor = net.experts[0](torch.tanh(net.first(x)))
+        return features
+
+    net = Net(use_one)
+    net.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+    (finding,) = train(net, make_step(net, torch.optim.SGD(net.parameters(), lr=0.1)))
+    assert finding.severity == "note"
+
+
+def test_a_zero_initialised_gate_is_silent() -> None:
+    def gated(net: Any, x: Tensor) -> Tensor:
+        return functional.pad(x, (0, 8)) + net.gate * torch.tanh(net.first(x))
+
+    net = Net(gated)
+    net.gate = nn.Parameter(torch.zeros(()))
+    assert train(net, make_step(net, torch.optim.SGD(net.parameters(), lr=0.1))) == []
+
+
+Gan = tuple[nn.Module, nn.Module, torch.optim.Optimizer, torch.optim.Optimizer]
+
+
+def make_gan() -> Gan:
+    torch.manual_seed(0)
+    generator = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 8))
+    critic = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizers = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (generator, critic))
+    return generator, critic, *optimizers
+
+
+def test_a_gan_is_silent() -> None:
+    generator, critic, of_generator, of_critic = make_gan()
+
+    def step() -> None:
+        fake = generator(torch.randn(16, 4))
+        of_critic.zero_grad()
+        (critic(fake.detach()).mean() - critic(torch.randn(16, 8)).mean()).backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        (-critic(fake)).mean().backward()
+        of_generator.step()
+
+    assert train({"generator": generator, "critic": critic}, step) == []
+
+
+def test_the_step_between_two_passes() -> None:
+    generator, critic, of_generator, of_critic = make_gan()
+
+    def step() -> None:
+        judged = critic(generator(torch.randn(16, 4)))
+        judged.mean().backward(retain_graph=True)
+        of_critic.step()  # here
+        (-judged).mean().backward()
+        of_generator.step()
+
+    error = "modified by an inplace operation"
+    (finding,) = train({"generator": generator, "critic": critic}, step, error=error)
+    assert (finding.detector, finding.line) == ("overwritten", line_here(step))
+    assert "SGD.step" in finding.message
+    assert "after the last backward()" in finding.repair
+
+
+def test_a_write_into_what_was_saved() -> None:
+    def write(net: Any, x: Tensor) -> Tensor:
+        features = torch.sigmoid(net.first(x))
+        features += 1.0  # here
+        return features
+
+    net = Net(write)
+    step = make_step(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    (finding,) = train(net, step, error="modified by an inplace operation")
+    assert (finding.detector, finding.line) == ("overwritten", line_here(write))
+    assert "sigmoid" in finding.message
+
+
+def test_the_write_is_told_by_how_often_the_version_was_counted_up() -> None:
+    def write(net: Any, x: Tensor) -> Tensor:
+        states = torch.zeros(4, len(x), 16)
+        states[0] = net.first(x)
+        for k in range(3):
+            states[k + 1] = torch.tanh(net.middle(states[k]))  # here
+        return states[3]
+
+    net = Net(write)
+    step = make_step(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    (finding,) = train(net, step, error="modified by an inplace operation")
+    assert (finding.detector, finding.line) == ("overwritten", line_here(write))
+
+
+def test_parts_that_no_optimizer_holds() -> None:
+    net = Net(fine)
+    (finding,) = train(net, make_step(net, torch.optim.SGD([*net.first.parameters(), *net.last.parameters()], lr=0.1)))
+    assert (finding.detector, finding.severity) == ("not-optimized", "warning")
+    assert "middle:weight" in finding.message
+    net = Net(fine)
+    (finding,) = train(net, make_step(net, torch.optim.SGD(net.last.parameters(), lr=0.1)))
+    assert (finding.detector, finding.severity) == ("not-optimized", "warning")
+    net = Net(fine)
+    with torch.no_grad():
+        for each in (net.first.weight, net.middle.weight):
+            each.mul_(2.0)  # as if it had been trained before
+    (finding,) = train(net, make_step(net, torch.optim.SGD(net.last.parameters(), lr=0.1)))
+    assert (finding.detector, finding.severity) == ("not-optimized", "note")
+
+
+def test_a_parameter_that_no_operation_takes() -> None:
+    net = Net(fine)
+    net.gain = nn.Parameter(torch.ones(5))
+    (finding,) = train(net, make_step(net, torch.optim.SGD(net.parameters(), lr=0.1)))
+    assert (finding.detector, finding.severity) == ("missing-gradient", "warning")
+    assert "no operation takes it" in finding.message
+
+
+def test_a_loss_that_is_a_new_leaf() -> None:
+    net = Net(fine)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step() -> None:
+        loss = net(torch.randn(8, 8)).square().mean()
+        torch.tensor(loss.item(), requires_grad=True).backward()  # here
+        optimizer.step()
+
+    (finding,) = train(net, step)
+    assert (finding.detector, finding.line) == ("no-graph", line_here(step))
+
+
+def test_a_loss_without_a_graph() -> None:
+    net = Net(fine)
+    x = torch.randn(32, 8)
+
+    def step() -> None:
+        hits = net(x).argmax(-1) == 0  # here
+        hits.float().mean().backward()
+
+    (finding,) = train(net, step, error="does not require grad")
+    assert (finding.detector, finding.line) == ("no-graph", line_here(step))
+    assert "argmax" in finding.message
+
+
+def test_a_state_that_is_carried_over() -> None:
+    cell = nn.RNNCell(3, 5)
+    state = torch.zeros(2, 5)
+
+    def step() -> None:
+        nonlocal state
+        state = cell(torch.randn(2, 3), state)  # here
+        state.square().mean().backward()
+
+    (finding,) = train(cell, step, error="second time")
+    assert finding.detector == "freed-graph"
+    assert "graph of an earlier step" in finding.message
+    assert "takes float32[2, 5] that was made before this forward" in finding.message
+    assert finding.line == line_here(step)
+
+
+def test_a_state_that_is_kept_in_the_model() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(5, 5)
+            self.mean = torch.zeros(5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.fc(x)
+            self.mean = 0.9 * self.mean + out.mean(0)  # here
+            return out - self.mean
+
+    net = Mean()
+
+    def step() -> None:
+        net(torch.randn(4, 5)).square().mean().backward()
+
+    (finding,) = train(net, step, error="second time")
+    assert (finding.detector, finding.line) == ("freed-graph", line_here(Mean.forward))
+    assert "takes float32[5] that was made before this forward" in finding.message
+
+
+def test_one_graph_twice() -> None:
+    net = Net(fine)
+
+    def step() -> None:
+        loss = net(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        loss.backward()  # here
+
+    (finding,) = train(net, step, error="second time")
+    assert finding.detector == "freed-graph"
+    assert finding.line == line_here(step)
+    assert "one graph" in finding.message
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.rest = [nn.Linear(8, 8), nn.Linear(8, 8)]
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = self.first(x).tanh()
+        for layer in self.rest:
+            x = layer(x).tanh()
+        return self.last(x)
+
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+for _ in range(6):
+    optimizer.zero_grad()
+    net(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_layers_in_a_list(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "retrograd.cli", "run", "--quiet", "-o", "run", "train.py"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    finding = explain(tmp_path / "run")[0]
+    assert (finding.detector, finding.severity) == ("layers-in-a-list", "critical")
+    assert "layer (Linear) and layer_2 (Linear)" in finding.message
+
+
+def test_a_loss_that_is_a_leaf_of_its_own() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model) as recording:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = torch.tensor(model(torch.randn(8, 4)).square().mean().item(), requires_grad=True)
+            loss.backward()
+            optimizer.step()
+    [found] = explain(recording.history).of("no-graph")
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert found.severity == "critical"
+    assert "item" in found.message
+    lines, first = inspect.getsourcelines(test_a_loss_that_is_a_leaf_of_its_own)
+    made = next(number for number, line in enumerate(lines, first) if ".item()" in line)
+    assert found.line == f"{__file__}:{made}"

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from retrograd.launch import models
+from retrograd.launch.models import PATIENCE, Search
+
+
+class Found:
+    """A search, with what it has found."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[nn.Module]] = []
+        self.called: list[nn.Module | None] = []
+        self.errors: list[Exception] = []
+        self.search = Search(self.note, self.errors.append)
+
+    def note(self, models: list[nn.Module], called: nn.Module | None) -> None:
+        self.calls.append(models)
+        self.called.append(called)
+
+    @property
+    def models(self) -> list[nn.Module]:
+        return [model for call in self.calls for model in call]
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
+    """A search that does not see what other tests hold on to."""
+    gc.collect()
+    strangers = [thing for thing in gc.get_objects() if issubclass(type(thing), (nn.Module, torch.optim.Optimizer))]
+    numbers = {id(thing) for thing in strangers}
+
+    def get_objects() -> list[object]:
+        return [thing for thing in gc.get_objects() if id(thing) not in numbers]
+
+    monkeypatch.setattr(models, "gc", SimpleNamespace(get_objects=get_objects))
+    found = Found()
+    yield found
+    found.search.close()
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.act(x))
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.act(x)).sum()
+
+
+X = torch.ones(1, 2)
+
+KEPT = Model()
+"""A model that others hold on to is not a concern of these tests."""
+
+
+def hooks() -> int:
+    return len(torch.nn.modules.module._global_forward_pre_hooks)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1) -> None:
+    for _ in range(steps):
+        model(X).sum().backward()
+        optimizer.step()
+
+
+def test_a_model_is_found_before_its_first_call(found: Found) -> None:
+    model = Model()
+    order: list[str] = []
+    found.search._found = lambda models, called: order.append("found")
+    model.layer.register_forward_pre_hook(lambda *_: order.append("layer runs"))
+    model(X)
+    assert order == ["found", "layer runs"]
+
+
+def test_a_model_whose_forward_is_never_called(found: Found) -> None:
+    model = Model()
+    model.loss(X)
+    assert found.models == [model]
+    assert found.called == [model.act]
+
+
+def test_a_loss_is_left_alone(found: Found) -> None:
+    nn.MSELoss()(X, X)
+    assert not found.models
+
+
+def test_forwards_without_grad_are_not_looked_at(found: Found) -> None:
+    with torch.no_grad():
+        Model()(X)
+    assert not found.models
+
+
+def test_with_a_model_come_those_of_the_optimizers(found: Found) -> None:
+    actor, critic, other = Model(), Model(), Model()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (actor, critic)]
+    actor(X)
+    assert found.models[0] is actor
+    assert set(found.models) == {actor, critic}
+    other(X)
+    assert found.models[-1] is other
+    assert optimizers
+
+
+def test_a_copy_is_a_model_of_its_own(found: Found) -> None:
+    model = Model()
+    model(X)
+    twin = copy.deepcopy(model)
+    twin.loss(X)
+    assert found.models[-1] is twin
+
+
+def test_calls_are_looked_at_only_until_all_is_known(found: Found) -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert hooks() == 1
+    train(model, optimizer, PATIENCE + 1)
+    assert hooks() == 0
+
+
+def test_building_a_model_makes_it_look_again(found: Found) -> None:
+    first = Model()
+    train(first, torch.optim.SGD(first.parameters(), lr=0.1), PATIENCE + 1)
+    second = Model()
+    assert hooks() == 1
+    second(X)
+    assert found.models[-1] is second
+
+
+def test_an_optimizer_with_unknown_parameters_makes_it_look_again(found: Found) -> None:
+    first, second = Model(), Model()
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+    train(first, optimizer, PATIENCE + 1)
+    assert found.models == [first]
+    late = torch.optim.SGD(second.parameters(), lr=0.1)
+    train(second, late, 2)
+    assert found.models[-1] is second
+
+
+def test_parameters_that_train_without_a_call_are_found_by_their_optimizer(found: Found) -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nn.functional.linear(X, model.layer.weight, model.layer.bias).sum().backward()
+    optimizer.step()
+    assert found.models == [model]
+
+
+def test_an_optimizer_that_is_given_a_closure_is_waited_for(found: Found) -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    at_find: list[str] = []
+    found.search._found = lambda models, called: at_find.append("found")
+
+    def closure() -> float:
+        assert not at_find
+        loss = model(X).sum()
+        assert at_find == ["found"]
+        loss.backward()
+        return loss.item()
+
+    optimizer.step(closure)
+
+
+def test_parameters_of_no_model_are_let_be(found: Found) -> None:
+    image = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([image], lr=0.1)
+    for _ in range(PATIENCE + 1):
+        image.sum().backward()
+        optimizer.step()
+    assert not found.models
+    assert hooks() == 0
+
+
+def test_a_model_that_grows_is_told_of_again(found: Found) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model(X)
+    model.append(nn.Linear(2, 2))
+    model(X)
+    assert found.calls == [[model], [model]]
+
+
+def test_a_model_with_names_of_its_own_for_what_torch_offers(found: Found) -> None:
+    class Tree(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = nn.Linear(2, 2)
+
+        def children(self, depth: int) -> list[nn.Module]:  # type: ignore[override]
+            raise AssertionError
+
+        parameters = modules = children  # type: ignore[assignment]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.left(x)
+
+    tree = Tree()
+    tree(X)
+    assert found.models == [tree]
+
+
+def test_who_makes_ever_new_models_is_not_followed_for_ever(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "MOST_MODELS", 3)
+    made: list[nn.Module] = []
+    for _ in range(5):
+        made.append(Model())
+        made[-1](X)
+    assert found.models == made[:3]
+    assert len(found.errors) == 1
+
+
+def test_a_fault_ends_the_search_and_not_the_program(found: Found) -> None:
+    def fail(models: list[nn.Module], called: nn.Module | None) -> None:
+        raise ValueError("a fault")
+
+    found.search._found = fail
+    model = Model()
+    assert model(X).shape == (1, 2)
+    assert [str(error) for error in found.errors] == ["a fault"]
+    assert hooks() == 0
