@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from retrograd.hooks.engine import TORCH
+
 _NODE = re.compile(r"Backward\d*$")
 
 
@@ -31,6 +33,8 @@ class Point:
         names: names that torch has for the operation below autograd, without overloads; its own when left out.
         of: the argument whose gradient is meant.
         is_usual: that elements lie there is nothing to wonder about: zeros in front of a ReLU.
+        since: the first torch that does so, as ``(2, 14)``; None where all that are supported do.
+        before: the first torch that no longer does.
     """
 
     operation: str
@@ -44,6 +48,13 @@ class Point:
     names: tuple[str, ...] = ()
     of: str = "self"
     is_usual: bool = False
+    since: tuple[int, int] | None = None
+    before: tuple[int, int] | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the torch that runs does so."""
+        return (self.since is None or self.since <= TORCH) and (self.before is None or self.before > TORCH)
 
     @property
     def keys(self) -> set[str]:

@@ -46,7 +46,26 @@ def _is_flat(given: Mapping[str, Any]) -> Any:
     return given["self"].eq(0) & (given["weight"] <= 1)
 
 
-POINTS: tuple[Point, ...] = (
+def _is_at_number(bound: str) -> Any:
+    return at.only_if(lambda given: not isinstance(given[bound], torch.Tensor), at.equal_to(bound))
+
+
+def _is_at_tensor(bound: str, other: str) -> Any:
+    """At one bound, and not at both: then all goes to the argument itself."""
+
+    def find(given: Mapping[str, Any]) -> Any:
+        here, there = given[bound], given.get(other)
+        if not isinstance(here, torch.Tensor):
+            return torch.zeros_like(given["self"], dtype=torch.bool)
+        return given["self"].eq(here) & (True if there is None else given["self"].ne(there))
+
+    return find
+
+
+_CHANGED = (2, 14)
+"""The torch in which clamping came to share ties, and to give 0 at bounds that are numbers."""
+
+ALL_POINTS: tuple[Point, ...] = (
     # rectifiers and their kin
     Point("relu", "at 0", SUBGRADIENT, "0", "F.relu(x)", (0,), (0,), at.equal(0), is_usual=True),
     Point("leaky_relu", "at 0", SUBGRADIENT, "the negative slope", "F.leaky_relu(x)", (0,), (0.01,),
@@ -66,10 +85,18 @@ POINTS: tuple[Point, ...] = (
           at.equal_to("min_val"), is_usual=True),
     Point("hardtanh", "at its maximum", SUPERGRADIENT, "0", "F.hardtanh(x)", (1,), (0,), at.equal_to("max_val")),
     Point("relu6", "at 6", SUPERGRADIENT, "0", "F.relu6(x)", (6,), (0,)),
+    Point("clamp", "at the minimum", SUBGRADIENT, "0", "x.clamp(min=0)", (0,), (0,), _is_at_number("min"),
+          _CLAMP_MIN, is_usual=True, since=_CHANGED),
+    Point("clamp", "at the maximum", SUPERGRADIENT, "0", "x.clamp(max=1)", (1,), (0,), _is_at_number("max"),
+          _CLAMP_MAX, is_usual=True, since=_CHANGED),
+    Point("clamp", "at a minimum that is a tensor", SUBGRADIENT, "1/2 to each", "torch.clamp(x[0], min=x[1])",
+          (0, 0), (0.5, 0.5), _is_at_tensor("min", "max"), _CLAMP_MIN, is_usual=True, since=_CHANGED),
+    Point("clamp", "at a maximum that is a tensor", SUPERGRADIENT, "1/2 to each", "torch.clamp(x[0], max=x[1])",
+          (0, 0), (0.5, 0.5), _is_at_tensor("max", "min"), _CLAMP_MAX, is_usual=True, since=_CHANGED),
     Point("clamp", "at the minimum", ONE_SIDE, "1", "x.clamp(min=0)", (0,), (1,), at.equal_to("min"),
-          _CLAMP_MIN, is_usual=True),
+          _CLAMP_MIN, is_usual=True, before=_CHANGED),
     Point("clamp", "at the maximum", ONE_SIDE, "1", "x.clamp(max=1)", (1,), (1,), at.equal_to("max"),
-          _CLAMP_MAX, is_usual=True),
+          _CLAMP_MAX, is_usual=True, before=_CHANGED),
     Point("hardsigmoid", "at −3", SUBGRADIENT, "0", "F.hardsigmoid(x)", (-3,), (0,), at.equal(-3)),
     Point("hardsigmoid", "at 3", SUPERGRADIENT, "0", "F.hardsigmoid(x)", (3,), (0,), at.equal(3)),
     Point("hardswish", "at −3", SUPERGRADIENT, "0", "F.hardswish(x)", (-3,), (0,), at.equal(-3)),
@@ -181,10 +208,14 @@ POINTS: tuple[Point, ...] = (
           (0.5, 0.5), at.same()),
     Point("minimum", "where both are equal", SUPERGRADIENT, "1/2 to each", "torch.minimum(x[0], x[1])", (1, 1),
           (0.5, 0.5), at.same()),
+    Point("fmax", "where both are equal", SUBGRADIENT, "1/2 to each", "torch.fmax(x[0], x[1])", (1, 1), (0.5, 0.5),
+          at.same(), since=_CHANGED),
+    Point("fmin", "where both are equal", SUPERGRADIENT, "1/2 to each", "torch.fmin(x[0], x[1])", (1, 1), (0.5, 0.5),
+          at.same(), since=_CHANGED),
     Point("fmax", "where both are equal", ONE_SIDE, "all to the first", "torch.fmax(x[0], x[1])", (1, 1), (1, 0),
-          at.same()),
+          at.same(), before=_CHANGED),
     Point("fmin", "where both are equal", ONE_SIDE, "all to the first", "torch.fmin(x[0], x[1])", (1, 1), (1, 0),
-          at.same()),
+          at.same(), before=_CHANGED),
     Point("median()", "at ties", NONE_OF_THEM, _TIES, "x.median()", (1, 1, 1), (1 / 3, 1 / 3, 1 / 3),
           at.only_if(_is_whole_tensor, at.tied_with_result(at.pick_median)), ("median",)),
     Point("median(dim)", "at ties", LIMIT, "all to one of the ties", "x.median(0).values", (1, 1, 0), (1, 0, 0),
@@ -234,10 +265,14 @@ POINTS: tuple[Point, ...] = (
     Point("smooth_l1_loss", "at β from the target", GRADIENT, "1", "F.smooth_l1_loss(x, torch.zeros_like(x))",
           (1,), (1,)),
     Point("huber_loss", "at δ from the target", GRADIENT, "1", "F.huber_loss(x, torch.zeros_like(x))", (1,), (1,)),
+    Point("hinge_embedding_loss", "at the margin", SUBGRADIENT, "0",
+          "F.hinge_embedding_loss(x, -torch.ones_like(x))", (1,), (0,), since=_CHANGED),
+    Point("margin_ranking_loss", "at the margin", SUBGRADIENT, "0",
+          "F.margin_ranking_loss(x[:1], x[1:], torch.ones_like(x[:1]))", (0, 0), (0, 0), since=_CHANGED),
     Point("hinge_embedding_loss", "at the margin", ONE_SIDE, "−1",
-          "F.hinge_embedding_loss(x, -torch.ones_like(x))", (1,), (-1,)),
+          "F.hinge_embedding_loss(x, -torch.ones_like(x))", (1,), (-1,), before=_CHANGED),
     Point("margin_ranking_loss", "at the margin", ONE_SIDE, "∓1",
-          "F.margin_ranking_loss(x[:1], x[1:], torch.ones_like(x[:1]))", (0, 0), (-1, 1)),
+          "F.margin_ranking_loss(x[:1], x[1:], torch.ones_like(x[:1]))", (0, 0), (-1, 1), before=_CHANGED),
     Point("multi_margin_loss", "at the margin", SUBGRADIENT, "0",
           "F.multi_margin_loss(x[None], torch.tensor([0]))", (1, 0), (0, 0),
           at.only_if(lambda given: given.get("p", 1) == 1, at.at_loss_edge)),
@@ -268,7 +303,10 @@ POINTS: tuple[Point, ...] = (
     Point("poisson", "everywhere", ZERO, "0", "torch.poisson(x)", (1,), (0,), at.everything(), is_usual=True),
     Point("dropout", "everywhere", GRADIENT, "that of the elements kept, scaled", "F.dropout(x, 0.0)", (1,), (1,)),
 )  # fmt: skip
-"""Every kind of point that is known, by what the operations do."""
+"""Every kind of point that is known, by what the operations do, in all versions of torch that are supported."""
+
+POINTS = tuple(point for point in ALL_POINTS if point.holds)
+"""Those of the torch that runs."""
 
 
 def _by_key() -> dict[str, tuple[Point, ...]]:
@@ -314,17 +352,23 @@ def make_table() -> str:
 
 
 def _make_rows() -> Iterator[str]:
-    for point in POINTS:
+    for point in ALL_POINTS:
         convention = point.convention
         cells = (
             f"`{point.operation}`",
-            point.where,
+            point.where + _name_versions(point),
             point.gives,
             convention.value,
             _RULES[convention],
             f"`{point.example}`, {_show(point)}",
         )
         yield f"| {' | '.join(cells)} |"
+
+
+def _name_versions(point: Point) -> str:
+    if point.since is not None:
+        return f" (from torch {'.'.join(map(str, point.since))} on)"
+    return f" (before torch {'.'.join(map(str, point.before))})" if point.before is not None else ""
 
 
 def _show(point: Point) -> str:
