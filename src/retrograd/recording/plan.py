@@ -81,7 +81,7 @@ def plan_recording(
     The shapes of activations are known only once the model runs, and so are the leaves of nested outputs.
 
     Raises:
-        SiteError: for a pattern that is none, or matches nothing.
+        SiteError: for an invalid pattern, or one that matches nothing.
     """
     settings = Settings(sites=sites, tensors=tensors, histogram=histogram)
     entries = [entry for name, each in name_models(model).items() for entry in walk_modules(name, each)]
