@@ -84,7 +84,9 @@ def watch_hangs(
         RunWriteError: the folder cannot be written.
     """
     if limit is not None and not limit > 0:
-        raise TraceError(f"A limit of {limit!r} seconds is none.", repair="give a number above 0, or leave it out.")
+        raise TraceError(
+            f"A limit of {limit!r} seconds is not a positive number.", repair="give a number above 0, or leave it out."
+        )
     return HangWatch(path, limit, on_signal, origins)
 
 

@@ -38,7 +38,7 @@ def write_inventory(
     return write_page(path, build_page(inventory, title), "The inventory", SavedTensorError)
 
 
-def build_page(inventory: Inventory, title: str) -> str:
+def build_page(inventory: Inventory, title: str = "What autograd keeps") -> str:
     """The page as text. Whatever comes from the inventory is escaped: it can be neither markup nor script."""
     facts = tell_inventory(inventory)
     return frame_page(

@@ -4,6 +4,7 @@ import { formatCount } from "./counts.js";
 import { fill, find, make } from "./dom.js";
 import { formatBytes, formatSeconds } from "./sizes.js";
 import { breakable } from "./names.js";
+import { focusOnSlash } from "./slash.js";
 import { aliveNow, change, data, firstRow, isWithin, moduleOf, numberOf, onChange, state, textOf, titleOf } from "./store.js";
 
 const FIRST = 200;
@@ -18,11 +19,7 @@ export function showTensors() {
   if (data.rows.seconds.every((value) => value === null)) columns = ALL.filter((name) => name !== "made in");
   find("filter").addEventListener("input", (event) => change({ filter: event.target.value.trim().toLowerCase(), shown: FIRST }));
   find("more").addEventListener("click", () => change({ shown: state.shown * 5 }));
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "/" || event.target.matches("input")) return;
-    event.preventDefault();
-    find("filter").focus();
-  });
+  focusOnSlash("filter");
   onChange((values) => ["position", "path", "filter", "shown"].some((name) => name in values) && draw());
   onChange((values) => "kept" in values && mark());
   draw();

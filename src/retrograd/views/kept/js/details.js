@@ -1,7 +1,7 @@
 /** All that is known of the memory that is pointed at, or kept. */
 
 import { formatCount, plural } from "./counts.js";
-import { fill, find, make } from "./dom.js";
+import { fill, find, make, makeTerms } from "./dom.js";
 import { formatBytes, formatSeconds } from "./sizes.js";
 import { data, GROUP_WORDS, groupOf, numberOf, onChange, state, textOf, titleOf } from "./store.js";
 
@@ -23,10 +23,10 @@ function draw() {
     return;
   }
   const [row] = storage.savers;
-  const list = make("dl");
+  const known = [];
   const add = (term, ...values) => {
     const present = values.filter((value) => value);
-    if (present.length) list.append(make("dt", {}, term), ...present.map((value) => make("dd", {}, value)));
+    if (present.length) known.push([term, present]);
   };
   add("memory", formatBytes(storage.bytes), ` ${formatCount(storage.bytes)} bytes`);
   add("tensor", textOf(row, "info"), numberOf(row, "asked") === storage.bytes ? "" : `copies take ${formatBytes(numberOf(row, "asked"))}`);
@@ -44,7 +44,7 @@ function draw() {
     find("details"),
     state.kept === storage.number ? make("span", { class: "kept" }, "kept") : null,
     make("h3", {}, titleOf(storage)),
-    list,
+    make("dl", {}, ...makeTerms(known)),
   );
 }
 

@@ -1,6 +1,6 @@
 /** What is known of the box that is pointed at, or kept. */
 
-import { fill, find, make } from "./dom.js";
+import { fill, find, make, makeTerms } from "./dom.js";
 import { elementOf } from "./folding.js";
 import { boxes } from "./scene.js";
 
@@ -54,14 +54,10 @@ function show(name) {
     );
     return;
   }
-  const list = make("dl");
-  for (const [term, values] of thing.details) {
-    list.append(make("dt", {}, term), ...values.map((value) => make("dd", {}, value)));
-  }
   fill(
     find("details"),
     kept === name ? make("span", { class: "kept" }, "kept") : null,
     make("h2", {}, thing.heading),
-    list,
+    make("dl", {}, ...makeTerms(thing.details)),
   );
 }
