@@ -32,8 +32,8 @@ from retrograd.errors import (
     UnsafeBundleError,
 )
 from retrograd.graph.node import Line
+from retrograd.hooks.engine import TORCH
 from retrograd.hooks.nodes import edges_of, is_leaf, is_python
-from retrograd.hooks.versions import TORCH
 from tests.bundles.bundled import KINDS, WritesToItsBuffer
 from tests.graph.bits import same
 from tests.graph.zoo import ZOO, leaf

@@ -21,9 +21,8 @@ from retrograd.adjoint.module_call import Adjoint
 from retrograd.adjoint.numerics import count_not_finite
 from retrograd.adjoint.variable import is_differentiable
 from retrograd.errors import AdjointError
-from retrograd.hooks.copies import clone, copy_module, copy_nest
 from retrograd.hooks.engine import is_transformed
-from retrograd.hooks.isolation import isolated_autograd, unseen_by_discovery
+from retrograd.hooks.isolation import clone, copy_module, copy_nest, isolated_autograd, unseen_by_discovery
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.names import NamedModule, compiled_regions, name_models, spread_batch, walk_modules
 from retrograd.hooks.nested import flatten

@@ -16,8 +16,15 @@ from torch.autograd import forward_ad
 from retrograd.adjoint.numerics import draw_like, find_precision, inner_product, measure_size
 from retrograd.adjoint.variable import Variable, is_differentiable, name_arguments
 from retrograd.errors import AdjointError
-from retrograd.hooks.copies import NoTensorHooks, clone, clone_wide, copy_module, copy_nest, strip_hooks
-from retrograd.hooks.isolation import run_backward
+from retrograd.hooks.isolation import (
+    NoTensorHooks,
+    clone,
+    clone_wide,
+    copy_module,
+    copy_nest,
+    run_backward,
+    strip_hooks,
+)
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import inputs_of, name_of, number_of, root_edges

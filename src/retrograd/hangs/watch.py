@@ -35,7 +35,7 @@ from retrograd.hangs.ring import Ring
 from retrograd.hangs.signal_tap import SignalTap
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.reach import PassNodes
 from retrograd.notices import Notices

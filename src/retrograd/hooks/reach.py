@@ -106,7 +106,7 @@ class PassNodes:
         self.reach, self.nodes = Reach([], set(), []), []
 
 
-class Outline(NamedTuple):
+class GraphOutline(NamedTuple):
     """What tells a graph from others.
 
     Attributes:
@@ -118,25 +118,25 @@ class Outline(NamedTuple):
     kinds: int
 
 
-def outline_graph(roots: Iterable[Any], most: int) -> Outline:
+def outline_graph(roots: Iterable[Any], most: int) -> GraphOutline:
     """What these nodes lead to, themselves counted; ``most`` nodes if there are that many."""
     reach = find_nodes(((node, 0) for node in roots), most)
     if len(reach.nodes) <= most:
         guard_nodes(reach.nodes, reach.links)
     else:
         guard_nodes(reach.nodes)
-    return Outline(min(len(reach.nodes), most), hash((*map(type, reach.nodes), *reach.links)))
+    return GraphOutline(min(len(reach.nodes), most), hash((*map(type, reach.nodes), *reach.links)))
 
 
-class Sign:
+class NodeSign:
     """Lives as long as a node: whoever refers to it weakly knows when the node is gone."""
 
     __slots__ = ("__weakref__",)
 
 
-def sign_node(node: Any) -> Sign:
+def sign_node(node: Any) -> NodeSign:
     """The sign of a node."""
-    sign: Sign = node.metadata.setdefault(_SIGN, Sign())
+    sign: NodeSign = node.metadata.setdefault(_SIGN, NodeSign())
     return sign
 
 

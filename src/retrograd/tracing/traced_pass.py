@@ -21,7 +21,7 @@ from retrograd.graph.origins import Origins
 from retrograd.graph.overwritten import explain_overwritten
 from retrograd.graph.walker import examine
 from retrograd.hooks.backward import EngineRun
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.node_tap import Gradients, NodeHooks, NodeTap, NodeTaps
 from retrograd.hooks.nodes import inputs_of, is_freed, is_leaf
 from retrograd.hooks.reach import PassNodes

@@ -17,7 +17,7 @@ from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.walker import name_leaves
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.node_tap import NodeTaps
 from retrograd.hooks.watched import watched_name
 from retrograd.runs.ranks import ask_rank

@@ -8,9 +8,9 @@ import { focusOnSlash } from "./slash.js";
 import { aliveNow, change, data, firstRow, isWithin, moduleOf, numberOf, onChange, state, textOf, titleOf } from "./store.js";
 
 const FIRST = 200;
-const ALL = ["tensor", "bytes", "type and shape", "kept by", "held from", "to", "made in", "recomputed by", "line"];
-const NUMBERS = new Set(["bytes", "kept by", "held from", "to", "made in"]);
-const WIDE = new Set(["kept by", "held from", "to", "made in", "recomputed by", "line"]);
+const ALL = ["tensor", "bytes", "type and shape", "saved by", "held from", "to", "made in", "recomputed by", "line"];
+const NUMBERS = new Set(["bytes", "saved by", "held from", "to", "made in"]);
+const WIDE = new Set(["saved by", "held from", "to", "made in", "recomputed by", "line"]);
 
 let texts = new Map();
 let columns = ALL;
@@ -53,7 +53,7 @@ function drawRow(storage) {
   const cells = {
     bytes: formatBytes(storage.bytes),
     "type and shape": textOf(row, "info"),
-    "kept by": formatCount(storage.savers.length),
+    "saved by": formatCount(storage.savers.length),
     "held from": formatCount(storage.spans[0]),
     to: numberOf(row, "released") < 0 ? "–" : formatCount(last),
     "made in": formatSeconds(numberOf(row, "seconds")),

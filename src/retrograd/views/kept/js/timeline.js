@@ -84,7 +84,7 @@ function tell(element) {
   const { position } = state;
   element.setAttribute("aria-valuenow", String(position ?? facts.inventory.peak));
   element.setAttribute("aria-valuetext", describe(position ?? facts.inventory.peak));
-  find("held-now").textContent = position === null ? "all that is kept, at any time" : describe(position);
+  find("held-now").textContent = position === null ? "all saved tensors, at any time" : describe(position);
   find("at-peak").setAttribute("aria-pressed", String(position === facts.inventory.peak));
   find("at-all").setAttribute("aria-pressed", String(position === null));
 }
