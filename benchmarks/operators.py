@@ -7,7 +7,7 @@ For each sample of each differentiable operator (on the CPU, in float64 where th
 
 - traced: all that can be read of its nodes is read, and ``rg.trace`` sees each of them run, and its gradients are
   those of a run that nobody looked at;
-- rerun: every node is run alone by ``rg.recompute`` with what the engine gave it, and gives what the engine passed on;
+- rerun: every node is run alone by ``rg.rerun`` with what the engine gave it, and gives what the engine passed on;
 - whole: ``rg.run_from`` gives the same gradients of all leaves as the engine, returned and added to ``.grad``;
 - across processes: bundles of its nodes are replayed in another process, and give what they gave in this one.
 
@@ -43,7 +43,7 @@ from retrograd.hooks.nodes import inputs_of, is_leaf, name_of, number_of, peek, 
 from retrograd.hooks.reach import find_nodes
 from retrograd.tracing.tracer import trace
 
-HERE = ("traced", "recompute", "whole")
+HERE = ("traced", "rerun", "whole")
 ACROSS = "across processes"
 Gradients = dict[Tensor, Tensor | None]
 Ran = tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]
@@ -120,7 +120,7 @@ def check_outcome(outcome: Outcome, expected: Gradients, verdict: Verdict, bundl
             raise Different(f"{len(nodes)} nodes, {len(graph)} walked, {len(traced.events)} traced")
     passed = watch_engine(outcome, nodes)
     verdict.nodes += len(passed)
-    with caught(verdict, "recompute"):
+    with caught(verdict, "rerun"):
         for node, (incoming, outgoing) in passed.items():
             compare_all(outgoing, rerun(node, incoming), name_of(node))
     with caught(verdict, "whole"):

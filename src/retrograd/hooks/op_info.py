@@ -54,7 +54,7 @@ _ELEMENTWISE = (
     "threshold", "tril", "triu", "where",
 )  # fmt: skip
 
-_BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+_BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 """They write into running statistics without saying so. While training they do not read them."""
 
 _NORMALISATIONS = {
