@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
 GRACE_SECONDS = 2.0
 """How long a thread may take to end after the test that started it."""
 
+settings.register_profile("any machine", deadline=None)  # no test depends on how fast the machine is
+settings.load_profile("any machine")
 torch.set_num_threads(1)  # the tensors of tests are small, and two threads only wait for each other
 
 

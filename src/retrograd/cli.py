@@ -153,7 +153,7 @@ class View(Command):
             rg.print_table(run, sites, statistic=self.statistic, sort=self.sort)
 
     def _tell_apart(self) -> tuple[Path | None, tuple[str, ...] | None]:
-        """The run and the patterns, also where the run stands behind the patterns."""
+        """The run and the patterns, also where the run follows the patterns."""
         if self.run is None and self.sites and Path(self.sites[-1]).is_dir():
             return Path(self.sites[-1]), self.sites[:-1] or None
         return self.run, self.sites

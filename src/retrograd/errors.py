@@ -168,7 +168,7 @@ class NotARunError(RunError, FileNotFoundError):
 
 
 class NothingRecordedError(RunError, TypeError):
-    """What was handed over holds nothing that was recorded."""
+    """An argument holds nothing that was recorded."""
 
     slug = "nothing-recorded"
 
@@ -270,7 +270,7 @@ class RewriteError(RetrogradError):
 
 
 class RuleError(RewriteError, ValueError):
-    """A rule is not one, raised, wrote into its argument, or returned something that cannot take its place."""
+    """An object is not a rule, or a rule raised, wrote into its argument, or returned what cannot take its place."""
 
     slug = "bad-rule"
 
@@ -306,7 +306,7 @@ class CompareError(RetrogradError, ValueError):
 
 
 class SavedTensorError(RetrogradError):
-    """What autograd saves cannot be looked at or kept as asked."""
+    """Tensors that autograd saves cannot be looked at or kept as asked."""
 
     slug = "saved-tensor"
 

@@ -27,7 +27,7 @@ def create(path: Path) -> BinaryIO:
 
 
 def name_aside(path: Path) -> Path:
-    """What a file is called while it is written: a name that nobody else has, or can foresee."""
+    """Make the name of a file while it is written, which nobody else has, or can foresee."""
     return path.with_name(f"{UNFINISHED}{secrets.token_hex(6)}-{path.name}")
 
 
@@ -50,7 +50,7 @@ def write_whole(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def write_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """The same for a file that a user has chosen: links are followed, and it keeps its permissions.
+    """Write a file that a user has chosen, whole: links are followed, and it keeps its permissions.
 
     A device or a pipe, such as ``/dev/stdout``, is written to as it is.
     """
@@ -90,7 +90,7 @@ def make_storable(text: str) -> str:
 
 
 def make_all_storable(values: Iterable[Any]) -> list[Any]:
-    """The same for the texts among the values of a column."""
+    """Make the texts among the values of a column storable."""
     return [make_storable(value) if isinstance(value, str) else value for value in values]
 
 

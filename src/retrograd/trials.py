@@ -49,7 +49,7 @@ def check_loss(value: object) -> None:
     """Make sure that what a loss function has returned is one real number with a graph.
 
     Raises:
-        SavedTensorError: it is not.
+        SavedTensorError: it is anything else.
     """
     if not isinstance(value, Tensor) or not value.requires_grad:
         raise SavedTensorError(

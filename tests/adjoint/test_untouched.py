@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd.adjoint.check import check_adjoint
-from retrograd.facts import calls, inputs
+from retrograd.facts import calls, tensors
 from retrograd.hooks.discovery import ModelDiscovery
 
 
@@ -135,7 +135,7 @@ def test_the_numbers_of_a_site_do_not_depend_on_what_else_is_selected() -> None:
 
 def test_inside_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_STEPS", 1)  # else how many facts are written at once depends on the time
-    monkeypatch.setattr(inputs, "_ROWS", 1)
+    monkeypatch.setattr(tensors, "_ROWS", 1)
 
     def record(checks: bool) -> dict[str, Any]:
         model, batch = trained()

@@ -14,8 +14,7 @@ import retrograd as rg
 from retrograd.errors import RetrogradWarning, TensorPolicyError
 from retrograd.history.kept import is_overwritten
 from retrograd.history.sink import Moment
-from retrograd.recording.keep import Keep, read_limit
-from retrograd.recording.tensor_keeper import Bundle, Holder, TensorKeeper, count_bytes
+from retrograd.recording.keep import Bundle, Holder, Keep, TensorKeeper, count_bytes, read_limit
 from retrograd.sites.site import Site
 from tests.recording.collector import Collector, collect
 from tests.recording.oracle import listen
@@ -245,7 +244,7 @@ def test_the_budget_is_never_passed_and_nothing_is_lost_unsaid(
     keeper = TensorKeeper([keep], budget, sink)
     given = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retrograd.recording.tensor_keeper.warn", lambda text: None)
+        patch.setattr("retrograd.recording.keep.warn", lambda text: None)
         for step, sizes in enumerate(steps):
             taken = []
             for size in sizes:

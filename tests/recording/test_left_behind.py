@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import retrograd as rg
-from retrograd.facts import calls, inputs
+from retrograd.facts import calls, tensors
 from retrograd.hooks.nested import flatten
 from retrograd.recording.record import Recording
 from retrograd.recording.recorder import Recorder
@@ -69,7 +69,7 @@ def no_collector() -> Iterator[None]:
 def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Facts that are handed over many at a time, or after a while, are handed over one by one."""
     monkeypatch.setattr(calls, "_STEPS", 1)
-    monkeypatch.setattr(inputs, "_ROWS", 1)
+    monkeypatch.setattr(tensors, "_ROWS", 1)
 
 
 # ---- growth ---------------------------------------------------------------------------------------------------

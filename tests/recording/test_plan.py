@@ -35,7 +35,7 @@ def test_it_can_be_read() -> None:
     assert [line.split()[0] for line in lines[1:-1]] == ["0:output", "0:weight", "0:weight.grad"]
     assert "when it runs" in lines[1]
     assert lines[-1].startswith("3 sites; statistics: ")
-    assert "tensors of 1 sites" in lines[-1]
+    assert "tensors of 1 site," in lines[-1]
 
 
 def test_bytes_are_those_of_rows() -> None:

@@ -102,7 +102,7 @@ def _say_failure(run: Path, command: Sequence[str]) -> None:
 
 
 def _is_explained(run: Path) -> bool:
-    """Whether a finding says more of a failure than that the run has died."""
+    """Tell whether a finding says more of a failure than that the run has died."""
     try:
         found = [json.loads(line) for line in (run / FINDINGS).read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError):  # there are none, or it is being written
@@ -121,5 +121,5 @@ def _find_failed_pass(run: Path) -> dict[str, Any] | None:
 
 
 def is_speaker() -> bool:
-    """Whether this process speaks for all."""
+    """Tell whether this process speaks for all."""
     return os.environ.get(SPEAKER) == str(os.getpid())

@@ -161,7 +161,7 @@ class Debugger:
 
 
 class DebuggedPass:
-    """One backward pass with hooks on its nodes, which stops, or has raised.
+    """A backward pass with hooks on its nodes, which stops, or has raised.
 
     Attributes:
         number: which backward pass of the process, from 1.

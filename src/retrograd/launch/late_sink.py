@@ -93,7 +93,7 @@ class LateSink:
 
     @property
     def is_open(self) -> bool:
-        """Whether this process writes a record."""
+        """True if this process writes a record."""
         return self._sink is not None
 
     def use(self, sink: FolderSink) -> None:

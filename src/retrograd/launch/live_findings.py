@@ -1,4 +1,4 @@
-"""What is critical, said at once: it may be long until the end."""
+"""Critical findings, said at once: it may be long until the end."""
 
 from __future__ import annotations
 

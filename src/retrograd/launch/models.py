@@ -93,7 +93,7 @@ class Search:
             self._known.update(nn.Module.modules(module))
 
     def has_optimizers(self) -> bool:
-        """Whether the program has made an optimizer."""
+        """Tell whether the program has made an optimizer."""
         with self._lock:
             self._family.look_around()
             return self._family.has_optimizers
@@ -194,7 +194,7 @@ class Family:
 
     @property
     def has_optimizers(self) -> bool:
-        """Whether any optimizer has been seen."""
+        """True if any optimizer has been seen."""
         return bool(len(self._optimizers))
 
     def find_model(self, module: nn.Module) -> nn.Module:
@@ -257,7 +257,7 @@ def parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _has_child(parent: nn.Module, child: nn.Module) -> bool:
-    """Whether what was once learnt still holds."""
+    """Tell whether a module is still a child of this parent."""
     return any(module is child for module in nn.Module.children(parent))
 
 

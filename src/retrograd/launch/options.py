@@ -1,4 +1,4 @@
-"""One table for each command: the fields of its class are its options, for the parser and for the documentation."""
+"""A table for each command: the fields of its class are its options, for the parser and for the documentation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Check = Callable[[str, Any], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option of a command.
+    """An option of a command.
 
     Attributes:
         names: as they are typed, as in ``-o`` and ``--output``; an argument has one name without a dash.
@@ -42,12 +42,12 @@ class Option:
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is typed without a name."""
+        """True if it is typed without a name."""
         return not self.names[0].startswith("-")
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is typed without a value."""
+        """True if it is typed without a value."""
         return self.type is bool
 
 

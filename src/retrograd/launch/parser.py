@@ -51,7 +51,7 @@ def parse(words: Sequence[str], commands: Sequence[type[Command]], description: 
 
 
 def find_nearest(word: str, known: Iterable[str]) -> str:
-    """What a word was perhaps meant to be; empty where nothing is near."""
+    """Find the known word that is nearest; empty where none is near."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
 
 

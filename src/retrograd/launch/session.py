@@ -213,7 +213,7 @@ class Session:
 
 
 class StopAfter(FactSource):
-    """Ends the program as ``sys.exit()`` does, at the begin of the forward behind the last step that was asked for.
+    """Ends the program as ``sys.exit()`` does, when the forward begins that follows the last step that was asked for.
 
     Nothing is under way there: what the program does when it is left, it still does.
 
@@ -231,7 +231,7 @@ class StopAfter(FactSource):
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         if self._count() >= self._limit:
             if ask_rank() == 0:
-                say(f"the program is ended here, after {self._limit} steps, as --steps asks")
+                say(f"the program is ended here, after {count_of(self._limit, 'step')}, as --steps asks")
             raise SystemExit(0)
 
 

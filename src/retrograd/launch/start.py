@@ -76,7 +76,7 @@ class Request(Command):
         return self.promise.format(shlex.join(self.command), self.shown)
 
     def choose_folder(self) -> Self:
-        """The same request with a folder that can be made. It is not made yet: perhaps the command trains nothing.
+        """Give the request a folder that can be made, but do not make it yet: perhaps the command trains nothing.
 
         Raises:
             RetrogradError: the folder cannot be written, or holds something already.
@@ -122,7 +122,7 @@ def make_usage(name: str, *more: str) -> str:
 
 
 def is_command(words: Sequence[str]) -> bool:
-    """Whether this is a command to be run, not the folder of a run."""
+    """Tell whether this is a command to be run, not the folder of a run."""
     if not words or is_run(Path(words[0])):
         return False
     first = words[0]

@@ -78,7 +78,7 @@ class TracingSession(PassSession):
             say(f"backward pass {number} raised, and was not traced; see it with --passes {number}:{number + 1}")
 
     def _has_traced(self) -> bool:
-        """Whether the pass that has just ended in this thread was traced."""
+        """Tell whether the pass that has just ended in this thread was traced."""
         passes = self._trace.passes if self._trace is not None else []
         here, since = threading.get_ident(), self._begun.get(threading.get_ident(), 0)
         return any(each.thread == here and each.begin >= since for each in passes)

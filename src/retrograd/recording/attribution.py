@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.history.sink import Moment, RowBatch
+from retrograd.recording.keep import Kept, KeptSource
 from retrograd.recording.mode_buffer import Forward, ModeBuffer
 from retrograd.recording.module_watch import SiteRecorders, SlotCalls, SlotWatch
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.recording.site_table import rename_rows, take_rows
-from retrograd.recording.tensor_keeper import Kept, KeptSource
 from retrograd.statistics.row import ROW
 
 

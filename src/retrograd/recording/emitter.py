@@ -11,11 +11,11 @@ import torch
 
 from retrograd.history.sink import Moment, RowBatch, Sink
 from retrograd.recording.attribution import Closed, LateGradients, divide, split_late
+from retrograd.recording.keep import Kept
 from retrograd.recording.mode_buffer import Mode, ModeBuffer
 from retrograd.recording.site_recorder import RecorderFactory
 from retrograd.recording.site_table import pick_custom
 from retrograd.recording.taps import Taps
-from retrograd.recording.tensor_keeper import Kept
 from retrograd.sites.site import ROOT, Site
 from retrograd.statistics.row import ROW, scale_rows
 

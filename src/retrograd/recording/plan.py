@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from retrograd.amounts import show_bytes
+from retrograd.amounts import count_of, show_bytes
 from retrograd.hooks.names import name_models, walk_modules
 from retrograd.recording.keep import Keep, find_keep
 from retrograd.recording.settings import Settings
@@ -61,10 +61,12 @@ class Plan:
             kept = f"statistics {kept}".strip() if site.statistics else kept
             lines.append(f"{site.name:<{width}}  {site.kind:<20} {elements:>12}  {kept}")
         held, a_step = show_bytes(self.memory), show_bytes(self.bytes_per_step)
-        total = f"{len(self.sites)} sites; statistics: {held} held, at most {a_step} a step"
+        total = f"{count_of(len(self.sites), 'site')}; statistics: {held} held, at most {a_step} a step"
         tensors = [site.tensor_bytes for site in self.sites if site.tensor_bytes != 0]
         if tensors:
-            total += f"; tensors of {len(tensors)} sites, {show_bytes(sum(filter(None, tensors)))} a step known"
+            total += (
+                f"; tensors of {count_of(len(tensors), 'site')}, {show_bytes(sum(filter(None, tensors)))} a step known"
+            )
         lines.append(total)
         return "\n".join(lines)
 
@@ -81,7 +83,7 @@ def plan_recording(
     The shapes of activations are known only once the model runs, and so are the leaves of nested outputs.
 
     Raises:
-        SiteError: for a pattern that is none, or matches nothing.
+        SiteError: for an invalid pattern, or one that matches nothing.
     """
     settings = Settings(sites=sites, tensors=tensors, histogram=histogram)
     entries = [entry for name, each in name_models(model).items() for entry in walk_modules(name, each)]

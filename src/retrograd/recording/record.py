@@ -148,7 +148,7 @@ def record(
             ``Recording.state_dict()`` gave; what was recorded from that step on is replaced.
 
     Raises:
-        SiteError: for a pattern that is none, or that matches nothing (the nearest sites are named).
+        SiteError: for an invalid pattern, or one that matches nothing (the nearest sites are named).
         RecordingError: for a schedule, statistic or policy that cannot be carried out.
         RunError: for a folder that holds another run, or cannot be written.
     """

@@ -34,6 +34,7 @@ from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.event_log import EventLog
 from retrograd.recording.intervention_watch import InterventionWatch
+from retrograd.recording.keep import TensorKeeper
 from retrograd.recording.manual_updates import ManualUpdates
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
 from retrograd.recording.model_watch import ModelWatch
@@ -44,7 +45,6 @@ from retrograd.recording.settings import Settings
 from retrograd.recording.site_recorder import RecorderFactory
 from retrograd.recording.site_table import Placements, RowTable
 from retrograd.recording.taps import Taps
-from retrograd.recording.tensor_keeper import TensorKeeper
 from retrograd.sites.site import ROOT, WATCH, Site
 
 
@@ -273,7 +273,7 @@ class Recorder:
             self._tell_error(error)
         self._sink.close(status)
         unmatched = list_unmatched(coverage)
-        if unmatched and status == "finished":  # else what has not come yet is no news
+        if unmatched and status == "finished":  # else it may still have come
             warn(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
 
     def find_path(self, module: Any) -> str | None:

@@ -19,11 +19,10 @@ from retrograd.hooks.engine import is_transformed, uncompiled
 from retrograd.hooks.tensor import GradientWatch
 from retrograd.recording.backward_pass import BackwardPass
 from retrograd.recording.event_log import EventLog
-from retrograd.recording.keep import Keep, find_keep
+from retrograd.recording.keep import Keep, KeptSource, TensorKeeper, find_keep
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
 from retrograd.recording.settings import Settings
 from retrograd.recording.site_table import Placements, RowTable
-from retrograd.recording.tensor_keeper import KeptSource, TensorKeeper
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import Site
 from retrograd.statistics.slab import UnreadableTensorError

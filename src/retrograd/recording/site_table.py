@@ -26,8 +26,8 @@ from retrograd.hooks.distributed import (
     place_own,
     place_spread,
 )
+from retrograd.recording.keep import KeptSource
 from retrograd.recording.mode_buffer import ModeBuffers
-from retrograd.recording.tensor_keeper import KeptSource
 from retrograd.sites.site import Site, local_gradient
 from retrograd.statistics.row import ROW
 

@@ -53,13 +53,13 @@ class Assignments:
 
     Raises:
         RewriteError: if there are none, or one that is not a rule.
-        SiteError: for a pattern that is none.
+        SiteError: for an invalid pattern.
     """
 
     def __init__(self, given: object) -> None:
         if not isinstance(given, Mapping) or not given:
             raise RewriteError(
-                f"{given!r} says not where its rules are to act.",
+                f"{given!r} does not say where its rules act.",
                 repair="give them by site: rg.rewrite(model, {'blocks.*:output.grad': rg.rules.ClipNorm(1.0)}).",
             )
         self.all = [Assignment(pattern, rules) for pattern, rules in given.items()]

@@ -231,7 +231,7 @@ class Rewriting:
         if not self.is_active:
             return
         self._detach()
-        if kind is None:  # else what was not reached yet is no news
+        if kind is None:  # else it may still have been reached
             self._warn_of_unreached()
 
     def __repr__(self) -> str:
@@ -262,7 +262,7 @@ def rewrite(
         a handle: a context manager, with ``remove()``, ``state_dict()`` and ``load_state_dict()``.
 
     Raises:
-        SiteError: for a pattern that is none, or that matches nothing (the nearest sites are named).
+        SiteError: for an invalid pattern, or one that matches nothing (the nearest sites are named).
         RuleError: for something that is not a rule.
         CannotRewriteError: where a rule would not be asked.
         AttachError: for something that is not a model.

@@ -31,7 +31,7 @@ def find_exception() -> BaseException | None:
 
 
 def is_failure(error: BaseException | None) -> bool:
-    """Whether this is how a run ends that has failed: not by ``sys.exit(0)``, nor by leaving a generator."""
+    """Tell whether a run that ends so has failed: not by ``sys.exit(0)``, nor by leaving a generator."""
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return error is not None and not isinstance(error, GeneratorExit)
@@ -40,7 +40,7 @@ def is_failure(error: BaseException | None) -> bool:
 def describe_exception(
     error: BaseException, find_module: Callable[[Any], str | None] = lambda _: None
 ) -> dict[str, Any]:
-    """What an exception says, safe to be written: texts are cut, and hold nothing that cannot be printed.
+    """Describe an exception, safe to be written: texts are cut, and hold nothing that cannot be printed.
 
     Args:
         error: the exception. Of one that was turned into an exit (by ``torch.multiprocessing``, say), what was turned.
@@ -68,7 +68,7 @@ def describe_exception(
 
 
 def describe_exit(code: object) -> dict[str, Any]:
-    """The same of ``sys.exit(code)``, as it is called now."""
+    """Describe ``sys.exit(code)``, as it is called now, in the same form."""
     frames = list(traceback.walk_stack(sys._getframe(1)))
     return describe_exception(SystemExit(code)) | {"lines": _list_lines(frames[::-1])}
 

@@ -79,7 +79,7 @@ def _find_place(run: Run, name: str) -> Path:
     """A place in the run folder, which somebody else may have made, so that it may be a link to anywhere.
 
     Raises:
-        RunWriteError: it is one.
+        RunWriteError: it is a link.
     """
     path = run.path / name
     if path.is_symlink():

@@ -114,7 +114,7 @@ def parse_rank(name: str) -> int | None:
 
 
 def is_extra(name: str) -> bool:
-    """Whether a rank folder is that of a process that found its rank taken."""
+    """Tell whether a rank folder is that of a process that found its rank taken."""
     match = _RANK.fullmatch(name)
     return bool(match and match["extra"])
 
@@ -135,7 +135,7 @@ def _list(folder: Path) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether this is the folder of a run, or of one of its ranks."""
+    """Tell whether this is the folder of a run, or of one of its ranks."""
     return any((path / name).is_file() for name in (MANIFEST, RANK_FILE)) or bool(list_rank_folders(path))
 
 
@@ -143,7 +143,7 @@ def find_latest(parent: Path = PARENT) -> Path:
     """The run that was written to last.
 
     Raises:
-        NotARunError: there is none.
+        NotARunError: there is no run.
     """
     written = {path: _last_written(path) for path in parent.glob("*") if is_run(path)}
     if not written:

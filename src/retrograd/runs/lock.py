@@ -41,7 +41,7 @@ class Lock:
         return True
 
     def is_of(self, path: Path) -> bool:
-        """Whether the file that was locked is the one of this name: not removed, nor made anew by somebody."""
+        """Tell whether the file that was locked is the one of this name: not removed, nor made anew by somebody."""
         return self._descriptor is not None and is_open_file(self._descriptor, path)
 
     def release(self) -> None:
@@ -55,7 +55,7 @@ class Lock:
 
 
 def is_open_file(descriptor: int, path: Path) -> bool:
-    """Whether the file of this name is the one that is open; its number goes to no other one while it is."""
+    """Tell whether the file of this name is the one that is open; its number goes to no other one while it is."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def is_open_file(descriptor: int, path: Path) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds the lock of this file."""
+    """Tell whether a living process holds the lock of this file."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""What each rank holds at its sites: written by its process, and read to merge ranks."""
+"""Placements of tensors, what each rank holds at its sites: written by its process, and read to merge ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from retrograd.sites.site import ROOT, WATCH, parse_leniently
 
 @dataclass(frozen=True, slots=True)
 class Placements:
-    """What one rank holds.
+    """The tensors that one rank holds, site by site.
 
     Attributes:
         sites: for each site ``holds``, ``ranks``, and ``placements`` where torch has words for them.
@@ -80,7 +80,7 @@ def read_placements(folder: Path) -> Placements:
 
 
 def find_copies(placements: Mapping[int, Placements], code_of: Mapping[str, int]) -> Copies | None:
-    """Which ranks hold the same at which site; None where none do. Those of whom nothing is known hold their own.
+    """Find which ranks hold the same at which site; None where none do. A rank of which nothing is known holds its own.
 
     Args:
         placements: of each rank.

@@ -1,4 +1,4 @@
-"""What waits to be written: a queue that is bounded by bytes and never makes the training thread wait."""
+"""Items that wait to be written: a queue that is bounded by bytes and never makes the training thread wait."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Unwritten:
 
 @dataclass(slots=True)
 class Load:
-    """What is taken from the queue at once."""
+    """All items that are taken from the queue at once."""
 
     batches: list[RowBatch] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -90,7 +90,7 @@ class WriteQueue:
 
     @property
     def is_half_full(self) -> bool:
-        """Whether it is time to write."""
+        """True if it is time to write."""
         return self._waiting > self.max_bytes // 2
 
     def take(self) -> Load:
@@ -108,7 +108,7 @@ class WriteQueue:
         return load
 
     def put_back(self, load: Load) -> None:
-        """What could not be written goes first the next time. What has no room any more is lost, and counted."""
+        """Put items that could not be written back in front. One that has no room any more is lost, and counted."""
         with self._lock:
             back: list[RowBatch | Event | KeptTensor] = []
             for item in load.items:
@@ -121,7 +121,7 @@ class WriteQueue:
             self._items[:0] = back
 
     def give_up(self) -> None:
-        """What still waits is lost."""
+        """Count all that still waits as lost."""
         for item in self.take().items:
             self._count_lost(item)
 

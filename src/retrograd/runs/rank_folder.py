@@ -133,7 +133,7 @@ class RankFolder:
             self._recorded.add(kept.site)
 
     def take_news(self) -> list[Event]:
-        """What befell tensors since this was last asked."""
+        """Take the events about tensors since this was last asked."""
         news, self.shards.news = self.shards.news, []
         return news
 

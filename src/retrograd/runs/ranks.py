@@ -1,4 +1,4 @@
-"""Which folder of a run belongs to this process."""
+"""The folder of a run that belongs to this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ADMISSION_SECONDS = 10.0
 
 
 def ask_rank() -> int:
-    """This process's rank, as far as it is known by now: from torch.distributed, else ``RANK``, else 0."""
+    """Find this process's rank, as far as it is known by now: from torch.distributed, else ``RANK``, else 0."""
     distributed = sys.modules.get("torch.distributed")  # not imported for this: `retrograd run` does without torch
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
@@ -62,7 +62,7 @@ class RankClaim:
 
     @property
     def is_extra(self) -> bool:
-        """Whether the rank's own folder was taken."""
+        """True if the rank's own folder was taken."""
         return is_extra(self.folder.name)
 
     def settle(self) -> bool:
@@ -74,7 +74,7 @@ class RankClaim:
             Whether it was made again.
 
         Raises:
-            RunExistsError: that is so.
+            RunExistsError: somebody else has.
             OSError: it cannot be made.
         """
         is_lost = not self._lock.is_of(self.folder / LOCK)
@@ -134,7 +134,7 @@ class RankClaim:
 
 @contextlib.contextmanager
 def _admit(run: Path) -> Iterator[None]:
-    """One process after the other; who waits for too long goes ahead."""
+    """Let one process in after the other; who waits for too long goes ahead."""
     lock = Lock(run / LOCK)
     lock.acquire(_ADMISSION_SECONDS)
     try:
@@ -170,7 +170,7 @@ def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None
 
 
 def _was_written(folder: Path) -> bool:
-    """Whether a run was written there: the ring of last events alone is none."""
+    """Tell whether a run was written there: the ring of last events alone is not a run."""
     return (folder / LOCK).exists()
 
 

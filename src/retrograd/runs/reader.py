@@ -67,7 +67,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """Open a run folder, or the folder of one of its ranks.
 
     Raises:
-        NotARunError: there is none.
+        NotARunError: there is no run in it.
         DamagedRunError: a file of it cannot be read; reading the history may raise it too.
     """
     return Run(Path(path).absolute())  # more is read of it later
@@ -165,7 +165,7 @@ class Run:
 
 
 def _key_of(path: Path, placements: Placements) -> PartKey:
-    """What tells whether a part file is the one that was read before."""
+    """Make a key that is the same while a part file is the one that was read before."""
     found = path.stat()
     return path, found.st_ino, found.st_size, len(placements.stages)
 
@@ -240,7 +240,7 @@ class Recorded(Protocol):
 
     @property
     def run(self) -> Run | None:
-        """The same as a run on disk; None in memory."""
+        """The recording as a run on disk; None in memory."""
 
 
 Given = Run | History | Recorded | str | os.PathLike[str]
@@ -261,7 +261,7 @@ def find_run(given: Any) -> Run | History | None:
 
 
 def read_run(given: Given) -> Run | History:
-    """The same, or an error that says what to hand over.
+    """Find the run, or the history in memory, that is meant.
 
     Raises:
         NothingRecordedError: it holds nothing that was recorded.

@@ -147,7 +147,7 @@ class ShardFolder:
             self._waiting_bytes = sum(copy.size for copy in (*self._copies, *self._true))
 
     def give_up(self) -> None:
-        """What still waits is lost."""
+        """Count all that still waits as lost."""
         self.lost += len(self._true)
         self._true = []
 
@@ -252,7 +252,7 @@ def list_tensors(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_tensor(path: Path, name: str, note: dict[str, Any]) -> torch.Tensor:
-    """One tensor of a shard, as it was.
+    """Read one tensor of a shard, as it was.
 
     Raises:
         ValueError: it is not what was written.

@@ -116,7 +116,7 @@ class StoredRows(Mapping[str, npt.NDArray[Any]]):
 
 
 class StoredTensors:
-    """What was kept whole, from all ranks.
+    """Tensors that were kept whole, from all ranks.
 
     Args:
         folders: where the shards are, by rank.

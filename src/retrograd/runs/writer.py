@@ -176,7 +176,7 @@ class RunWriter:
 
     @property
     def lost(self) -> Unwritten:
-        """What was not written, and never will be."""
+        """Count of rows, events, tensors and files that were not written, and never will be."""
         return self._queue.lost + self._lost + Unwritten(tensors=self._folder.shards.lost)
 
     def _add(self, item: RowBatch | Event | KeptTensor) -> None:

@@ -61,7 +61,7 @@ class Breakpoint:
         return self.text
 
     def within(self, graph: Graph) -> Predicate:
-        """The same question for the stops of one graph: its nodes are looked at once.
+        """Ask the question of the stops of one graph: its nodes are looked at once.
 
         Raises:
             NoSuchNodeError: it is about places, and no node is there; the nearest are named.

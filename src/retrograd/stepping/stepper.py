@@ -109,7 +109,7 @@ class Stepper:
         """The stop at which the pass is paused.
 
         Raises:
-            StepperError: it is not.
+            StepperError: it is not paused.
         """
         stop = self._pass.stop
         if stop is None:
@@ -251,7 +251,7 @@ class Stepper:
 
 
 def _compile(where: Where | None, graph: Graph) -> Predicate:
-    """One question out of all that was asked.
+    """Make one question of all that was asked.
 
     Raises:
         NoSuchNodeError: a pattern matches no node of the graph.

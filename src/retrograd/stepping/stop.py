@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from retrograd.amounts import count_of
 from retrograd.errors import StepperError
 from retrograd.graph.graph import Graph
 from retrograd.graph.node import Node
@@ -30,7 +31,7 @@ class GraphOwner(Protocol):
 
 
 class Stop:
-    """One node of a backward pass that is paused at it.
+    """A node of a backward pass that is paused at it.
 
     It remains what it was when the pass has gone on, and holds the gradients that it has shown for as long as somebody
     holds it.
@@ -141,8 +142,10 @@ def _apply(changes: Sequence[Change], gradients: Gradients) -> Gradients:
 
 def _check(gradients: Sequence[Change], wanted: Sequence[Any], count: int, who: str) -> None:
     if len(gradients) != count:
-        plural = "gradient" if count == 1 else "gradients"
-        raise StepperError(f"{who} {count} {plural}, not {len(gradients)}.", repair="give None where there is none.")
+        raise StepperError(
+            f"{who} {count_of(count, 'gradient')}, not {len(gradients)}.",
+            repair="give None where there is no gradient.",
+        )
     for slot, (gradient, metadata) in enumerate(zip(gradients, wanted, strict=False)):
         if gradient is None or gradient is ...:
             continue
