@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 
 from retrograd.history.history import History
-from retrograd.history.kept import Ring, unscale
+from retrograd.history.kept import TensorRing, unscale
 from retrograd.history.sink import KeptTensor, Moment
 
 
@@ -53,7 +53,7 @@ def test_beyond_the_budget_the_oldest_go_and_it_is_said_once() -> None:
 
 
 def test_a_tensor_larger_than_the_budget_is_dropped_alone() -> None:
-    ring = Ring(budget=100)
+    ring = TensorRing(budget=100)
     assert ring.add(keep(0, torch.zeros(20))) == 0
     assert ring.add(keep(1, torch.zeros(20), "b:output")) == 1
     assert ring.add(keep(2, torch.zeros(200))) == 2
@@ -63,7 +63,7 @@ def test_a_tensor_larger_than_the_budget_is_dropped_alone() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 30)), max_size=40), st.none() | st.integers(1, 3))
 def test_the_budget_is_never_passed(given_sizes: list[tuple[str, int]], last: int | None) -> None:
-    ring = Ring(last, budget=200)
+    ring = TensorRing(last, budget=200)
     for step, (site, size) in enumerate(given_sizes):
         ring.add(keep(step, torch.zeros(size), site))
         held = [kept for name in "abc" for kept in ring.of_site(name)]
@@ -96,7 +96,7 @@ def test_a_copy_of_an_inference_tensor() -> None:
 
 
 def test_a_sparse_tensor_is_as_large_as_its_elements() -> None:
-    ring = Ring(budget=100)
+    ring = TensorRing(budget=100)
     sparse = torch.sparse_coo_tensor([[0, 9]], torch.ones(2), (10**6,), check_invariants=True)
     assert ring.add(keep(0, sparse)) == 0
     assert ring.bytes == 8

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from retrograd.errors import NoSuchSiteError
 from retrograd.history.copies import Copies, Disagreement
-from retrograd.history.kept import Kept, Ring, read_kept
+from retrograd.history.kept import Kept, TensorRing, read_kept
 from retrograd.history.matrix import Curve, Matrix, build_matrix
 from retrograd.history.names import SiteNames
 from retrograd.history.rows import Part, Rows, decode_batches, join_neighbours
@@ -42,7 +42,7 @@ class History:
     def __init__(self, *, rank: int = 0, keep_last: int | None = None, tensor_budget: int = 1 << 30) -> None:
         self.manifest: dict[str, Any] = {}
         self.rank = rank
-        self.ring = Ring(keep_last, tensor_budget)
+        self.ring = TensorRing(keep_last, tensor_budget)
         self._names = SiteNames()
         self._pending: deque[RowBatch] = deque()
         self._rows = Rows()

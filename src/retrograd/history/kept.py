@@ -112,7 +112,7 @@ def unscale(tensor: torch.Tensor, scale: float) -> torch.Tensor:
     return (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor) / scale
 
 
-class Ring:
+class TensorRing:
     """Holds the last tensors of each site by reference, within a budget of bytes.
 
     Args:

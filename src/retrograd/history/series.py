@@ -62,7 +62,7 @@ class SelectOptions(TypedDict, total=False):
     call: int | None
 
 
-class Statistic:
+class StatisticAttribute:
     """A statistic as an attribute of a series: float64, one number a step."""
 
     def __init__(self, text: str) -> None:
@@ -72,10 +72,10 @@ class Statistic:
         self._name = name
 
     @overload
-    def __get__(self, series: None, owner: type[Series]) -> Statistic: ...
+    def __get__(self, series: None, owner: type[Series]) -> StatisticAttribute: ...
     @overload
     def __get__(self, series: Series, owner: type[Series]) -> FloatArray: ...
-    def __get__(self, series: Series | None, owner: type[Series]) -> FloatArray | Statistic:
+    def __get__(self, series: Series | None, owner: type[Series]) -> FloatArray | StatisticAttribute:
         return self if series is None else series.statistic(self._name)
 
 
@@ -93,22 +93,22 @@ class Series:
         relatives: finds its tensors, and its value and inputs if it is a gradient.
     """
 
-    count = Statistic("Elements.")
-    nan = Statistic("Elements that are NaN.")
-    pos_inf = Statistic("Elements that are +∞.")
-    neg_inf = Statistic("Elements that are −∞.")
-    nonfinite = Statistic("Elements that are NaN or infinite.")
-    zeros = Statistic("Elements that are zero.")
-    zero_share = Statistic("Share of elements that are zero.")
-    mean = Statistic("Mean of the finite elements.")
-    std = Statistic("Standard deviation of the finite elements, divided by n.")
-    rms = Statistic("Root of the mean square of the finite elements.")
-    l1 = Statistic("Σ |x| over the finite elements.")
-    l2 = Statistic("√Σ x² over the finite elements.")
-    min = Statistic("Smallest finite element.")
-    max = Statistic("Largest finite element.")
-    abs_max = Statistic("Largest magnitude of a finite element.")
-    update_ratio = Statistic("‖Δw‖₂ / ‖w‖₂ of a parameter's update; NaN for anything else.")
+    count = StatisticAttribute("Elements.")
+    nan = StatisticAttribute("Elements that are NaN.")
+    pos_inf = StatisticAttribute("Elements that are +∞.")
+    neg_inf = StatisticAttribute("Elements that are −∞.")
+    nonfinite = StatisticAttribute("Elements that are NaN or infinite.")
+    zeros = StatisticAttribute("Elements that are zero.")
+    zero_share = StatisticAttribute("Share of elements that are zero.")
+    mean = StatisticAttribute("Mean of the finite elements.")
+    std = StatisticAttribute("Standard deviation of the finite elements, divided by n.")
+    rms = StatisticAttribute("Root of the mean square of the finite elements.")
+    l1 = StatisticAttribute("Σ |x| over the finite elements.")
+    l2 = StatisticAttribute("√Σ x² over the finite elements.")
+    min = StatisticAttribute("Smallest finite element.")
+    max = StatisticAttribute("Largest finite element.")
+    abs_max = StatisticAttribute("Largest magnitude of a finite element.")
+    update_ratio = StatisticAttribute("‖Δw‖₂ / ‖w‖₂ of a parameter's update; NaN for anything else.")
 
     def __init__(
         self,
