@@ -6,7 +6,7 @@ import math
 import re
 from functools import cached_property
 
-from retrograd.history.facts import Operation, Operations
+from retrograd.history.facts import Input, Operation, Operations, Parameter
 
 MADE_BEFORE = -1
 
@@ -56,6 +56,11 @@ def shape_of(tensor: str) -> tuple[int, ...] | None:
     """``(4, 3)`` of ``float32[4, 3]``; None for what is not a tensor."""
     found = _TENSOR.fullmatch(tensor)
     return tuple(int(each) for each in found["shape"].split(",") if each.strip()) if found else None
+
+
+def tensor_of(look: Input | Parameter) -> str:
+    """``float32[4, 3]`` of what was looked at, as operations write their tensors."""
+    return f"{look.dtype}{list(look.shape)}"
 
 
 def is_float(tensor: str) -> bool:

@@ -11,10 +11,6 @@ from retrograd.findings.finding import Evidence, Finding, Severity, write_plainl
 from retrograd.findings.record import Record
 
 
-class CannotTell(Exception):  # noqa: N818  # no error: an answer
-    """Raised by a detector whose precondition does not hold, with the reason: ``no learning rate was recorded``."""
-
-
 @dataclass(frozen=True, slots=True)
 class Words:
     """What the documentation says of a detector.

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.amounts import count_of
-from retrograd.findings.detector import CannotTell
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import OptimizerMade
 from retrograd.history.matrix import number_steps
 from retrograd.history.rows import encode_phase
@@ -168,11 +167,6 @@ class Training:
         """Class of the optimizer that updated first: ``Adam``; empty where none did."""
         names = (event.name for event in self._record.events if event.kind == "update")
         return next(names, "").partition("#")[0]
-
-    @property
-    def optimizer_line(self) -> str:
-        """Where the first optimizer was constructed."""
-        return next((made.line for made in self._record.optimizers.values() if made.line), "")
 
     # ---- updates ----
 

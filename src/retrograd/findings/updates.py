@@ -95,8 +95,22 @@ def clears(call: Call, optimizer: str, made: Mapping[str, OptimizerMade]) -> boo
         return False
     if call.about == optimizer or call.about in ("", "self") or optimizer not in made:
         return True
-    names = [str(name) for group in made[optimizer].groups for name in group.get("parameters", ())]
+    names = made[optimizer].parameters
     return bool(names) and all(is_within(name, call.about) for name in names)
+
+
+def list_cleared_passes(update: Update, made: Mapping[str, OptimizerMade]) -> list[Call]:
+    """Backward passes that are followed by clearing before the update, from the line of the one that is used."""
+    passes = update.named("backward")
+    kept = {call.line for call in passes[-1:]}
+    found, since = [], []
+    for call in update.before:
+        if call.name == "backward":
+            since.append(call)
+        elif clears(call, update.optimizer, made):
+            found.extend(since)
+            since = []
+    return [call for call in found if call.line in kept and call is not passes[-1]]
 
 
 def is_within(parameter: str, module: str) -> bool:

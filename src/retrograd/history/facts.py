@@ -173,6 +173,16 @@ class OptimizerMade(Fact):
     groups: tuple[JsonObject, ...] = ()
     has_updated: bool = True
 
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the parameters of all groups."""
+        return [str(name) for group in self.groups for name in group.get("parameters", ())]
+
+    @property
+    def unknown(self) -> int:
+        """How many tensors it holds that belong to no recorded model."""
+        return sum(int(group.get("unknown", 0)) for group in self.groups)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modes(Fact):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from retrograd.findings.chain import AFFINE, VIEWS, Chain
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.loss_chain import list_chains, place_of
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Parameter
 from retrograd.sites.site import ROOT
 
@@ -149,7 +149,7 @@ class WeightsUntied(Detector):
                     "are two copies and not tied",
                     site=second,
                     step=apart,
-                    line=record.line_of(second.rpartition(":")[0]),
+                    line=record.line_of(second),
                     evidence=[
                         Evidence("shape", str(list(looks[first][0].shape))),
                         Evidence("equal bit for bit", "at first"),
@@ -161,7 +161,7 @@ class WeightsUntied(Detector):
 
 def _pair_equal(record: Record, looks: dict[str, list[Parameter]]) -> Iterator[tuple[str, str]]:
     """An embedding's weight and another's that are equal at the first look."""
-    embeddings = [name for name in looks if record.type_of(name.rpartition(":")[0]) == "Embedding"]
+    embeddings = [name for name in looks if record.type_of(name) == "Embedding"]
     for first in embeddings:
         for second in looks:
             is_other = second not in embeddings and second not in looks[first][0].tied

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from retrograd.findings.chain import Chain, name_of
+from retrograd.findings.chain import Chain, name_of, tensor_of
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.failed import line_of
 from retrograd.findings.detectors.graphs import tell_carried, tell_taken
@@ -48,7 +48,7 @@ class NoGraph(Detector):
             yield self._say_leaf(record, leaf)
 
     def _say_leaf(self, record: Record, lost: LostGradient) -> Finding:
-        call = next(each for each in record.calls if each.name == "backward")
+        call = next(each for each in record.called("backward"))
         return self.find(
             "critical",
             "Backward begins at a tensor that has no graph, so no parameter gets a gradient and nothing is trained: "
@@ -111,7 +111,7 @@ def _explain(record: Record, lost: LostGradient | None) -> tuple[str, str]:
 
 def _find_blind_line(record: Record) -> str:
     """Where a model was called with gradients switched off, if it never was with them."""
-    calls = [call for call in record.calls if call.name == "forward"]
+    calls = record.called("forward")
     return calls[0].line if calls and not any(call.details.get("grad") for call in calls) else ""
 
 
@@ -135,7 +135,7 @@ class FreedGraph(Detector):
         if "backward through the graph a second time" not in _message(record):
             return
         assert record.error is not None
-        last = [call for call in record.calls if call.name in ("backward", "grad", "forward")]
+        last = record.called("backward", "grad", "forward")
         line = next((call.line for call in reversed(last) if call.name != "forward"), "") or line_of(record.error)
         again = _same_graph(last)
         state = None if again else _find_state(record)
@@ -198,8 +198,8 @@ def _find_other_maker(record: Record, chain: Chain) -> Operation | None:
 
 def _guess_state(record: Record, chain: Chain) -> tuple[str, str] | None:
     """What it takes that is neither a parameter nor an input, if it is one thing only."""
-    known = {f"{each.dtype}{list(each.shape)}" for each in record.parameters}
-    known |= {f"{each.dtype}{list(each.shape)}" for looks in record.inputs.values() for each in looks}
+    known = {tensor_of(each) for each in record.parameters}
+    known |= {tensor_of(each) for looks in record.inputs.values() for each in looks}
     found = [
         (operation, taken)
         for operation in chain.listed
@@ -316,7 +316,7 @@ def _repair(writer: str) -> str:
 
 def _find_update_between(record: Record, shape: str) -> Call | None:
     """The update between the last forward and the pass that failed, where what was overwritten may be a weight."""
-    calls = [call for call in record.calls if call.name in ("forward", "backward", "grad", "step")]
+    calls = record.called("forward", "backward", "grad", "step")
     begin = max((place for place, call in enumerate(calls) if call.name == "forward"), default=-1)
     steps = [call for call in calls[begin + 1 :] if call.name == "step"]
     shapes = {", ".join(map(str, each.shape)) for each in record.parameters}

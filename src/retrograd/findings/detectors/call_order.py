@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.zero_grad import find_lost, is_divided, list_updates
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.gradients import Gradients
-from retrograd.findings.record import Record
-from retrograd.findings.updates import BY_HAND, Update, by_optimizer
+from retrograd.findings.record import CannotTell, Record
+from retrograd.findings.updates import BY_HAND, Update, by_optimizer, list_cleared_passes
 from retrograd.history.facts import Call
 
 SHARE = 0.8
@@ -153,7 +152,7 @@ def is_without_gradient(record: Record, optimizer: str) -> bool:
     """Whether none of an optimizer's parameters ever had a gradient, and parameters of another one had some."""
     gradients = record.once(Gradients)
     made = record.optimizers.get(optimizer)
-    names = {str(name) for group in made.groups for name in group.get("parameters", ())} if made else set()
+    names = set(made.parameters) if made else set()
     return bool(names) and not names & gradients.steps.keys() and bool(gradients.held & gradients.steps.keys())
 
 
@@ -183,7 +182,7 @@ class StepBeforeBackward(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        for optimizer, updates in list_updates(record).items():
+        for optimizer, updates in record.updates_by_program().items():
             early = [update for update in updates if _is_early(update)]
             has_passes = any(update.named("backward") for update in updates)
             is_meant = optimizer != BY_HAND and not is_without_gradient(record, optimizer)
@@ -256,12 +255,12 @@ class StepTooSeldom(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        found = list_updates(record)
+        found = record.updates_by_program()
         if len(by_optimizer(record.updates)) > 1:
             raise CannotTell("several optimizers take turns")
         for optimizer, updates in found.items():
-            lost = [call for update in updates for call in find_lost(update, record)]
-            if is_divided(record):
+            lost = [call for update in updates for call in list_cleared_passes(update, record.optimizers)]
+            if record.is_divided:
                 raise CannotTell("the loss is divided, so gradients are meant to be accumulated")
             passes = sum(len(update.named("backward")) for update in updates)
             if len(lost) >= max(2 * len(updates), passes / 2) > 0:

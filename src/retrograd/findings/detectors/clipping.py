@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import ClassVar
 
-from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.zero_grad import list_updates
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.updates import Update
 from retrograd.history.facts import Call
 
@@ -29,7 +28,7 @@ def list_clipped(record: Record) -> dict[str, list[Update]]:
     """
     if not any(call.name in CLIPS for call in record.calls):
         raise CannotTell("nothing is clipped")
-    found = list_updates(record)
+    found = record.updates_by_program()
     if len(found) > 1:
         raise CannotTell("several optimizers take turns, and whose gradients are clipped is not known")
     return found
@@ -130,7 +129,7 @@ class ClipBeforeUnscale(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        scales = [call.value for call in record.calls if call.name == "scaler.update" and call.value > 1]
+        scales = [call.value for call in record.called("scaler.update") if call.value > 1]
         if not scales:
             raise CannotTell("no loss is scaled")
         for optimizer, updates in list_clipped(record).items():

@@ -7,10 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.chain import shape_of
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding, count_more
 from retrograd.findings.layers import Layer, Layers
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, Training, divide
 
 GAIN = 4.0
@@ -111,7 +112,7 @@ class BadInit(Detector):
             site=name,
             step=0,
             last_step=0,
-            line=record.line_of(name.rpartition(":")[0]),
+            line=record.line_of(name),
             evidence=[
                 Evidence("root mean square times √fan_in", gain, bound),
                 Evidence("weights of this kind", len(gains)),
@@ -215,15 +216,9 @@ def count_classes(record: Record) -> int:
     for made in record.operations[:1]:
         for operation in made.operations():
             if operation.name in LOSSES and operation.takes:
-                shape = read_shape(operation.takes[0])
+                shape = shape_of(operation.takes[0])
                 return 2 if "binary" in operation.name else shape[min(1, len(shape) - 1)] if shape else 0
     return 0
-
-
-def read_shape(text: str) -> tuple[int, ...]:
-    """``(4, 3)`` of ``float32[4, 3]``."""
-    inside = text.partition("[")[2].rstrip("]")
-    return tuple(int(each) for each in inside.split(",") if each.strip().isdigit())
 
 
 class SymmetricInit(Detector):
@@ -289,9 +284,9 @@ class SymmetricInit(Detector):
             "critical",
             f"{what} {how}: its units learn as one.",
             site=names[0],
-            step=int(record.steps[0]),
+            step=record.first_step,
             last_step=record.last_step,
-            line=record.line_of(names[0].rpartition(":")[0]),
+            line=record.line_of(names[0]),
             evidence=[Evidence("parameters of this kind", len(names)), Evidence("equal rows", rows or "all zero")],
             precondition=["it is so at several looks, with updates between them"],
             refute="two rows of the weight differ",

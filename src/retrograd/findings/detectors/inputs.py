@@ -9,9 +9,9 @@ import numpy as np
 
 from retrograd.findings.births import Births
 from retrograd.findings.chain import AFFINE, VIEWS, Chain, argument_of, is_float, name_of
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import Training
 from retrograd.history.facts import Input, Operation
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from retrograd.findings.chain import AFFINE, SOFTMAXES, VIEWS, Chain, argument_of, name_of
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding, Severity
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 
 THROUGH = VIEWS | {"dropout"}
 """What an activation may be followed by before the loss."""

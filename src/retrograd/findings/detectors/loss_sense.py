@@ -11,10 +11,10 @@ import numpy as np
 from retrograd.errors import RetrogradError
 from retrograd.findings.births import Births
 from retrograd.findings.chain import LOSSES, Chain, argument_of
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.loss_chain import SQUASHED, BeforeLoss, list_chains, place_of
 from retrograd.findings.finding import Evidence, Finding, Severity
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import Training
 from retrograd.sites.site import ROOT
 
@@ -194,7 +194,7 @@ class WrongSign(Detector):
                     f"{how}: it has gone from {values[0]:.3g} to {values[-1]:.3g}",
                     site=chain.listed[wrong].module,
                     step=chain.step,
-                    line=_optimizer_line(record) if maximises else chain.listed[wrong].line,
+                    line=record.optimizer_line if maximises else chain.listed[wrong].line,
                     evidence=[
                         Evidence("first loss", float(values[0])),
                         Evidence("last loss", float(values[-1]), "further away"),
@@ -202,10 +202,6 @@ class WrongSign(Detector):
                     precondition=["one optimizer alone, and the loss moves as it says"],
                     refute="the loss is to be maximised",
                 )
-
-
-def _optimizer_line(record: Record) -> str:
-    return next((made.line for made in record.optimizers.values()), "")
 
 
 def _gets_worse(values: np.ndarray[tuple[int], np.dtype[np.float64]], maximises: bool) -> bool:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import Training
 from retrograd.findings.updates import Update, is_within
 from retrograd.history.facts import Call
@@ -69,10 +69,10 @@ def list_trained(record: Record) -> dict[str, list[Update]]:
         CannotTell: there is none.
     """
     found: dict[str, list[Update]] = {}
-    models = {call.about for call in record.calls if call.name == "forward"}
+    models = {call.about for call in record.called("forward")}
     for update in record.updates:
         made = record.optimizers.get(update.optimizer)
-        names = [str(name) for group in made.groups for name in group.get("parameters", ())] if made else []
+        names = made.parameters if made else []
         for model in models:
             if model in ("", "self") or not made or any(is_within(name, model) for name in names):
                 found.setdefault(model, []).append(update)
@@ -175,7 +175,7 @@ class TrainModeInEvaluation(Detector):
             raise CannotTell("several models are trained against each other, and one may sample as it trains")
         for model, updates in list_trained(record).items():
             layers = count_modal(record, model)
-            calls = [call for call in record.calls if call.name == "forward" and call.about == model]
+            calls = [call for call in record.called("forward") if call.about == model]
             if any(not call.details.get("training", True) for call in calls):
                 continue
             wrong, periods = find_evaluations(record, model, updates)

@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from retrograd.findings.births import GREW, Birth, Births
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Kink
 
 _FOLLOWING = (

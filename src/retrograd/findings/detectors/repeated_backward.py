@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from retrograd.findings.chain import LOSSES, Chain, argument_of
-from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.zero_grad import find_root, list_updates
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding, Severity
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import number
 from retrograd.findings.updates import Update
 from retrograd.history.sink import Event
@@ -47,7 +46,7 @@ class DoubleBackward(Detector):
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
         losses, part = _losses_by_step(record), _find_part(record)
-        for optimizer, updates in list_updates(record).items():
+        for optimizer, updates in record.updates_by_program().items():
             meant = [update for update in updates if update.named("backward")]
             seen = [update for update in meant if update.step in losses]
             doubled = [update for update in seen if _is_doubled(update, losses[update.step])]
@@ -153,14 +152,14 @@ class AccumulationNotDivided(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        by_optimizer = list_updates(record)
+        by_optimizer = record.updates_by_program()
         if len(by_optimizer) >= MANY_OPTIMIZERS:
             raise CannotTell("several optimizers take turns")
         if not record.chains:
             raise CannotTell("no operations between the model's output and the loss were recorded")
         for optimizer, updates in by_optimizer.items():
             times, among = _count_micro_batches(updates)
-            if times > 1 and all(is_plain_mean(each, find_root(record, each)) for each in record.chains):
+            if times > 1 and all(is_plain_mean(each, record.root_of(each)) for each in record.chains):
                 yield self._describe(optimizer, updates, times, among)
 
     def _describe(self, optimizer: str, updates: list[Update], times: int, among: int) -> Finding:

@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.updates import Update, by_optimizer
 from retrograd.history.facts import Call
 
@@ -52,7 +52,7 @@ def list_rates(record: Record) -> dict[str, tuple[list[Update], FloatArray]]:
 
 def list_schedule(record: Record) -> list[Call]:
     """The calls of schedulers."""
-    return [call for call in record.calls if call.name == "scheduler.step"]
+    return record.called("scheduler.step")
 
 
 def loss_between(record: Record, first: int, last: int) -> float:
@@ -253,7 +253,7 @@ class SchedulerBeforeStep(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        calls = [call for call in record.calls if call.name in ("step", "scheduler.step")]
+        calls = record.called("step", "scheduler.step")
         first = next((call for call in calls if call.name == "step"), None)
         schedule = list_schedule(record)
         if first is None or not schedule:

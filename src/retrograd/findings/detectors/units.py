@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding, count_more
 from retrograd.findings.layers import Layer, Layers
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, IntArray, Training
 from retrograd.history.facts import Softmax
 
