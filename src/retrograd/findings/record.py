@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.findings.chain import Chain
+from retrograd.findings.chain import Chain, name_of
 from retrograd.findings.updates import Update, by_optimizer, find_updates
 from retrograd.history.calls import expand_calls
 from retrograd.history.facts import (
@@ -249,6 +249,27 @@ class Record:
     def chains(self) -> list[Chain]:
         """The same, as graphs."""
         return [Chain(each) for each in self.operations]
+
+    def need_chains(self) -> list[Chain]:
+        """The operations of the steps at which they were noted.
+
+        Raises:
+            CannotTell: there are none.
+        """
+        if not self.chains:
+            raise CannotTell("no operations between the model's output and the loss were recorded")
+        return self.chains
+
+    def place_of(self, chain: Chain, number: int) -> tuple[str, str]:
+        """The module of an operation, and its line: where the module was made, if it is a module for this alone.
+
+        The call of an ``nn.Softmax`` is torch's, and its line that of whoever called the outermost such module.
+        """
+        operation = chain.listed[number]
+        name = name_of(operation)
+        is_its_own = self.type_of(operation.module).lower() in (name.replace("_", ""), f"{name}1d")
+        made = self.line_of(operation.module) if is_its_own else ""
+        return operation.module, made or operation.line
 
     def root_of(self, chain: Chain) -> int:
         """The operation that backward begins from, before a scaler has multiplied it; −1 where it is not known."""

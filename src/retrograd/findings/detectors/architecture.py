@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from retrograd.findings.chain import AFFINE, VIEWS, Chain
 from retrograd.findings.detector import Detector, Words
-from retrograd.findings.detectors.loss_chain import list_chains, place_of
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Parameter
@@ -45,19 +44,18 @@ class MissingNonlinearity(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        for chain in list_chains(record):
+        for chain in record.need_chains():
             pairs = find_pairs(chain)
             if not pairs or not _is_affine(chain) or any(_narrows(chain, *pair) for pair in pairs):
                 continue
             layers = sorted({each for pair in pairs for each in pair})
-            site, line = place_of(record, chain, layers[1])
-            yield self.find(
+            yield self.find_at(
+                record,
+                chain,
+                layers[1],
                 "warning",
                 f"There is no activation between the {len(layers)} affine layers of the model, so together they are a "
                 "single affine map",
-                site=site,
-                step=chain.step,
-                line=line,
                 evidence=[
                     Evidence("affine layers one after the other", len(layers), "≥ 2"),
                     Evidence("other functions in the model", 0, "none"),

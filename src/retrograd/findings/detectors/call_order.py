@@ -208,8 +208,7 @@ class StepBeforeBackward(Detector):
             f"{optimizer} steps before backward: {len(early)} of {among} updates come between the forward and the "
             "backward pass of their batch",
             site=optimizer,
-            step=early[0].step,
-            last_step=early[-1].step,
+            span=early,
             line=early[0].call.line,
             evidence=[Evidence("updates before their backward pass", len(early), f"≥ {SHARE:.0%} of {among}")],
             precondition=["backward runs in between, and the forwards have grad mode on"],
@@ -269,8 +268,7 @@ class StepTooSeldom(Detector):
                     f"Most gradients are thrown away: of {passes} backward passes, {len(lost)} are followed by "
                     f"zero_grad before {optimizer} steps",
                     site=optimizer,
-                    step=updates[0].step,
-                    last_step=updates[-1].step,
+                    span=updates,
                     line=updates[0].call.line,
                     evidence=[Evidence("passes whose gradients are cleared unused", len(lost), f"≥ half of {passes}")],
                     precondition=["those passes are from the line of the one that is used"],

@@ -141,8 +141,7 @@ class ClipBeforeUnscale(Detector):
                     f"Gradients are clipped while still scaled: {wrong[0].name} to {bound:g} is called without "
                     f"scaler.unscale_ before it, at a scale of {scales[0]:g}",
                     site=optimizer,
-                    step=wrong[0].step,
-                    last_step=wrong[-1].step,
+                    span=wrong,
                     line=wrong[0].line,
                     evidence=[
                         Evidence("scale", scales[0], "> 1"),
@@ -191,8 +190,7 @@ class ClipOtherParameters(Detector):
                     "warning",
                     f"Clipping has no effect: {empty[0].name} is given {some}, and {optimizer} updates others",
                     site=optimizer,
-                    step=empty[0].step,
-                    last_step=empty[-1].step,
+                    span=empty,
                     line=empty[0].line,
                     evidence=[Evidence("calls that clip nothing", len(empty), f"≥ {SHARE:.0%} of {len(calls)}")],
                     precondition=["updates change parameters, so there are gradients"],

@@ -180,7 +180,7 @@ class Exploding(_Depth):
         threshold="Over at least 4 layers that have weights the norm of the outputs' gradients grows by 1000 in all, "
         "at three of four neighbours, and the loss has not fallen by a tenth.",
         source="AutoTrainer: a ratio above 70; raised to 1000 by us.",
-        guard="A loss that falls; a single layer that makes the growth; sums that are no stack.",
+        guard="A loss that falls; a single layer that makes the growth; sums that are no chain.",
         repair="Use weights of variance 2/fan_in, a norm after each layer, or clip the norm of the gradient.",
     )
     explains = (
@@ -273,8 +273,7 @@ class HooksScale(Detector):
             f"{layer.path}:bias is "
             f"{factor:.3g} times the sum of the output's gradient at each of {len(factors)} steps.",
             site=str(layer.site),
-            step=record.first_step,
-            last_step=record.last_step,
+            span=record,
             line=layer.line,
             evidence=[Evidence("sum of the bias's gradient over the output's", factor, f"off 1 by {APART:g}")],
             precondition=["the factor is the same at all steps", "the sums do not cancel", "there is one rank"],
@@ -287,8 +286,7 @@ class HooksScale(Detector):
             f"Something makes the gradient of {layer.path}:weight small: it is {np.median(shares):.2g} of what the "
             "gradient of the bias and the layer's input say, at all steps.",
             site=f"{layer.path}:weight",
-            step=record.first_step,
-            last_step=record.last_step,
+            span=record,
             line=layer.line,
             evidence=[Evidence("norm over ‖∂L/∂b‖·rms(x)·√fan_in", float(np.median(shares)), f"< {LOW:g}")],
             precondition=["it is so at all steps", "the input is not zero"],

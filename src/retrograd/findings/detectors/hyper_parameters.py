@@ -156,8 +156,7 @@ class AdamEpsilon(Detector):
             f"ε of {name} is {epsilon:g}, and its gradients are {size:.2g}: updates are {share:.2g} of the learning "
             "rate.",
             site=name,
-            step=record.first_step,
-            last_step=record.last_step,
+            span=record,
             line=record.optimizers[name].line,
             evidence=[
                 Evidence("ε over the median gradient", epsilon / size if size else float("inf"), "> 10"),
@@ -226,8 +225,7 @@ class Momentum(Detector):
             "warning",
             f"The {what} of {name} is {value:g}: {lasts}; {settles}.",
             site=name,
-            step=record.first_step,
-            last_step=record.last_step,
+            span=record,
             line=record.optimizers[name].line,
             evidence=[Evidence(what, value, bound), Evidence("loss at the end", record.once(Training).late)],
             precondition=["the loss does not end at its lowest, or β₁ is above √β₂"],
@@ -267,8 +265,7 @@ class ClipAlwaysOn(Detector):
             "warning" if costs else "note",
             f"clip_grad_norm_(max_norm={bounds[0]:g}) leaves {usual:.2g} of the gradient at {(left < SHARE).sum()} of "
             f"{len(calls)} steps: the learning rate is in truth that much smaller.",
-            step=calls[0].step,
-            last_step=calls[-1].step,
+            span=calls,
             line=calls[0].line,
             evidence=[
                 Evidence("max_norm over the norm, median", usual, f"< {SHARE:g}"),

@@ -217,8 +217,7 @@ class ConstantInput(Detector):
             "warning",
             f"The input {name} holds nothing but {listed[0].min:g} in all {len(listed)} batches that were looked at",
             site=name,
-            step=listed[0].step,
-            last_step=listed[-1].step,
+            span=listed,
             evidence=[
                 Evidence("smallest element", listed[0].min, "= the largest"),
                 Evidence("largest element", listed[0].max),

@@ -7,10 +7,10 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
-from retrograd.findings.chain import AFFINE, SOFTMAXES, VIEWS, Chain, argument_of, name_of
-from retrograd.findings.detector import Detector, Words
+from retrograd.findings.chain import AFFINE, SOFTMAXES, VIEWS, Chain, argument_of
+from retrograd.findings.detector import Detector, OperationDetector, Words
 from retrograd.findings.finding import Evidence, Finding, Severity
-from retrograd.findings.record import CannotTell, Record
+from retrograd.findings.record import Record
 
 THROUGH = VIEWS | {"dropout"}
 """What an activation may be followed by before the loss."""
@@ -22,37 +22,12 @@ SQUASHED = (
 """What a loss that is applied to the wrong thing leads to."""
 
 
-def list_chains(record: Record) -> list[Chain]:
-    """The operations of the steps at which they were noted.
-
-    Raises:
-        CannotTell: there are none.
-    """
-    if not record.chains:
-        raise CannotTell("no operations between the model's output and the loss were recorded")
-    return record.chains
-
-
-def place_of(record: Record, chain: Chain, number: int) -> tuple[str, str]:
-    """The module of an operation, and its line: that of the module's construction where it is a module for this alone.
-
-    The call of an ``nn.Softmax`` is torch's, and its line that of whoever called the outermost such module.
-    """
-    operation = chain.listed[number]
-    is_its_own = record.type_of(operation.module).lower() in (
-        name_of(operation).replace("_", ""),
-        f"{name_of(operation)}1d",
-    )
-    made = record.line_of(operation.module) if is_its_own else ""
-    return operation.module, made or operation.line
-
-
 class BeforeLoss(Detector):
     """An activation that stands before a loss that it does not suit."""
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        for chain in list_chains(record):
+        for chain in record.need_chains():
             for loss in chain.losses():
                 maker = chain.maker(loss, 0, THROUGH)
                 found = self.judge(chain, loss, maker) if maker >= 0 else None
@@ -67,13 +42,14 @@ class BeforeLoss(Detector):
     def _describe(
         self, record: Record, chain: Chain, loss: int, maker: int, severity: Severity, message: str
     ) -> Finding:
-        module, line = place_of(record, chain, maker)
+        line = record.place_of(chain, maker)[1]
         is_layer = chain.name(maker) in AFFINE | {"add"}  # with which nothing is wrong: something is missing behind it
-        return self.find(
+        return self.find_at(
+            record,
+            chain,
+            maker,
             severity,
             message,
-            site=module,
-            step=chain.step,
             line=chain.listed[loss].line if is_layer or not line else line,
             evidence=[
                 Evidence("what makes the loss's input", chain.name(maker)),
@@ -269,7 +245,7 @@ class BceOnLogits(BeforeLoss):
         return "critical", f"binary_cross_entropy is given the result of {what}, where it expects numbers from 0 to 1"
 
 
-class DropoutMisplaced(Detector):
+class DropoutMisplaced(OperationDetector):
     """Dropout where it falsifies the output, or leaves next to nothing."""
 
     slug = "dropout-misplaced"
@@ -284,16 +260,8 @@ class DropoutMisplaced(Detector):
     )
     explains = ("loss-noisy", "loss-flat", "learning-rate-too-low", "dead-units", "exploding", "learning-rate-too-high")
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        for chain in list_chains(record):
-            for number in sorted(chain.of_loss):
-                found = self._judge(record, chain, number)
-                if found is not None:
-                    yield found
-                    return
-
-    def _judge(self, record: Record, chain: Chain, number: int) -> Finding | None:
+    def judge(self, record: Record, chain: Chain, number: int) -> Finding | None:
+        """See :class:`OperationDetector`."""
         p = drop_rate(chain, number)
         if not p:
             return None
@@ -302,7 +270,6 @@ class DropoutMisplaced(Detector):
             loss = _loss_by_hand(chain, number)
         if loss is None and p < 0.9:
             return None
-        module, line = place_of(record, chain, number)
         if loss is not None:
             message = (
                 f"Dropout (p = {p:g}) is the last thing before {chain.name(loss)}, so {p:.0%} of the model's outputs "
@@ -310,12 +277,12 @@ class DropoutMisplaced(Detector):
             )
         else:
             message = f"Dropout drops {p:.0%} of what it is given, and leaves next to nothing to learn from"
-        return self.find(
+        return self.find_at(
+            record,
+            chain,
+            number,
             "warning",
             message,
-            site=module,
-            step=chain.step,
-            line=line,
             evidence=[Evidence("p", p, "> 0 before the loss, or ≥ 0.9 anywhere")],
             precondition=["it runs in training mode, and the loss depends on it"],
             refute="outputs are dropped on purpose, as in a consistency loss",

@@ -12,7 +12,7 @@ from retrograd.errors import RetrogradError
 from retrograd.findings.births import Births
 from retrograd.findings.chain import LOSSES, Chain, argument_of
 from retrograd.findings.detector import Detector, Words
-from retrograd.findings.detectors.loss_chain import SQUASHED, BeforeLoss, list_chains, place_of
+from retrograd.findings.detectors.loss_chain import SQUASHED, BeforeLoss
 from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import Training
@@ -81,7 +81,7 @@ class BoundedOutput(BeforeLoss):
         yield from found or self._hold_against_targets(record)
 
     def _hold_against_targets(self, record: Record) -> Iterator[Finding]:
-        for chain in list_chains(record):
+        for chain in record.need_chains():
             made = _find_output(chain)
             if made is None or chain.name(made) not in BOUNDS:
                 continue
@@ -99,7 +99,7 @@ class BoundedOutput(BeforeLoss):
         is_below = reach.low < low
         bound, found = (low, reach.low) if is_below else (high, reach.high)
         side, there = ("below", "below") if is_below else ("above", "above")
-        site, line = place_of(record, chain, made)
+        site, line = record.place_of(chain, made)
         return self.find(
             "critical",
             f"The output ends in {name} and cannot be {side} {bound:g}, and targets are: some lie {there} {found:.3g}",
@@ -179,7 +179,7 @@ class WrongSign(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        chains = list_chains(record)
+        chains = record.need_chains()
         if len(record.optimizers) > 1:
             raise CannotTell("several optimizers may work against each other")
         values = record.loss.values[np.isfinite(record.loss.values)]
@@ -303,7 +303,7 @@ class SummedLoss(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        chain = list_chains(record)[0]
+        chain = record.need_chains()[0]
         loss = chain.loss
         is_sum = chain.name(loss) in LOSSES and argument_of(chain.listed[loss], "reduction") == "sum"
         plain = all(name.startswith("SGD") for name in record.optimizers)

@@ -83,8 +83,7 @@ class MissingGradient(Detector):
             f"{list_names(names)} {verb}, in {steps} steps in which {list_names(list(trained), 1)} "
             f"{'does' if len(trained) == 1 else 'do'}{_tell_reason(kind, lost, path)}",
             site=path,
-            step=record.first_step,
-            last_step=record.last_step,
+            span=record,
             line=lost.line if lost is not None else record.line_of(path),
             evidence=[
                 Evidence("steps with a gradient", 0, "= 0"),
@@ -197,8 +196,7 @@ class NotOptimized(Detector):
             f"{list_names(alone)} {verb} in {steps} steps and {'are' if len(alone) > 1 else 'is'} in no optimizer, "
             f"{tail}",
             site=path,
-            step=record.first_step,
-            last_step=record.last_step,
+            span=record,
             line=record.optimizer_line or record.line_of(path),
             evidence=[
                 Evidence("parameters with gradients in no optimizer", len(alone), "> 0"),
@@ -271,8 +269,7 @@ class LayersInAList(Detector):
             f"{'they stand' if several else 'it stands'} in a Python list or dict, and no optimizer holds "
             f"{'them' if several else 'it'}",
             site=first,
-            step=record.first_step,
-            last_step=record.last_step,
+            span=record,
             line=record.line_of(first) or _first_line(record, first),
             evidence=[
                 Evidence("layers", len(roots), "> 0"),

@@ -191,8 +191,7 @@ class TrainModeInEvaluation(Detector):
             f"The model is evaluated in training mode, with {layers} that behave as in training: {periods} "
             f"evaluation{'s' if periods > 1 else ''}, none of them in eval mode",
             site="" if model in ("", "self") else model,
-            step=wrong[0].step,
-            last_step=wrong[-1].step,
+            span=wrong,
             line=wrong[0].line,
             evidence=[
                 Evidence("forwards without backward in training mode", len(wrong), "> 0"),

@@ -68,8 +68,7 @@ class Underflow(Detector):
             "the "
             f"smallest normal number of float16; so it is at {len(low)} of {len(sites)} places.",
             site=str(site.value),
-            step=record.first_step,
-            last_step=record.last_step,
+            span=record,
             line=record.line_of(site.path),
             evidence=[
                 Evidence("share of zeros", zeros, "> 0.2, or > 0.05 where nearly all the rest is small"),

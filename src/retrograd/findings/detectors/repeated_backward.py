@@ -75,8 +75,7 @@ class DoubleBackward(Detector):
             "warning",
             message,
             site=optimizer,
-            step=doubled[0].step,
-            last_step=doubled[-1].step,
+            span=doubled,
             line=passes[-1].line,
             evidence=[
                 Evidence("passes before an update", len(passes), "> 1"),
@@ -177,8 +176,7 @@ class AccumulationNotDivided(Detector):
             f"Gradients of {times} micro-batches are added up before each update and no loss is divided by {times}: "
             f"{effect}",
             site=optimizer,
-            step=updates[0].step,
-            last_step=updates[-1].step,
+            span=updates,
             line=updates[0].named("backward")[0].line,
             evidence=[
                 Evidence("micro-batches before an update", times, "> 1"),

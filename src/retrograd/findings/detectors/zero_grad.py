@@ -121,8 +121,7 @@ class MisplacedZeroGrad(Detector):
             f"{optimizer} is given cleared gradients: zero_grad is called between backward and step before "
             f"{len(cleared)} of {among} updates, so nothing is learned",
             site=optimizer,
-            step=cleared[0].step,
-            last_step=cleared[-1].step,
+            span=cleared,
             line=call.line if call else "",
             evidence=[Evidence("updates from cleared gradients", len(cleared), f"> {SHARE:g} of {among}")],
             precondition=[f"what is cleared are the parameters of {optimizer}"],
@@ -137,8 +136,7 @@ class MisplacedZeroGrad(Detector):
             f"zero_grad is called between the micro-batches of {optimizer}: of {len(passes)} backward passes before "
             f"an update the gradients of {len(unused)} are cleared, though the loss is divided for their sum",
             site=optimizer,
-            step=lost[0].step,
-            last_step=lost[-1].step,
+            span=lost,
             line=next((call.line for call in lost[-1].before if clears(call, optimizer, record.optimizers)), ""),
             evidence=[
                 Evidence("updates before which gradients are cleared unused", len(lost), f"> {SHARE:g} of {among}")
