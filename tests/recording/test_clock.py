@@ -36,15 +36,13 @@ class Driver:
         self.buffers = ModeBuffers(Settings())
         self.emitted: list[tuple[Moment, str]] = []
         self.leader = Leader()
-        self.clock = Clock(schedule or every(1), self.buffers, self, Led(self.leader), touched, 0)
+        self.clock = Clock(schedule or every(1), self.buffers, self.emit, Led(self.leader), touched, 0)
         self.notes: dict[Mode, list[str]] = {mode: [] for mode in Mode}
         self.forwards = 0
 
-    def emit(self, buffer: ModeBuffer, moment: Moment) -> None:
+    def emit(self, buffer: ModeBuffer, moment: Moment, is_closing: bool) -> None:
         self.emitted.append((moment, " ".join(self.notes[buffer.mode])))
         self.notes[buffer.mode].clear()
-
-    close = emit
 
     def forward(self, mode: Mode = Mode.GRAD, *, training: bool = True, failed: bool = False, root: int = ROOT) -> None:
         self.clock.forward_begins(root, mode, training)

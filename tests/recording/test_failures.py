@@ -12,7 +12,7 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.errors import RetrogradWarning
-from retrograd.recording.parameter_watch import UpdateTap
+from retrograd.recording.parameter_watch import UpdateRecorder
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.statistics.slab import UnreadableTensorError
 from tests.recording.collector import Collector, collect
@@ -200,7 +200,7 @@ def test_where_warnings_are_errors_a_fault_is_printed(capsys: pytest.CaptureFixt
 
 BROKEN = [
     "clock.forward_begins", "clock.forward_ends", "clock.enter_backward", "clock.leave_backward", "clock.end_step",
-    "_steps.update_begins", "_steps.ends_step", "_sink.add_rows", "_sink.add_event", "make_site_recorder",
+    "_steps.update_begins", "_steps.ends_step", "_sink.add_rows", "_sink.add_event", "_factory.make_site_recorder",
 ]  # fmt: skip
 
 
@@ -230,7 +230,7 @@ def test_what_was_being_done_is_never_taken_for_a_site(monkeypatch: pytest.Monke
         raise UnreadableTensorError("it lies elsewhere")
 
     net, _, optimizer = make_net()
-    monkeypatch.setattr(UpdateTap, "begin", refuse)
+    monkeypatch.setattr(UpdateRecorder, "begin", refuse)
     with warnings.catch_warnings(), collect(net) as seen:
         warnings.simplefilter("ignore", RetrogradWarning)
         train(net, optimizer)

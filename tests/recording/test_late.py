@@ -90,8 +90,7 @@ def test_who_was_not_called_since_is_late() -> None:
 
     never, old, current = calls = [Calls(0), Calls(1), Calls(2)]
     buffer = ModeBuffer(Mode.GRAD, lambda device: None, None)  # type: ignore[arg-type, return-value]
-    late = LateGradients()
-    late.calls += calls
+    late = LateGradients(calls)  # type: ignore[arg-type]
     assert late.find(buffer) == {}
     late.note(np.array([1], np.int32).tobytes())
     late.close(buffer, Moment(0))

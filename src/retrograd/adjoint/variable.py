@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.adjoint.numerics import draw_like
-from retrograd.hooks.names import argument_names
+from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
 
 
@@ -47,14 +47,9 @@ def name_arguments(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[tuple[Keys, ...], Tensor]]:
     """Each tensor once, with the keys of all places where it is given: a query may be the key and the value too."""
-    names, rest = argument_names(module)
-    bound: dict[str, Any] = dict(zip(names, args, strict=False))
-    if len(args) > len(names):
-        bound[rest] = args[len(names) :]
-    bound.update(kwargs)
     places: dict[int, list[Keys]] = {}
     tensors: dict[int, Tensor] = {}
-    for keys, tensor in flatten(bound, ("input",)):
+    for keys, tensor in flatten(ArgumentNames(module).bind(args, kwargs), ("input",)):
         places.setdefault(id(tensor), []).append(keys)
         tensors[id(tensor)] = tensor
     for identity, tensor in tensors.items():

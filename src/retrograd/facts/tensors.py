@@ -19,7 +19,7 @@ from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Buffer, Input, Parameter, tell_number
 from retrograd.history.sink import Moment, Phase
 from retrograd.hooks.engine import grad_enabled
-from retrograd.hooks.names import argument_names, walk_buffers, walk_parameters
+from retrograd.hooks.names import ArgumentNames, walk_buffers, walk_parameters
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.storages import count_same_rows, first_bytes
 from retrograd.sites.site import ROOT, Site
@@ -212,7 +212,7 @@ class InputSource(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._models: WeakKeyDictionary[nn.Module, tuple[str, list[str], str]] = WeakKeyDictionary()
+        self._models: WeakKeyDictionary[nn.Module, tuple[str, ArgumentNames]] = WeakKeyDictionary()
         self._names: dict[tuple[str, tuple[str, ...]], str] = {}
         self._readings = Readings()
         self._pending: list[tuple[int, int, Phase, Head]] = []
@@ -222,7 +222,7 @@ class InputSource(FactSource):
 
     def model_added(self, name: str, model: nn.Module) -> None:
         """A model is recorded from now on."""
-        self._models[model] = (name or ROOT, *argument_names(model))
+        self._models[model] = (name or ROOT, ArgumentNames(model))
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
@@ -234,14 +234,14 @@ class InputSource(FactSource):
             self._seen.clear()
         known = self._models.get(model)
         if known is None:
-            known = self._models[model] = (self.host.name_module(model) or ROOT, *argument_names(model))
-        name, names, rest = known
+            known = self._models[model] = (self.host.name_module(model) or ROOT, ArgumentNames(model))
+        name, names = known
         has_grad = grad_enabled()
         if (name, has_grad) in self._seen:
             return
         self._seen.add((name, has_grad))
         phase: Phase = "no_grad" if not has_grad else "train" if model.training else "eval"
-        for keys, tensor in _bind(arguments, names, rest):
+        for keys, tensor in _bind(arguments, names):
             self._read(step, phase, self._name(name, keys), tensor)
 
     def drain(self) -> None:
@@ -279,15 +279,12 @@ class InputSource(FactSource):
             self.host.note_many(Input, name, {"shape": shape, "dtype": dtype}, _EACH, texts, Moment(self._step))
 
 
-def _bind(arguments: Any, names: list[str], rest: str) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+def _bind(arguments: Any, names: ArgumentNames) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
     args, kwargs = arguments
-    if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor) and names:  # nearly always
-        yield ("input", names[0]), args[0]
+    if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor) and names.names:  # nearly always
+        yield ("input", names.names[0]), args[0]
         return
-    bound = dict(zip(names, args, strict=False))
-    if len(args) > len(names):
-        bound[rest] = args[len(names) :]
-    for count, found in enumerate(flatten(bound | kwargs, ("input",))):
+    for count, found in enumerate(flatten(names.bind(args, kwargs), ("input",))):
         if count == _MOST:
             return
         yield found

@@ -14,7 +14,7 @@ from retrograd.errors import FeatureError
 from retrograd.features.feature_sites import EVERY_CALL, SLOTS, FeatureSite, Slot, find_feature_sites
 from retrograd.hooks.nested import flatten, replace_tensors
 from retrograd.hooks.readings import Reading, WayOut, read_calls
-from retrograd.sites.glob import translate_glob
+from retrograd.sites.pattern import translate_glob
 from retrograd.sites.site import Site, parse_site
 
 _Names = tuple[str, str]

@@ -1,4 +1,4 @@
-"""What a Function's ``forward`` takes, and how one call fills it: torch's ``apply`` knows positions only."""
+"""The arguments of a Function's ``forward``, and how one call fills them: torch's ``apply`` knows positions only."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Arguments:
         return values, names, positions
 
     def shapes_of(self, names: tuple[str, ...], values: tuple[Any, ...]) -> list[Shape]:
-        """Those that gradients of these arguments are to have; None where there is none."""
+        """The shapes that gradients of these arguments are to have; None where there is none."""
         shapes = [value.shape if isinstance(value, Tensor) else None for value in values]
         if not self._auxiliary:
             return shapes

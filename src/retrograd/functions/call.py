@@ -1,4 +1,4 @@
-"""One call of a Function: what its static methods have to know, from the forward to the last backward."""
+"""A call of a Function: what its static methods have to know, from the forward to the last backward."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Shape = torch.Size | None
 
 
 class FunctionCall:
-    """One call of one instance. It holds no tensor, and only the node of the call holds it.
+    """A call of one instance. It holds no tensor, and only the node of the call holds it.
 
     Args:
         function: the instance.
@@ -68,7 +68,7 @@ class FunctionCall:
         return values[: self.positions], dict(zip(self.names[self.positions :], values[self.positions :], strict=True))
 
     def uncover(self, output: Any) -> Any:
-        """What ``forward`` returned, without the marks of what is auxiliary; they are noted here.
+        """Take the marks of what is auxiliary off what ``forward`` returned, and note them.
 
         Raises:
             FunctionError: autograd would not see the tensors in it.
@@ -91,18 +91,18 @@ class FunctionCall:
         return plain if isinstance(output, tuple) else plain[0]
 
     def auxiliary_tensors(self, output: Any) -> list[Tensor]:
-        """Those of the outputs that are never to require grad."""
+        """The outputs that are never to require grad."""
         outputs = output if isinstance(output, tuple) else (output,)
         return [each for each, hidden in zip(outputs, self.hidden, strict=True) if hidden and isinstance(each, Tensor)]
 
     def of_outputs(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Of one thing for each output, those of the outputs that have a gradient."""
+        """Pick, of one thing for each output, those of the outputs that have a gradient."""
         if not self.hidden:
             return given
         return tuple([each for each, hidden in zip(given, self.hidden, strict=True) if not hidden])
 
     def for_outputs(self, returned: Any) -> Any:
-        """What ``jvp`` returned for the outputs that have a tangent, as one for each output: None for the others.
+        """Arrange what ``jvp`` returned for the outputs that have a tangent, one for each output: None for others.
 
         Raises:
             FunctionError: there are too few or too many.
@@ -124,7 +124,7 @@ class FunctionCall:
         return tuple([None if shape is None else each for each, shape in zip(tangents, self.shapes, strict=True)])
 
     def arrange_gradients(self, returned: Any) -> tuple[Tensor | None, ...]:
-        """What ``backward`` returned, as one gradient for each value that ``apply`` was given.
+        """Arrange what ``backward`` returned, as one gradient for each value that ``apply`` was given.
 
         Raises:
             FunctionError: there are too few or too many, one has a name that is none of the arguments, is no

@@ -185,7 +185,7 @@ def _make_called(cls: type[Function]) -> type[Function]:
 
 
 def _written_methods(cls: type[Function]) -> dict[str, Callable[..., Any]]:
-    """Those that torch calls, by name."""
+    """The methods that torch calls, by name."""
     if hasattr(cls, "vjp"):
         raise FunctionError(f"{cls.__name__} has a method vjp.", repair="call it backward.")
     methods = {}

@@ -24,7 +24,7 @@ from retrograd.memory.memory import Memory
 
 
 class _ThreadMemories(threading.local):
-    """What one thread remembers with.
+    """Memories that stand for others in one thread.
 
     Attributes:
         recalled: what stands for the memory of a Function, by its identity.
@@ -49,7 +49,7 @@ def note_memory(function: object, memory: Memory) -> None:
 
 
 def recalled_memory(function: object) -> Memory | None:
-    """What stands for the memory of a Function in this thread now."""
+    """The memory that stands for a Function's own in this thread now."""
     return _here.recalled.get(id(function)) if _here.recalled else None
 
 
@@ -117,7 +117,7 @@ class Remembering(nn.Module):
 
     @property
     def memory(self) -> Memory:
-        """What is remembered; in a forward that is computed again, what was remembered when it first ran."""
+        """The memory; in a forward that is computed again, what was remembered when it first ran."""
         return recalled_memory(self) or self._memory
 
     def remember(self, name: str, value: Tensor, last: int = 8) -> None:
@@ -158,7 +158,7 @@ class Remembering(nn.Module):
         return Remembered(self.memory)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What the memory holds, for the ``state_dict``. A subclass may add to it."""
+        """The contents of the memory, for the ``state_dict``. A subclass may add to it."""
         with _lock:
             return self.memory.state_dict()
 

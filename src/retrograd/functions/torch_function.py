@@ -52,7 +52,7 @@ def redecorate(method: Method, decorators: list[Decorator]) -> Method:
 
 
 def _decorator_of(method: Method) -> Decorator | None:
-    """Which of torch's decorators made this function, with its options."""
+    """Find out which of torch's decorators made this function, with its options."""
     code = getattr(method, "__code__", None)
     for decorator in _KNOWN:
         if code in decorator.__code__.co_consts:  # the function that it defines and returns

@@ -38,85 +38,9 @@ def count_steps(optimizer: Optimizer) -> int:
     return _count(_STEPS, optimizer)
 
 
-def hooked_call() -> int:
-    """Identity of the frame of the module call whose hook is running; 0 where torch's own code calls none."""
-    frame = _find_call(sys._getframe(1))
-    return id(frame) if frame is not None else 0
-
-
-def hooked_calls() -> tuple[int, int]:
-    """Identities of the frames of the module call whose hook is running, and of the call around it; 0 for none."""
-    inner = _find_call(sys._getframe(1))
-    outer = _find_call(inner.f_back) if inner is not None else None
-    return id(inner) if inner is not None else 0, id(outer) if outer is not None else 0
-
-
-def running_calls() -> set[int]:
-    """Identities of the frames of all module calls on this thread's stack."""
-    found = set()
-    frame = _find_call(sys._getframe(1))
-    while frame is not None:
-        found.add(id(frame))
-        frame = _find_call(frame.f_back)
-    return found
-
-
-class CallInFrame(Protocol):
-    """A call of a module, as somebody who listens to calls notes it; ``frame`` is the identity of its frame."""
-
-    frame: int
-
-    def end(self) -> None:
-        """End it: it has ended, or was left."""
-
-
-C = TypeVar("C", bound=CallInFrame)
-
-
-class CallStack(Generic[C]):
-    """Calls of modules that run in one thread, to be told of each beginning and end by hooks of the modules.
-
-    Calls that were left without a word end when another one begins.
-
-    Attributes:
-        running: the calls, the innermost last.
-    """
-
-    def __init__(self) -> None:
-        self.running: list[C] = []
-
-    def begin_call(self) -> int:
-        """Return the frame of the module call whose hook is running, to be put on the stack."""
-        frame, around = hooked_calls()
-        if self.running and self.running[-1].frame != around:
-            self.settle(frame)
-        return frame
-
-    def end_call(self) -> None:
-        """End the call whose hook is running, and those within it."""
-        frame = hooked_call()
-        running = self.running
-        is_known = bool(running) and (running[-1].frame == frame or any(call.frame == frame for call in running))
-        while is_known:
-            call = running[-1]
-            call.end()
-            running.pop()
-            is_known = call.frame != frame
-
-    def settle(self, beginning: int = 0) -> None:
-        """End calls that were left without a word.
-
-        Args:
-            beginning: frame of a call that begins. If an older call has it, that one is over: frames that end are
-                used again.
-        """
-        running = self.running
-        if not running:
-            return
-        alive = running_calls() - {beginning}
-        while running and (running[-1].frame not in alive or any(call.frame == beginning for call in running)):
-            running[-1].end()
-            running.pop()
+def hooked_call() -> FrameType | None:
+    """The frame of the module call whose hook is running; None where torch's own code calls none."""
+    return _find_call(sys._getframe(1))
 
 
 def running_module() -> nn.Module | None:
@@ -147,6 +71,69 @@ OUTSIDE = -1
 """What torch says is the number of the running backward pass when none runs."""
 
 _last = attrgetter("last")
+
+
+class RunningCall(Protocol):
+    """A call that is on a :class:`CallStack`.
+
+    Attributes:
+        frame: identity of the frame in which torch makes it.
+        around: the call around it; None if there is none.
+    """
+
+    frame: int
+    around: Any
+
+    def leave(self) -> None:
+        """Take back what was set for it. An interrupt may come at any time, and then this is called again."""
+
+
+Call = TypeVar("Call", bound=RunningCall)
+
+
+class CallStack(Generic[Call]):
+    """Calls of modules that run in one thread, one within the other.
+
+    Attributes:
+        top: the innermost.
+    """
+
+    def __init__(self) -> None:
+        self.top: Call | None = None
+
+    def settle(self, beginning: FrameType | None = None) -> None:
+        """Forget calls that are over without having been closed.
+
+        Args:
+            beginning: the frame of a call that begins, which is no other's: frames that end are used again.
+        """
+        if self.top is None:
+            return
+        inner = sys._getframe(1) if beginning is None else beginning.f_back
+        outer = inner
+        while outer is not None and id(outer) != self.top.frame:
+            outer = outer.f_back
+        if outer is None:
+            running = set(_identities(inner))
+            while self.top is not None and self.top.frame not in running:
+                self.drop()
+
+    def pop(self, frame: int) -> Call | None:
+        """End the call in the frame with this identity, and those within it; None if it is not known."""
+        call = self.top
+        while call is not None and call.frame != frame:
+            call = call.around
+        if call is not None:
+            while self.top is not call.around:
+                self.drop()
+        return call
+
+    def drop(self) -> None:
+        """Forget the innermost call."""
+        call = self.top
+        assert call is not None
+        call.leave()
+        self.top = call.around
 
 
 class Tree(Protocol):
@@ -187,6 +174,12 @@ class ModuleCall:
         self.begin = self.end = time.perf_counter_ns()
         self.first = self.last = next_sequence_number()
 
+    def leave(self) -> None:
+        """Undo what was done for it."""
+        if self.undo is not None:
+            self.undo()
+            self.undo = None
+
     def count(self) -> None:
         """Find which call of its module this is."""
         if self.around is not None and self.is_wrapped:
@@ -195,24 +188,24 @@ class ModuleCall:
             self.call = self.seen[self.path] = self.seen.get(self.path, 0) + 1
 
 
-class CallLog:
-    """The module calls of one thread.
+class CallLog(CallStack[ModuleCall]):
+    """The module calls of one thread, those that run and those that have ended.
 
     Attributes:
         thread: number of the thread.
-        top: the innermost call that runs.
         ended: those that have ended, in the order of their ends.
     """
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self.thread = threading.get_ident()
-        self.top: ModuleCall | None = None
         self.ended: list[ModuleCall] = []
         self._limit = limit
 
     def open(self, module: nn.Module, frame: FrameType, names: Names, logs: Iterable[CallLog]) -> ModuleCall | None:
         """A module is called in this frame; None if it has no name."""
-        around = self._settle(frame) if self.top is not None else None
+        self.settle(frame)
+        around = self.top
         is_recomputed = current_graph_task() != OUTSIDE
         tree = around.tree if around is not None else names.tree_of(module, is_recomputed=is_recomputed)
         path = tree.path_of(module) if tree is not None else None
@@ -227,12 +220,8 @@ class CallLog:
 
     def close(self, frame: int) -> ModuleCall | None:
         """The module call of the frame with this identity is over; None if it was not told of."""
-        call = self.top
-        while call is not None and call.frame != frame:
-            call = call.around
+        call = self.pop(frame)
         if call is not None:
-            while self.top is not call.around:
-                self.drop()
             call.end = time.perf_counter_ns()
             call.last = next_sequence_number()
             call.tree = None
@@ -242,15 +231,6 @@ class CallLog:
                 del self.ended[: self._limit // 2]
         return call
 
-    def drop(self) -> None:
-        """Forget the innermost call."""
-        call = self.top
-        assert call is not None
-        self.top = call.around
-        if call.undo is not None:
-            call.undo()
-            call.undo = None
-
     def call_at(self, number: int) -> ModuleCall | None:
         """The innermost call in which a node with this number can have been made."""
         index = bisect_right(self.ended, number, key=_last)
@@ -258,18 +238,6 @@ class CallLog:
         while call is not None and call.first > number:
             call = call.around
         return call
-
-    def _settle(self, frame: FrameType) -> ModuleCall | None:
-        """Forget calls that are over; returns the one around this frame."""
-        assert self.top is not None
-        outer = frame.f_back
-        while outer is not None and id(outer) != self.top.frame:
-            outer = outer.f_back
-        if outer is None:
-            running = set(_identities(frame.f_back))
-            while self.top is not None and self.top.frame not in running:
-                self.drop()
-        return self.top
 
 
 def frame_of_call() -> FrameType:

@@ -226,12 +226,39 @@ def _join(path: str, module: nn.Module, key: str) -> str:
 _NO_TENSORS = frozenset({"bool", "int", "str", "None"})
 
 
-def argument_names(module: nn.Module) -> tuple[list[str], str]:
-    """Names of a module's positional arguments, and the name under which further ones go."""
-    parameters = _parameters_of(module)
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
-    return names, rest
+class ArgumentNames:
+    """Names what a module is called with.
+
+    Args:
+        module: the module, which is not held.
+
+    Attributes:
+        names: those of its positional arguments.
+        rest: the name under which further ones go.
+    """
+
+    __slots__ = ("names", "rest")
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = _parameters_of(module)
+        self.names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self.rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by their names."""
+        bound = dict(zip(self.names, args, strict=False))
+        if len(args) > len(self.names):
+            bound[self.rest] = args[len(self.names) :]
+        bound.update(kwargs)
+        return bound
+
+    def unbind(
+        self, bound: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Named arguments in the form of this call, which they take the place of."""
+        names = self.names[: len(args)]
+        rest = bound[self.rest] if len(args) > len(names) else ()
+        return (*(bound[name] for name in names), *rest), {name: bound[name] for name in kwargs}
 
 
 def spread_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

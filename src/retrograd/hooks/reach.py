@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from retrograd.hooks.backward import EngineRun
+from retrograd.hooks.nested import flatten
 from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, number_of, root_edges, variable_of
 
 _NOWHERE = -1
@@ -290,6 +291,13 @@ class DeepGraphGuard:
         self._seen.append(node)
         if len(self._seen) >= FREE_DEPTH:
             self._hand_over()
+
+    def begin_forward(self, arguments: Any) -> None:
+        """A model is called with these: does it go on with the graph that was seen before?"""
+        if self.count > FREE_DEPTH and not any(
+            tensor.requires_grad and not tensor.is_leaf for _, tensor in flatten(arguments, ())
+        ):
+            self.part()
 
     def pause(self) -> None:
         """A forward is over, and the next one may go on with its graph, or the graph may be dropped before it."""

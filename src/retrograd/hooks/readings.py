@@ -14,7 +14,7 @@ from torch.nn.modules import module as module_hooks
 
 from retrograd.hooks.engine import current_graph_task, grad_enabled, is_compiling, uncompiled
 from retrograd.hooks.module import set_after, set_before
-from retrograd.hooks.names import argument_names
+from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.tables import Hook, hidden_hooks
 
 
@@ -70,10 +70,10 @@ class _OnePlace:
 
 
 class _BeforeRead(Hook):
-    __slots__ = ("_here", "_names", "_rest", "_see")
+    __slots__ = ("_here", "_names", "_see")
 
     def __init__(self, module: nn.Module, see: Callable[[dict[str, Any]], None], here: _OnePlace) -> None:
-        self._names, self._rest = argument_names(module)
+        self._names = ArgumentNames(module)
         self._see = see
         self._here = here
 
@@ -81,10 +81,7 @@ class _BeforeRead(Hook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_compiling() or not self._here.is_here():
             return
-        bound = dict(zip(self._names, args, strict=False))
-        if len(args) > len(self._names):
-            bound[self._rest] = args[len(self._names) :]
-        self._see({**bound, **kwargs})
+        self._see(self._names.bind(args, kwargs))
 
 
 class _After(Hook):

@@ -150,7 +150,7 @@ class Session:
         """No model was called with gradients switched on; was one called without?"""
         if self._search.blind_call and self._recorder is not None:
             fact = Call(name="forward", line=self._search.blind_call, details={"grad": False})
-            self._recorder.note(fact.kind, fact.name, text=fact.text)
+            self._recorder.events.note(fact.kind, fact.name, text=fact.text)
 
     def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
         unnamed = [model for model in models if model not in self._names]

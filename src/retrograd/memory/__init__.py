@@ -1,1 +1,1 @@
-"""What rules and Functions keep between calls."""
+"""Memory of rules and Functions between calls."""

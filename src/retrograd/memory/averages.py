@@ -44,7 +44,7 @@ class Mean:
 
     @property
     def count(self) -> Tensor:
-        """How many finite numbers have come, int32: of the shape of what came."""
+        """The number of finite numbers that have come, int32: of the shape of what came."""
         count: Tensor | None = self._store.get(self._count)
         return torch.tensor(0, dtype=torch.int32) if count is None else count
 
@@ -110,6 +110,6 @@ class Ema:
 
     @property
     def count(self) -> Tensor:
-        """How often something finite has come, int64, without dimensions."""
+        """The number of times that something finite has come, int64, without dimensions."""
         count: Tensor | None = self._store.get(self._count)
         return torch.tensor(0) if count is None else count

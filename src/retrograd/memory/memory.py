@@ -1,4 +1,4 @@
-"""What is remembered from call to call: numbers, averages, windows and tensors, by name."""
+"""Remembers numbers, averages, windows and tensors from call to call, by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from retrograd.memory.window import LastTensors, Window
 
 
 class Memory(Store):
-    """What a rule or a Function keeps between calls.
+    """Keeps what a rule or a Function remembers between calls.
 
         memory.put("seen", memory.get("seen", 0) + 1)      a number or a tensor as it is
         memory.mean("norm").add(gradient.norm())           then memory.mean("norm").value, .count

@@ -12,7 +12,7 @@ _KEPT_TYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.co
 
 
 def take_in(given: Tensor | float, device: torch.device | None = None) -> Tensor:
-    """What is accumulated of ``given``: detached, and in a type that can be added to for long.
+    """Detach what is to be accumulated, in a type that can be added to for long.
 
     Float64 and complex128 stay as they are, other complex types become complex64, everything else float32.
 
@@ -50,7 +50,7 @@ class Store:
         self._kept: dict[str, Kept] = {}
 
     def get(self, name: str, default: Any = None, *, device: torch.device | None = None) -> Any:
-        """What was put under a name, or ``default``.
+        """The value that was put under a name, or ``default``.
 
         Args:
             name: as it was given to ``put``.

@@ -144,7 +144,7 @@ class Window:
 
     @property
     def count(self) -> Tensor:
-        """How many numbers are held, int64."""
+        """The number of numbers that are held, int64."""
         count: Tensor | None = self._store.get(self._count)
         if count is None:
             return torch.tensor(0)

@@ -1,1 +1,1 @@
-"""How far training has got: the steps that updates end, and what losses are scaled by."""
+"""The progress of training: the steps that updates end, and what losses are scaled by."""

@@ -29,7 +29,7 @@ class LossScales:
         self._scaled: list[_Scaled] = []
 
     def add(self, losses: Iterable[torch.Tensor], scale: torch.Tensor) -> None:
-        """These losses have been multiplied by ``scale``."""
+        """Note that losses have been multiplied by ``scale``."""
         self._scaled += [_Scaled(loss, scale) for loss in losses]
         del self._scaled[:-_MOST]
 

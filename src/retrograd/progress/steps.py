@@ -1,4 +1,4 @@
-"""Which updates end a step: one answer for what is recorded and for what rules are told."""
+"""Steps, and which updates end one: one answer for what is recorded and for what rules are told."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Steps:
         return bool(self._ran) or not len(self._numbers_of)
 
     def add_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
-        """These are of the models."""
+        """Add parameters of the models."""
         for parameter in parameters:
             self._numbers_of.setdefault(parameter, None)
         for optimizer in [each for each, number in self._numbers.items() if _is_stranger(number)]:
@@ -86,7 +86,7 @@ class Steps:
         return parameter in self._numbers_of
 
     def model_runs(self, model: nn.Module) -> None:
-        """One of the models, or a part that is called by itself, runs."""
+        """A model, or a part that is called by itself, runs."""
         self._ran.add(model)
 
     def concerns(self, optimizer: Optimizer) -> bool | None:

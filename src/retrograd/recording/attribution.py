@@ -11,25 +11,24 @@ step and micro-batch of its own forward, where its activation is. Its recorder t
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from retrograd.history.sink import Moment, RowBatch
 from retrograd.recording.mode_buffer import Forward, ModeBuffer
-from retrograd.recording.module_watch import SiteRecorders, SlotWatch
+from retrograd.recording.module_watch import SiteRecorders, SlotCalls, SlotWatch
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.recording.site_table import rename_rows, take_rows
-from retrograd.recording.tensor_keeper import Kept, Source
+from retrograd.recording.tensor_keeper import Kept, KeptSource
 from retrograd.statistics.row import ROW
 
 
 @dataclass
 class Division:
-    """Whose rows are whose, and what they are called then.
+    """Tells whose rows are whose, and what they are called then.
 
     Attributes:
         owners: for each row the evaluation that it belongs to.
@@ -39,7 +38,7 @@ class Division:
 
     owners: dict[int, Forward] = field(default_factory=dict)
     rows: dict[int, int] = field(default_factory=dict)
-    tensor_recorders: dict[Source, tuple[Forward | None, TensorRecorder]] = field(default_factory=dict)
+    tensor_recorders: dict[KeptSource, tuple[Forward | None, TensorRecorder]] = field(default_factory=dict)
 
     def add(self, owner: Forward | None, tensor_recorder: TensorRecorder | None, target: TensorRecorder | None) -> None:
         """Note that what came of one recorder is this forward's, and is called as that of ``target``."""
@@ -71,7 +70,7 @@ class Division:
 def divide(
     buffer: ModeBuffer, slots: Sequence[SlotWatch], batches: Sequence[RowBatch], *, is_closing: bool
 ) -> Division | None:
-    """What is to be told apart of what was just taken from a buffer; None where nothing is.
+    """Tell evaluations and training apart in what was just taken from a buffer; None where all is of one kind.
 
     Args:
         buffer: where it was recorded.
@@ -132,16 +131,6 @@ _REMEMBERED = 8
 Rows = npt.NDArray[np.int32]
 
 
-class Waiting(Protocol):
-    """The calls of one slot, whose tensors have been hooked."""
-
-    serial: int
-    """That of its buffer when the slot was last called; 0 before the first call."""
-
-    def gradients(self) -> Iterable[TensorRecorder]:
-        """Where the gradients of those tensors go."""
-
-
 @dataclass(slots=True)
 class Closed:
     """A micro-batch that was closed.
@@ -169,21 +158,21 @@ class Closed:
 class LateGradients:
     """Finds gradients that come late.
 
-    Attributes:
-        calls: what to ask.
+    Args:
+        calls: those of every slot, whose tensors have been hooked; the list grows.
     """
 
-    def __init__(self) -> None:
-        self.calls: list[Waiting] = []
+    def __init__(self, calls: Sequence[SlotCalls]) -> None:
+        self._calls = calls
         self._open: list[bytes] = []
         self._closed: deque[Closed] = deque(maxlen=_REMEMBERED)
 
     def note(self, rows: bytes) -> None:
-        """These rows, as the bytes of int32, have been recorded for the micro-batch that is open."""
+        """Note rows, as the bytes of int32, that were recorded for the micro-batch that is open."""
         self._open.append(rows)
 
     def close(self, buffer: ModeBuffer, moment: Moment) -> None:
-        """That micro-batch is closed."""
+        """Close that micro-batch."""
         self._closed.append(Closed(buffer.opened, buffer.serial, moment, b"".join(self._open)))
         self._open.clear()
 
@@ -191,7 +180,7 @@ class LateGradients:
         """The recorders whose tensors, if any came since the buffer was opened, are of an earlier micro-batch."""
         late: dict[TensorRecorder, Closed] = {}
         opened = buffer.opened
-        for calls in self.calls:
+        for calls in self._calls:
             serial = calls.serial
             if serial < opened:
                 closed = next((each for each in self._closed if each.first <= serial <= each.last), None)

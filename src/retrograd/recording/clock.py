@@ -24,7 +24,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from retrograd.history.sink import Moment
 from retrograd.progress.steps import Steps
@@ -35,14 +34,8 @@ _PATIENCE = 2.0
 """Seconds after which forwards that wait for no backward are emitted though the step goes on."""
 
 
-class BufferOutlet(Protocol):
-    """Where buffers are emptied to."""
-
-    def emit(self, buffer: ModeBuffer, moment: Moment) -> None:
-        """A backward pass is complete, and another one over the same forward begins."""
-
-    def close(self, buffer: ModeBuffer, moment: Moment) -> None:
-        """A buffer is complete; it begins anew."""
+HandOver = Callable[[ModeBuffer, Moment, bool], None]
+"""Takes what a buffer holds: of a pass when another one over the same forward begins, or all, and it begins anew."""
 
 
 class Clock:
@@ -51,7 +44,7 @@ class Clock:
     Args:
         schedule: which steps are recorded.
         buffers: where forwards are recorded.
-        outlet: where they go when they are complete.
+        hand_over: takes what they hold when it is complete.
         steps: says whether an optimizer makes the steps.
         parameters_touched: asked, when no optimizer has been seen, whether an update was made by hand.
         step: number of the first step.
@@ -70,7 +63,7 @@ class Clock:
     __slots__ = (
         "_aside",
         "_emitted_at",
-        "_outlet",
+        "_hand_over",
         "_over",
         "_parameters_touched",
         "_paused",
@@ -98,13 +91,13 @@ class Clock:
         self,
         schedule: Schedule,
         buffers: ModeBuffers,
-        outlet: BufferOutlet,
+        hand_over: HandOver,
         steps: Steps,
         parameters_touched: Callable[[], bool],
         step: int = 0,
     ) -> None:
         self._schedule = schedule
-        self._outlet = outlet
+        self._hand_over = hand_over
         self._parameters_touched = parameters_touched
         self._steps = steps
         self._roots: list[int] = []
@@ -167,7 +160,7 @@ class Clock:
         self.buffer = buffer
 
     def forward_ends(self, root: int, failed: bool) -> None:
-        """That call has returned, or raised."""
+        """A call that began has returned, or raised."""
         if root not in self._roots:
             return
         while self._roots.pop() != root:
@@ -186,7 +179,7 @@ class Clock:
         self.on = self.awake = False
 
     def go_on(self, root: int) -> None:
-        """It has ended, if it was that model's."""
+        """Go on after such a forward, if it was that model's."""
         if self._paused is not None and self._paused[0] == root:
             _, self.on, self.awake = self._paused
             self._paused = None
@@ -231,7 +224,7 @@ class Clock:
         grad = self.buffers.grad
         if self.backward < 0 or not self.is_piped:
             if self.backward >= 0:  # a second pass over the same micro-batch
-                self._outlet.emit(grad, self.moment)
+                self._hand_over(grad, self.moment, False)
             self.backward += 1
         grad.touched = grad.reached = True
         return True
@@ -246,12 +239,12 @@ class Clock:
             self.stale = self.awake = True
 
     def step_aside(self) -> None:
-        """What comes now belongs to a computation of a node's own, and is not part of the running pass."""
+        """Begin a computation of a node's own, which is not part of the running pass."""
         self._aside.append(self.entered)
         self.entered = False
 
     def come_back(self) -> None:
-        """That computation has ended."""
+        """Go on with the pass after such a computation."""
         self.entered = self._aside.pop()
 
     # ---- updates ----
@@ -274,7 +267,7 @@ class Clock:
             moment = Moment(
                 self.step, self.micro if buffer.mode is Mode.GRAD else 0, max(self.backward, 0), buffer.phase
             )
-            self._outlet.close(buffer, moment)
+            self._hand_over(buffer, moment, True)
             buffer.restart()
             self._emitted_at = time.monotonic()
         else:

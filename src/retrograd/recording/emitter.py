@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from retrograd.history.sink import EventKind, Moment, RowBatch, Sink
-from retrograd.hooks.faults import never_raise
+from retrograd.history.sink import Moment, RowBatch, Sink
 from retrograd.recording.attribution import Closed, LateGradients, divide, split_late
 from retrograd.recording.mode_buffer import Mode, ModeBuffer
-from retrograd.recording.module_watch import SlotWatch
-from retrograd.recording.site_table import Placements, RowTable, pick_custom
-from retrograd.recording.tensor_keeper import Kept, TensorKeeper
+from retrograd.recording.site_recorder import RecorderFactory
+from retrograd.recording.site_table import pick_custom
+from retrograd.recording.taps import Taps
+from retrograd.recording.tensor_keeper import Kept
 from retrograd.sites.site import ROOT, Site
 from retrograd.statistics.row import ROW, scale_rows
-
-
-class Notes(Protocol):
-    """Takes what happened once."""
-
-    def note(
-        self, kind: EventKind, name: str = "", *, value: float = ..., text: str = "", moment: Moment | None = None
-    ) -> None:
-        """An event."""
-
-    def fault(self, site: Site | str, error: Exception) -> None:
-        """An error of ours; training goes on."""
 
 
 class Emitter:
@@ -37,43 +25,25 @@ class Emitter:
 
     Args:
         sink: where it goes.
-        rows: the numbering of rows.
-        slots: what counts calls: the watches of outputs, inputs and tensors watched by hand.
-        keeper: takes the kept tensors.
-        notes: takes events and faults.
-        late: knows gradients that come late.
-        placements: told before the rows that they speak of.
-        forget_graph: called when a forward and all its passes are over.
+        factory: has the numbering of rows, what takes kept tensors and events, and placements, which are told before
+            the rows that they speak of.
+        taps: have what counts calls: of outputs, inputs and tensors watched by hand.
 
     Attributes:
-        scale: what the gradients of the pass that is in the buffer were multiplied by; None for nothing.
         failed_at: of the last pass that raised, the module whose output's gradient came last; None where none came.
     """
 
-    def __init__(
-        self,
-        sink: Sink,
-        rows: RowTable,
-        slots: Sequence[SlotWatch],
-        keeper: TensorKeeper,
-        notes: Notes,
-        late: LateGradients,
-        placements: Placements,
-        forget_graph: Callable[[], None],
-    ) -> None:
+    def __init__(self, sink: Sink, factory: RecorderFactory, taps: Taps) -> None:
         self._sink = sink
-        self._rows = rows
-        self._slots = slots
-        self._keeper = keeper
-        self._notes = notes
-        self._late = late
-        self.fault = notes.fault
-        self._forget_graph = forget_graph
+        self._rows = factory.rows
+        self._keeper = factory.keeper
+        self._events = factory.events
+        self._placements = factory.placements
+        self._slots = taps.slots
+        self._late = LateGradients(taps.calls)
         self._numbers = b""
-        self._placements = placements
         self._losses: list[tuple[Moment, torch.Tensor, torch.Tensor | None]] = []
         self._changes: list[tuple[Moment, Site, str, torch.Tensor]] = []
-        self.scale: torch.Tensor | None = None
         self.failed_at: str | None = None
 
     def add_losses(self, moment: Moment, losses: tuple[torch.Tensor, ...], scale: torch.Tensor | None) -> None:
@@ -84,14 +54,16 @@ class Emitter:
         """A rule has changed a tensor by this share of it, a scalar on any device."""
         self._changes.append((moment, site, rule, change))
 
-    @never_raise()
-    def emit(self, buffer: ModeBuffer, moment: Moment) -> None:
-        """Hand over what a buffer holds."""
-        self._emit(buffer, moment, is_closing=False)
+    def emit(self, buffer: ModeBuffer, moment: Moment, is_closing: bool) -> None:
+        """Hand over what a buffer holds.
 
-    def _emit(self, buffer: ModeBuffer, moment: Moment, *, is_closing: bool) -> None:
+        Args:
+            buffer: the buffer.
+            moment: when it was recorded, at its last pass.
+            is_closing: its forward and all passes over it are done with.
+        """
         kept, buffer.kept = buffer.kept, []
-        scale = self._read_scale(moment) if buffer.mode is Mode.GRAD else 1.0
+        scale = self._read_scale(buffer.scale, moment)
         batches = list(_drain(buffer, moment, scale))
         division = divide(buffer, self._slots, batches, is_closing=is_closing)
         if buffer.failed:
@@ -100,37 +72,38 @@ class Emitter:
         self._emit_losses()
         self._emit_changes(moment)
         self._placements.flush()
-        for when, items in division.split_kept(moment, kept) if division else [(moment, kept)]:
-            self._keep(when, items, scale, late)
+        if kept:
+            for when, items in division.split_kept(moment, kept) if division else [(moment, kept)]:
+                self._keep(when, items, scale, late)
         if division:
             batches = [part for batch in batches for part in division.split_rows(batch)]
         for batch in batches:
             for part in split_late(batch, late) if late else (batch,):
-                self._note_rows(buffer, part)
-                self._sink.add_rows(self._rows.translate(part))
-                if self._keeper.has_triggers:  # a user's: what it raises shall cost no row
-                    self._pull_triggers(part)
-
-    @never_raise()
-    def close(self, buffer: ModeBuffer, moment: Moment) -> None:
-        """Hand over what a buffer holds; its forward and all passes over it are done with."""
-        self._emit(buffer, moment, is_closing=True)
-        if buffer.mode is Mode.GRAD:
+                self._add_rows(buffer, part)
+        if is_closing and buffer.mode is Mode.GRAD:
             self._late.close(buffer, moment)
-            self.scale = None
-            self._forget_graph()
 
-    def _read_scale(self, moment: Moment) -> float:
-        if self.scale is None:
+    def _add_rows(self, buffer: ModeBuffer, batch: RowBatch) -> None:
+        numbers = memoryview(batch.rows).cast("i")[:: ROW.itemsize // 4].tobytes()  # ``row`` comes first in a row
+        if numbers != self._numbers:  # they are nearly always those of the batch before
+            self._numbers = numbers
+            self._rows.mark(np.frombuffer(numbers, np.int32))
+        if buffer.mode is Mode.GRAD:
+            self._late.note(numbers)
+        self._sink.add_rows(self._rows.translate(batch))
+        if self._keeper.has_triggers:  # a user's: what it raises shall cost no row
+            self._pull_triggers(batch)
+
+    def _read_scale(self, scale: torch.Tensor | None, moment: Moment) -> float:
+        if scale is None:
             return 1.0
-        scale = float(self.scale)
-        self._notes.note("scale", value=scale, moment=moment)
-        return scale
+        self._events.note("scale", value=float(scale), moment=moment)
+        return float(scale)
 
     def _emit_losses(self) -> None:
         losses, self._losses = self._losses, []
         for moment, loss, scale in losses:
-            self._notes.note("loss", value=float(loss) / (1.0 if scale is None else float(scale)), moment=moment)
+            self._events.note("loss", value=float(loss) / (1.0 if scale is None else float(scale)), moment=moment)
 
     def _emit_changes(self, moment: Moment) -> None:
         changes, self._changes = self._changes, []
@@ -142,7 +115,7 @@ class Emitter:
                     continue
                 is_of_this = (when.step, when.micro) == (moment.step, moment.micro)
                 phase = moment.phase if is_of_this else when.phase  # in the forward it was not known yet
-                self._notes.note("rewrite", str(site), value=share, text=rule, moment=replace(when, phase=phase))
+                self._events.note("rewrite", str(site), value=share, text=rule, moment=replace(when, phase=phase))
 
     def _keep(self, moment: Moment, kept: Sequence[Kept], scale: float, late: Mapping[Any, Closed]) -> None:
         self._rows.name_kept(item[0] for item in kept)
@@ -165,14 +138,6 @@ class Emitter:
             last = path  # of a module that returned the very tensor of its part, the part
         return last
 
-    def _note_rows(self, buffer: ModeBuffer, batch: RowBatch) -> None:
-        numbers = memoryview(batch.rows).cast("i")[:: ROW.itemsize // 4].tobytes()  # ``row`` comes first in a row
-        if numbers != self._numbers:  # they are nearly always those of the batch before
-            self._numbers = numbers
-            self._rows.mark(np.frombuffer(numbers, np.int32))
-        if buffer.mode is Mode.GRAD:
-            self._late.note(numbers)
-
     def _pull_triggers(self, batch: RowBatch) -> None:
         table = np.frombuffer(batch.rows, ROW)
         columns = {name: table[name] for name in ROW.names or ()}
@@ -183,7 +148,7 @@ class Emitter:
 
 
 def _drain(buffer: ModeBuffer, moment: Moment, scale: float) -> Iterator[RowBatch]:
-    """What the slabs of a buffer hold, one batch a device."""
+    """Take what the slabs of a buffer hold, one batch a device."""
     custom = buffer.custom.drain() if buffer.custom is not None else {}
     for slab in buffer.slabs.values():
         rows, bins = slab.drain()

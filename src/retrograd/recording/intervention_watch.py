@@ -1,10 +1,9 @@
-"""What rules change in a recorded model: an event each, and where it is asked for the tensor from before."""
+"""Changes that rules make in a recorded model: an event each, and where it is asked for the tensor from before."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,48 +16,38 @@ from retrograd.norms import norm
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.mode_buffer import Mode
 from retrograd.recording.module_watch import mode_now
-from retrograd.recording.site_recorder import SiteHost, SiteRecorder
-from retrograd.recording.taps import Taps
+from retrograd.recording.site_recorder import RecorderFactory, SiteRecorder
 from retrograd.sites.site import BEFORE, Site
-
-
-class InterventionHost(SiteHost, Protocol):
-    """A recorder as this watch sees it."""
-
-    @property
-    def loss_scale(self) -> Tensor | None:
-        """What the gradients of the running pass are multiplied by."""
 
 
 class InterventionWatch:
     """Records what rules change.
 
     Args:
-        host: the recorder.
-        taps: makes recorders for what is to be recorded from before.
+        factory: makes recorders for what is to be recorded from before.
         emitter: takes the events.
     """
 
-    def __init__(self, host: InterventionHost, taps: Taps, emitter: Emitter) -> None:
-        self._host = host
-        self._taps = taps
+    def __init__(self, factory: RecorderFactory, emitter: Emitter) -> None:
+        self._factory = factory
+        self._backward = factory.backward
         self._emitter = emitter
         self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._recorders: dict[tuple[Site, Mode], SiteRecorder | None] = {}
-        self.fault = host.fault
+        self.fault = factory.events.fault
 
     def add_modules(self, entries: Iterable[NamedModule]) -> None:
-        """These modules are recorded."""
+        """Record what rules change in these modules."""
         self._paths.update((entry.module, entry.path) for entry in entries)
 
     @never_raise()
     def intervened(self, module: nn.Module | None, site: Site, rule: str, before: Tensor, after: Tensor) -> None:
         """A rule has put ``after`` in the place of ``before``."""
-        clock = self._host.clock
+        clock = self._backward.clock
         path = site.path if module is None else self._paths.get(module)
         if not clock.on or path is None:
             return
-        if current_graph_task() != -1 and not (clock.entered or self._host.enter_backward()):
+        if current_graph_task() != -1 and not (clock.entered or self._backward.enter()):
             return
         site = replace(site, path=path)
         self._emitter.add_change(clock.moment, site, rule, _measure(before, after))
@@ -68,14 +57,14 @@ class InterventionWatch:
         mode = Mode.GRAD if current_graph_task() != -1 else mode_now()
         if (site, mode) not in self._recorders:
             named = replace(site.value, keys=(*site.keys, BEFORE))
-            self._recorders[site, mode] = self._taps.make_named_recorder(mode, module, named, BEFORE)
+            self._recorders[site, mode] = self._factory.make_named_recorder(mode, module, named, BEFORE)
         recorder = self._recorders[site, mode]
         if recorder is None:
             return
         if site.quantity == "value":
             recorder.record(before)
         elif recorder.wants_gradient:
-            scale = self._host.loss_scale
+            scale = self._backward.scale
             recorder.see_gradient(before if scale is None else before * scale.to(before.device))
 
 

@@ -1,4 +1,4 @@
-"""Which tensors are kept whole or in part, and when they are handed to the sink.
+"""Policies: which tensors are kept whole or in part, and when they are handed to the sink.
 
 A trigger is any callable ``(names, rows) -> str``: ``names`` are the printed sites of the rows of a micro-batch and
 ``rows`` their columns (see :mod:`retrograd.statistics.row`). It returns why it fires, or an empty text.

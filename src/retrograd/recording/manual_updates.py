@@ -27,7 +27,7 @@ class ManualUpdates:
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self._parameters = list(map(WeakIdRef, parameters))
-        self._before: list[_Probe] = []
+        self._before: list[_ParameterState] = []
         self._are_others = False
 
     def add(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -45,7 +45,7 @@ class ManualUpdates:
         trained = (p for p in self._alive() if p.requires_grad and not is_lazy(p))
         reached = list(islice((p for p in self._alive() if p.grad is not None), _PROBES))
         probed = reached or islice(trained, _PROBES)
-        self._before = [_Probe(p, sampled=number < _SAMPLED) for number, p in enumerate(probed)]
+        self._before = [_ParameterState(p, sampled=number < _SAMPLED) for number, p in enumerate(probed)]
 
     def touched(self) -> bool:
         """Whether an update was made since then, and has not been told yet."""
@@ -58,8 +58,8 @@ class ManualUpdates:
         return (parameter for find in self._parameters if (parameter := find()) is not None)
 
 
-class _Probe:
-    """One parameter as it was. Its numbers are compared only where nothing else tells, for that waits for a device."""
+class _ParameterState:
+    """A parameter as it was. Its numbers are compared only where nothing else tells, for that waits for a device."""
 
     __slots__ = ("_gradient", "_parameter", "_sample", "_version")
 

@@ -1,4 +1,4 @@
-"""What is being recorded, kept apart by the grad mode of the forward it comes from.
+"""Buffers of what is being recorded, kept apart by the grad mode of the forward that it comes from.
 
 Of forwards with grad it shows only later whether a backward pass follows. When a model is called twice before a
 backward pass, either both calls are trained (two views of one example), or one of them is an evaluation that somebody
@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -32,23 +32,19 @@ _PATIENCE = 8
 """Of so many calls, all over but the last, the last is not waited for either: they are an evaluation."""
 
 
-class Counted(Protocol):
-    """The calls of one slot of a module.
+class CallCount:
+    """Counts the calls of one slot of a module.
 
     Attributes:
         serial: that of its buffer when they were last counted anew.
         count: how many there were since.
     """
 
-    serial: int
-    count: int
+    __slots__ = ("count", "serial")
 
-
-class ForwardHost(Protocol):
-    """What is needed of a recorder."""
-
-    guard: DeepGraphGuard
-    leaf_handles: list[Entry]
+    def __init__(self) -> None:
+        self.serial = 0
+        self.count = 0
 
 
 class Forward:
@@ -63,20 +59,20 @@ class Forward:
         is_evaluation: whether it is one; None while that is not decided.
     """
 
-    __slots__ = ("_sign", "_watches", "counts", "is_evaluation", "root", "training")
+    __slots__ = ("_reached", "_watches", "counts", "is_evaluation", "root", "training")
 
     def __init__(self, root: int, training: bool, counts: Sequence[int]) -> None:
         self.root = root
         self.training = training
         self.counts = counts
         self.is_evaluation: bool | None = None
-        self._sign = _Sign()
+        self._reached = _ReachedFlag()
         self._watches: list[GradientWatch] | None = None
 
     @property
     def is_reached(self) -> bool:
         """Whether a backward pass has come to what it returned."""
-        return self._sign.seen
+        return self._reached.seen
 
     @property
     def is_over(self) -> bool:
@@ -89,7 +85,7 @@ class Forward:
         """Its phase as an evaluation."""
         return "forward" if self.training else "eval"
 
-    def follow(self, output: Any, host: ForwardHost) -> None:
+    def follow(self, output: Any, guard: DeepGraphGuard, leaf_handles: list[Entry]) -> None:
         """Look out for a gradient of what it has returned."""
         tensors = [tensor for _, tensor in flatten(output, ())]
         if not tensors:
@@ -97,7 +93,7 @@ class Forward:
         self._watches = []
         for tensor in tensors:
             if tensor.grad_fn is not None:
-                watch = GradientWatch(self._sign, host.guard, host.leaf_handles)
+                watch = GradientWatch(self._reached, guard, leaf_handles)
                 watch.watch(tensor)
                 self._watches.append(watch)
 
@@ -107,7 +103,7 @@ class Forward:
             watch.remove()
 
 
-class _Sign:
+class _ReachedFlag:
     """The hook on what a model returned: it notes that a gradient came."""
 
     __slots__ = ("seen",)
@@ -129,7 +125,7 @@ class Forwards:
     """
 
     def __init__(self) -> None:
-        self.calls: list[Counted] = []
+        self.calls: Sequence[CallCount] = ()
         self._listed: list[Forward] = []
         self._running: Forward | None = None
 
@@ -150,10 +146,10 @@ class Forwards:
             self._running = Forward(root, training, counts)
             self._listed.append(self._running)
 
-    def end(self, output: Any, host: ForwardHost) -> None:
+    def end(self, output: Any, guard: DeepGraphGuard, leaf_handles: list[Entry]) -> None:
         """The call that began last has returned this."""
         if self._running is not None:
-            self._running.follow(output, host)
+            self._running.follow(output, guard, leaf_handles)
             self._running = None
 
     def restart(self) -> None:
@@ -170,7 +166,7 @@ class Forwards:
         return any(waiting[:-1] if len(waiting) >= _PATIENCE else waiting)
 
     def find(self, slot: int, call: int) -> int:
-        """Which of them a call of a slot belongs to, by its number."""
+        """The number of the forward that a call of a slot belongs to, found by the number of the call."""
         begun = (len(each.counts) <= slot or each.counts[slot] <= call for each in self._listed)
         return max((number for number, has_begun in enumerate(begun) if has_begun), default=0)
 
@@ -202,7 +198,7 @@ class Mode(IntEnum):
 
 
 class ModeBuffer:
-    """What is being recorded of the forwards of one grad mode.
+    """Holds what is being recorded of the forwards of one grad mode.
 
     Attributes:
         mode: that grad mode.
@@ -214,11 +210,12 @@ class ModeBuffer:
         training: the model was in training mode.
         forwards: the calls of whole models that have been recorded since then, where backward passes may follow them.
         kept: tensors kept since then, as tuples (recorder, tensor, version, bytes).
+        scale: what the gradients that are in it were multiplied by; None for nothing.
     """
 
     __slots__ = (
         "_make", "_turns", "custom", "failed", "forwards", "kept", "mode", "opened",
-        "reached", "rows", "serial", "slabs", "touched", "training",
+        "reached", "rows", "scale", "serial", "slabs", "touched", "training",
     )  # fmt: skip
 
     def __init__(
@@ -233,6 +230,7 @@ class ModeBuffer:
         self.serial = self.opened = 1
         self.touched = self.reached = self.failed = False
         self.training = True
+        self.scale: torch.Tensor | None = None
         self.forwards = Forwards()
         self.kept: list[tuple[Any, torch.Tensor, int, int]] = []
 
@@ -261,11 +259,12 @@ class ModeBuffer:
         self.serial += 1
         self.opened = self.serial
         self.touched = self.reached = self.failed = False
+        self.scale = None
         self.forwards.restart()
 
     @property
     def phase(self) -> Phase:
-        """What kind of forward this was."""
+        """The kind of forward that this was."""
         if self.failed:
             return "failed"
         if self.mode is Mode.INFERENCE:

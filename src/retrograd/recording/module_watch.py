@@ -1,9 +1,9 @@
-"""What a module returns and is called with, call by call."""
+"""Records what a module returns and is called with, call by call."""
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,12 +18,11 @@ from retrograd.hooks.engine import (
     without_functions,
 )
 from retrograd.hooks.input_gradient import InputGradient, edge_of, hook_input_gradients
-from retrograd.hooks.names import argument_names
+from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import is_leaf, number_of
-from retrograd.recording.mode_buffer import Mode, ModeBuffer
-from retrograd.recording.site_recorder import SiteHost, SiteRecorder, TensorRecorder
-from retrograd.recording.site_table import Placements
+from retrograd.recording.mode_buffer import CallCount, Mode, ModeBuffer
+from retrograd.recording.site_recorder import RecorderFactory, SiteRecorder, TensorRecorder
 from retrograd.sites.site import Site
 
 MOST_CALLS = 100
@@ -37,23 +36,11 @@ def mode_now() -> Mode:
     return Mode.INFERENCE if inference_enabled() else Mode.NO_GRAD
 
 
-class PlaceMaker(SiteHost, Protocol):
-    """A recorder as its watches see it."""
-
-    placements: Placements
-
-    def make_site_recorder(self, buffer: ModeBuffer, module: nn.Module | None, site: Site) -> SiteRecorder | None:
-        """The recorder of a site, or None when nothing of it is wanted."""
-
-    def crowded(self, site: Site) -> None:
-        """Told at a site that has more calls than get records of their own."""
-
-
 SiteRecorders = dict[Keys, SiteRecorder | None]
 """The recorders of one call, by their keys."""
 
 
-class SlotCalls:
+class SlotCalls(CallCount):
     """The recorders of one slot in one buffer, by call.
 
     Attributes:
@@ -62,11 +49,10 @@ class SlotCalls:
         unhooked: calls whose gradient has no hook yet, each with the number that the next node would have had then.
     """
 
-    __slots__ = ("count", "plain", "recorders", "serial", "unhooked")
+    __slots__ = ("plain", "recorders", "unhooked")
 
     def __init__(self) -> None:
-        self.serial = 0
-        self.count = 0
+        super().__init__()
         self.plain: list[SiteRecorder | None] = []
         self.recorders: list[SiteRecorders] = []
         self.unhooked: list[tuple[int, SiteRecorders]] = []
@@ -83,7 +69,7 @@ class SlotWatch:
     """Records one slot of a module (or a tensor watched by hand) at each of its calls.
 
     Args:
-        host: the recorder.
+        factory: makes the recorders.
         module: the module, which is not held; None for a tensor watched by hand.
         path: its path.
         keys: the slot.
@@ -92,14 +78,15 @@ class SlotWatch:
         path: the same.
     """
 
-    __slots__ = ("_buffers", "_host", "_keys", "_module", "path", "switch")
+    __slots__ = ("_buffers", "_factory", "_is_crowded", "_keys", "_module", "path", "switch")
 
     _visit = staticmethod(SiteRecorder.see_value)
     """Records a tensor; returns whether its gradient is taken care of."""
 
-    def __init__(self, host: PlaceMaker, module: nn.Module | None, path: str, keys: Keys) -> None:
-        self._host = host
-        self.switch = host.clock
+    def __init__(self, factory: RecorderFactory, module: nn.Module | None, path: str, keys: Keys) -> None:
+        self._factory = factory
+        self._is_crowded = False
+        self.switch = factory.backward.clock
         self._module = weakref.ref(module) if module is not None else None
         self.path = path
         self._keys = keys
@@ -145,8 +132,15 @@ class SlotWatch:
             calls.plain.append(None)
             calls.recorders.append({})
         elif calls.count == MOST_CALLS + 1:
-            self._host.crowded(Site(self.path, self._keys, MOST_CALLS))
+            self._tell_crowded()
         return len(calls.plain) - 1
+
+    def _tell_crowded(self) -> None:
+        if not self._is_crowded:
+            self._is_crowded = True
+            site = Site(self.path, self._keys, MOST_CALLS)
+            text = "this and all further calls within a micro-batch are merged"
+            self._factory.events.note("note", str(site), text=text)
 
     def _see_nested(self, buffer: ModeBuffer, calls: SlotCalls, call: int, value: Any) -> bool:
         hooked = True
@@ -155,7 +149,7 @@ class SlotWatch:
             if keys not in recorders:
                 site = Site(self.path, keys, call + 1)
                 recorders[keys] = self._make_site_recorder(buffer, site)
-                self._host.placements.see(site, tensor)
+                self._factory.placements.see(site, tensor)
                 calls.plain[call] = recorders.get(self._keys)
             recorder = recorders[keys]
             if recorder is None:
@@ -163,7 +157,7 @@ class SlotWatch:
             try:
                 hooked &= self._visit(recorder, tensor)
             except Exception as error:
-                self._host.fault(Site(self.path, keys, call + 1), error)
+                self._factory.events.fault(Site(self.path, keys, call + 1), error)
         return hooked
 
     def find_site_recorder(self, buffer: ModeBuffer, call: int, keys: Keys) -> SiteRecorder | None:
@@ -175,7 +169,7 @@ class SlotWatch:
         return recorders[keys]
 
     def _make_site_recorder(self, buffer: ModeBuffer, site: Site) -> SiteRecorder | None:
-        return self._host.make_site_recorder(buffer, self._module() if self._module is not None else None, site)
+        return self._factory.make_site_recorder(buffer, self._module() if self._module is not None else None, site)
 
     def _watch(self, recorder: SiteRecorder, tensor: torch.Tensor) -> None:
         """Take care of the gradient alone."""
@@ -231,23 +225,17 @@ class OutputWatch(SlotWatch):
         try:
             self.see(output)
         except Exception as error:
-            self._host.fault(Site(self.path, self._keys), error)
-
-
-class ArgumentHost(PlaceMaker, Protocol):
-    """A recorder that finishes input gradients when a pass has ended."""
-
-    input_gradients: list[InputGradient]
+            self._factory.events.fault(Site(self.path, self._keys), error)
 
 
 class ArgumentWatch(SlotWatch):
     """Records the arguments of a module's calls."""
 
-    __slots__ = ("_names", "_open", "_pending", "_rest")
+    __slots__ = ("_names", "_open", "_pending")
 
-    def __init__(self, host: ArgumentHost, module: nn.Module, path: str) -> None:
-        super().__init__(host, module, path, ("input",))
-        self._names, self._rest = argument_names(module)
+    def __init__(self, factory: RecorderFactory, module: nn.Module, path: str) -> None:
+        super().__init__(factory, module, path, ("input",))
+        self._names = ArgumentNames(module)
         self._pending: list[InputGradient] = []
         self._open: list[tuple[int, list[InputGradient]]] = []
 
@@ -256,9 +244,9 @@ class ArgumentWatch(SlotWatch):
         self._pending = []
         if self.switch.awake:
             try:
-                self.see(self._bind(args, kwargs))
+                self.see(self._names.bind(args, kwargs))
             except Exception as error:
-                self._host.fault(Site(self.path, self._keys), error)
+                self._factory.events.fault(Site(self.path, self._keys), error)
         self._open.append((next_sequence_number(), self._pending))
 
     def after_call(self, module: nn.Module, output: Any) -> None:
@@ -269,18 +257,13 @@ class ArgumentWatch(SlotWatch):
         try:
             if gradients and output is not None:
                 outputs = [tensor for _, tensor in flatten(output, ()) if tensor.requires_grad]
-                hook_input_gradients(gradients, outputs, first_number, self._host.guard, self._host.leaf_handles)
-                self._host.input_gradients.extend(gradients)  # type: ignore[attr-defined]
+                backward = self._factory.backward
+                hook_input_gradients(gradients, outputs, first_number, backward.guard, backward.leaf_handles)
+                backward.input_gradients.extend(gradients)
         except Exception as error:
-            self._host.fault(Site(self.path, self._keys, quantity="grad"), error)
+            self._factory.events.fault(Site(self.path, self._keys, quantity="grad"), error)
         finally:
             gradients.clear()  # each holds the graph until its hooks are set
-
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        bound = dict(zip(self._names, args, strict=False))
-        if len(args) > len(self._names):
-            bound[self._rest] = args[len(self._names) :]
-        return {**bound, **kwargs}
 
     def _visit(self, recorder: SiteRecorder, tensor: torch.Tensor) -> bool:
         recorder.record(tensor)

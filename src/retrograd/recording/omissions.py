@@ -1,4 +1,4 @@
-"""What was asked for of each recorded module, what of it was not recorded, and why."""
+"""Sites that were asked for and not recorded, with reasons."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from retrograd.sites.site import LOCAL, Site, parse_site
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterWish:
-    """What was asked for of one parameter.
+class RequestedParameter:
+    """The sites of one parameter that were asked for.
 
     Attributes:
         sites: of its value, its gradient and its update those that were.
@@ -40,8 +40,8 @@ class ParameterWish:
         return self.was_frozen if parameter is None else not parameter.requires_grad
 
 
-class Wish:
-    """What was asked for of one module.
+class RequestedModule:
+    """The sites of one module that were asked for. The module is not held: by the end it may be gone.
 
     Attributes:
         path: its path.
@@ -63,7 +63,7 @@ class Wish:
         for name, parameter in entry.parameters:
             site = parameter_site(entry.path, name)
             self.parameters.append(
-                ParameterWish(
+                RequestedParameter(
                     sites=tuple(
                         each for each in (site, site.grad, site.update) if wants(Candidate(each, entry.module))
                     ),
@@ -85,8 +85,8 @@ class Wish:
         return self._was_compiled if tapped is None else is_compiled(tapped)
 
 
-class Wishes:
-    """What was asked for of the recorded models.
+class RequestedSites:
+    """The sites of the recorded models that were asked for.
 
     Args:
         settings: what was asked for.
@@ -101,27 +101,27 @@ class Wishes:
         selections = [settings.selection] if settings.statistics else []
         selections += [keep.selection for keep in settings.keeps]
         self._unmatched = [(selection, selection.unmatched(())) for selection in selections]
-        self.modules: list[Wish] = []
+        self.modules: list[RequestedModule] = []
 
     def add(self, entries: Iterable[NamedModule]) -> None:
-        """These modules are recorded from now on."""
+        """Add modules that are recorded from now on."""
         candidates: list[Candidate] = []
         for entry in entries:
-            self.modules.append(Wish(entry, self._wants, self._first_names))
+            self.modules.append(RequestedModule(entry, self._wants, self._first_names))
             candidates += entry.candidates()
         self._match(candidates)
 
     def list_unmatched(self, sites: Iterable[Site]) -> Iterator[Pattern]:
         """Patterns that have matched no site of a module, nor any of these, which have come up since."""
-        modules = {wish.path: wish.module for wish in self.modules}
+        modules = {module.path: module.module for module in self.modules}
         self._match([Candidate(site, modules.get(site.path)) for site in sites])
         for _, patterns in self._unmatched:
             yield from patterns
 
     @property
     def compiled(self) -> tuple[str, ...]:
-        """What the paths begin with of modules that lie inside compiled ones."""
-        return tuple(beginning_of(wish.path) for wish in self.modules if wish.is_compiled)
+        """Beginnings of the paths of modules that lie inside compiled ones."""
+        return tuple(beginning_of(module.path) for module in self.modules if module.is_compiled)
 
     def _wants(self, candidate: Candidate) -> bool:
         settings = self._settings
@@ -148,11 +148,11 @@ _COMPILED = "the module lies inside a compiled region, which is recorded at its 
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What is known at the end of a recording.
+class Coverage:
+    """All that tells, at the end of a recording, what was asked for and what was recorded.
 
     Attributes:
-        wishes: what was asked for.
+        requested: what was asked for.
         recorded: sites that have statistics.
         kept: printed sites of which a tensor was kept.
         called: paths of modules that were called while a step was recorded.
@@ -162,7 +162,7 @@ class Evidence:
             whether there is somebody who does so.
     """
 
-    wishes: Wishes
+    requested: RequestedSites
     recorded: Sequence[Site]
     kept: Collection[str]
     called: Collection[str]
@@ -183,68 +183,68 @@ class Evidence:
     @cached_property
     def compiled(self) -> tuple[str, ...]:
         """Beginnings of the paths that lie inside compiled modules."""
-        return self.wishes.compiled
+        return self.requested.compiled
 
     def lacks(self, site: Site) -> bool:
         """Whether there is nothing of a site that was asked for."""
         return _place(site) not in self.recorders and str(site) not in self.unreadable
 
 
-def list_omissions(evidence: Evidence) -> list[dict[str, str]]:
+def list_omissions(coverage: Coverage) -> list[dict[str, str]]:
     """Sites that were asked for and have nothing, and patterns that matched nothing, as ``site`` and ``reason``."""
     found = {
-        **evidence.unreadable,
-        **dict(_list_calls(evidence)),
-        **dict(_list_parameters(evidence)),
-        **dict(_list_patterns(evidence)),
+        **coverage.unreadable,
+        **dict(_list_calls(coverage)),
+        **dict(_list_parameters(coverage)),
+        **dict(_list_patterns(coverage)),
     }
     return [{"site": site, "reason": reason} for site, reason in found.items()]
 
 
-def _list_calls(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    for wish in evidence.wishes.modules:
-        for site in wish.calls:
-            if evidence.lacks(site):
-                yield str(site), _explain_call(wish, site, evidence)
+def _list_calls(coverage: Coverage) -> Iterator[tuple[str, str]]:
+    for module in coverage.requested.modules:
+        for site in module.calls:
+            if coverage.lacks(site):
+                yield str(site), _explain_call(module, site, coverage)
 
 
-def _explain_call(wish: Wish, site: Site, evidence: Evidence) -> str:
-    if wish.path not in evidence.called:
-        return _COMPILED if evidence.compiled and wish.path.startswith(evidence.compiled) else _NEVER_CALLED
+def _explain_call(module: RequestedModule, site: Site, coverage: Coverage) -> str:
+    if module.path not in coverage.called:
+        return _COMPILED if coverage.compiled and module.path.startswith(coverage.compiled) else _NEVER_CALLED
     if site.quantity == "grad":
         return _NO_GRADIENT
     return "no tensor was returned" if site.slot == "output" else "no tensor was passed"
 
 
-def _list_parameters(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    for module in evidence.wishes.modules:
+def _list_parameters(coverage: Coverage) -> Iterator[tuple[str, str]]:
+    for module in coverage.requested.modules:
         for parameter in module.parameters:
             for site in parameter.sites:
-                if evidence.lacks(site):
-                    yield str(site), _explain_parameter(parameter, site, evidence)
+                if coverage.lacks(site):
+                    yield str(site), _explain_parameter(parameter, site, coverage)
 
 
-def _explain_parameter(parameter: ParameterWish, site: Site, evidence: Evidence) -> str:
+def _explain_parameter(parameter: RequestedParameter, site: Site, coverage: Coverage) -> str:
     if parameter.first_name != str(site.value):
         return f"the parameter is recorded as {parameter.first_name}"
     if parameter.is_frozen:
         return "the parameter is frozen"
-    if str(site) in evidence.uncopied:
+    if str(site) in coverage.uncopied:
         when = "during a pass" if site.quantity == "grad" else "while an optimizer steps"
         return f"more bytes of weights than are copied {when}"
     if site.quantity != "grad":
         return "no optimizer of torch.optim has updated the parameter"
-    is_reduced = evidence.alone.get(str(site.value))
+    is_reduced = coverage.alone.get(str(site.value))
     return _NO_GRADIENT if is_reduced is None else _UNREDUCED if is_reduced else _SUMMANDS
 
 
-def list_unmatched(evidence: Evidence) -> list[str]:
+def list_unmatched(coverage: Coverage) -> list[str]:
     """Patterns that nothing matched though the model ran, as text."""
-    return [pattern for pattern, _ in _list_patterns(evidence)] if evidence.called else []
+    return [pattern for pattern, _ in _list_patterns(coverage)] if coverage.called else []
 
 
-def _list_patterns(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    for pattern in evidence.wishes.list_unmatched(evidence.sites):
+def _list_patterns(coverage: Coverage) -> Iterator[tuple[str, str]]:
+    for pattern in coverage.requested.list_unmatched(coverage.sites):
         yield describe_pattern(pattern), "nothing matched this pattern while the model ran"
 
 

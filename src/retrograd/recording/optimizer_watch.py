@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,8 +18,9 @@ from retrograd.hooks.optimizer import list_optimizers
 from retrograd.progress.loss_scales import LossScales
 from retrograd.progress.steps import Steps, held_by
 from retrograd.recording.clock import Clock
-from retrograd.recording.emitter import Notes
-from retrograd.recording.parameter_watch import ParameterWatch, UpdateTap
+from retrograd.recording.event_log import EventLog
+from retrograd.recording.mode_buffer import ModeBuffer
+from retrograd.recording.parameter_watch import UpdateRecorder
 from retrograd.recording.taps import Taps
 from retrograd.sites.site import OPTIMIZER, Site
 
@@ -32,16 +33,12 @@ class LooseParameters:
 
     Args:
         taps: sets the hooks.
-        is_known: whether a tensor is a parameter of a recorded model.
-        found: told of those that are tapped.
+        steps: knows the parameters of recorded models, and is told of those that are tapped.
     """
 
-    def __init__(
-        self, taps: Taps, is_known: Callable[[torch.Tensor], bool], found: Callable[[list[torch.Tensor]], None]
-    ) -> None:
+    def __init__(self, taps: Taps, steps: Steps) -> None:
         self._taps = taps
-        self._is_known = is_known
-        self._found = found
+        self._steps = steps
         self._has_looked = False
         self._counts: Counter[str] = Counter()
         self._names: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
@@ -59,10 +56,10 @@ class LooseParameters:
         if self._groups.get(optimizer) == len(optimizer.param_groups):
             return
         self._groups[optimizer] = len(optimizer.param_groups)
-        loose = [each for each in _list(optimizer) if not self._is_known(each[1])]
+        loose = [each for each in _list(optimizer) if not self._steps.knows(each[1])]
         for keys, tensor in loose:
             self._taps.tap_parameter(Site(f"{OPTIMIZER}{self._name(optimizer)}", keys), None, tensor)
-        self._found([tensor for _, tensor in loose])
+        self._steps.add_parameters([tensor for _, tensor in loose])
 
     def _name(self, optimizer: Optimizer) -> str:
         name = self._names.get(optimizer)
@@ -92,80 +89,90 @@ def _make_keys(group: Mapping[str, Any], number: int, index: int) -> tuple[str, 
 _SKIPPED = "loss scaling found a gradient that is not finite"
 
 
-class Updated(Notes, Protocol):
-    """What is needed of a recorder."""
-
-    clock: Clock
-
-    def optimizer_seen(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to update, whatever it holds."""
-
-
 class OptimizerWatch:
     """Listens to every optimizer of the process and heeds those of the recorded models.
 
     Args:
-        host: the recorder.
+        clock: told of updates that end a step.
+        events: takes what happened, and faults.
         steps: says which updates end a step.
-        parameters: the watches of parameters, by identity.
+        taps: has the watches of parameters.
+        buffer: where updates are recorded.
+        loose: taps what belongs to no model; None where that is not wanted.
 
     Attributes:
-        tap: measures the updates.
+        updates: measures the updates.
         scales: what losses were multiplied by.
     """
 
-    def __init__(self, host: Updated, steps: Steps, parameters: Mapping[int, ParameterWatch], tap: UpdateTap) -> None:
-        self._host = host
+    def __init__(
+        self,
+        clock: Clock,
+        events: EventLog,
+        steps: Steps,
+        taps: Taps,
+        buffer: ModeBuffer,
+        loose: LooseParameters | None,
+    ) -> None:
+        self._clock = clock
+        self._events = events
         self._steps = steps
-        self._parameters = parameters
-        self.fault = host.fault
-        self.tap = tap
+        self._parameters = taps.parameters
+        self._loose = loose
+        self.fault = events.fault
+        self.updates = UpdateRecorder(buffer)
         self.scales = LossScales()
         self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._undecided: list[tuple[Moment, str, int, torch.Tensor]] = []
 
+    def pass_begins(self) -> None:
+        """A backward pass begins."""
+        if self._loose is not None:
+            self._loose.look()
+
     @never_raise()
     def update_begins(self, optimizer: Optimizer) -> None:
         """``optimizer.step`` was called."""
-        self._host.optimizer_seen(optimizer)
+        if self._loose is not None:
+            self._loose.see(optimizer)
         if not self._is_heeded(optimizer):
             return
         self._steps.update_begins(optimizer)
-        if self._host.clock.on:
+        if self._clock.on:
             parameters = self._parameters
             watches = [parameters[id(p)] for p in held_by(optimizer) if id(p) in parameters]
-            self.tap.begin(optimizer, watches, self.fault)
+            self.updates.begin(optimizer, watches, self.fault)
 
     @never_raise()
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
         """The parameters have been changed."""
         if not self._is_heeded(optimizer):
             return
-        self.tap.end(optimizer, self.fault)
+        self.updates.end(optimizer, self.fault)
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         name = type(optimizer).__name__
-        if self._host.clock.on:
+        if self._clock.on:
             self._tell(name, count, found_inf)
         self._end_update(optimizer)
 
     def _tell(self, name: str, count: int, found_inf: torch.Tensor | None) -> None:
         if found_inf is None:
-            self._host.note("update", name, value=count)
+            self._events.note("update", name, value=count)
         else:
-            self._undecided.append((self._host.clock.moment, name, count, found_inf))
+            self._undecided.append((self._clock.moment, name, count, found_inf))
 
     @never_raise()
     def update_skipped(self, optimizer: Optimizer) -> None:
         """Loss scaling left the parameters alone; the step counts all the same, so that it can be seen."""
         if self._is_heeded(optimizer):
-            self.tap.abandon(optimizer)
-            self._host.note("skipped", type(optimizer).__name__, text=_SKIPPED)
+            self.updates.abandon(optimizer)
+            self._events.note("skipped", type(optimizer).__name__, text=_SKIPPED)
             self._end_update(optimizer)
 
     @never_raise()
     def loss_scaled(self, losses: Iterable[torch.Tensor], scale: torch.Tensor) -> None:
         """The gradients of these losses are ``scale`` times too large."""
-        if threading.get_ident() == self._host.clock.thread:
+        if threading.get_ident() == self._clock.thread:
             self.scales.add(losses, scale)
 
     def decide(self) -> None:
@@ -173,18 +180,22 @@ class OptimizerWatch:
         undecided, self._undecided = self._undecided, []
         for moment, name, count, found_inf in undecided:
             if float(found_inf):
-                self._host.note("skipped", name, text=_SKIPPED, moment=moment)
+                self._events.note("skipped", name, text=_SKIPPED, moment=moment)
             else:
-                self._host.note("update", name, value=count, moment=moment)
+                self._events.note("update", name, value=count, moment=moment)
+
+    def forget_losses(self) -> None:
+        """The passes over a graph are done with, and their updates are known by now."""
+        self.decide()
+        self.scales.forget()
 
     def _end_update(self, optimizer: Optimizer) -> None:
         if self._steps.ends_step(optimizer):
-            self._host.clock.end_step()
+            self._clock.end_step()
 
     def _is_heeded(self, optimizer: Optimizer) -> bool:
         """Whether an update counts. A stranger's does when a backward pass has reached the models since the last."""
         concerns = self._steps.concerns(optimizer)
-        clock = self._host.clock
         if concerns is None:
-            return clock.was_reached and threading.get_ident() == clock.thread
+            return self._clock.was_reached and threading.get_ident() == self._clock.thread
         return concerns

@@ -16,8 +16,9 @@ from torch.utils.weak import WeakIdRef
 from retrograd.hooks.distributed import Exchange, is_summand, local_part
 from retrograd.hooks.engine import count_function_modes, uncompiled, without_functions
 from retrograd.hooks.tensor import watch_gradient
+from retrograd.recording.backward_pass import BackwardPass
 from retrograd.recording.mode_buffer import ModeBuffer
-from retrograd.recording.site_recorder import SiteHost, TensorRecorder
+from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.sites.site import Site
 
 
@@ -25,7 +26,7 @@ class ParameterWatch:
     """Records one parameter.
 
     Args:
-        host: the recorder.
+        backward: the pass that runs, asked whether it is recorded.
         site: the parameter's site.
         parameter: the parameter, which is not held.
         gone: called when it is no longer there.
@@ -42,13 +43,13 @@ class ParameterWatch:
     """
 
     __slots__ = (
-        "_clock", "_handle", "_host", "_parameter", "exchange", "gradient",
+        "_backward", "_clock", "_handle", "_parameter", "exchange", "gradient",
         "has_come", "is_alone", "local", "site", "update", "value",
     )  # fmt: skip
 
     def __init__(
         self,
-        host: SiteHost,
+        backward: BackwardPass,
         site: Site,
         parameter: torch.Tensor,
         gone: Callable[[Any], None],
@@ -58,8 +59,8 @@ class ParameterWatch:
         local: TensorRecorder | None,
         update: TensorRecorder | None,
     ) -> None:
-        self._host = host
-        self._clock = host.clock
+        self._backward = backward
+        self._clock = backward.clock
         self.site = site
         self._parameter = WeakIdRef(parameter, gone)
         self.value = value
@@ -80,7 +81,7 @@ class ParameterWatch:
     @uncompiled
     def see_gradient(self, gradient: torch.Tensor) -> None:
         """The hook: record the gradient."""
-        if self._clock.on and (self._clock.entered or self._host.enter_backward()):
+        if self._clock.on and (self._clock.entered or self._backward.enter()):
             self.has_come = True
             tensor_recorder = self.gradient
             if self.exchange is not None or is_summand(gradient):
@@ -90,7 +91,7 @@ class ParameterWatch:
             try:
                 tensor_recorder.see(gradient)
             except Exception as error:
-                self._host.fault(tensor_recorder.site, error)
+                self._backward.fault(tensor_recorder.site, error)
 
     see_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
 
@@ -107,7 +108,7 @@ COPY_LIMIT = 1024**3
 """Bytes of weights that are copied at most while an optimizer steps: 1 GiB. Parameters beyond it are left out."""
 
 
-class UpdateTap:
+class UpdateRecorder:
     """Measures the updates of the optimizers that step now."""
 
     def __init__(self, buffer: ModeBuffer) -> None:

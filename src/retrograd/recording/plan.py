@@ -1,4 +1,4 @@
-"""What a recording would take in, before training starts."""
+"""A plan of what a recording would take in, before training starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BYTES_A_HISTOGRAM = 8 * BINS
 
 @dataclass(frozen=True)
 class PlannedSite:
-    """One site that would be recorded.
+    """A site that would be recorded.
 
     Attributes:
         name: its printed name.
@@ -40,7 +40,7 @@ class PlannedSite:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would be recorded; print it.
+    """A list of what would be recorded; print it.
 
     Attributes:
         sites: every site that would be.
@@ -76,7 +76,7 @@ def plan_recording(
     tensors: Keep | Pattern | Iterable[Keep | Pattern] | None = None,
     histogram: bool = True,
 ) -> Plan:
-    """What :func:`record` would record, given the same arguments, without running the model.
+    """Tell what :func:`record` would record, given the same arguments, without running the model.
 
     The shapes of activations are known only once the model runs, and so are the leaves of nested outputs.
 

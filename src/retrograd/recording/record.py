@@ -55,7 +55,7 @@ class Recording:
 
     @property
     def history(self) -> History:
-        """What has been recorded so far, up to the last complete micro-batch."""
+        """The history so far, up to the last complete micro-batch."""
         if (run := self.run) is not None:
             return run.history
         self.flush()
@@ -64,7 +64,7 @@ class Recording:
 
     @property
     def run(self) -> Run | None:
-        """What has been recorded so far as a run on disk, always the same one; None for a recording in memory."""
+        """The run on disk with all that was recorded so far, always the same one; None for a recording in memory."""
         if self.path is None:
             return None
         self.flush()
@@ -79,7 +79,7 @@ class Recording:
         self._recorder.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold for the recording to go on from there: ``rg.record(…, resume=state)``."""
+        """State that a checkpoint must hold for the recording to go on from there: ``rg.record(…, resume=state)``."""
         return {"step": self.step}
 
     def watch(self, name: str, tensor: Any) -> None:

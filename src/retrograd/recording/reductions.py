@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 from weakref import WeakSet
 
 import torch
 from torch import nn
 
-from retrograd.hooks.distributed import Averaging, Exchange, find_exchanges, is_averaging, local_part, running_wrapper
-from retrograd.recording.clock import Clock
+from retrograd.hooks.distributed import Averaging, Exchange, find_exchanges, is_averaging, local_part
+from retrograd.recording.backward_pass import BackwardPass
 from retrograd.recording.parameter_watch import COPY_LIMIT, ParameterWatch
-from retrograd.sites.site import Site
 
 
 class ReducedGradient:
-    """What a reduction adds to the ``.grad`` of one parameter.
+    """Reads what a reduction adds to the ``.grad`` of one parameter.
 
     Args:
         watch: the watch of the parameter.
@@ -55,11 +53,11 @@ class ReducedGradient:
         return may_have and _mark(_gradient_of(self.watch)) != self._mark
 
     def wait(self) -> None:
-        """What was added is not reduced yet."""
+        """Wait: what was added is not reduced yet."""
         self._is_waiting = True
 
     def take(self) -> torch.Tensor | None:
-        """What was added since it was last reduced, or cleared, if that can be told; nothing is held any longer."""
+        """Take what was added since it was last reduced, or cleared, if that can be told; nothing is held after."""
         self._is_waiting = False
         before, self._before = self._before, None
         gradient = None if self.is_beyond else _gradient_of(self.watch)
@@ -80,18 +78,6 @@ def _mark(gradient: torch.Tensor | None) -> tuple[int, int] | None:
     return None if gradient is None else (gradient.data_ptr(), gradient._version)
 
 
-class ReductionHost(Protocol):
-    """A recorder as reductions see it."""
-
-    clock: Clock
-
-    def enter_backward(self) -> bool:
-        """Told at the first gradient of a pass; returns whether it is recorded."""
-
-    def fault(self, site: Site, error: Exception) -> None:
-        """Told of an error at a tap; training goes on."""
-
-
 class Reductions:
     """Reads what reductions add to ``.grad``.
 
@@ -99,48 +85,48 @@ class Reductions:
     ``no_sync()``) it is the mean of all that has gathered. What a pass leaves unreduced is not read here at all.
 
     Args:
-        host: the recorder.
+        backward: the pass that runs, asked whether it is recorded.
 
     Attributes:
+        groups: the gradients of each exchange.
         left_out: printed sites of gradients that could not be told, at least once, for their size.
     """
 
-    def __init__(self, host: ReductionHost) -> None:
-        self._host = host
+    def __init__(self, backward: BackwardPass) -> None:
+        self._backward = backward
         self.left_out: set[str] = set()
-        self._groups: list[_Group] = []
+        self.groups: list[_ExchangedGradients] = []
         self._wrappers: WeakSet[nn.Module] = WeakSet()
 
     def add_model(self, model: nn.Module) -> None:
         """This model is recorded."""
         self._wrappers.update(each for each in model.modules() if is_averaging(each))
-        self._groups += map(_Group, find_exchanges(model))
+        self.groups += map(_ExchangedGradients, find_exchanges(model))
 
     def adopt(self, watch: ParameterWatch) -> None:
         """Find out who reduces the gradient of a parameter, if anybody does."""
         parameter = watch.parameter
         if parameter is None or watch.exchange is not None:
             return
-        for group in self._groups:
+        for group in self.groups:
             if group.exchange.reduces(parameter):
                 watch.exchange = group.exchange
                 group.gradients.append(ReducedGradient(watch, is_hooked=bool(group.exchange.ranks)))
 
-    def meets_wrapper(self) -> bool:
-        """A recorded model is called: is there a wrapper around it that was not known?"""
-        wrapper = running_wrapper()
-        if wrapper is None or wrapper in self._wrappers or not is_averaging(wrapper):
+    def meet_wrapper(self, wrapper: nn.Module) -> bool:
+        """A recorded model is called by this wrapper; returns whether it reduces gradients and was not known."""
+        if wrapper in self._wrappers or not is_averaging(wrapper):
             return False
         self._wrappers.add(wrapper)
         exchange = Averaging(wrapper)
         exchange.before_forward(wrapper, (), {})
-        self._groups.append(_Group(exchange))
+        self.groups.append(_ExchangedGradients(exchange))
         return True
 
     def pass_begins(self) -> None:
         """A pass that may be recorded begins."""
         room = COPY_LIMIT
-        for group in self._groups:
+        for group in self.groups:
             group.gradients = [each for each in group.gradients if each.watch.parameter is not None]
             for gradient in group.gradients:
                 room -= gradient.remember(room)
@@ -148,16 +134,16 @@ class Reductions:
                     self.left_out.add(str(gradient.watch.site.grad))
 
     def pass_ends(self) -> None:
-        """It has ended: record what was reduced."""
-        for group in self._groups:
+        """The pass has ended: record what was reduced."""
+        for group in self.groups:
             for gradient in group.finish():
                 self._record(gradient)
 
     def remove(self) -> None:
         """Take every hook back."""
-        for group in self._groups:
+        for group in self.groups:
             group.exchange.remove()
-        self._groups.clear()
+        self.groups.clear()
 
     def _record(self, gradient: ReducedGradient) -> None:
         tensor_recorder = gradient.watch.gradient
@@ -166,13 +152,13 @@ class Reductions:
             if tensor_recorder is not None and total is not None and self._is_recorded():
                 tensor_recorder.see(total)
         except Exception as error:
-            self._host.fault(gradient.watch.site.grad, error)
+            self._backward.fault(gradient.watch.site.grad, error)
 
     def _is_recorded(self) -> bool:
-        return self._host.clock.entered or self._host.enter_backward()
+        return self._backward.clock.entered or self._backward.enter()
 
 
-class _Group:
+class _ExchangedGradients:
     """The gradients of one exchange, those that are being reduced apart."""
 
     def __init__(self, exchange: Exchange) -> None:
@@ -181,7 +167,7 @@ class _Group:
         self._begun: dict[int, ReducedGradient] = {}
 
     def finish(self) -> Sequence[ReducedGradient]:
-        """Those that have been reduced by now."""
+        """Take the gradients that have been reduced by now."""
         come = [each for each in self.gradients if each.has_come()]
         if come and self.exchange.has_begun():
             self._begun.update((id(each), each) for each in come)

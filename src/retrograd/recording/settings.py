@@ -1,4 +1,4 @@
-"""What to record, and when: everything a user chose, read and checked once."""
+"""Settings: what to record, and when, as a user chose it, read and checked once."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Settings:
         return CustomStatistics(self.custom) if self.custom else None
 
     def describe(self) -> dict[str, Any]:
-        """These choices as plain data, for the manifest."""
+        """The choices as plain data, for the manifest."""
         return {
             "selection": self.selection.describe() if self.statistics else [],
             "schedule": repr(self.schedule),

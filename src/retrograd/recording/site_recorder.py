@@ -8,20 +8,23 @@ recorded; what they do is written out in them, because a further Python call wou
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import nn
 
 from retrograd.hooks.distributed import is_sharded, local_part
 from retrograd.hooks.engine import is_transformed, uncompiled
-from retrograd.hooks.reach import DeepGraphGuard
-from retrograd.hooks.tables import Entry
 from retrograd.hooks.tensor import GradientWatch
-from retrograd.recording.clock import Clock
-from retrograd.recording.keep import Keep
-from retrograd.recording.mode_buffer import Mode, ModeBuffer
-from retrograd.recording.site_table import Placements
-from retrograd.recording.tensor_keeper import TensorKeeper
+from retrograd.recording.backward_pass import BackwardPass
+from retrograd.recording.event_log import EventLog
+from retrograd.recording.keep import Keep, find_keep
+from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
+from retrograd.recording.settings import Settings
+from retrograd.recording.site_table import Placements, RowTable
+from retrograd.recording.tensor_keeper import KeptSource, TensorKeeper
+from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import Site
 from retrograd.statistics.slab import UnreadableTensorError
 
@@ -30,40 +33,27 @@ NO_ROW = -1
 Observe = Callable[[torch.Tensor, int], Any]
 
 
-class TensorHost(Protocol):
-    """What is needed of the recorder of a run."""
-
-    keeper: TensorKeeper
-    placements: Placements
-
-    def fault(self, site: Site, error: Exception) -> None:
-        """Told of an error at a tap; training goes on."""
-
-
-class TensorRecorder:
+class TensorRecorder(KeptSource):
     """Takes in the tensors of one site.
 
     Args:
+        factory: what makes it: asked for room, and told when a user's statistic raises.
         buffer: where rows and kept tensors go.
         site: the site.
         row: the site's row, or ``NO_ROW``.
         keep: the policy that keeps its tensors, or None.
         copy: its memory is used again (parameters and their gradients), so a kept tensor must be a copy.
-        host: asked for room, and told when a user's statistic raises.
     """
 
-    __slots__ = ("_buffer", "_copy", "_host", "custom", "keep", "name", "observe", "row", "site")
+    __slots__ = ("_buffer", "_copy", "_factory", "custom", "observe")
 
     def __init__(
-        self, buffer: ModeBuffer, site: Site, row: int, keep: Keep | None, *, copy: bool, host: TensorHost
+        self, factory: RecorderFactory, buffer: ModeBuffer, site: Site, row: int, keep: Keep | None, *, copy: bool
     ) -> None:
+        super().__init__(site, row, keep)
         self._buffer = buffer
-        self._host = host
+        self._factory = factory
         self._copy = copy or buffer.mode is Mode.INFERENCE or (keep is not None and keep.copies)
-        self.site = site
-        self.name = str(site)
-        self.row = row
-        self.keep = keep
         self.custom = buffer.custom if row >= 0 else None
         self.observe: Observe | None = None
 
@@ -71,7 +61,7 @@ class TensorRecorder:
         """The slab's method for tensors like this one, remembered in ``observe``."""
         self.observe = self._buffer.slab(tensor.device).observe
         if is_sharded(tensor):
-            self._host.placements.see_spread(self.site, tensor)
+            self._factory.placements.see_spread(self.site, tensor)
         return self.observe
 
     def copy_from_now_on(self) -> None:
@@ -93,7 +83,7 @@ class TensorRecorder:
             try:
                 self.custom.observe(tensor, self.row)
             except Exception as error:
-                self._host.fault(self.site, error)  # the tensor itself is recorded all the same
+                self._factory.events.fault(self.site, error)  # the tensor itself is recorded all the same
         if self.keep is not None:
             self._keep(tensor, self.keep)
 
@@ -112,44 +102,30 @@ class TensorRecorder:
             version = kept._version
         except RuntimeError:  # an inference tensor counts no versions
             kept, version = keep.take(tensor), 0
-        size = self._host.keeper.admit(keep, kept)
+        size = self._factory.keeper.admit(keep, kept)
         if size is not None:
             self._buffer.kept.append((self, kept, version, size))
-
-
-class SiteHost(Protocol):
-    """What is needed of the recorder of a run."""
-
-    clock: Clock
-    guard: DeepGraphGuard
-    leaf_handles: list[Entry]
-
-    def enter_backward(self) -> bool:
-        """Told at the first gradient of a pass; returns whether it is recorded."""
-
-    def fault(self, site: Site, error: Exception) -> None:
-        """Told of an error at a tap; training goes on."""
 
 
 class SiteRecorder:
     """The value and the gradient of one site, seen at the same call.
 
     Args:
-        host: the recorder.
+        backward: the pass that runs, asked whether it is recorded.
         value: where the value goes; None when it is not recorded.
         gradient: where its gradient goes; None when it is not recorded.
     """
 
-    __slots__ = ("_clock", "_enter", "_gradient", "_host", "_value", "_watch")
+    __slots__ = ("_clock", "_enter", "_fault", "_gradient", "_value", "_watch")
 
-    def __init__(self, host: SiteHost, value: TensorRecorder | None, gradient: TensorRecorder | None) -> None:
-        self._clock = host.clock
-        self._enter = host.enter_backward
-        self._host = host
+    def __init__(self, backward: BackwardPass, value: TensorRecorder | None, gradient: TensorRecorder | None) -> None:
+        self._clock = backward.clock
+        self._enter = backward.enter
+        self._fault = backward.fault
         self._value = value
         self._gradient = gradient
         self._watch = (
-            GradientWatch(self.see_gradient, host.guard, host.leaf_handles, gradient.copy_from_now_on)
+            GradientWatch(self.see_gradient, backward.guard, backward.leaf_handles, gradient.copy_from_now_on)
             if gradient is not None
             else None
         )
@@ -196,7 +172,7 @@ class SiteRecorder:
                     tensor_recorder.see_more(gradient)
             except Exception as error:
                 if gradient is not None:  # as it is where another output of the same node was used, and this one not
-                    self._host.fault(tensor_recorder.site, error)
+                    self._fault(tensor_recorder.site, error)
 
     see_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
 
@@ -214,3 +190,60 @@ class SiteRecorder:
         """Take the hook back."""
         if self._watch is not None:
             self._watch.remove()
+
+
+@dataclass(eq=False)
+class RecorderFactory:
+    """Makes the recorders of sites of which something is wanted.
+
+    Attributes:
+        settings: what is wanted.
+        buffers: where it is recorded.
+        rows: the numbering of rows.
+        keeper: makes room for kept tensors.
+        placements: told of tensors that are spread over processes.
+        events: takes faults.
+        backward: the pass that runs.
+        sees_gradients: whether any gradient is recorded.
+    """
+
+    settings: Settings
+    buffers: ModeBuffers
+    rows: RowTable
+    keeper: TensorKeeper
+    placements: Placements
+    events: EventLog
+    backward: BackwardPass
+    sees_gradients: bool = False
+    _made: list[SiteRecorder] = field(default_factory=list)
+
+    def make_site_recorder(self, buffer: ModeBuffer, module: nn.Module | None, site: Site) -> SiteRecorder | None:
+        """The recorder of a site, or None when neither its value nor its gradient is wanted."""
+        value = self.make_tensor_recorder(buffer, module, site)
+        gradient = self.make_tensor_recorder(buffer, module, site.grad) if buffer.mode is Mode.GRAD else None
+        if value is None and gradient is None:
+            return None
+        recorder = SiteRecorder(self.backward, value, gradient)
+        self._made.append(recorder)
+        self.sees_gradients |= recorder.wants_gradient
+        return recorder
+
+    def make_named_recorder(self, mode: Mode, module: nn.Module | None, site: Site, key: str) -> SiteRecorder | None:
+        """The recorder of a site that is recorded only where a pattern names its last key."""
+        return self.make_site_recorder(self.buffers[mode], module, site) if self.settings.names(key) else None
+
+    def make_tensor_recorder(
+        self, buffer: ModeBuffer, module: nn.Module | None, site: Site, *, copy: bool = False
+    ) -> TensorRecorder | None:
+        """The recorder of the tensors of a site, or None when nothing of them is wanted."""
+        candidate = Candidate(site, module)
+        has_row = self.settings.wants_statistics(candidate)
+        keep = find_keep(self.settings.keeps, candidate)
+        if not has_row and keep is None:
+            return None
+        return TensorRecorder(self, buffer, site, self.rows.number(site) if has_row else NO_ROW, keep, copy=copy)
+
+    def remove(self) -> None:
+        """Take the hooks of all that was made back."""
+        for recorder in self._made:
+            recorder.remove()

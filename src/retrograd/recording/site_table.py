@@ -1,4 +1,4 @@
-"""What a sink is told of sites: the number of each one's row, and what other ranks hold of it.
+"""Tells a sink of sites: the number of each one's row, and what other ranks hold of it.
 
 A sink is told of a module's second and further calls only when they have rows or kept tensors: until a backward pass
 has come nobody knows whether a call is one of them, or the first one of an evaluation. So its numbers may not be ours.
@@ -7,7 +7,7 @@ has come nobody knows whether a call is one of them, or the first one of an eval
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from retrograd.hooks.distributed import (
     place_spread,
 )
 from retrograd.recording.mode_buffer import ModeBuffers
-from retrograd.recording.tensor_keeper import Source
+from retrograd.recording.tensor_keeper import KeptSource
 from retrograd.sites.site import Site, local_gradient
 from retrograd.statistics.row import ROW
 
@@ -106,7 +106,7 @@ class RowTable:
                 self._tell(row)
         return rename_rows(batch, self._told) if self._is_translated else batch
 
-    def name_kept(self, sources: Iterable[Source]) -> None:
+    def name_kept(self, sources: Iterable[KeptSource]) -> None:
         """Tell the sink of sites of which tensors are kept, if it does not know them yet."""
         for source in sources:
             if source.name not in self._kept:
@@ -122,7 +122,7 @@ class RowTable:
                 self._sink.add_sites([self.names[row]])
 
     def mark(self, rows: npt.NDArray[Any]) -> None:
-        """These rows have been recorded."""
+        """Note that rows have been recorded."""
         if len(self._seen) < len(self.sites):
             self._seen = np.concatenate([self._seen, np.zeros(len(self.sites) - len(self._seen), dtype=bool)])
         self._seen[rows] = True
@@ -139,11 +139,12 @@ class Placements:
     Where there is one process alone nothing is found, and nothing told.
 
     Args:
-        tell: takes all facts, the stages of models by name and placements by printed site, whenever there are new ones.
+        sink: told of all of them, the stages of models by name and placements by printed site, whenever there are new
+            ones.
     """
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
-        self._tell = tell
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
         self._found: dict[Site, Placement] = {}
         self._stages: dict[str, int] = {}
         self._is_told = True
@@ -192,7 +193,7 @@ class Placements:
         if not self._is_told:
             self._is_told = True
             sites = {str(site): _describe(placement) for site, placement in self._found.items()}
-            self._tell({"stages": dict(self._stages), "sites": sites})
+            self._sink.describe(placements={"stages": dict(self._stages), "sites": sites})
 
     def _add(self, site: Site, placement: Placement) -> None:
         if self._found.get(site) != placement:

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 import torch
@@ -17,23 +17,26 @@ from retrograd.recording.keep import Keep
 from retrograd.sites.site import Site
 
 
-class Source(Protocol):
-    """What a kept tensor is of."""
+class KeptSource:
+    """The site that a kept tensor is of, and the policy that keeps it.
 
-    @property
-    def site(self) -> Site:
-        """Its site."""
+    Attributes:
+        site: its site.
+        name: the same, printed.
+        row: the row of the site's statistics, or ``NO_ROW``.
+        keep: the policy that keeps its tensors, or None.
+    """
 
-    @property
-    def name(self) -> str:
-        """That site, printed."""
+    __slots__ = ("keep", "name", "row", "site")
 
-    @property
-    def keep(self) -> Keep | None:
-        """Why it was kept."""
+    def __init__(self, site: Site, row: int, keep: Keep | None) -> None:
+        self.site = site
+        self.name = str(site)
+        self.row = row
+        self.keep = keep
 
 
-Kept = tuple[Source, torch.Tensor, int, int]
+Kept = tuple[KeptSource, torch.Tensor, int, int]
 """A tensor as it was just kept: where it is from, itself, its version, and its bytes."""
 
 
@@ -48,7 +51,7 @@ def count_bytes(tensor: torch.Tensor) -> int:
 
 @dataclass(slots=True)
 class Bundle:
-    """What one policy kept of one micro-batch, as it came: most of it is let go again, so nothing is made of it yet.
+    """Holds what one policy kept of one micro-batch, as it came: most is let go again, so nothing is made of it yet.
 
     Attributes:
         moment: that micro-batch, at its last pass.
@@ -120,6 +123,9 @@ class TensorKeeper:
         keeps: the policies.
         budget: bytes that may be held before they are handed over, all policies together; never passed.
         sink: where they go.
+
+    Attributes:
+        has_triggers: the statistics of each micro-batch are looked at.
     """
 
     def __init__(self, keeps: Sequence[Keep], budget: int, sink: Sink) -> None:
@@ -130,18 +136,14 @@ class TensorKeeper:
         self._holders = {
             id(keep): (keep, Holder(keep.last or 0)) for keep in keeps if keep.last is not None or keep.when is not None
         }
+        self.has_triggers = any(keep.when is not None for keep in keeps)
         self._dropped: Counter[str] = Counter()
-        self._sources: set[Source] = set()
+        self._sources: set[KeptSource] = set()
 
     @property
     def names(self) -> set[str]:
         """The sites that something was kept of."""
         return {source.name for source in self._sources}
-
-    @property
-    def has_triggers(self) -> bool:
-        """Whether the statistics of each micro-batch are looked at."""
-        return any(keep.when is not None for keep, _ in self._holders.values())
 
     def admit(self, keep: Keep, tensor: torch.Tensor) -> int | None:
         """The bytes of a tensor that was just seen; None when there is no room for it.

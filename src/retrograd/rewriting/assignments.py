@@ -1,4 +1,4 @@
-"""Which rules act where: patterns, each with its rules, in the order in which they were given."""
+"""Assigns rules to sites: patterns, each with its rules, in the order in which they were given."""
 
 from __future__ import annotations
 

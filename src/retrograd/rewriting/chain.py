@@ -46,7 +46,7 @@ class Noted:
 
 
 class Beside:
-    """What rules are shown beside a gradient.
+    """Tensors that rules are shown beside a gradient.
 
     Args:
         value: the activation, or parameter, that it is the gradient of; None where no rule asks.
@@ -72,7 +72,7 @@ Snapshot = Mapping[str, Any]
 """What one rule remembers of a site."""
 
 
-class Chain:
+class RuleChain:
     """The rules of one site, in their order.
 
     Args:
@@ -113,7 +113,7 @@ class Chain:
             state.rank = rank
 
     def change(self, value: Tensor, call: int, training: bool, beside: Beside | None = None) -> Tensor:
-        """What the rules make of a value; the very same object if they leave it alone.
+        """Let the rules change a value; returns the very same object if they leave it alone.
 
         Raises:
             RuleError: if one of them breaks the contract, or raises.
@@ -124,7 +124,7 @@ class Chain:
     def change_scaled(
         self, gradient: Tensor, scale: Tensor, call: int, training: bool, beside: Beside | None
     ) -> Tensor | None:
-        """What flows on instead of a gradient that is multiplied by a loss scale; the rules see it without.
+        """Let the rules change a gradient that is multiplied by a loss scale; they see it without.
 
         Returns:
             the changed gradient, multiplied as before; None if the rules leave it alone.
@@ -136,7 +136,7 @@ class Chain:
         return None if changed is unscaled else (changed * scale).to(gradient.dtype)
 
     def change_again(self, value: Tensor, call: int, training: bool, remembered: Sequence[Snapshot]) -> Tensor:
-        """What the rules made of a value that is computed again, with what they remembered then; they learn nothing."""
+        """Do again what the rules did to a value that is computed again, with what they remembered then."""
         with self._lock:
             now = self.remember()
             try:
@@ -151,7 +151,7 @@ class Chain:
         return any(state.snapshot() for _, state in self._steps)
 
     def remember(self) -> list[Snapshot]:
-        """What the rules remember of the site by now, for :meth:`change_again`."""
+        """Copy what the rules remember of the site by now, for :meth:`change_again`."""
         with self._lock:
             return [state.snapshot() for _, state in self._steps]
 

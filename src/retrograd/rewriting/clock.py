@@ -1,4 +1,4 @@
-"""What rules are told of the time: the step, the call, and by what the gradients of the running pass are multiplied."""
+"""The clock of rules: the step, the call, and by what the gradients of the running pass are multiplied."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.checkpoints import CallsOfParts, part_computed_again
 from retrograd.hooks.engine import current_graph_task, grad_enabled
-from retrograd.hooks.nested import flatten
-from retrograd.hooks.reach import FREE_DEPTH, DeepGraphGuard
+from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.progress.loss_scales import LossScales
 from retrograd.progress.steps import Steps
 
@@ -40,10 +39,12 @@ class RuleClock:
         step: how many have ended, as recordings count them; those that loss scaling skipped among them.
         steps: says which updates end one.
         pass_number: of the outermost backward pass that began last.
+        was_run: a model has been called, or a backward pass has begun.
         when_skipped: called with an optimizer whose update loss scaling has skipped.
     """
 
     def __init__(self) -> None:
+        self.was_run = False
         self.when_skipped: Callable[[Optimizer], None] = lambda optimizer: None
         self.step = 0
         self.pass_number = 0
@@ -56,7 +57,7 @@ class RuleClock:
 
     @property
     def guard(self) -> DeepGraphGuard:
-        """Of the graph that this thread makes."""
+        """The guard of the graph that this thread makes."""
         return self._here.guard
 
     @property
@@ -70,7 +71,7 @@ class RuleClock:
 
     @property
     def trained(self) -> int:
-        """What it was in the last forward that trained."""
+        """The serial number of the last forward that trained."""
         return self._here.trained
 
     @property
@@ -80,7 +81,7 @@ class RuleClock:
 
     @property
     def scale(self) -> torch.Tensor | None:
-        """What the gradients of the running pass are multiplied by; None for nothing.
+        """The loss scale that gradients of the running pass are multiplied by; None for nothing.
 
         A device's own thread knows of no pass that it has asked for; there it is that of the pass that began last.
         """
@@ -93,13 +94,13 @@ class RuleClock:
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is called."""
+        self.was_run = True
         if current_graph_task() != -1:
             return
         self.steps.model_runs(module)
         here = self._here
         here.depth += 1
-        if here.guard.count > FREE_DEPTH and not _continues_a_graph((args, kwargs)):
-            here.guard.part()
+        here.guard.begin_forward((args, kwargs))
         if not (module.training and grad_enabled()):
             here.serial = next(self._serials)
         elif here.ends != self._ends:
@@ -109,7 +110,7 @@ class RuleClock:
             here.serial = here.trained
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """That call has ended."""
+        """The call has ended."""
         if current_graph_task() != -1:
             return
         here = self._here
@@ -118,17 +119,22 @@ class RuleClock:
         if output is None:  # raised, most likely: its calls are not to be counted on from
             here.ends = -1
 
+    def part_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A part of a model is called by itself."""
+        self.before_forward(module, args, kwargs)
+        self.after_call(module, args)  # nobody tells of the end
+
     # ---- backward ----
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """A pass starts from these tensors."""
         here = self._here
-        here.in_backward = True
+        self.was_run = here.in_backward = True
         here.scale = self._last_scale = here.scales.find(roots)
         self.pass_number += 1
 
     def backward_ends(self, failed: bool) -> None:
-        """That pass has ended."""
+        """The pass has ended."""
         here = self._here
         here.in_backward = False
         here.scale = None
@@ -138,7 +144,7 @@ class RuleClock:
     # ---- updates ----
 
     def loss_scaled(self, losses: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
-        """These losses were multiplied."""
+        """Losses were multiplied by ``scale``."""
         self._is_scaling = True
         self._here.scales.add(losses, scale)
 
@@ -148,11 +154,11 @@ class RuleClock:
             self.steps.update_begins(optimizer)
 
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
-        """It has updated."""
+        """The optimizer has updated."""
         self._end_update(optimizer)
 
     def update_skipped(self, optimizer: Optimizer) -> None:
-        """It was to update, and loss scaling has left the parameters alone."""
+        """The optimizer was to update, and loss scaling has left the parameters alone."""
         self._end_update(optimizer)
         self.when_skipped(optimizer)
 
@@ -170,15 +176,11 @@ class RuleClock:
             self._here.depth = 0  # of a forward that was left by KeyboardInterrupt nobody has told the end
 
 
-def _continues_a_graph(arguments: Any) -> bool:
-    return any(tensor.requires_grad and not tensor.is_leaf for _, tensor in flatten(arguments, ()))
-
-
 Remembered = dict[Hashable, list[Mapping[str, Any]]]
 
 
 class NumberedCall:
-    """One call.
+    """A call of a module, with its number.
 
     Attributes:
         number: which within the micro-batch, from 1.
@@ -192,6 +194,11 @@ class NumberedCall:
         self.number = number
         self.had_grad = grad_enabled()
         self.remembered: Remembered = {}
+
+
+def has_gradient(call: NumberedCall | None, *, again: bool) -> bool:
+    """Whether gradients arrive at what is computed now, and not at what was computed the first time."""
+    return not again or call is None or not call.had_grad
 
 
 class _ThreadCount(threading.local):

@@ -21,17 +21,17 @@ from retrograd.errors import CannotRewriteError
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.engine import current_graph_task, next_sequence_number
 from retrograd.hooks.input_gradient import change_input_gradient
-from retrograd.hooks.names import argument_names, parameter_site
+from retrograd.hooks.names import ArgumentNames, parameter_site
 from retrograd.hooks.nested import Keys, flatten, replace_tensors
 from retrograd.rewriting.chain import Noted
-from retrograd.rewriting.clock import CallNumbers, NumberedCall
-from retrograd.rewriting.site_rewriter import RewriteHost, SiteRewriter, SiteRewriters
+from retrograd.rewriting.clock import CallNumbers, NumberedCall, has_gradient
+from retrograd.rewriting.site_rewriter import RewriterFactory, SiteRewriter, SiteRewriters
 
 _lock = threading.Lock()
 
 
-class StandIns:
-    """Those of one module; the same object for all that rewrite it."""
+class ParameterOverrides:
+    """Puts values in the place of the parameters of one module; the same object for all that rewrite it."""
 
     def __init__(self) -> None:
         self._alone = threading.RLock()
@@ -42,7 +42,7 @@ class StandIns:
         self._alone.acquire()
 
     def find(self, module: nn.Module, name: str) -> Any:
-        """What stands for a parameter now; None where it stands for itself."""
+        """The value in the place of a parameter now; None where the parameter itself is used."""
         return vars(module).get(name)
 
     def put(self, module: nn.Module, name: str, call: object, value: Any) -> None:
@@ -67,19 +67,19 @@ class StandIns:
         self._alone.release()
 
 
-_stand_ins: WeakKeyDictionary[nn.Module, StandIns] = WeakKeyDictionary()
+_overrides: WeakKeyDictionary[nn.Module, ParameterOverrides] = WeakKeyDictionary()
 
 
-def stand_ins_of(module: nn.Module) -> StandIns:
-    """Those of this module."""
+def overrides_of(module: nn.Module) -> ParameterOverrides:
+    """The overrides of this module."""
     with _lock:
-        return _stand_ins.setdefault(module, StandIns())
+        return _overrides.setdefault(module, ParameterOverrides())
 
 
 _INPUT: Keys = ("input",)
 
 
-class _Use:
+class _BranchedArgument:
     """An argument that was branched off for the module, so that its gradient through the module can be changed."""
 
     __slots__ = ("edge", "node", "number", "rewriter", "tensor", "version")
@@ -96,19 +96,14 @@ class _Use:
 class _Running:
     """A call that has begun and not ended."""
 
-    __slots__ = ("again", "call", "has_stand_ins", "inputs", "uses")
+    __slots__ = ("again", "call", "has_overrides", "inputs", "uses")
 
     def __init__(self, call: NumberedCall | None, *, again: bool) -> None:
         self.call = call
         self.again = again
-        self.has_stand_ins = False
+        self.has_overrides = False
         self.inputs: dict[str, Noted] = {}
-        self.uses: list[_Use] = []
-
-    @property
-    def has_gradient(self) -> bool:
-        """Whether gradients arrive at what is computed now, and not at what was computed the first time."""
-        return not self.again or self.call is None or not self.call.had_grad
+        self.uses: list[_BranchedArgument] = []
 
 
 class _RunningCalls(threading.local):
@@ -121,7 +116,7 @@ class InputRewriter:
     """Lets rules act on what one module computes with.
 
     Args:
-        host: the rewriting.
+        factory: makes the rewriters, and has the clock.
         module: the module.
         path: its path.
         parameters: names of its parameters, if it is their values that have rules, and not its arguments.
@@ -129,17 +124,23 @@ class InputRewriter:
     """
 
     def __init__(
-        self, host: RewriteHost, module: nn.Module, path: str, parameters: Sequence[str], *, notes_inputs: bool = False
+        self,
+        factory: RewriterFactory,
+        module: nn.Module,
+        path: str,
+        parameters: Sequence[str],
+        *,
+        notes_inputs: bool = False,
     ) -> None:
-        self._host = host
+        self._factory = factory
         self._find_module = weakref.ref(module)
         self._path = path
-        self._rewriters = SiteRewriters(host, module, path)
-        self._calls = CallNumbers(host.clock)
-        self._names, self._rest = argument_names(module)
+        self._rewriters = SiteRewriters(factory, module, path)
+        self._calls = CallNumbers(factory.clock)
+        self._names = ArgumentNames(module)
         self._parameters = tuple(parameters)
         self._notes_inputs = notes_inputs
-        self._stand_ins = stand_ins_of(module)
+        self._overrides = overrides_of(module)
         self._here = _RunningCalls()
 
     def rewrite_input(
@@ -147,16 +148,16 @@ class InputRewriter:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The forward pre-hook."""
         self._end_interrupted(module)
-        if not self._host.is_active:
+        if not self._factory.is_active:
             return args, kwargs
-        if self._host.clock.is_outside:
-            self._host.part_begins(module, args, kwargs)
+        if self._factory.clock.is_outside:
+            self._factory.clock.part_begins(module, args, kwargs)
         again = current_graph_task() != -1
         running = _Running(self._calls.find_again() if again else self._calls.begin(), again=again)
         self._here.running.append(running)
         if self._parameters:
-            self._stand_ins.enter()
-            running.has_stand_ins = True
+            self._overrides.enter()
+            running.has_overrides = True
         for name in self._parameters:
             self._put_parameter(module, name, running)
         return (args, kwargs) if self._parameters else self._change_arguments(module, args, kwargs, running)
@@ -175,10 +176,10 @@ class InputRewriter:
             if use.tensor._version != use.version:
                 self._watch_overwritten(use, outputs)
             elif any(each._base is use.tensor._base for each in outputs):  # who gets it may write into it
-                self._host.watch_view(use.rewriter.name, use.tensor)
+                self._factory.watch_view(use.rewriter.name, use.tensor)
 
     def take_inputs(self) -> dict[str, Noted]:
-        """What went into the call that has just ended, by argument."""
+        """Take the inputs of the call that has just ended, by argument."""
         inputs, self._here.inputs = self._here.inputs, {}
         return inputs
 
@@ -198,23 +199,16 @@ class InputRewriter:
                 self._uncover(module, running.pop())
 
     def _uncover(self, module: nn.Module, running: _Running) -> None:
-        if running.has_stand_ins:
-            running.has_stand_ins = False
-            self._stand_ins.leave(module, running)
+        if running.has_overrides:
+            running.has_overrides = False
+            self._overrides.leave(module, running)
 
     def _change_arguments(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], running: _Running
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        named = min(len(args), len(self._names))
-        bound = dict(zip(self._names, args, strict=False))
-        if len(args) > named:
-            bound[self._rest] = args[named:]
-        bound.update(kwargs)
+        bound = self._names.bind(args, kwargs)
         changed = self._change_tensors(module, bound, running)
-        if changed is bound:
-            return args, kwargs
-        rest = changed.get(self._rest, ()) if len(args) > named else ()
-        return (*(changed[name] for name in self._names[:named]), *rest), {name: changed[name] for name in kwargs}
+        return (args, kwargs) if changed is bound else self._names.unbind(changed, args, kwargs)
 
     def _change_tensors(self, module: nn.Module, bound: dict[str, Any], running: _Running) -> dict[str, Any]:
         number = running.call.number if running.call is not None else 1
@@ -230,7 +224,7 @@ class InputRewriter:
                 changed[keys] = value
             if self._notes_inputs:
                 running.inputs[".".join(keys[1:])] = Noted(value)
-        for keys, rewriter, value in reached if running.has_gradient else ():
+        for keys, rewriter, value in reached if has_gradient(running.call, again=running.again) else ():
             new = self._watch_use(rewriter, value, running, module.training)
             if new is not value:
                 changed[keys] = new
@@ -242,12 +236,12 @@ class InputRewriter:
         edge, number = get_gradient_edge(tensor), next_sequence_number()
         branched = rewriter.watch(tensor, training, branches=True, is_private=True, inputs=running.inputs)
         if branched is not tensor:
-            running.uses.append(_Use(rewriter, branched, edge, number))
+            running.uses.append(_BranchedArgument(rewriter, branched, edge, number))
         return branched
 
-    def _watch_overwritten(self, use: _Use, outputs: list[Tensor]) -> None:
+    def _watch_overwritten(self, use: _BranchedArgument, outputs: list[Tensor]) -> None:
         """A module that writes into its argument has taken the node of ours out of the way."""
-        rewriter, guard = use.rewriter, self._host.clock.guard
+        rewriter, guard = use.rewriter, self._factory.clock.guard
         if (
             rewriter.needs_value
             or rewriter.needs_input
@@ -273,9 +267,9 @@ class InputRewriter:
         parameter = module._parameters[name]
         if parameter is None:
             return
-        earlier = self._stand_ins.find(module, name)  # of another rewriting, or of a call around this one
+        earlier = self._overrides.find(module, name)  # of another rewriting, or of a call around this one
         is_recursive = len(self._here.running) > 1
         value = parameter if earlier is None or is_recursive else earlier
         changed = rewriter.change_value(value, running.call, module.training, again=running.again)
         if changed is not value:
-            self._stand_ins.put(module, name, running, changed)
+            self._overrides.put(module, name, running, changed)

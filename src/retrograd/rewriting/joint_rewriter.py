@@ -24,7 +24,7 @@ from retrograd.rules.rule import Rule, SiteState
 from retrograd.sites.site import Site
 
 
-class Passes:
+class PassGradients:
     """Keeps the gradients of passes apart that torch adds up.
 
     Args:
@@ -158,7 +158,7 @@ class JointRewriter:
             _check(optimizer, rule)
         self._clock = clock
         self._steps: list[tuple[Rule, SiteState]] = [(rule, rule.state_at(str(SITE))) for rule in rules]
-        self._passes = passes = Passes(clock)
+        self._passes = passes = PassGradients(clock)
         self._find_optimizer = weakref.ref(optimizer, lambda _: passes.remove())
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self._set_found_inf = False
@@ -172,7 +172,7 @@ class JointRewriter:
             self._passes.watch(self._parameters())
 
     def pass_ends(self) -> None:
-        """That pass has ended."""
+        """The pass has ended."""
         if self._collects:
             self._passes.settle()
 

@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from retrograd.hooks.engine import current_graph_task, grad_enabled
-from retrograd.hooks.nested import Keys, flatten, replace_tensors
+from retrograd.hooks.nested import Keys
 from retrograd.rewriting.chain import Noted
 from retrograd.rewriting.clock import CallNumbers
 from retrograd.rewriting.input_rewriter import InputRewriter
-from retrograd.rewriting.site_rewriter import RewriteHost, SiteRewriter, SiteRewriters
+from retrograd.rewriting.site_rewriter import RewriterFactory, SiteRewriter, SiteRewriters, is_among
 from retrograd.sites.site import WATCH
 
 _OUTPUT: Keys = ("output",)
@@ -26,27 +26,29 @@ class OutputRewriter:
     """Lets rules act on the results of one module.
 
     Args:
-        host: the rewriting.
+        factory: makes the rewriters, and has the clock.
         module: the module.
         path: its path.
         inputs: notes what goes into the module, where a rule asks for that.
     """
 
-    def __init__(self, host: RewriteHost, module: nn.Module, path: str, inputs: InputRewriter | None = None) -> None:
-        self._host = host
-        self._clock = host.clock
-        self._rewriters = SiteRewriters(host, module, path)
-        self._calls = CallNumbers(host.clock)
+    def __init__(
+        self, factory: RewriterFactory, module: nn.Module, path: str, inputs: InputRewriter | None = None
+    ) -> None:
+        self._factory = factory
+        self._clock = factory.clock
+        self._rewriters = SiteRewriters(factory, module, path)
+        self._calls = CallNumbers(factory.clock)
         self._plain: dict[int, SiteRewriter | None] = {}
         self._inputs = inputs
 
     def rewrite_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """The forward hook: what is returned instead."""
-        if not self._host.is_active:
+        if not self._factory.is_active:
             return output
         inputs = self._inputs.take_inputs() if self._inputs is not None else None
         if self._clock.is_outside:
-            self._host.part_begins(module, args, kwargs)
+            self._clock.part_begins(module, args, kwargs)
         calls = self._calls
         if type(output) is not Tensor or not grad_enabled() or current_graph_task() != -1:
             return self._rewrite(module, args, kwargs, output, inputs)
@@ -58,7 +60,7 @@ class OutputRewriter:
         if rewriter.acts_on_value:
             new = rewriter.change_value(output, calls.note(number), module.training, again=False)
         if kwargs or any([new is each or type(each) is not Tensor for each in args]):  # noqa: C419  # the quicker
-            return rewriter.watch(new, module.training, branches=_is_among(new, args, kwargs), inputs=inputs)
+            return rewriter.watch(new, module.training, branches=is_among(new, (args, kwargs)), inputs=inputs)
         return rewriter.watch(new, module.training, inputs=inputs)
 
     def _find_plain(self, number: int) -> SiteRewriter | None:
@@ -78,53 +80,29 @@ class OutputRewriter:
         """The same for all kinds of results, without grad, and where they are computed again."""
         again = current_graph_task() != -1
         call = self._calls.find_again() if again else self._calls.begin()
-        has_gradient = not again or call is None or not call.had_grad
-        changed: dict[Keys, Tensor] = {}
-        for keys, tensor in flatten(output, _OUTPUT):
-            rewriter = self._rewriters.find(keys, call.number if call is not None else 1)
-            if rewriter is None:
-                continue
-            new = rewriter.change_value(tensor, call, module.training, again=again)
-            if has_gradient:
-                branches = new is tensor and _is_among(tensor, args, kwargs)
-                new = rewriter.watch(new, module.training, branches=branches, inputs=inputs)
-            if new is not tensor:
-                changed[keys] = new
-        return replace_tensors(output, _OUTPUT, changed) if changed else output
-
-
-def _is_among(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(tensor is each for _, each in flatten((args, kwargs), ()))
+        return self._rewriters.rewrite(
+            output, _OUTPUT, call, module.training, again=again, given=(args, kwargs), inputs=inputs
+        )
 
 
 class WatchedRewriter:
     """Lets rules act on what is handed to ``rg.watch``.
 
     Args:
-        host: the rewriting.
+        factory: makes the rewriters, and has the clock.
     """
 
-    def __init__(self, host: RewriteHost) -> None:
-        self._host = host
+    def __init__(self, factory: RewriterFactory) -> None:
+        self._factory = factory
         self._watched: dict[str, tuple[SiteRewriters, CallNumbers]] = {}
 
     def rewrite_watched(self, name: str, value: Any) -> Any:
-        """What takes the place of a tensor, or of a nest of them."""
-        if not self._host.is_active:
+        """Let the rules change a tensor, or a nest of them; returns what takes its place."""
+        if not self._factory.is_active:
             return value
         if name not in self._watched:
-            self._watched[name] = SiteRewriters(self._host, None, WATCH + name), CallNumbers(self._host.clock)
+            self._watched[name] = SiteRewriters(self._factory, None, WATCH + name), CallNumbers(self._factory.clock)
         rewriters, calls = self._watched[name]
         again = current_graph_task() != -1
         call = calls.find_again() if again else calls.begin()
-        changed: dict[Keys, Tensor] = {}
-        for keys, tensor in flatten(value, ()):
-            rewriter = rewriters.find(keys, call.number if call is not None else 1)
-            if rewriter is None:
-                continue
-            new = rewriter.change_value(tensor, call, True, again=again)
-            if not again or call is None or not call.had_grad:
-                new = rewriter.watch(new, True)
-            if new is not tensor:
-                changed[keys] = new
-        return replace_tensors(value, (), changed) if changed else value
+        return rewriters.rewrite(value, (), call, True, again=again)

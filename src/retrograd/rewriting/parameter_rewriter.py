@@ -11,15 +11,15 @@ from retrograd.errors import CannotRewriteError
 from retrograd.hooks.distributed import is_flattened, is_sharded
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.tensor import change_gradient, leave_gradient, shares_memory
-from retrograd.rewriting.chain import Beside, Chain, Noted
-from retrograd.rewriting.site_rewriter import RewriteHost
+from retrograd.rewriting.chain import Beside, Noted, RuleChain
+from retrograd.rewriting.site_rewriter import RewriterFactory
 
 
 class ParameterRewriter:
     """Lets rules act on the gradient of one parameter.
 
     Args:
-        host: the rewriting.
+        factory: has the clock, and says whether rules act.
         module: the module that has the parameter; neither of them is held.
         name: what the module calls it.
         parameter: the parameter.
@@ -29,10 +29,12 @@ class ParameterRewriter:
         CannotRewriteError: for a parameter whose hooks torch does not call.
     """
 
-    __slots__ = ("_chain", "_find", "_find_module", "_host", "_is_attached", "_name")
+    __slots__ = ("_chain", "_factory", "_find", "_find_module", "_is_attached", "_name")
 
-    def __init__(self, host: RewriteHost, module: nn.Module, name: str, parameter: Tensor, chain: Chain) -> None:
-        self._host = host
+    def __init__(
+        self, factory: RewriterFactory, module: nn.Module, name: str, parameter: Tensor, chain: RuleChain
+    ) -> None:
+        self._factory = factory
         self._find_module = weakref.ref(module)
         self._name = name
         self._find = WeakIdRef(parameter)
@@ -64,9 +66,9 @@ class ParameterRewriter:
     @uncompiled
     def change(self, gradient: Tensor | None) -> Tensor | None:
         """The hook: what is added to ``.grad`` instead."""
-        if gradient is None or not self._host.is_active:
+        if gradient is None or not self._factory.is_active:
             return None
-        chain, scale, module, parameter = self._chain, self._host.clock.scale, self._find_module(), self._find()
+        chain, scale, module, parameter = self._chain, self._factory.clock.scale, self._find_module(), self._find()
         training = module is None or module.training
         beside = Beside(Noted(parameter), {}) if chain.needs_value and parameter is not None else None
         if scale is not None:

@@ -12,7 +12,6 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import CannotRewriteError, RewriteError
 from retrograd.hooks.backward import backward_listeners
-from retrograd.hooks.distributed import own_rank
 from retrograd.hooks.module import CallTap, InputTap, OutputTap, is_compiled
 from retrograd.hooks.names import NamedModule, compiled_regions, name_models, parameter_site, walk_modules
 from retrograd.hooks.optimizer import optimizer_listeners
@@ -22,39 +21,36 @@ from retrograd.hooks.watched import leave_watched_tensors, rewrite_watched_tenso
 from retrograd.notices import warn
 from retrograd.progress.steps import held_by
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
-from retrograd.rewriting.chain import Chain
-from retrograd.rewriting.clock import RuleClock
 from retrograd.rewriting.input_rewriter import InputRewriter
 from retrograd.rewriting.joint_rewriter import JointRewriter
 from retrograd.rewriting.output_rewriter import OutputRewriter, WatchedRewriter
 from retrograd.rewriting.parameter_rewriter import ParameterRewriter
-from retrograd.rewriting.written_views import WrittenViews
+from retrograd.rewriting.site_rewriter import RewriterFactory
 from retrograd.rules.rule import Rule
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import ROOT, Site
 
 
 class Rewriting:
-    """Rules that act until they are removed; use it in a ``with`` statement, or call ``remove()``.
-
-    Attributes:
-        is_active: whether the rules act.
-    """
+    """Rules that act until they are removed; use it in a ``with`` statement, or call ``remove()``."""
 
     def __init__(self, assignments: Assignments | None, rules: list[Rule]) -> None:
         self._assignments = assignments
         self._rules = rules
-        self._views = WrittenViews()
         self._roots: list[CallTap] = []
         self._taps: list[InputTap | OutputTap] = []
         self._inputs: list[InputRewriter] = []
         self._parameters: list[ParameterRewriter] = []
         self._watched: WatchedRewriter | None = None
         self._joint: JointRewriter | None = None
-        self._was_run = False
         self._undo: list[Callable[[], None]] = []
-        self.clock = RuleClock()
-        self.is_active = True
+        self._factory = RewriterFactory(assignments)
+        self.clock = self._factory.clock
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the rules act."""
+        return self._factory.is_active
 
     @property
     def step(self) -> int:
@@ -69,7 +65,7 @@ class Rewriting:
         self._warn_of_unreached()
 
     def _warn_of_unreached(self) -> None:
-        unreached = self._assignments.unreached() if self._assignments is not None and self._was_run else []
+        unreached = self._assignments.unreached() if self._assignments is not None and self.clock.was_run else []
         if unreached:
             warn(
                 f"No rule has acted at {', '.join(unreached)}: these sites were never reached. Code that was compiled "
@@ -77,7 +73,7 @@ class Rewriting:
             )
 
     def _detach(self) -> None:
-        self.is_active = False
+        self._factory.is_active = False
         while self._undo:
             self._undo.pop()()
         for root in self._roots:
@@ -95,7 +91,7 @@ class Rewriting:
         hidden_hooks.release()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold for the rules to go on with the same decisions."""
+        """State that a checkpoint must hold for the rules to go on with the same decisions."""
         return {"step": self.clock.step, "rules": [(rule.name, rule.state_dict()) for rule in self._rules]}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -128,7 +124,7 @@ class Rewriting:
         try:
             for model in models.values():
                 self.clock.steps.add_parameters(model.parameters())
-                self._roots.append(CallTap(model, _Root(self), outermost=True))
+                self._roots.append(CallTap(model, self.clock, outermost=True))
             compiled = compiled_regions(entries)
             seen: set[int] = set()
             for entry in entries:
@@ -175,12 +171,12 @@ class Rewriting:
         if "input" in slots or needs_input:
             inputs = self._attach_to_inputs(entry, entry.tapped, (), notes_inputs=needs_input)
         if "output" in slots:
-            self._taps.append(OutputTap(entry.tapped, OutputRewriter(self, entry.module, entry.path, inputs)))
+            self._taps.append(OutputTap(entry.tapped, OutputRewriter(self._factory, entry.module, entry.path, inputs)))
 
     def _attach_to_inputs(
         self, entry: NamedModule, tapped: nn.Module, parameters: Sequence[str], *, notes_inputs: bool = False
     ) -> InputRewriter:
-        inputs = InputRewriter(self, entry.module, entry.path, parameters, notes_inputs=notes_inputs)
+        inputs = InputRewriter(self._factory, entry.module, entry.path, parameters, notes_inputs=notes_inputs)
         self._inputs.append(inputs)
         self._taps.append(InputTap(tapped, inputs))
         return inputs
@@ -188,65 +184,40 @@ class Rewriting:
     def _attach_to_gradients(self, entry: NamedModule, seen: set[int]) -> None:
         for name, parameter in entry.parameters:
             site = parameter_site(entry.path, name).grad
-            rules = self.find_rules(Candidate(site, entry.module))
+            rules = self._factory.find_rules(Candidate(site, entry.module))
             if not rules or id(parameter) in seen:  # a parameter with two names has one gradient
                 continue
             seen.add(id(parameter))
-            chain = self.make_chain(rules, entry.module, site)
-            self._parameters.append(ParameterRewriter(self, entry.module, name, parameter, chain))
+            chain = self._factory.make_chain(rules, entry.module, site)
+            self._parameters.append(ParameterRewriter(self._factory, entry.module, name, parameter, chain))
 
     def _attach_to_watched(self) -> None:
         assert self._assignments is not None
         if self._assignments.may_reach_watched():
-            self._watched = WatchedRewriter(self)
+            self._watched = WatchedRewriter(self._factory)
             rewrite_watched_tensors(self._watched)
-
-    # ---- what rewriters of sites ask --------------------------------------------------------------------------------
-
-    def find_rules(self, candidate: Candidate) -> list[Rule]:
-        """The rules for a site, in their order."""
-        return self._assignments.find_rules(candidate) if self._assignments is not None else []
-
-    def make_chain(self, rules: list[Rule], module: nn.Module | None, site: Site) -> Chain:
-        """These rules at a site."""
-        return Chain(rules, module, site, self.clock, own_rank())
-
-    def try_rules(self, module: nn.Module, site: Site, gradient: Tensor) -> Tensor:
-        """What the rules for a site would make of a gradient; they learn nothing by it."""
-        rules = self.find_rules(Candidate(site, module))
-        if not rules or not self.is_active:
-            return gradient
-        chain = self.make_chain(rules, module, site.first_call)
-        return chain.change_again(gradient, site.call, module.training, chain.remember())
-
-    def watch_view(self, site: str, tensor: Tensor) -> None:
-        """Told of a tensor whose gradient would be lost if it were written into."""
-        self._views.watch(self.clock.serial, site, tensor)
 
     # ---- what it is told --------------------------------------------------------------------------------------
 
-    def forward_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """One of the models is called."""
-        self._was_run = True
-        self.clock.before_forward(module, args, kwargs)
-
-    def part_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A part of one is called by itself."""
-        self.forward_begins(module, args, kwargs)
-        self.clock.after_call(module, args)  # nobody tells of the end
+    def try_rules(self, module: nn.Module, site: Site, gradient: Tensor) -> Tensor:
+        """Try the rules for a site on a gradient; they learn nothing by it."""
+        rules = self._factory.find_rules(Candidate(site, module))
+        if not rules or not self.is_active:
+            return gradient
+        chain = self._factory.make_chain(rules, module, site.first_call)
+        return chain.change_again(gradient, site.call, module.training, chain.remember())
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """A backward pass starts from these tensors."""
-        self._was_run = True
         self.clock.backward_begins(roots)
         for parameter in self._parameters:
             parameter.attach()  # it may have begun to train, or another may be in its place
         if self._joint is not None:
             self._joint.attach()
-        self._views.check(forgets=self.clock.is_outside)
+        self._factory.views.check(forgets=self.clock.is_outside)
 
     def backward_ends(self, failed: bool) -> None:
-        """That pass has ended."""
+        """The pass has ended."""
         if self._joint is not None:
             self._joint.pass_ends()
         self.clock.backward_ends(failed)
@@ -308,19 +279,6 @@ def rewrite(
     rewriting = Rewriting(assignments, list(distinct.values()))
     rewriting.attach_to_models(models)
     return rewriting
-
-
-class _Root:
-    """Tells the rewriting when one of its models is called."""
-
-    def __init__(self, rewriting: Rewriting) -> None:
-        self._rewriting = rewriting
-
-    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._rewriting.forward_begins(module, args, kwargs)
-
-    def after_call(self, module: nn.Module, output: Any) -> None:
-        self._rewriting.clock.after_call(module, output)
 
 
 def _as_optimizer(target: object) -> Optimizer | None:

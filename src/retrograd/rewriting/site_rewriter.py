@@ -2,61 +2,125 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError
+from retrograd.hooks.distributed import own_rank
 from retrograd.hooks.engine import grad_enabled, uncompiled
-from retrograd.hooks.input_gradient import branch
+from retrograd.hooks.input_gradient import VersionCount, branch
+from retrograd.hooks.nested import Keys, flatten, replace_tensors
 from retrograd.hooks.reach import FREE_DEPTH
 from retrograd.hooks.tensor import change_gradient
-from retrograd.rewriting.chain import Beside, Chain, Noted
-from retrograd.rewriting.clock import NumberedCall, RuleClock
+from retrograd.rewriting.assignments import Assignments
+from retrograd.rewriting.chain import Beside, Noted, RuleChain
+from retrograd.rewriting.clock import NumberedCall, RuleClock, has_gradient
 from retrograd.rules.rule import Rule
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import Site
 
 
-class RewriteHost(Protocol):
-    """A rewriting as the rewriters of its sites see it."""
+class WrittenViews:
+    """Remembers views whose gradient has rules, for each thread those of the forward that is on its way.
 
-    clock: RuleClock
-    is_active: bool
+    An in-place change of a view rebuilds the graph around its base, and the hooks on the view's gradient are reached
+    no more. Rules that were lost in this way would be missed in silence, so :meth:`check` looks before each pass.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[int, tuple[int, list[tuple[str, VersionCount]]]] = {}
+
+    def watch(self, serial: int, site: str, view: Tensor) -> None:
+        """A view whose gradient has rules; what came before another ``serial`` is forgotten."""
+        thread = threading.get_ident()
+        found = self._watched.get(thread)
+        if found is None or found[0] != serial:
+            found = self._watched[thread] = serial, []
+        found[1].append((site, VersionCount(view)))
+
+    def check(self, *, forgets: bool) -> None:
+        """A backward pass begins, which may be that of another thread's forward.
+
+        Args:
+            forgets: what is written from now on does no harm; not so in a forward that runs a pass of its own.
+
+        Raises:
+            CannotRewriteError: if one of the views has been written into.
+        """
+        every = list(self._watched.values())
+        for _, watched in every:
+            for site, count in watched:
+                if count.has_grown:
+                    self._watched.clear()
+                    raise CannotRewriteError(
+                        f"{site} is a view, and has been written into after the forward: its rules would not be asked.",
+                        repair="let the layer behind it work out of place (inplace=False), or set the rules on its "
+                        "output.",
+                        reason="torch computes the gradient of the view's base instead, and that of the view never.",
+                    )
+        if forgets:
+            self._watched.pop(threading.get_ident(), None)
+            for thread in (
+                self._watched.keys() - {each.ident for each in threading.enumerate()} if self._watched else ()
+            ):
+                self._watched.pop(thread, None)  # it has left its forward to this one, and ended
+
+
+class RewriterFactory:
+    """Makes the rules of sites, and has what all rewriters share.
+
+    Args:
+        assignments: which rules act where; None where they act on an optimizer.
+
+    Attributes:
+        clock: the time.
+        views: views whose gradient has rules.
+        is_active: whether the rules act.
+    """
+
+    def __init__(self, assignments: Assignments | None) -> None:
+        self._assignments = assignments
+        self.clock = RuleClock()
+        self.views = WrittenViews()
+        self.is_active = True
 
     def find_rules(self, candidate: Candidate) -> list[Rule]:
         """The rules for a site, in their order."""
+        return self._assignments.find_rules(candidate) if self._assignments is not None else []
 
-    def make_chain(self, rules: list[Rule], module: nn.Module | None, site: Site) -> Chain:
-        """These rules at a site."""
-
-    def part_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Told that a part of a model is called by itself."""
+    def make_chain(self, rules: list[Rule], module: nn.Module | None, site: Site) -> RuleChain:
+        """Make the chain of these rules at a site."""
+        return RuleChain(rules, module, site, self.clock, own_rank())
 
     def watch_view(self, site: str, tensor: Tensor) -> None:
         """Told of a tensor whose gradient would be lost if it were written into."""
+        self.views.watch(self.clock.serial, site, tensor)
 
 
 class SiteRewriter:
     """The rules of one site at one call.
 
     Args:
-        host: the rewriting.
+        factory: has the clock, and says whether rules act.
         value: the rules for the value, if any.
         gradient: those for the gradient, if any.
         call: the number of the call.
     """
 
     __slots__ = (
-        "_call", "_clock", "_gradient", "_host", "_training", "_value", "acts_on_gradient", "acts_on_value", "name",
+        "_call", "_clock", "_factory", "_gradient", "_training", "_value", "acts_on_gradient", "acts_on_value", "name",
         "needs_input", "needs_value",
     )  # fmt: skip
 
-    def __init__(self, host: RewriteHost, value: Chain | None, gradient: Chain | None, call: int) -> None:
-        self._host = host
-        self._clock = host.clock
+    def __init__(
+        self, factory: RewriterFactory, value: RuleChain | None, gradient: RuleChain | None, call: int
+    ) -> None:
+        self._factory = factory
+        self._clock = factory.clock
         self._value = value
         self._gradient = gradient
         self._call = call
@@ -68,7 +132,7 @@ class SiteRewriter:
         self.name = gradient.name if gradient is not None else value.name if value is not None else ""
 
     def change_value(self, tensor: Tensor, call: NumberedCall | None, training: bool, *, again: bool) -> Tensor:
-        """What the rules make of the value.
+        """Let the rules change the value.
 
         Args:
             tensor: the value.
@@ -125,7 +189,7 @@ class SiteRewriter:
             tensor = branch(tensor)
             node = tensor.grad_fn
         if not is_private and tensor._is_view():
-            self._host.watch_view(self.name, tensor)
+            self._factory.watch_view(self.name, tensor)
         if self.needs_value or self.needs_input:
             value = Noted(tensor) if self.needs_value else None
             change_gradient(tensor, _Paired(self, Beside(value, inputs or {})))
@@ -140,7 +204,7 @@ class SiteRewriter:
     def change_gradient(self, gradient: Tensor | None, beside: Beside | None = None) -> Tensor | None:
         """The hook: what flows on instead of the gradient, beside which this is shown where a rule asks for it."""
         chain = self._gradient
-        if gradient is None or chain is None or not self._host.is_active:
+        if gradient is None or chain is None or not self._factory.is_active:
             return None
         scale = self._clock.scale
         if scale is not None:
@@ -171,7 +235,7 @@ class SiteRewriters:
     """The rewriters of one module, or of one tensor that is watched by hand; each is made when it is first reached.
 
     Args:
-        host: the rewriting.
+        factory: makes the rules.
         module: the module, which is not held; None for a tensor that is watched by hand.
         path: its path.
     """
@@ -179,11 +243,11 @@ class SiteRewriters:
     MOST = 1000
     """Calls that have rewriters of their own; those of later ones are made anew each time."""
 
-    def __init__(self, host: RewriteHost, module: nn.Module | None, path: str) -> None:
-        self._host = host
+    def __init__(self, factory: RewriterFactory, module: nn.Module | None, path: str) -> None:
+        self._factory = factory
         self._find_module = weakref.ref(module) if module is not None else None
         self._path = path
-        self._chains: dict[tuple[Site, tuple[int, ...]], Chain] = {}
+        self._chains: dict[tuple[Site, tuple[int, ...]], RuleChain] = {}
         self._rewriters: dict[tuple[tuple[str, ...], int], SiteRewriter | None] = {}
 
     def find(self, keys: tuple[str, ...], call: int) -> SiteRewriter | None:
@@ -194,18 +258,58 @@ class SiteRewriters:
         site = Site(self._path, keys, call)
         value, gradient = self._chain(site), self._chain(site.grad)
         rewriter = (
-            SiteRewriter(self._host, value, gradient, call) if value is not None or gradient is not None else None
+            SiteRewriter(self._factory, value, gradient, call) if value is not None or gradient is not None else None
         )
         if call <= self.MOST:
             self._rewriters[keys, call] = rewriter
         return rewriter
 
-    def _chain(self, site: Site) -> Chain | None:
+    def rewrite(
+        self,
+        value: Any,
+        keys: Keys,
+        call: NumberedCall | None,
+        training: bool,
+        *,
+        again: bool,
+        given: Any = (),
+        inputs: Mapping[str, Noted] | None = None,
+    ) -> Any:
+        """Let the rules act on all tensors in a value, and on their gradients; returns what takes its place.
+
+        Args:
+            value: a tensor, or a nest of them.
+            keys: the slot that it is of.
+            call: the call that it is of; None for one that cannot be told.
+            training: whether the module is in training mode.
+            again: the value was there before, and is computed again.
+            given: what the module was called with: a tensor that is passed through has other uses.
+            inputs: what went into the call, where a rule asks for that.
+        """
+        is_reached = has_gradient(call, again=again)
+        changed: dict[Keys, Tensor] = {}
+        for found, tensor in flatten(value, keys):
+            rewriter = self.find(found, call.number if call is not None else 1)
+            if rewriter is None:
+                continue
+            new = rewriter.change_value(tensor, call, training, again=again)
+            if is_reached:
+                new = rewriter.watch(new, training, branches=new is tensor and is_among(tensor, given), inputs=inputs)
+            if new is not tensor:
+                changed[found] = new
+        return replace_tensors(value, keys, changed) if changed else value
+
+    def _chain(self, site: Site) -> RuleChain | None:
         module = self._find_module() if self._find_module is not None else None
-        rules = self._host.find_rules(Candidate(site, module))
+        rules = self._factory.find_rules(Candidate(site, module))
         if not rules:
             return None
         key = (site.first_call, tuple(id(rule) for rule in rules))
         if key not in self._chains:
-            self._chains[key] = self._host.make_chain(rules, module, site.first_call)
+            self._chains[key] = self._factory.make_chain(rules, module, site.first_call)
         return self._chains[key]
+
+
+def is_among(tensor: Tensor, given: Any) -> bool:
+    """Whether a tensor is one of those in a nest."""
+    return any(tensor is each for _, each in flatten(given, ()))

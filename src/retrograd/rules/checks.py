@@ -1,4 +1,4 @@
-"""What rules refuse, and in which words."""
+"""Checks of what rules are given, with the errors that they raise."""
 
 from __future__ import annotations
 

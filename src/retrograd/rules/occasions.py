@@ -1,4 +1,4 @@
-"""What a rule would have been given in a run that was recorded: tensors, or their norms, as they came."""
+"""Tensors, or their norms, that a rule would have been given in a run that was recorded, as they came."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOGETHER = "together"
 """What all sites as one vector are called."""
 
 
-class When(NamedTuple):
+class TensorTime(NamedTuple):
     """When a tensor was seen; these sort as the tensors came.
 
     ``turn`` is the call of the module, negative for a gradient: a backward pass begins with the last call.
@@ -50,7 +50,7 @@ class Occasion:
         inputs: likewise what went into that call, by argument.
     """
 
-    when: When
+    when: TensorTime
     site: str
     memory: str
     kept: Kept | None = None
@@ -78,7 +78,7 @@ def list_norms(history: History, name: str, rule: str) -> list[Occasion]:
     site = parse_site(name)
     columns = (rows[part].tolist() for part in ("rank", "step", "micro", "backward"))
     return [
-        Occasion(When(rank, step, micro, backward, _turn_of(site)), name, str(site.first_call), norm=norm)
+        Occasion(TensorTime(rank, step, micro, backward, _turn_of(site)), name, str(site.first_call), norm=norm)
         for rank, step, micro, backward, norm in zip(*columns, norms.tolist(), strict=True)
     ]
 
@@ -115,7 +115,7 @@ def list_tensors(
         raise _miss(name, rule, f"record its tensors too: rg.record(model, tensors={wanted}).") from error
     return [
         Occasion(
-            When(each.rank, each.step, each.micro, each.backward, _turn_of(site)),
+            TensorTime(each.rank, each.step, each.micro, each.backward, _turn_of(site)),
             name,
             str(site.first_call),
             each,
@@ -145,7 +145,7 @@ def join_occasions(occasions: Sequence[Occasion]) -> Iterator[Occasion]:
                 reason="a rule on an optimizer acts on the sum, right before the update.",
             )
         norm = join_norms([each.load_norm() for each in parts]).item()
-        when = When(rank, step, parts[0].when.micro, parts[0].when.backward, 1)
+        when = TensorTime(rank, step, parts[0].when.micro, parts[0].when.backward, 1)
         yield Occasion(when, TOGETHER, TOGETHER, norm=norm)
 
 

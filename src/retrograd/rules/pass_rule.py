@@ -17,7 +17,7 @@ class PassRule(Rule):
     """
 
     def combine(self, passes: Sequence[Sequence[Tensor | None]], state: SiteState) -> list[Tensor | None]:
-        """What shall be in ``.grad``.
+        """Combine the gradients of all passes into what shall be in ``.grad``.
 
         Args:
             passes: for each pass the gradients of all parameters, in the same order; None where a pass did not reach

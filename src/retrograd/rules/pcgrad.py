@@ -61,7 +61,7 @@ def _combine(passes: Sequence[Gradients], order: random.Random) -> list[Tensor |
 
 
 def _project(i: int, products: list[list[Tensor]], order: random.Random) -> list[Tensor | float]:
-    """How much of each gⱼ is in gᵢ'."""
+    """The share of each gⱼ in gᵢ'."""
     weights: list[Tensor | float] = [float(j == i) for j in range(len(products))]
     others = [j for j in range(len(products)) if j != i]
     order.shuffle(others)

@@ -1,4 +1,4 @@
-"""What a rule is, and what it knows of the site that it acts on: when this is, and what it has put by there."""
+"""Rules, and what they know of the site that they act on: when this is, and what they have put by there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retrograd.memory.memory import Memory
 
 
 class SiteState(Memory):
-    """One site as one rule sees it: its memory of the site, and the moment of the call at hand.
+    """A site as one rule sees it: its memory of the site, and the moment of the call at hand.
 
     All calls of a module share one state; ``call`` tells them apart.
 
@@ -111,7 +111,7 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """What events and errors call it."""
+        """The name that events and errors use."""
         return repr(self)
 
     def state_at(self, site: str) -> SiteState:
@@ -122,7 +122,7 @@ class Rule:
         return state
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rule remembers, by site: ``torch.save`` takes it."""
+        """The memory of the rule, by site: ``torch.save`` takes it."""
         return {site: state.state_dict() for site, state in self._states.items()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a rule would have done to a run that was recorded."""
+"""Simulates what a rule would have done to a run that was recorded."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SCHEMA = pa.schema(
 )
 
 
-class Outcome(NamedTuple):
-    """What became of one tensor."""
+class SimulatedChange(NamedTuple):
+    """A tensor before and after the rule."""
 
     step: int
     micro: int
@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
 
 
 class RuleSimulation:
-    """What a rule would have done; ``print`` it for a line a site, the largest change first.
+    """Tells what a rule would have done; ``print`` it for a line a site, the largest change first.
 
     Attributes:
         rule: the rule as printed.
@@ -57,7 +57,7 @@ class RuleSimulation:
             element changed.
     """
 
-    def __init__(self, rule: str, outcomes: Iterable[Outcome]) -> None:
+    def __init__(self, rule: str, outcomes: Iterable[SimulatedChange]) -> None:
         self.rule = rule
         columns = list(zip(*outcomes, strict=True)) or [()] * len(SCHEMA)
         self.table: pa.Table = pa.table(
@@ -90,7 +90,7 @@ class RuleSimulation:
         return "\n".join(text)
 
     def _describe(self, name: str) -> tuple[float, int, str]:
-        """Of a site the largest change, how often the rule acted, and both in words."""
+        """The largest change at a site, how often the rule acted, and both in words."""
         here = self._column("site") == name
         acted = np.flatnonzero(here & self._column("acted"))
         if not len(acted):
@@ -111,7 +111,7 @@ class HasHistory(Protocol):
 
     @property
     def history(self) -> History:
-        """What was recorded."""
+        """The record."""
 
 
 def simulate_rule(
@@ -181,7 +181,7 @@ def _history_of(record: object) -> History:
     return history
 
 
-def _run(rule: Rule, occasions: Iterable[Occasion]) -> Iterator[Outcome]:
+def _run(rule: Rule, occasions: Iterable[Occasion]) -> Iterator[SimulatedChange]:
     """Act on each occasion with a copy of the rule, one a rank."""
     copies: dict[int, Rule] = {}
     for occasion in occasions:
@@ -189,7 +189,7 @@ def _run(rule: Rule, occasions: Iterable[Occasion]) -> Iterator[Outcome]:
         if when.rank not in copies:
             copies[when.rank] = rule.without_memory()
         outcome = _act(copies[when.rank], occasion)
-        yield Outcome(when.step, when.micro, when.backward, when.rank, occasion.site, *outcome)
+        yield SimulatedChange(when.step, when.micro, when.backward, when.rank, occasion.site, *outcome)
 
 
 def _act(rule: Rule, occasion: Occasion) -> tuple[float, float, float, bool]:

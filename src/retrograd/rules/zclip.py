@@ -84,7 +84,7 @@ class ZClip(NormRule):
         variance.start(first.variance)
 
     def _find_limit(self, norm: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """What a norm that is a spike is clipped to; infinity for one that is none."""
+        """The norm that a spike is clipped to; infinity for a norm that is not a spike."""
         z = (norm - mean) / (std + 1e-6)
         is_spike = z > self.z_threshold
         target = mean

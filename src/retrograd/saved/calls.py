@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from retrograd.hooks.calls import CallStack
+from retrograd.hooks.calls import CallStack, hooked_call
 from retrograd.hooks.checkpoints import Recomputation
 from retrograd.hooks.dispatch import OperationTap, is_in_compiled_call
 from retrograd.hooks.engine import dispatch_modes
@@ -34,6 +34,7 @@ class PolicyCall:
         frame: identity of the frame in which torch makes it.
         site: its name.
         keeper: in charge of what it saves.
+        around: the call around it.
         is_set: it has set the pair of hooks itself, and takes it off.
         recomputation: runs it again in the backward pass.
         tap: shows the policy what is carried out in it.
@@ -42,11 +43,12 @@ class PolicyCall:
     frame: int
     site: SaveSite
     keeper: Keeper
+    around: PolicyCall | None
     is_set: bool = False
     recomputation: Recomputation | None = None
     tap: OperationTap | None = None
 
-    def end(self) -> None:
+    def leave(self) -> None:
         """End it: take off what was set, and end the recomputation."""
         if self.recomputation is not None:
             self.recomputation.end()
@@ -90,7 +92,7 @@ class PolicyCalls(CallStack[PolicyCall], threading.local):
 
     def site(self) -> SaveSite:
         """Return the site in the model where this thread is."""
-        return self.running[-1].site if self.running else self.outside
+        return self.outside if self.top is None else self.top.site
 
     def cover(self, keeper: Keeper) -> bool:
         """Set a pair of hooks for the whole thread; return False where the program has forbidden all hooks."""
@@ -114,21 +116,27 @@ class PolicyCalls(CallStack[PolicyCall], threading.local):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], site: SaveSite, keeper: Keeper
     ) -> None:
         """Note that a module is called, and put its policy in charge."""
-        running = self.running
-        if not running and self.covering is not None and not is_in_backward():
+        frame = hooked_call()
+        if self.top is not None:
+            self.settle(frame)
+        elif self.covering is not None and not is_in_backward():
             self._listen(self.covering)
-        frame = self.begin_call()
-        call = PolicyCall(frame, site, keeper)
-        is_inside = bool(running) and running[-1].keeper is keeper
+        around = self.top
+        call = PolicyCall(id(frame), site, keeper, around)
+        is_inside = around is not None and around.keeper is keeper
         is_in_charge = keeper.is_open and not is_inside and self.covering is None and not belongs_to_checkpoint()
         policy = keeper.policy
         if is_in_charge and isinstance(policy, Recompute) and can_recompute(module):
             guard = RecomputeGuard(site, self.site, keeper.parameters.include, policy.late)
             is_whole = any(type(part).__name__ in FILLED_LATE for part in module.modules())
             call.recomputation = Recomputation(module, args, kwargs, guard, is_whole=is_whole)
-        running.append(call)
+        self.top = call
         if is_in_charge and not isinstance(policy, Recompute):
             call.set_up()
+
+    def end(self) -> None:
+        """End the call whose hook is running, and those within it."""
+        self.pop(id(hooked_call()))
 
     def _listen(self, keeper: Keeper) -> None:
         """Ask the policy in charge of the whole thread anew whether it wants to see what is carried out.
@@ -151,8 +159,10 @@ class PolicyCalls(CallStack[PolicyCall], threading.local):
     def leave(self) -> None:
         """Take off the pairs that are still set in this thread: it is in the middle of a call, or a call was left."""
         self.settle()
-        for call in reversed(self.running):
+        call = self.top
+        while call is not None:
             call.take_off()
+            call = call.around
 
 
 class ModuleWatch:
@@ -173,7 +183,7 @@ class ModuleWatch:
 
     def after_call(self, module: nn.Module, output: Any) -> None:
         """Note that the call has ended."""
-        self._calls.end_call()
+        self._calls.end()
 
 
 class EveryModuleWatch:
@@ -195,4 +205,4 @@ class EveryModuleWatch:
 
     def after_call(self, module: nn.Module, output: Any) -> None:
         """Note that the call has ended."""
-        self._calls.end_call()
+        self._calls.end()

@@ -1,27 +1,126 @@
 """A pattern: one way to say which sites are meant.
 
-"blocks.*:output.grad"      glob over whole names; ``*`` matches dots too
-"blocks.3"                  no colon: everything that is recorded by default of these modules
-"*:parameters.grad"         all sites of a kind: ``outputs``, ``inputs`` or ``parameters``; see ``kinds.py``
-"re:^blocks[.][0-3]:"       regular expression, searched; a compiled one does as well
-nn.LayerNorm                a module type: everything that is recorded by default of its instances
-lambda c: c.site.path ...   any predicate on a :class:`Candidate`
+    "blocks.*:output.grad"      glob over whole names; ``*`` matches dots too
+    "blocks.3"                  no colon: everything that is recorded by default of these modules
+    "*:parameters.grad"         all sites of a kind: ``outputs``, ``inputs`` or ``parameters``; see below
+    "re:^blocks[.][0-3]:"       regular expression, searched; a compiled one does as well
+    nn.LayerNorm                a module type: everything that is recorded by default of its instances
+    lambda c: c.site.path ...   any predicate on a :class:`Candidate`
 
 A pattern without a ``#`` means every call: names are held against it without their call. One with a ``#`` is held
 against names with the number of the call, of the first one too: ``fc#1:output``, ``fc#*:output.grad``, ``fc#2``.
+
+Patterns for all sites of one kind: ``*:parameters.grad``, ``blocks.*:outputs``, ``fc#2:inputs.grad``.
+
+    PATH[#CALL]:outputs[.grad]                 every tensor that these modules return
+    PATH[#CALL]:inputs[.grad]                  every tensor that they are called with
+    PATH:parameters[.grad|.update]             every parameter of their own
+
+What only a name of its own stands for, a rank's own gradient (``fc:weight.local.grad``) and what rules have changed
+(``fc:weight.before.grad``), is not among the parameters. No site is called like this: a parameter by the name of
+``outputs`` has the site ``fc:parameter.outputs``.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from retrograd.errors import PatternError
-from retrograd.sites.glob import check_call, translate_glob
-from retrograd.sites.kinds import parse_kinds
-from retrograd.sites.site import WATCH, Site, says_call
+from retrograd.sites.site import BEFORE, LOCAL, WATCH, Kind, Quantity, Site, says_call
+
+_CALL = re.compile(r"[1-9][0-9]*|[0-9*?\[\]!-]*[*?\[][0-9*?\[\]!-]*")
+
+
+@functools.lru_cache(1024)
+def translate_glob(glob: str) -> Callable[[str], re.Match[str] | None]:
+    """The question whether a glob matches all of a text."""
+    return re.compile(fnmatch.translate(glob)).match
+
+
+def check_call(pattern: str, call: str) -> None:
+    """Make sure that what stands behind a ``#`` can be the number of a call.
+
+    Raises:
+        PatternError: if no call has such a number.
+    """
+    if not _CALL.fullmatch(call):
+        raise PatternError(
+            f"{pattern!r} asks for a call number {call!r}.",
+            repair="write 'fc#1:output' for the first call, 'fc#*:output' or 'fc:output' for every call.",
+            reason="the calls of a module are counted from 1.",
+        )
+
+
+_QUANTITIES: dict[str, tuple[str, ...]] = {
+    "outputs": ("grad",),
+    "inputs": ("grad",),
+    "parameters": ("grad", "update"),
+}
+_KINDS: dict[str, Kind] = {"outputs": "output", "inputs": "input", "parameters": "parameter"}
+_FORM = re.compile(
+    r'(?P<path>"(?:[^"\\]|\\.)*"|[^:#]+)(?:#(?P<call>[^:]*))?:(?P<kind>outputs|inputs|parameters)(?:\.(?P<rest>.*))?'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KindPattern:
+    """All sites of one kind.
+
+    Attributes:
+        path: a glob over the paths of modules.
+        call: a glob over the numbers of calls; None for every call.
+        kind: of which kind.
+        quantity: values, gradients or updates.
+    """
+
+    path: str
+    call: str | None
+    kind: Kind
+    quantity: Quantity
+
+    def matches(self, site: Site) -> bool:
+        """Whether a site is meant."""
+        return (
+            site.kind == self.kind
+            and site.quantity == self.quantity
+            and not (site.kind == "parameter" and site.keys[1:] and site.keys[-1] in (BEFORE, LOCAL))
+            and bool(translate_glob(self.path)(site.printed_path))
+            and (self.call is None or bool(translate_glob(self.call)(str(site.call))))
+        )
+
+    def may_match_later(self, site: Site) -> bool:
+        """Whether it may match another call of what has this site."""
+        return self.call is not None and site.kind == self.kind and bool(translate_glob(self.path)(site.printed_path))
+
+
+def parse_kinds(pattern: str) -> KindPattern | None:
+    """Read a pattern for a kind; None for a pattern of another form.
+
+    Raises:
+        PatternError: if it asks for what no site of this kind has.
+    """
+    form = None if pattern.startswith(WATCH) else _FORM.fullmatch(pattern)
+    if form is None:
+        return None
+    kind, rest, call = form["kind"], form["rest"], form["call"]
+    if rest is not None and rest not in _QUANTITIES[kind]:
+        forms = " or ".join(f"'{form['path']}:{kind}{tail}'" for tail in ("", *(f".{q}" for q in _QUANTITIES[kind])))
+        raise PatternError(f"{pattern!r} asks for {rest!r} of {kind}.", repair=f"write {forms}.")
+    if call is not None:
+        check_call(pattern, call)
+        if kind == "parameters" and rest is not None:
+            raise PatternError(
+                f"{pattern!r} asks for one call of a {rest}.",
+                repair=f"write '{form['path']}:{kind}.{rest}'.",
+                reason="a parameter has one for all calls of its module.",
+            )
+    quantity: Quantity = "grad" if rest == "grad" else "update" if rest == "update" else "value"
+    return KindPattern(form["path"], call, _KINDS[kind], quantity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +203,7 @@ def asks_for_call(pattern: Pattern) -> bool:
 
 
 def name_for(by_call: bool) -> Callable[[Site], str]:
-    """What a pattern is held against: names with the number of the call, or without."""
+    """The names that a pattern is held against: with the number of the call, or without."""
     return _print_numbered if by_call else _print_plain
 
 
@@ -134,7 +233,7 @@ def _compile_glob(pattern: str) -> Test:
 
 
 def _compile_calls(path: str, call: str) -> Test:
-    """What is recorded by default of some calls of modules."""
+    """The sites of some calls of modules that are recorded by default."""
     in_path, in_call = translate_glob(path), translate_glob(call)
     return lambda candidate: (
         candidate.site.kind == "output" and bool(in_path(candidate.site.path) and in_call(str(candidate.site.call)))

@@ -9,9 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from retrograd.errors import NoSuchSiteError, PatternError
-from retrograd.sites.glob import translate_glob
-from retrograd.sites.kinds import parse_kinds
-from retrograd.sites.pattern import Candidate, Pattern, as_regex, compile_pattern, describe_pattern
+from retrograd.sites.pattern import (
+    Candidate,
+    Pattern,
+    as_regex,
+    compile_pattern,
+    describe_pattern,
+    parse_kinds,
+    translate_glob,
+)
 from retrograd.sites.site import WATCH, Site
 
 _RUN_SLOTS = ("output", "input")
@@ -128,7 +134,7 @@ class Selection:
             )
 
     def unmatched(self, candidates: Sequence[Candidate]) -> list[Pattern]:
-        """Those patterns that match none of these sites."""
+        """The patterns that match none of these sites."""
         tests = [*zip(self.patterns, self._tests, strict=False), *zip(self._exclusions, self._excluded, strict=True)]
         return [pattern for pattern, test in tests if not any(test(candidate) for candidate in candidates)]
 
@@ -167,7 +173,7 @@ def _default(candidate: Candidate) -> bool:
 
 
 def suggest(pattern: Pattern, candidates: Sequence[Candidate]) -> str:
-    """What a person may have meant by a pattern that matches none of these sites."""
+    """Suggest what a person may have meant by a pattern that matches none of these sites."""
     bare = _strip(pattern)
     if isinstance(bare, type):
         kinds = sorted({type(candidate.module).__name__ for candidate in candidates if candidate.module is not None})

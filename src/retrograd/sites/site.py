@@ -82,7 +82,7 @@ class Site:
 
     @property
     def kind(self) -> Kind:
-        """What it is of: a module's output or input, a parameter, or a tensor watched by hand."""
+        """The kind of tensor: a module's output or input, a parameter, or a tensor watched by hand."""
         if self.is_watched:
             return "watched"
         slot = self.slot
@@ -110,7 +110,7 @@ class Site:
 
     @property
     def label(self) -> str:
-        """What is printed of it after the path, for the value: ``output``, ``#2:output.logits``, ``weight``."""
+        """The text after the path, for the value: ``output``, ``#2:output.logits``, ``weight``."""
         return self._print_label("" if self.call == 1 else f"#{self.call}")
 
     @property
@@ -227,7 +227,7 @@ def _parse_slot(text: str) -> tuple[tuple[str, ...], Quantity] | None:
 
 
 def _read_quoted(text: str) -> str | None:
-    """What a JSON string says; any other text as it is; None when it is not a valid one."""
+    """Read a JSON string; any other text as it is; None when the string is not valid."""
     if not text.startswith('"'):
         return text
     try:

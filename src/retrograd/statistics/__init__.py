@@ -1,1 +1,1 @@
-"""What is known of the elements of a tensor, and how it is read."""
+"""Statistics of the elements of a tensor, and how they are read."""

@@ -1,4 +1,4 @@
-"""What a tensor on a CUDA device adds to a row: two Triton kernels that read it once.
+"""Two Triton kernels that read a tensor on a CUDA device once, and make what it adds to a row.
 
 Each program of the first reads blocks of the tensor and writes its part to scratch memory. The second is one program
 that merges these parts. No order depends on timing, so the same elements give the same bits every time.
@@ -18,7 +18,7 @@ MOST_PROGRAMS = 1024
 PROGRAMS_PER_PROCESSOR = 4
 
 PART = tl.constexpr(11)
-"""Columns of a part, those of :data:`retrograd.statistics.torch_parts.PART`."""
+"""Columns of a part, those of :data:`retrograd.statistics.torch_slab.PART`."""
 
 
 @triton.jit
@@ -141,7 +141,7 @@ def merge_parts(
 
 
 def count_programs(device: torch.device) -> int:
-    """How many programs keep a device busy."""
+    """The number of programs that keep a device busy."""
     return min(MOST_PROGRAMS, PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count)
 
 

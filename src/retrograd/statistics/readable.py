@@ -55,7 +55,7 @@ def make_readable(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _take_local(tensor: Tensor) -> Tensor:
-    """What this process holds of a ``DTensor``, and what a collective brings that still runs."""
+    """Take what this process holds of a ``DTensor``, and what a collective brings that still runs."""
     if hasattr(tensor, "to_local"):
         with torch.no_grad():
             tensor = tensor.to_local()

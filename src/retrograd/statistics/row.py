@@ -110,7 +110,7 @@ def finite_count(rows: Mapping[str, npt.NDArray[Any]]) -> IntArray:
 
 
 def derive(rows: Mapping[str, npt.NDArray[Any]], statistic: str) -> npt.NDArray[Any]:
-    """One of :data:`STATISTICS` from the columns of rows.
+    """Derive one of :data:`STATISTICS` from the columns of rows.
 
     ``std`` is that of the population (divided by n). Where there is no finite element, ``mean``, ``std``,
     ``rms``, ``min``, ``max`` and ``abs_max`` are NaN. ``update_ratio`` is ‖Δw‖₂ / ‖w‖₂ and NaN for anything

@@ -127,7 +127,7 @@ CHUNK_ELSEWHERE = 1 << 22
 
 
 def make_turns() -> array[int]:
-    """What counts the rows that are reached."""
+    """Make the counter of the rows that are reached."""
     return array("q", [0])
 
 
