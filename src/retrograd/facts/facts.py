@@ -36,10 +36,10 @@ SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
     NonFiniteLook,
 )  # fmt: skip
-"""What every recording notes."""
+"""Sources of every recording."""
 
 WATCHES: tuple[MakeSource, ...] = (KinkWatch, ExactWatch)
-"""What is too dear for every recording, and noted where a program is run to be explained."""
+"""Sources that are too dear for every recording, for programs that are run to be explained."""
 
 
 class FactTaker(Protocol):
@@ -178,7 +178,7 @@ class Facts:
         self._tell("forward_begins", self._unwrap(model), arguments)
 
     def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
-        """That call has ended."""
+        """A forward of a recorded model has ended."""
         if not is_abstract():
             self._tell("forward_ends", self._unwrap(model), output, failed)
 
@@ -188,7 +188,7 @@ class Facts:
             self._tell("backward_begins", roots)
 
     def backward_ends(self, failed: bool) -> None:
-        """It has run."""
+        """A backward pass has run."""
         if not is_abstract():
             self._tell("backward_ends", failed)
 
@@ -197,7 +197,7 @@ class Facts:
         self._tell("update_begins", optimizer)
 
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
-        """It has updated."""
+        """An optimizer has updated."""
         self._tell("update_ends", optimizer)
 
     def update_skipped(self, optimizer: Optimizer) -> None:

@@ -193,7 +193,7 @@ def _may_have_rows(parameter: torch.Tensor) -> bool:
 _MOST = 6
 """Tensors of one call."""
 _ELEMENTS = 1 << 20
-"""Of a larger tensor some rows are read, except at looks."""
+"""Elements of a tensor that is read as a whole; of a larger one some rows are read, except at looks."""
 _ROWS = 64
 """Tensors that are collected, and written, at once."""
 _SECONDS = 1.0
@@ -310,7 +310,7 @@ def name_type(dtype: torch.dtype) -> str:
 
 
 class TensorReading(NamedTuple):
-    """What was read of a tensor.
+    """Numbers that were read of a tensor.
 
     Attributes:
         elements: how many.

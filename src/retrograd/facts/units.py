@@ -45,7 +45,7 @@ _CHANNELS = ("conv", "batch_norm", "group_norm", "instance_norm")
 
 @dataclass(frozen=True, slots=True)
 class _Reduced:
-    """What is left of an output, on its device.
+    """Reduced output, on its device.
 
     Attributes:
         samples: elements of each unit.

@@ -21,10 +21,10 @@ VIEWS = frozenset(
         "chunk", "split", "unbind", "H", "requires_grad_", "cpu", "cuda"
     }
 )  # fmt: skip
-"""What hands its operand on, in another shape or place."""
+"""Functions that hand their operand on, in another shape or place."""
 
 RESHAPES = frozenset({"view", "reshape", "unflatten", "flatten", "view_as", "reshape_as"})
-"""What keeps elements in their order."""
+"""Functions that keep elements in their order."""
 
 AFFINE = frozenset({"linear", "conv1d", "conv2d", "conv3d", "addmm", "baddbmm"})
 """Layers with a weight that are affine in their input."""

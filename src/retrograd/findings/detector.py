@@ -1,4 +1,4 @@
-"""What a detector is: it reads a record, and says what is wrong, or why it cannot tell."""
+"""Base classes of detectors: one reads a record, and says what is wrong, or why it cannot tell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retrograd.history.facts import Fact
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What the documentation says of a detector.
+    """Words of the documentation about a detector.
 
     Attributes:
         says: what it says, in one sentence.
@@ -53,7 +53,7 @@ class Detector(ABC):
 
     @abstractmethod
     def check(self, record: Record) -> Iterable[Finding]:
-        """What is wrong.
+        """Find what is wrong.
 
         Raises:
             CannotTell: the record does not hold what is needed.
@@ -70,7 +70,7 @@ class Detector(ABC):
         span: Record | Sequence[Fact | Update] = (),
         **fields: Any,
     ) -> Finding:
-        """A finding of this detector.
+        """Make a finding of this detector.
 
         Args:
             severity: how bad it is.
@@ -98,7 +98,7 @@ class Detector(ABC):
     def find_at(
         self, record: Record, chain: Chain, number: int, severity: Severity, message: str, **fields: Any
     ) -> Finding:
-        """A finding about an operation: at its module, its step and its line."""
+        """Make a finding about an operation: at its module, its step and its line."""
         site, line = record.place_of(chain, number)
         return self.find(severity, message, **{"site": site, "step": chain.step, "line": line, **fields})
 

@@ -23,7 +23,7 @@ LOOSE = "optimizer/"
 
 
 class Gradients:
-    """What a record tells of the gradients of parameters.
+    """Gradients of parameters, as far as a record tells.
 
     Args:
         record: what it reads.
@@ -208,7 +208,7 @@ def _leaves(chain: Chain, cut: int) -> bool:
 
 
 def _follow(chain: Chain, begun: list[int]) -> tuple[set[int], list[int]]:
-    """What is made of some operations with a graph all the way, and the cuts that end the way, in order."""
+    """Follow the graph from some operations: all that it reaches, and the cuts at which it ends, in order."""
     reached = {number for number in begun if not chain.listed[number].cuts}
     cuts = [number for number in begun if chain.listed[number].cuts]
     for number, operation in enumerate(chain.listed):
@@ -221,7 +221,7 @@ def _follow(chain: Chain, begun: list[int]) -> tuple[set[int], list[int]]:
 
 
 def describe_cut(operation: Operation) -> LostGradient:
-    """What an operation did that took an operand with a graph and gave a result without one."""
+    """Say how an operation that took an operand with a graph gave a result without one."""
     name = name_of(operation)
     shown = operation.name.strip("_") if operation.name.startswith("__") else operation.name
     if name in DETACHING:

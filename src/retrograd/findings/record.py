@@ -115,7 +115,7 @@ class Record:
     # ---- what is made of it ----
 
     def once(self, make: Callable[[Record], T]) -> T:
-        """What a class or function makes of this record, made once for all who ask."""
+        """Make something of this record once, for all who ask."""
         if make not in self._made:
             self._made[make] = make(self)
         made: T = self._made[make]
@@ -166,7 +166,7 @@ class Record:
 
     @cached_property
     def updates(self) -> list[Update]:
-        """What the program called from one update of an optimizer to the next."""
+        """Calls of the program, from one update of an optimizer to the next."""
         return find_updates(self.calls, by_hand=self.is_changed is not False)
 
     def updates_by_program(self) -> dict[str, list[Update]]:
@@ -219,7 +219,7 @@ class Record:
 
     @cached_property
     def looks(self) -> dict[str, list[Parameter]]:
-        """The same, by the name of the parameter."""
+        """Looks at each parameter, by its name."""
         found: dict[str, list[Parameter]] = {}
         for look in self.parameters:
             found.setdefault(look.name, []).append(look)
@@ -242,12 +242,12 @@ class Record:
 
     @cached_property
     def operations(self) -> list[Operations]:
-        """What was called between a forward and its backward, at the steps at which it changed."""
+        """Operations between a forward and its backward, at the steps at which they changed."""
         return self.of(Operations)
 
     @cached_property
     def chains(self) -> list[Chain]:
-        """The same, as graphs."""
+        """The noted operations as graphs."""
         return [Chain(each) for each in self.operations]
 
     def need_chains(self) -> list[Chain]:
@@ -284,7 +284,7 @@ class Record:
 
     @cached_property
     def inputs(self) -> dict[str, list[Input]]:
-        """What models were called with, by the name of the argument."""
+        """Tensors that models were called with, by the name of the argument."""
         found: dict[str, list[Input]] = {}
         for each in self.of(Input):
             found.setdefault(each.name, []).append(each)
@@ -292,7 +292,7 @@ class Record:
 
     @cached_property
     def modules(self) -> dict[str, Mapping[str, Any]]:
-        """What the manifest says of each module, by path."""
+        """Entries of the manifest about modules, by path."""
         listed = self.manifest.get("model", ())
         return {str(each.get("path", "")): each for each in listed if isinstance(each, Mapping)}
 

@@ -1,4 +1,4 @@
-"""What the program called from one update of an optimizer to the next."""
+"""Updates of optimizers, each with the calls of the program since the update before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BY_HAND = ""
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One update of one optimizer.
+    """An update of an optimizer.
 
     Attributes:
         optimizer: as in ``SGD#1``; empty where the program updates by hand.
@@ -73,7 +73,7 @@ def _list_ends(calls: Sequence[Call]) -> set[int]:
 
 
 def _find_by_hand(calls: Sequence[Call]) -> list[Update]:
-    """One for each step that had a backward pass; the last one may be unfinished, and is left out."""
+    """Make an update of each step with a backward pass; the last one may be unfinished, and is left out."""
     steps: dict[int, list[Call]] = {}
     for call in calls:
         steps.setdefault(call.step, []).append(call)

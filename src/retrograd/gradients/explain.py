@@ -147,7 +147,7 @@ class GradientReasons(Mapping[str, Reason]):
 
     @property
     def missing(self) -> dict[str, Reason]:
-        """Those where something is missing, or zero."""
+        """Reasons where something is missing, or zero."""
         return {name: reason for name, reason in self._known().items() if not reason.is_fine}
 
     @property
@@ -159,7 +159,7 @@ class GradientReasons(Mapping[str, Reason]):
 
     @property
     def findings(self) -> Findings:
-        """One for each cause, with the names of all that it concerns."""
+        """Findings, one for each cause, with the names of all that it concerns."""
         groups: dict[tuple[str, str, str], list[Reason]] = {}
         loss = self.loss
         for reason in [loss] if loss is not None else self.missing.values():
@@ -250,7 +250,7 @@ class GradientReasons(Mapping[str, Reason]):
         return found
 
     def _judge_held(self, leaf: Leaf, seen: Observations) -> Reason:
-        """What an optimizer holds and the model does not."""
+        """Tensors that an optimizer holds and the model does not."""
         shape = tuple(leaf.tensor.shape)
         twin = next((each for each in self._leaves if tuple(each.tensor.shape) == shape), None)
         state = judge(leaf, seen).grad
@@ -298,14 +298,14 @@ class _BlockWatch:
                 self._running[run] = PassWatch(run, self._places, self._notes, self._origins)
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """It has ended."""
+        """A backward pass has ended."""
         with self._lock:
             watch = self._running.pop(run, None)
             if watch is not None:
                 self.passes.append(watch.end(failed=error is not None))
 
     def evidence(self, leaves: Sequence[Leaf]) -> Observations:
-        """What was seen so far."""
+        """Collect the observations so far."""
         called = frozenset(span.module for span in self._origins.spans if span.module is not None)
         return Observations(tuple(self.passes), self._notes, called, leaves)
 

@@ -120,7 +120,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """What was seen.
+    """Observations of forward and backward.
 
     Attributes:
         passes: backward passes in order, or the graph of a loss.
@@ -136,7 +136,7 @@ class Observations:
 
 
 def state_of(tensor: Tensor) -> State:
-    """What its ``.grad`` is."""
+    """State of its ``.grad``."""
     grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
     if grad is None:
         return "None"

@@ -30,7 +30,7 @@ NOW = Moment(-1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """What all facts have.
+    """Base class of facts.
 
     Attributes:
         name: what it is about.

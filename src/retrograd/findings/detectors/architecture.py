@@ -12,7 +12,7 @@ from retrograd.history.facts import Parameter
 from retrograd.sites.site import ROOT
 
 THROUGH = VIEWS | {"dropout", "batch_norm"}
-"""What keeps two affine layers one affine map."""
+"""Functions between two affine layers that leave them one affine map."""
 
 _LINEAR = AFFINE | THROUGH | {
     "add", "sub", "mean", "sum", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "zeros", "ones",
@@ -22,7 +22,7 @@ _LINEAR = AFFINE | THROUGH | {
 }  # fmt: skip
 
 _OF_WEIGHTS = VIEWS | {"mv", "dot", "vdot", "normalize", "norm", "linalg_norm", "detach", "mul", "div", "weight_norm"}
-"""What spectral_norm and weight_norm make a weight by."""
+"""Functions by which spectral_norm and weight_norm make a weight."""
 
 
 class MissingNonlinearity(Detector):
@@ -111,7 +111,7 @@ def _narrows(chain: Chain, before: int, behind: int) -> bool:
 # ---- shared weights ----
 
 CONTAINERS = ("Sequential", "ModuleList")
-"""What names its children by their places."""
+"""Containers that name their children by their places."""
 
 
 class WeightsUntied(Detector):
@@ -174,7 +174,7 @@ def _find_apart(first: list[Parameter], second: list[Parameter]) -> int | None:
 
 
 class SharedByAccident(Detector):
-    """One module stands several times in a container."""
+    """A module stands several times in a container."""
 
     slug = "shared-weights"
     words = Words(

@@ -25,7 +25,7 @@ FEW = 4
 
 
 class BatchNorm(Detector):
-    """What a batch norm remembers, or what it is computed from, is wrong."""
+    """A batch norm remembers the wrong statistics, or computes them from too little."""
 
     slug = "batch-norm"
     words = Words(
@@ -132,7 +132,7 @@ class BatchNorm(Detector):
 
 
 def estimate_momentum(record: Record, looks: list[Buffer], place: int) -> float:
-    """What part of a batch's mean goes into the running one, by looks at two steps; NaN where it is not known."""
+    """Estimate the part of a batch's mean that goes into the running one, by looks at two steps; NaN if unknown."""
     if place == 0:
         return float("nan")
     layers = record.once(Layers).listed

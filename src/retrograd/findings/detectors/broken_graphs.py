@@ -172,7 +172,7 @@ def _same_graph(calls: list[Call]) -> Call | None:
 
 
 def _find_state(record: Record) -> tuple[str, str] | None:
-    """What a forward takes that was made before it: a sentence, and where it is handed in.
+    """Find a tensor that a forward takes and that was made before it: a sentence, and where it is handed in.
 
     Empty instead of that line where another line has made it, for another backward pass: then neither is wrong alone.
     """
@@ -185,7 +185,7 @@ def _find_state(record: Record) -> tuple[str, str] | None:
 
 
 def _find_other_maker(record: Record, chain: Chain) -> Operation | None:
-    """What made the tensor that is carried over, where it is the output of another model, called at another line."""
+    """Find the maker of the tensor that is carried over, if that is another model, called at another line."""
     before = [each for each in record.chains if each is not chain and each.step <= chain.step]
     if not before or not chain.carried:
         return None
@@ -197,7 +197,7 @@ def _find_other_maker(record: Record, chain: Chain) -> Operation | None:
 
 
 def _guess_state(record: Record, chain: Chain) -> tuple[str, str] | None:
-    """What it takes that is neither a parameter nor an input, if it is one thing only."""
+    """Find the only tensor that it takes and that is neither a parameter nor an input."""
     known = {tensor_of(each) for each in record.parameters}
     known |= {tensor_of(each) for looks in record.inputs.values() for each in looks}
     found = [

@@ -12,19 +12,19 @@ from retrograd.findings.updates import BY_HAND, Update, by_optimizer, list_clear
 from retrograd.history.facts import Call
 
 SHARE = 0.8
-"""Of the updates that must be concerned; our own choice."""
+"""Share of the updates that must be concerned; our own choice."""
 
 PASSES = 5
 """Backward passes after which a program that never updates is not a probe of gradients."""
 
 WITHOUT_OPTIMIZER = 20
-"""The same where no optimizer was ever seen, as in a program that looks at gradients alone."""
+"""Backward passes that it takes where no optimizer was ever seen, as in a program that looks at gradients alone."""
 
 NOTHING_LEARNED = (
     "not-updated", "loss-flat", "not-optimized", "missing-gradient", "learning-rate-too-low", "vanishing", "bad-init",
     "symmetric-init", "missing-zero-grad", "accumulation-not-divided", "lr-zero", "bf16-update-lost",
 )  # fmt: skip
-"""What a model looks like that is not updated."""
+"""Symptoms of a model that is not updated."""
 
 
 class NeverSteps(Detector):

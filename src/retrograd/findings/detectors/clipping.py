@@ -14,10 +14,10 @@ from retrograd.history.facts import Call
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 SHARE = 0.8
-"""Of the updates that must be concerned; our own choice."""
+"""Share of the updates that must be concerned; our own choice."""
 
 UNCLIPPED = ("exploding", "loss-spike", "diverged", "clip-always-on", "loss-noisy")
-"""What may come of gradients that are not clipped."""
+"""Symptoms of gradients that are not clipped."""
 
 
 def list_clipped(record: Record) -> dict[str, list[Update]]:

@@ -159,7 +159,7 @@ class Failed(Detector):
 
 
 def explain_error(message: str) -> tuple[str, str]:
-    """What a message of torch's means, and what to do; empty texts for one that is not known."""
+    """Say what a message of torch's means, and what to do; empty texts for one that is not known."""
     for pattern, meaning, repair in _KNOWN:
         found = re.search(pattern, message)
         if found:

@@ -50,7 +50,7 @@ class Stack(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """What the gradient is multiplied by from one to the next, towards the input."""
+        """Factor of the gradient from one to the next, towards the input."""
         return float(10 ** (-self.decades / (len(self.norms) - 1)))
 
     def is_steady(self) -> bool:
@@ -97,7 +97,7 @@ def _stack_calls(record: Record, layer: Layer, until: int | None) -> Stack | Non
 
 
 class _Depth(Detector):
-    """What both have in common."""
+    """Frame of both detectors."""
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Follow the gradient from the loss to the input."""
@@ -118,7 +118,7 @@ class _Depth(Detector):
         """The finding."""
 
     def describe(self, record: Record, stack: Stack) -> dict[str, Any]:
-        """What both say."""
+        """Fields that the findings of both have."""
         return {
             "site": stack.names[0],
             "step": record.first_step,
@@ -206,7 +206,7 @@ class Exploding(_Depth):
 # ---- gradients that are multiplied ----
 
 APART = 0.1
-"""What the sums may differ by in relation; bfloat16 makes 0.03."""
+"""Relative difference of the sums that is allowed; bfloat16 makes 0.03."""
 
 STEADY_FACTOR = 0.02
 """Spread of the factor over steps, in relation."""

@@ -18,7 +18,7 @@ HALF = 0.5
 """Part of an update that decay makes, from which on it is spoken of."""
 
 SHRUNK = 0.7
-"""What the norm of the weights has fallen to by then."""
+"""Share of its first value to which the norm of the weights has fallen by then."""
 
 SHARE = 0.05
 """Share of what the rate would give, below which ε or clipping takes too much."""
@@ -74,7 +74,7 @@ class WeightDecayDominates(Detector):
 
     @staticmethod
     def _measure_share(record: Record, group: dict[str, Any], lines: IntArray) -> float:
-        """What part of an update decay makes, at the median of the first half of the steps."""
+        """Measure the part of an update that decay makes, at the median of the first half of the steps."""
         updates = record.once(Training).updates
         decay, rate = number(group["weight_decay"]) or 0.0, number(group.get("lr")) or 0.0
         half = max(len(updates.steps) // 2, 5)

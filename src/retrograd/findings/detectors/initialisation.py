@@ -27,16 +27,16 @@ TINY_ROWS = 1e-4
 """Root mean square of an embedding, up to which it is small; 0.02 to 1 are usual."""
 
 HUGE = 10.0
-"""The same, from which on it is large."""
+"""Root mean square of a weight times √fan_in, from which on it is large."""
 
 HUGE_AGAIN = 2.5
-"""The same of a recurrent weight: its powers grow."""
+"""Bound for a recurrent weight: its powers grow."""
 
 BOUNDED = ("Tanh", "Sigmoid", "Softmax", "Softsign", "LogSigmoid", "Hardtanh", "Hardsigmoid")
 """Functions that are flat for large arguments."""
 
 BOUNDED_CALLS = ("tanh", "sigmoid", "softmax", "softsign", "hardtanh", "hardsigmoid")
-"""The same as torch functions."""
+"""Functions of torch that are flat for large arguments."""
 
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy_loss")
 
@@ -179,7 +179,7 @@ def measure_gains(record: Record, layers: list[Layer], rms: FloatArray) -> Float
 
 
 def weight_gains(record: Record, *, of_rows: bool = False) -> dict[str, float]:
-    """Of each matrix that inputs are multiplied by its root mean square times √fan_in, before the first update.
+    """Root mean square times √fan_in of each matrix that inputs are multiplied by, before the first update.
 
     With ``of_rows`` those of which rows are looked up, with their root mean square itself.
     """
@@ -205,7 +205,7 @@ def _list_bounded(record: Record) -> set[str]:
 
 
 def _input_rms(record: Record) -> float:
-    """Of what the model was called with first; NaN where that is not known."""
+    """Root mean square of the model's first input; NaN where that is not known."""
     found = [each for listed in record.inputs.values() for each in listed if each.step == 0 and "float" in each.dtype]
     squares = [each.value**2 + each.std**2 for each in found]
     return float(np.sqrt(max(squares))) if squares else float("nan")

@@ -19,7 +19,7 @@ WIDE = 10.0
 """Standard deviation, or magnitude of the mean, from which on an input is called unscaled; our own choice."""
 
 NOT_FINITE = "the loss is not finite in the end"
-"""What may have come of it."""
+"""An outcome of inputs that are not scaled."""
 
 FAR = 100.0
 """How many times the largest output, and 1, an error is where targets are not scaled; our own choice."""
@@ -157,7 +157,7 @@ def _is_taken_as_it_is(chains: Sequence[Chain], given: Input) -> bool:
 
 
 def describe_outcome(record: Record) -> str:
-    """What is wrong with the loss in the end; empty where the model has learned something."""
+    """Say what is wrong with the loss in the end; empty where the model has learned something."""
     values = record.loss.values
     if not len(values):
         return ""

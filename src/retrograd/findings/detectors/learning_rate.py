@@ -17,7 +17,7 @@ LARGE = 0.1
 """‖Δw‖ / ‖w‖ of a step beyond which it may have thrown training off; 1e-3 is usual."""
 
 HUGE = 0.5
-"""The same, beyond which it is said without a rise where the loss is none the better."""
+"""‖Δw‖ / ‖w‖ beyond which it is said without a rise where the loss is none the better."""
 
 ROSE = 3.0
 """A loss that is so many times what it was has been thrown off."""

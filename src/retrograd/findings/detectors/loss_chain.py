@@ -1,4 +1,4 @@
-"""What stands between the model's output and the loss: activations that the loss applies itself, or needs."""
+"""Activations between the model's output and the loss that the loss applies itself, or needs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.record import Record
 
 THROUGH = VIEWS | {"dropout"}
-"""What an activation may be followed by before the loss."""
+"""Functions that may follow an activation before the loss."""
 
 SQUASHED = (
     "loss-flat", "learning-rate-too-low", "vanishing", "saturated", "loss-noisy", "dead-units", "relu-on-output",
     "diverged", "exploding", "learning-rate-too-high", "loss-wrong-sign", "bad-init", "not-updated", "nan-forward",
 )  # fmt: skip
-"""What a loss that is applied to the wrong thing leads to."""
+"""Symptoms of a loss that is applied to the wrong thing."""
 
 
 class BeforeLoss(Detector):
@@ -166,7 +166,7 @@ class SigmoidBeforeLogitsLoss(BeforeLoss):
 
 
 def _judge_twice(chain: Chain, maker: int) -> tuple[Severity, str] | None:
-    """Of a sigmoid that is given probabilities itself."""
+    """Judge a sigmoid that is given probabilities itself."""
     before = chain.name(chain.maker(maker, 0, THROUGH))
     if before not in ("sigmoid", "softmax"):
         return None

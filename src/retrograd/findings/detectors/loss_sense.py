@@ -1,4 +1,4 @@
-"""What a loss asks for: outputs that cannot reach their targets, the wrong sign, sums where means are meant."""
+"""Losses that ask for the wrong thing: targets out of reach, the wrong sign, sums where means are meant."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOOKED_AT = 20
 
 
 class Reach(NamedTuple):
-    """What is known of targets from outputs and gradients: one target is at most ``low``, one at least ``high``."""
+    """Bounds of targets, from outputs and gradients: one target is at most ``low``, one at least ``high``."""
 
     low: float
     high: float
@@ -137,7 +137,7 @@ def _is_square(chain: Chain, number: int) -> bool:
 
 
 def find_targets(record: Record, chain: Chain) -> Reach | None:
-    """What the gradient of a mean squared error tells of the targets: output − gradient · n / 2."""
+    """Find where targets lie, by the gradient of a mean squared error: output − gradient · n / 2."""
     name = f"{chain.fact.name or ROOT}:output"
     try:
         output, gradient = record.series(name), record.series(f"{name}.grad")

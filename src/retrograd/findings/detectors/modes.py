@@ -14,7 +14,7 @@ from retrograd.findings.updates import Update, is_within
 from retrograd.history.facts import Call
 
 SHARE = 0.1
-"""Of the updates whose forwards must have run in eval mode, and at least three; our own choice."""
+"""Share of the updates whose forwards must have run in eval mode, and at least three; our own choice."""
 
 SELDOM = 1 / 3
 """An evaluation comes before at most so many of the updates; what comes more often is part of training."""

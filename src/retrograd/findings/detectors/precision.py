@@ -25,7 +25,7 @@ LOST = 0.5
 """Share of a parameter's elements that updates leave as they are, from which on they are lost."""
 
 NEARLY_ALL = 0.8
-"""The same, from which on it is a warning where the loss falls, too."""
+"""Share from which on it is a warning where the loss falls, too."""
 
 NARROW = ("bfloat16", "float16", "bf16", "half")
 """Types whose weights updates may round away."""

@@ -15,10 +15,10 @@ from retrograd.findings.updates import Update
 from retrograd.history.sink import Event
 
 SHARE = 0.8
-"""Of the updates that must be concerned; our own choice."""
+"""Share of the updates that must be concerned; our own choice."""
 
 CUT = 0.1
-"""Of the sums of micro-batches, above which clipping tells that they are no means; our own choice."""
+"""Share of clipped sums of micro-batches above which clipping tells that they are not means; our own choice."""
 
 MANY_OPTIMIZERS = 2
 """With so many, several passes before an update are usual (GANs)."""
@@ -28,7 +28,7 @@ SCALE_FREE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop",
 
 
 class DoubleBackward(Detector):
-    """The same loss is differentiated twice before an update."""
+    """A loss is differentiated twice before an update."""
 
     slug = "double-backward"
     words = Words(
@@ -87,7 +87,7 @@ class DoubleBackward(Detector):
 
 
 def _find_part(record: Record) -> str:
-    """What a pass begins from that a later pass of the same step begins from as a term of a sum; empty for none."""
+    """Name the loss that a pass begins from and a later pass of the step holds as a term of a sum; empty for none."""
     for before, behind in pairwise(record.chains):
         is_same = before.step == behind.step and behind.listed[: len(before)] == before.listed
         if is_same and 0 <= before.loss != behind.loss and before.loss in _terms(behind, behind.loss):

@@ -22,7 +22,7 @@ OF_EPOCHS = ("StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "Red
 NEVER_LEARNED = (
     "loss-flat", "learning-rate-too-low", "not-updated", "vanishing", "weight-decay-dominates", "bf16-update-lost",
 )  # fmt: skip
-"""What a run looks like in which the learning rate is next to nothing."""
+"""Symptoms of a learning rate that is next to nothing."""
 
 MANY_EPOCHS = 3
 """Stretches of equally many updates that show at which end of an epoch a scheduler is stepped; our own choice."""

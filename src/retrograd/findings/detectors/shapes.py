@@ -13,7 +13,7 @@ MISTRAINED = (
     "loss-flat", "learning-rate-too-low", "vanishing", "loss-noisy", "saturated", "dead-units", "attention-collapse",
     "relu-on-output", "not-updated", "symmetric-init", "missing-gradient",
 )  # fmt: skip
-"""What a model looks like whose loss or layers mix what does not belong together."""
+"""Symptoms of a loss or a layer that mixes what does not belong together."""
 
 _PAIRWISE = frozenset({"sub", "rsub", "add", "mul", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "div"})
 
@@ -230,7 +230,7 @@ def _summed_dimension(chain: Chain, number: int, dimensions: int) -> int | None:
 
 
 _CHOOSING = ("max", "topk", "argmax")
-"""What a gate picks experts by."""
+"""Functions by which a gate picks experts."""
 
 
 def _picks_last(chain: Chain, number: int, dimensions: int) -> bool:
@@ -349,7 +349,7 @@ class ReshapeMixes(OperationDetector):
 
 
 def _mixes(chain: Chain, number: int) -> str:
-    """What a reshape mixes; empty where it does not, or where shapes cannot tell."""
+    """Say what a reshape mixes; empty where it mixes nothing, or where shapes cannot tell."""
     before = chain.taken(number)
     if chain.name(number) not in RESHAPES or before is None:
         return ""

@@ -11,10 +11,10 @@ from retrograd.findings.updates import BY_HAND, Update, clears, list_cleared_pas
 from retrograd.history.facts import Call
 
 SHARE = 0.5
-"""Of the updates that must be concerned. A habit, not one step; our own choice."""
+"""Share of the updates that must be concerned. A habit, not one step; our own choice."""
 
 HELD = {"some", "unknown"}
-"""What ``.grad`` held before a backward pass that adds to it."""
+"""Contents of ``.grad`` before a backward pass that adds to it."""
 
 FEWEST = 3
 """Updates after which gradients that were never cleared are told from a warm-up."""
