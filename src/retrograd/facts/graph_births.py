@@ -39,7 +39,7 @@ _MASKING = frozenset({"masked_fill", "where", "add", "fill", "copy_slices", "clo
 """Operations by which a program writes −inf on purpose."""
 
 _NO_REDUCTION = 0
-"""Tell whether ``nll_loss`` divides nothing by its total weight, which torch leaves at 0."""
+"""Reduction at which ``nll_loss`` divides nothing by its total weight, which torch leaves at 0."""
 
 _EDGES: Mapping[str, Mapping[str, int]] = {
     "addmm": {"mat1": 1, "mat2": 2},

@@ -128,7 +128,7 @@ class PassWatch:
             self._hooks = NodeHooks(found.nodes, self._zeros)
 
     def end(self, *, failed: bool) -> PassSeen:
-        """Let go of the graph when the pass has ended."""
+        """Say what was seen of the pass, which has ended, and let go of the graph."""
         if self._pass is None:
             return replace(self.seen, failed=failed)
         reached: dict[int, bool | None] = dict.fromkeys(self._leaves)
