@@ -23,7 +23,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.facts.source import FactHost, FactSource
-from retrograd.history.facts import Call, OptimizerMade, Repeats, tell_number
+from retrograd.history.fact import tell_number
+from retrograd.history.facts import Call, OptimizerMade, Repeats
 from retrograd.history.sink import Moment
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.discovery import constructed_optimizers, construction_line

@@ -24,7 +24,7 @@ from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.source import FactSource, MakeSource, is_look
 from retrograd.facts.tensors import InputSource, StateSource
 from retrograd.facts.units import UnitLooks
-from retrograd.history.facts import NOW, Fact, JsonObject, tell_many
+from retrograd.history.fact import NOW, Fact, JsonObject, tell_many
 from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.engine import is_abstract
 from retrograd.hooks.names import walk_parameters, walk_paths
@@ -100,7 +100,7 @@ class Facts:
     def note_many(
         self, kind: type[Fact], name: str, same: JsonObject, each: Sequence[str], rows: Sequence[str], moment: Moment
     ) -> None:
-        """Keep several facts as one event, see :func:`retrograd.history.facts.tell_many`."""
+        """Keep several facts as one event, see :func:`retrograd.history.fact.tell_many`."""
         taker = self._taker()
         if taker is not None and rows:
             taker.note(kind.kind, name, value=len(rows), text=tell_many(same, each, rows), moment=moment)

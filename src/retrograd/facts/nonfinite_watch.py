@@ -17,7 +17,8 @@ from retrograd.facts.graph_births import find_birth
 from retrograd.facts.nonfinite_look import MOST_TOLD
 from retrograd.facts.nonfinite_reasons import Case, describe_values, find_gradient_reason, find_reason, operation_of
 from retrograd.facts.source import FactHost, FactSource
-from retrograd.history.facts import NOW, NonFinite
+from retrograd.history.fact import NOW
+from retrograd.history.facts import NonFinite
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.calls import running_module
 from retrograd.hooks.dispatch import is_in_compiled_call

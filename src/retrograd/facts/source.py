@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from retrograd.history.facts import Fact, JsonObject
+from retrograd.history.fact import Fact, JsonObject
 from retrograd.history.sink import Moment
 from retrograd.hooks.operation_notes import OperationNotes
 
@@ -23,7 +23,7 @@ class FactHost(Protocol):
     def note_many(
         self, kind: type[Fact], name: str, same: JsonObject, each: Sequence[str], rows: Sequence[str], moment: Moment
     ) -> None:
-        """Keep several facts as one event, see :func:`retrograd.history.facts.tell_many`."""
+        """Keep several facts as one event, see :func:`retrograd.history.fact.tell_many`."""
 
     def fault(self, site: str, error: Exception) -> None:
         """An error of ours; training goes on."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.facts.source import FactHost, FactSource
-from retrograd.history.facts import Buffer, Input, Parameter, tell_number
+from retrograd.history.fact import tell_number
+from retrograd.history.facts import Buffer, Input, Parameter
 from retrograd.history.sink import Moment, Phase
 from retrograd.hooks.engine import grad_enabled
 from retrograd.hooks.names import ArgumentNames, walk_buffers, walk_parameters

@@ -11,7 +11,7 @@ from retrograd.findings.chain import Chain
 from retrograd.findings.finding import Evidence, Finding, Severity, write_plainly
 from retrograd.findings.record import Record
 from retrograd.findings.updates import Update
-from retrograd.history.facts import Fact
+from retrograd.history.fact import Fact
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,17 @@ import numpy.typing as npt
 
 from retrograd.findings.chain import Chain, name_of
 from retrograd.findings.updates import Update, by_optimizer, find_updates
-from retrograd.history.calls import expand_calls
+from retrograd.history.fact import Fact
 from retrograd.history.facts import (
     Buffer,
     Call,
-    Fact,
     Input,
     Modes,
     Operations,
     OptimizerMade,
     Parameter,
     Units,
+    expand_calls,
     read_facts,
 )
 from retrograd.history.history import History
