@@ -1,12 +1,14 @@
-"""What a benchmark runs on: the machine and its settings, and how fast its link to the host is."""
+"""The machine that a benchmark runs on: its settings, its memory, and how fast its link to the host is."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -67,6 +69,48 @@ def release_pinned() -> None:
     if ON_DEVICE:
         torch.cuda.synchronize()
         torch.accelerator.empty_host_cache()
+
+
+def cached_bytes(path: Path) -> int:
+    """How much of a file is in the page cache, by ``mincore``; 0 where that cannot be asked."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return 0
+    length, libc = os.fstat(descriptor).st_size, ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    pages = (ctypes.c_ubyte * (-(-length // 4096)))()
+    address = libc.mmap(None, ctypes.c_size_t(length), 1, 1, descriptor, ctypes.c_long(0)) if length else None
+    if address:
+        libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(length), pages)
+        libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(length))
+    os.close(descriptor)
+    return 4096 * sum(page & 1 for page in pages)
+
+
+def held_bytes() -> int:
+    if ON_DEVICE:
+        return torch.cuda.memory_allocated()
+    ctypes.CDLL(None).malloc_trim(0)
+    return read_status("RssAnon")  # not the pages of libraries, of which more are used with each new operation
+
+
+def forget_peak() -> None:
+    if ON_DEVICE:
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes() -> int:
+    if ON_DEVICE:
+        return torch.cuda.max_memory_allocated()
+    return read_status("VmHWM")
+
+
+def read_status(name: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split(f"{name}:")[1].split()[0])
 
 
 class LinkSpeed(NamedTuple):

@@ -100,11 +100,11 @@ def measure_apart(name: str, layers: int, steps: int) -> Held:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--only", default="", help="contenders whose name contains this text")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="rows whose name contains one of these")
     arguments = parser.parse_args()
     steps: int = arguments.steps
     print(f"{'':34}{'MB at all':>12}{'MB per 100 sites':>18}{'tensors gained':>16}{'kB gained a step':>18}")
-    for name in (name for name in CONTENDERS if arguments.only in name):
+    for name in (name for name in CONTENDERS if any(text in name for text in arguments.only)):
         shallow, deep = (measure_apart(name, layers, steps) for layers in (SHALLOW, DEEP))
         per_site = (deep.resident - shallow.resident) / (deep.sites - shallow.sites)
         at_all = shallow.resident - per_site * shallow.sites

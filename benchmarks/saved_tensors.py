@@ -21,59 +21,43 @@ so.
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import importlib
-import importlib.util
 import io
 import math
-import os
 import statistics
 import sys
-import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-from uuid import uuid4
 
 import torch
-from interleaved import show
-from options import make_plain_parser
-from torch import Tensor
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
 
 from device import (
     DEVICE,
     ON_DEVICE,
     LinkSpeed,
     describe_machine,
+    forget_peak,
+    held_bytes,
     measure_link,
+    peak_bytes,
+    read_status,
     release_memory,
-    release_pinned,
     synchronize,
     use_tf32,
 )
-from nets import Block, Bottleneck, Net, make_gpt2, make_gpt2_medium, make_resnet
+from nets import Net, make_gpt2, make_gpt2_medium, make_resnet
 from retrograd.amounts import show_bytes
 from retrograd.budget.planned import Planned
 from retrograd.errors import RetrogradError
-from retrograd.policies.cpu import Cpu
-from retrograd.policies.disk import Disk
-from retrograd.policies.lossless import Lossless
-from retrograd.policies.policy import AsIs
-from retrograd.policies.precision import Bfloat16, EightBit
-from retrograd.policies.recompute import Recompute
-from retrograd.saved.keeping import Policies, keep_saved
+from saved_contenders import CONTENDERS, Attached, Contender, budgeted, nothing
+from timing import interleave, make_plain_parser, say, show
 
 T = TypeVar("T")
-
-BLOCKS = (Bottleneck, Block)
 
 NETS: dict[str, Callable[[], Net]] = {
     "resnet50": make_resnet,
@@ -117,130 +101,6 @@ GOALS: dict[tuple[str, bool, bool], Goal] = {
 """Net, whether under autocast, whether in channels_last. Float32 products are computed as TF32 on a device."""
 
 
-class Attached(NamedTuple):
-    """What is measured: ``around`` the forward and backward of a step; ``settle`` ends what goes on behind them."""
-
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    settle: Callable[[], object] = lambda: None
-    cached: Callable[[], int] = lambda: 0
-
-
-Contender = Callable[[Net], AbstractContextManager[Attached]]
-
-
-# ---- what torch and its documentation offer -------------------------------------------------------------------
-
-
-def nothing(net: Net) -> AbstractContextManager[Attached]:
-    return nullcontext(Attached())
-
-
-@contextmanager
-def on_cpu(net: Net) -> Iterator[Attached]:
-    release_pinned()
-    try:
-        yield Attached(lambda: save_on_cpu(pin_memory=ON_DEVICE))
-    finally:
-        net.model.zero_grad(set_to_none=True)
-        release_pinned()
-
-
-@contextmanager
-def checkpointed_blocks(net: Net) -> Iterator[Attached]:
-    blocks = [module for module in net.model.modules() if isinstance(module, BLOCKS)]
-    for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
-    try:
-        yield Attached()
-    finally:
-        for block in blocks:
-            del block.forward
-
-
-def torchtune_offloader(net: Net) -> AbstractContextManager[Attached]:
-    """As its recipes do: one for all steps, entered for each forward."""
-    training = importlib.import_module("torchtune.training")
-    offloader = training.OffloadActivations(use_pin_memory=True, use_streams=True)
-    return nullcontext(Attached(lambda: offloader))
-
-
-class SelfDeletingFile:
-    """As in torch's tutorial on hooks for saved tensors."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __del__(self) -> None:
-        Path(self.name).unlink()
-
-
-@contextmanager
-def one_file_each(net: Net) -> Iterator[Attached]:
-    with tempfile.TemporaryDirectory() as folder:
-
-        def pack(tensor: Tensor) -> SelfDeletingFile:
-            file = SelfDeletingFile(str(Path(folder) / str(uuid4())))
-            torch.save(tensor, file.name)
-            return file
-
-        def cached() -> int:
-            return sum(cached_bytes(path) for path in Path(folder).iterdir())
-
-        yield Attached(lambda: saved_tensors_hooks(pack, lambda file: torch.load(file.name)), cached=cached)
-
-
-# ---- ours -----------------------------------------------------------------------------------------------------
-
-
-def kept(make: Callable[[], Policies]) -> Contender:
-    @contextmanager
-    def attach(net: Net) -> Iterator[Attached]:
-        policy = make()
-        with keep_saved(net.model, policy):
-            if isinstance(policy, Disk):
-                yield Attached(settle=policy.flush, cached=lambda: cached_bytes(spill_path(policy)))
-            else:
-                yield Attached()
-
-    return attach
-
-
-def spill_path(disk: Disk) -> Path:
-    """The file without a name, as this process sees it."""
-    spill = disk._spill
-    return Path("/proc/self/fd") / str(spill.file._descriptor if spill else -1)
-
-
-def budgeted(policy: Planned) -> Contender:
-    """The loss saves too, so it is for everything. The policy is the same in all rounds, and so is its plan."""
-
-    @contextmanager
-    def attach(net: Net) -> Iterator[Attached]:
-        with keep_saved(None, policy):
-            yield Attached()
-
-    return attach
-
-
-CONTENDERS: dict[str, Contender] = {
-    "nothing (the noise)": nothing,
-    "save_on_cpu": on_cpu,
-    "torch.utils.checkpoint, each block": checkpointed_blocks,
-    "one file for each tensor": one_file_each,
-    "**keep**": kept(AsIs),
-    "**disk**": kept(Disk),
-    "**lossless**": kept(Lossless),
-    "**bf16**": kept(Bfloat16),
-    "**8 bits**": kept(EightBit),
-    "**recompute, each block**": kept(lambda: {lambda candidate: isinstance(candidate.module, BLOCKS): Recompute()}),
-}
-if ON_DEVICE:
-    for to_disk in ("one file for each tensor", "**disk**"):  # tens of GB a step
-        del CONTENDERS[to_disk]
-    CONTENDERS["**cpu**"] = kept(Cpu)
-    if importlib.util.find_spec("torchtune") is not None:
-        CONTENDERS["torchtune's offloader"] = torchtune_offloader
-
 SHARES = (0.5, 0.25, 0.15)
 """Budgets where there is no bar."""
 ATTEMPTS = 4
@@ -251,48 +111,6 @@ MEMORY_STEPS = 3
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------
-
-
-def cached_bytes(path: Path) -> int:
-    """How much of a file is in the page cache, by ``mincore``; 0 where that cannot be asked."""
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except OSError:
-        return 0
-    length, libc = os.fstat(descriptor).st_size, ctypes.CDLL(None)
-    libc.mmap.restype = ctypes.c_void_p
-    pages = (ctypes.c_ubyte * (-(-length // 4096)))()
-    address = libc.mmap(None, ctypes.c_size_t(length), 1, 1, descriptor, ctypes.c_long(0)) if length else None
-    if address:
-        libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(length), pages)
-        libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(length))
-    os.close(descriptor)
-    return 4096 * sum(page & 1 for page in pages)
-
-
-def held_bytes() -> int:
-    if ON_DEVICE:
-        return torch.cuda.memory_allocated()
-    ctypes.CDLL(None).malloc_trim(0)
-    return read_status("RssAnon")  # not the pages of libraries, of which more are used with each new operation
-
-
-def forget_peak() -> None:
-    if ON_DEVICE:
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_bytes() -> int:
-    if ON_DEVICE:
-        return torch.cuda.max_memory_allocated()
-    return read_status("VmHWM")
-
-
-def read_status(name: str) -> int:
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.split(f"{name}:")[1].split()[0])
 
 
 class Memory(NamedTuple):
@@ -352,8 +170,8 @@ class Task(NamedTuple):
     policy: Planned | None
 
 
-def make_tasks(bars: tuple[Bar, ...], net: Net, mixed: bool, only: str) -> dict[str, Task]:
-    """A budget for each bar whose name contains ``only``: its limit, less what no saved tensor is at a step's peak.
+def make_tasks(bars: tuple[Bar, ...], net: Net, mixed: bool, only: Sequence[str]) -> dict[str, Task]:
+    """A budget for each bar that is asked for: its limit, less what no saved tensor is at the peak of a step.
 
     That is first taken to be the peak of a bare step without the most that it keeps, and the gradients: they are there
     when the pass ends, where a bare step holds little else, but one under a budget may still hold all of it. What the
@@ -369,7 +187,7 @@ def make_tasks(bars: tuple[Bar, ...], net: Net, mixed: bool, only: str) -> dict[
     for bar in bars:
         limit = bar.limit(counted, beside)
         name = f"**budget, at most {show_bytes(limit)}**"
-        if only in name:
+        if is_asked(name, only):
             show(f"looking for a budget: {name}")
             tasks[name] = Task(limit, bar.ratio, find_budget(limit, limit - beside, net, mixed))
     return tasks
@@ -413,6 +231,7 @@ class Measures:
     def add(self, cost: Cost, before: Cost, after: Cost) -> None:
         self.wall.append(2 * cost.wall / (before.wall + after.wall))
         self.cpu.append(2 * cost.cpu / (before.cpu + after.cpu))
+        self.bare += [before.wall, after.wall]
 
 
 def autocast(mixed: bool) -> AbstractContextManager[Any]:
@@ -438,11 +257,6 @@ def time_contender(contender: Contender, net: Net, steps: int, mixed: bool) -> C
         return Cost((time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps)
 
 
-def say(text: str) -> None:
-    """Print what was measured in place of the progress."""
-    print(f"\r{text:78}")
-
-
 def attempt(name: str, net: Net, measure: Callable[[], T]) -> T | str:
     """What is measured; or, where that is not possible, why not, which is also said at once."""
     try:
@@ -462,28 +276,16 @@ def measure_times(
 ) -> dict[str, Measures]:
     """Rounds are begun as long as they will end within so many seconds; the first one always."""
     measures = {name: Measures() for name in contenders}
-    names = list(contenders)
-    began, longest = time.perf_counter(), 0.0
-    for number in range(rounds):
-        round_began = time.perf_counter()
-        if not names or (number and round_began - began + longest > seconds):
-            break
-        before = time_contender(nothing, net, steps, mixed)
-        say(f"round {number + 1}: a bare step takes {before.wall:.4g} s")
-        start = number % len(names)
-        for name in names[start:] + names[:start]:
-            show(f"round {number + 1} of {rounds}: {name}")
-            cost = attempt(name, net, partial(time_contender, contenders[name], net, steps, mixed))
-            after = time_contender(nothing, net, steps, mixed)
-            if isinstance(cost, Cost):
-                measures[name].add(cost, before, after)
-                say(f"{name.strip('*')}: {cost.wall:.4g} s, {measures[name].wall[-1]:.3f} times")
-            else:
-                names.remove(name)
-            measures[name].bare += [before.wall, after.wall]
-            before = after
-        longest = max(longest, time.perf_counter() - round_began)
-    show("")
+
+    def measure(name: str) -> Cost | None:
+        found = attempt(name, net, partial(time_contender, contenders[name], net, steps, mixed))
+        return found if isinstance(found, Cost) else None
+
+    measure_bare = partial(time_contender, nothing, net, steps, mixed)
+    for name, cost, before, after in interleave(contenders, rounds, measure, measure_bare, seconds):
+        measures[name].add(cost, before, after)
+        bare = statistics.mean(measures[name].bare[-2:])
+        say(f"{name.strip('*')}: {cost.wall:.4g} s, {measures[name].wall[-1]:.3f} times {bare:.4g} s of a bare step")
     return measures
 
 
@@ -534,6 +336,10 @@ def print_goal(goal: Goal, link: LinkSpeed, measures: dict[str, Measures]) -> No
     )
 
 
+def is_asked(name: str, only: Sequence[str]) -> bool:
+    return any(text in name for text in only)
+
+
 def benchmark(name: str, arguments: Namespace) -> None:
     """Measure the contenders on one net, and print what was found."""
     mixed, only, began = arguments.mixed, arguments.only, time.perf_counter()
@@ -548,7 +354,7 @@ def benchmark(name: str, arguments: Namespace) -> None:
     if isinstance(attempt("a bare step", net, partial(measure_memory, nothing, net, mixed)), str):
         return
     tasks: dict[str, Task] = {}
-    if goal is not None and (only in "budget" or "budget" in only):
+    if goal is not None and any(text in "budget" or "budget" in text for text in only):
         found = attempt("a budget", net, partial(make_tasks, goal.bars, net, mixed, only))
         tasks = found if isinstance(found, dict) else {}
     policies = {name: task.policy for name, task in tasks.items() if task.policy is not None}
@@ -557,7 +363,7 @@ def benchmark(name: str, arguments: Namespace) -> None:
     contenders = CONTENDERS | {name: budgeted(policy) for name, policy in policies.items()}
     memory: dict[str, Memory] = {}
     failed: dict[str, str] = {}
-    for contender in (name for name in contenders if only in name):
+    for contender in (name for name in contenders if is_asked(name, only)):
         show(f"memory: {contender}")
         measured = attempt(contender, net, partial(measure_memory, contenders[contender], net, mixed))
         if isinstance(measured, Memory):
@@ -599,7 +405,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="steps of a contender in a round")
     parser.add_argument("--mixed", action="store_true", help="bfloat16 autocast")
     parser.add_argument("--channels-last", action="store_true")
-    parser.add_argument("--only", default="", help="contenders whose name contains this text")
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="for each net; no round is begun that lasts longer"
     )

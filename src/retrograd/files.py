@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -70,6 +71,12 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text to a file that a user has chosen."""
     with write_file(path) as file:
         file.write(to_utf8(text))
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file of ours; what JSON does not know is written as its text."""
+    with write_whole(path) as file:
+        file.write(to_utf8(json.dumps(content, indent=2, default=str, ensure_ascii=False)))
 
 
 def to_utf8(text: str) -> bytes:

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.bundles.bundle import read_bundle
 from retrograd.bundles.files import digest
-from retrograd.bundles.replay import describe, replay
+from retrograd.bundles.replay import describe_replay, replay
 from retrograd.bundles.writer import write_bundle
 from retrograd.errors import (
     BundleVersionError,
@@ -32,8 +32,8 @@ from retrograd.errors import (
     UnsafeBundleError,
 )
 from retrograd.graph.node import Line
+from retrograd.hooks.engine import TORCH
 from retrograd.hooks.nodes import edges_of, is_leaf, is_python
-from retrograd.hooks.versions import TORCH
 from tests.bundles.bundled import KINDS, WritesToItsBuffer
 from tests.graph.bits import same
 from tests.graph.zoo import ZOO, leaf
@@ -47,10 +47,19 @@ Elsewhere = dict[str, list[Any]]
 
 REPLAY_ALL = """
 import json, sys, warnings
-from retrograd.bundles.replay import replay_folder
+from pathlib import Path
+from retrograd.bundles.replay import replay
+from retrograd.errors import GraphError
 warnings.simplefilter("ignore")
-came = {path.name: came for path, came in replay_folder(sys.argv[1])}
-print(json.dumps({name: [not isinstance(each, Exception) and bool(each), str(each)] for name, each in came.items()}))
+
+def attempt(path):
+    try:
+        replayed = replay(path)
+    except GraphError as error:
+        return [False, str(error)]
+    return [bool(replayed), str(replayed)]
+
+print(json.dumps({path.name: attempt(path) for path in sorted(Path(sys.argv[1]).iterdir())}))
 """
 
 
@@ -158,7 +167,7 @@ def test_a_node_gives_the_same_bits_again(name: str, written: Written, elsewhere
         if name == "cumprod with a zero" and not replayed and TORCH < (2, 13):
             assert replayed.bundle.node.deviation  # which a newer torch does not have
             continue
-        assert replayed, describe(replayed)
+        assert replayed, describe_replay(replayed)
         assert elsewhere[path.name][0], elsewhere[path.name][1]
         if replayed.bundle.node.name in {"BranchesBackward", "WritesToItsBufferBackward"}:
             continue  # another draw; another state of the buffer

@@ -19,7 +19,7 @@ from torch import Tensor
 from retrograd.bundles.bundle import read_bundle
 from retrograd.bundles.files import digest
 from retrograd.bundles.guard import read_allowed
-from retrograd.bundles.replay import describe, replay
+from retrograd.bundles.replay import describe_replay, replay
 from retrograd.bundles.writer import write_bundle
 from retrograd.cli import main
 from retrograd.errors import UnsafeBundleError
@@ -375,4 +375,4 @@ def test_no_control_characters_reach_the_terminal(
     assert "\x1b" not in out
     assert "\u202e" not in out
     assert "\\x1b]0;evil" in out
-    assert "evil" in describe(replay(path))
+    assert "evil" in describe_replay(replay(path))

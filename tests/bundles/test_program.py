@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from retrograd.bundles.copies import Memory, copy_tensors, same_bits
+from retrograd.bundles.copies import MemoryCopier, copy_tensors, same_bits
 from retrograd.bundles.files import parse_copies, parse_program, print_copies, print_program
 from retrograd.bundles.program import (
     BundledOperation,
@@ -197,7 +197,7 @@ def test_only_what_is_seen_of_a_large_memory_is_copied() -> None:
 
 
 def test_what_was_written_to_is_put_back() -> None:
-    memory, tensor = Memory(), torch.arange(10.0)
+    memory, tensor = MemoryCopier(), torch.arange(10.0)
     view = tensor[2:4]
     memory.store(view)
     memory.will_write(view)

@@ -270,7 +270,7 @@ class Fails(Function):
 
 
 @pytest.fixture
-def mended() -> Any:
+def fixed() -> Any:
     yield
     Fails.broken = True
 
@@ -284,7 +284,7 @@ def test_an_error_is_the_nodes_own_and_says_which_node_it_was() -> None:
     assert "float32[3]" in said
 
 
-@pytest.mark.usefixtures("mended")
+@pytest.mark.usefixtures("fixed")
 def test_a_pass_that_died_is_finished_from_where_it_died() -> None:
     """As somebody would who has seen what was waiting when the engine stopped."""
     x, weight = leaf(4), leaf(4)
@@ -308,7 +308,7 @@ def test_a_pass_that_died_is_finished_from_where_it_died() -> None:
     assert same(weight.grad, expected[1])
 
 
-@pytest.mark.usefixtures("mended")
+@pytest.mark.usefixtures("fixed")
 def test_a_gradient_may_be_mended_before_going_on() -> None:
     Fails.broken = False
     x = leaf(3)

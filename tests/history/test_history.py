@@ -20,7 +20,7 @@ def test_sites_are_in_the_order_first_named() -> None:
     assert history["a:output"].mean.tolist() == [9.0]
     assert "c:output" in history
     assert "d:output" not in history
-    assert len(history) == 6
+    assert len(history) == len(list(history)) == 1
 
 
 @pytest.mark.parametrize(("wrong", "near"), [("a:ouput", "a:output"), ("b:weight.updates", "b:weight.update")])

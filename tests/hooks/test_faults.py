@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from retrograd.errors import NoGraphError, RetrogradWarning
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.notices import Notices
 
 

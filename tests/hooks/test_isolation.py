@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.hooks.copies import NoTensorHooks, strip_hooks
-from retrograd.hooks.isolation import isolated_autograd, run_backward
+from retrograd.hooks.isolation import NoTensorHooks, isolated_autograd, run_backward, strip_hooks
 
 
 def test_hooks_on_saved_tensors_are_set_aside_in_their_order() -> None:

@@ -20,8 +20,8 @@ from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from retrograd.graph.origins import Origins, record_origins
+from retrograd.hooks.engine import TORCH
 from retrograd.hooks.nodes import number_of
-from retrograd.hooks.versions import TORCH
 
 pytestmark = [  # what the compiler itself does
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retrograd.hooks.versions import TORCH
+from retrograd.hooks.engine import TORCH
 from tests.launch.recorded import Command, Outcome, outputs, parameters, recorded, steps
 
 WEIGHTS = parameters("body.linear", "head")

@@ -16,6 +16,7 @@ class Notes:
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.lost = Unwritten()
+        self.sites: list[str] = []
 
     def describe(self, **facts: Any) -> None:
         self.told.append(facts)

@@ -1,4 +1,4 @@
-"""What cannot be recorded is refused before training starts, with an error that says how to mend it."""
+"""What cannot be recorded is refused before training starts, with an error that says how to fix it."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from retrograd.errors import DamagedRunError, NotARunError
+from retrograd.files import write_json
 from retrograd.foreign.text import read_json
-from retrograd.runs import compaction
-from retrograd.runs.files import write_json
+from retrograd.runs import parts
 from retrograd.runs.reader import open_run
 from tests.history.made import SITES
 from tests.runs.written import write_run
@@ -119,7 +119,7 @@ def test_a_run_from_before_the_order_was_recorded_opens(run: Path) -> None:
 
 
 def test_such_a_run_goes_on_and_its_parts_merge(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "FAN_IN", 4)
+    monkeypatch.setattr(parts, "FAN_IN", 4)
     for path in (run / "rank00000/statistics").iterdir():
         _forget_order(path)
     write_run(run, range(3, 24), resume=True)

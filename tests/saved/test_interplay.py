@@ -316,8 +316,9 @@ def test_a_policy_that_fails_does_not_keep_others_from_ending(last: type[Policy]
 
 
 SETS_HOOKS = frozenset(str(module.__file__) for module in (calls, call_stack, dispatch, saved_hooks))
-SEARCHES = {"plan.py", "planner.py", "prediction.py", "simulation.py", "orders.py", "prefetching.py", "link_speed.py"}
-KEEPS = frozenset(str(path) for path in Path(str(calls.__file__)).parent.glob("*.py") if path.name not in SEARCHES)
+SEARCHES = {"plan.py", "planner.py", "simulation.py"}
+ROOMS = [Path(str(calls.__file__)).parents[1] / room for room in ("saved", "policies", "budget")]
+KEEPS = frozenset(str(path) for room in ROOMS for path in room.glob("*.py") if path.name not in SEARCHES)
 
 
 @pytest.mark.parametrize("make", [Elsewhere, Looking, Recompute])

@@ -8,7 +8,7 @@ import numpy as np
 
 from retrograd.history.history import History
 from retrograd.views.report import write_report
-from retrograd.views.report.difference import FURTHEST, compare_rms, tell_first_difference
+from retrograd.views.report.blocks import FURTHEST, compare_rms, tell_first_difference
 from tests.views.invented import Numbers, make_history
 from tests.views.unpacking import Page
 

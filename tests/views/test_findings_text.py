@@ -10,7 +10,7 @@ from retrograd.views.findings_text import format_findings, list_findings
 from tests.findings.made import MADE, SYMPTOM
 
 TEXT = """\
-2 findings in 400 steps at 60 sites; 3 checks, 1 of which could not be made (why: --not-checked)
+2 findings in 400 steps at 60 sites; 2 of 3 checks apply (which do not: --not-checked)
 
 critical   NaN is made in blocks.1.conv1, step 312: softmax over a row that is all -inf
            at blocks.1.conv1 · steps 312 to 399 · /home/me/train.py:48 · nan-origin

@@ -65,8 +65,8 @@ def test_the_opacities_are_those_of_the_page() -> None:
 def test_it_shows_the_peak_first(visit: Visit, small: Path) -> None:
     page = visit.open(small)
     assert page.evaluate("performance.getEntriesByType('resource').length") == 0
-    expect(page.locator("h1")).to_have_text("What autograd keeps")
-    expect(page.locator("#about")).to_contain_text("3 pieces of memory are kept, 7 kB; copies of each")
+    expect(page.locator("h1")).to_have_text("Saved tensors")
+    expect(page.locator("#about")).to_contain_text("3 pieces of memory are saved, 7 kB; copies of each")
     expect(page.locator("#held-now")).to_have_text("7 kB at position 2, after 2 ms: head:AddmmBackward0 is made")
     expect(page.locator("#modules-count")).to_have_text("2 modules, 7 kB")
     assert tensors(page) == [
@@ -115,7 +115,7 @@ def test_a_tile_tells_all_that_is_known(visit: Visit, small: Path) -> None:
     page.mouse.move(*spot(page, "#treemap", 0.2, 0.5))
     expect(details.locator("h3")).to_have_text("blocks.0:ReluBackward0 result")
     for words in (
-        "4,000 bytes", "float32[1000]", "position 1 to 4, 3 ms", "relu of what it was given", "kept by 2 nodes",
+        "4,000 bytes", "float32[1000]", "position 1 to 4, 3 ms", "relu of what it was given", "saved by 2 nodes",
         "head:AddmmBackward0 mat1", "/home/me/model.py:11 in forward",
     ):  # fmt: skip
         expect(details).to_contain_text(words)

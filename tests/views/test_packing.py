@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from retrograd.views.report.packing import pack_floats, round_mantissa, significant_digits
+from retrograd.views.page.frame import pack_floats, round_mantissa, significant_digits
 from tests.views.unpacking import unpack_floats
 
 singles = arrays(np.float32, array_shapes(max_dims=3, max_side=6), elements=st.floats(width=32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import numpy as np
 import pytest
@@ -72,6 +73,10 @@ class Window(io.StringIO):
         return True
 
 
+def plain(window: Window) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", window.getvalue())
+
+
 def test_a_narrow_window_shortens_curves_not_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
@@ -81,6 +86,42 @@ def test_a_narrow_window_shortens_curves_not_names(monkeypatch: pytest.MonkeyPat
     lines = window.getvalue().splitlines()
     assert any(line.startswith("features.0:output ") for line in lines)
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("columns", "left_out"),
+    [
+        ("80", ""),
+        ("70", "nonfinite (none)"),
+        ("60", "nonfinite (none), zeros, update"),
+        ("50", "nonfinite (none), zeros, update, value"),
+    ],
+)
+def test_a_narrower_window_leaves_out_columns_before_it_folds_names(
+    columns: str, left_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("TERM", "xterm")
+    place = "blocks.3.attn.qkv"
+    sites = [f"{place}:output", f"{place}:output.grad", f"{place}:weight.grad", f"{place}:weight.update"]
+    window = Window()
+    print_table(make_history(Numbers(sites, np.ones((4, 150)), zero_share=np.zeros((4, 1)))), file=window)
+    lines = [line.rstrip() for line in plain(window).splitlines()]
+    assert max(map(len, lines)) <= int(columns)
+    for site in (sites[0], f"{place}:weight"):
+        assert sum(line.startswith(f"{site} ") for line in lines) == 1
+    said = " ".join(lines).partition("left out for lack of room: ")[2]
+    assert said == left_out
+
+
+def test_what_is_not_finite_stays_in_a_narrow_table(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    window = Window()
+    print_table(history, file=window)
+    lines = [line.split() for line in plain(window).splitlines()]
+    assert ["site", "gradient", "nonfinite"] in lines
+    assert "left out for lack of room: zeros, update, value, over steps" in " ".join(plain(window).split())
 
 
 def test_names_are_no_markup_and_no_orders_to_the_terminal() -> None:

@@ -1,4 +1,4 @@
-"""The result of a check."""
+"""The result of a check: its rows, and the table that they are printed as."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retrograd.sites.site import Site
 
 
 class Verdict(Enum):
-    """What was found.
+    """The verdict on one comparison.
 
     Attributes:
         WRONG: the backward is not an adjoint of the forward.
@@ -96,7 +96,7 @@ Fault = tuple[tuple[str, int], Verdict]
 
 
 class AdjointCheck:
-    """What ``rg.check_adjoint`` found. It is true when nothing is wrong, not finite, random or without a graph.
+    """The result of ``rg.check_adjoint``; true when nothing is wrong, not finite, random or without a graph.
 
     Printed, it is a table.
 
@@ -182,7 +182,7 @@ def draw_table(rows: Sequence[Row]) -> str:
 
 
 def describe_faults(rows: Sequence[Row], faults: Sequence[Row]) -> str:
-    """What to take home from a check.
+    """Say in a sentence each what is at fault, or that nothing is.
 
     Args:
         rows: all of it.

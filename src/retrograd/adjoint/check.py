@@ -1,4 +1,4 @@
-"""``rg.check_adjoint``: what users call."""
+"""``rg.check_adjoint``: check every call of every module of a model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from retrograd.adjoint.adjoint_check import FAILURES, AdjointCheck, Row, Verdict
-from retrograd.adjoint.examination import Examination, Request, Visit
+from retrograd.adjoint.examination import CheckOptions, Examination, Visit
 from retrograd.adjoint.module_call import Adjoint
 from retrograd.adjoint.numerics import count_not_finite
 from retrograd.adjoint.variable import is_differentiable
 from retrograd.errors import AdjointError
-from retrograd.hooks.copies import clone, copy_module, copy_nest
 from retrograd.hooks.engine import is_transformed
-from retrograd.hooks.isolation import isolated_autograd, unseen_by_discovery
+from retrograd.hooks.isolation import clone, copy_module, copy_nest, isolated_autograd, unseen_by_discovery
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.names import NamedModule, compiled_regions, name_models, spread_batch, walk_modules
 from retrograd.hooks.nested import flatten
@@ -81,8 +80,8 @@ def check_adjoint(
     selection = Selection(sites)
     candidates = [candidate for entry in entries for candidate in entry.candidates()]
     selection.check(candidates, parameters_have_calls=True)
-    request = Request(_Wants(selection), probes, seed, in_double, adjoint)
-    walk = _Walk(request, Progress(sum(entry.is_called for entry in entries), progress))
+    options = CheckOptions(_Wants(selection), probes, seed, in_double, adjoint)
+    walk = _Walk(options, Progress(sum(entry.is_called for entry in entries), progress))
     try:
         with unseen_by_discovery():
             _run(_copy(named), path, entries, walk, batch)
@@ -150,7 +149,7 @@ def _clone_input(tensor: Tensor) -> Tensor:
 
 
 class _Wants:
-    """Whether a site's derivative is to be checked: it is selected itself, or all of its module is."""
+    """The selection of sites: one is checked if it is selected itself, or all of its module is."""
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
@@ -171,10 +170,10 @@ class _Wants:
 
 
 class _Walk:
-    """What has been found so far, and in which calls the model is."""
+    """The rows found so far, and the calls that the model is in."""
 
-    def __init__(self, request: Request, progress: Progress) -> None:
-        self.request = request
+    def __init__(self, options: CheckOptions, progress: Progress) -> None:
+        self.options = options
         self.progress = progress
         self.rows: list[Row] = []
         self.running: list[tuple[str, int]] = []
@@ -195,8 +194,8 @@ class _CallExaminer:
         caller = (self._path, walk.counts[self._path])
         walk.progress.step(self._path)
         visit = Visit(module, self._original, args, kwargs, caller, tuple(walk.running))
-        if walk.request.adjoint is None or not walk.running:
-            walk.rows += Examination(visit, walk.request).make_rows()
+        if walk.options.adjoint is None or not walk.running:
+            walk.rows += Examination(visit, walk.options).make_rows()
         walk.running.append(caller)
 
     def after_call(self, module: nn.Module, output: Any) -> None:

@@ -10,13 +10,13 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from retrograd.adjoint.module_call import ModuleCall
+from retrograd.adjoint.module_call import DifferentiableCall
 from retrograd.adjoint.numerics import Precision, draw_like, inner_product, measure_size
 from retrograd.adjoint.variable import Variable
 
 
-class Outcome(Enum):
-    """What a comparison says."""
+class Agreement(Enum):
+    """The outcome of a comparison."""
 
     AGREES = "agrees"
     DIFFERS = "differs"
@@ -24,7 +24,7 @@ class Outcome(Enum):
     """The finite differences do not settle, and there is no forward mode that agrees."""
 
 
-class Probe:
+class RandomProbe:
     """Random cotangents u of a call's outputs, and a random tangent v of one of its variables.
 
     Args:
@@ -32,13 +32,13 @@ class Probe:
         generator: what they are drawn from.
     """
 
-    def __init__(self, call: ModuleCall, generator: torch.Generator) -> None:
+    def __init__(self, call: DifferentiableCall, generator: torch.Generator) -> None:
         self.cotangents = [draw_like(output, generator) for output in call.outputs]
         self.tangents = [variable.draw_tangent(generator) for variable in call.variables]
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class AdjointComparison:
     """Both sides of ⟨J v, u⟩ = ⟨v, Jᵀ u⟩.
 
     Attributes:
@@ -57,7 +57,7 @@ class Comparison:
 
     @property
     def by_forward_mode(self) -> bool:
-        """Whether forward mode is the better witness: finite differences agree with it, or tell nothing."""
+        """Tell whether forward mode is the better witness: finite differences agree with it, or tell nothing."""
         return self.forward_mode is not None and (
             not self._is_settled or abs(self.forward_mode - self.slope.value) <= self._allowed(self.slope.value)
         )
@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def scale(self) -> float:
-        """What differences are relative to."""
+        """The size that differences are relative to."""
         sizes = (abs(self.backward), abs(self.forward), self.size)
         return max([size for size in sizes if math.isfinite(size)], default=0.0)
 
@@ -81,29 +81,29 @@ class Comparison:
 
     @property
     def tolerance(self) -> float:
-        """How large that difference may be."""
+        """The largest :attr:`difference` that counts as none."""
         if self.by_forward_mode and not self._is_settled:
             return self.precision.forward_mode
         return self._allowed(self.slope.value) / self.scale if self.scale else self.precision.differences
 
     @property
-    def outcome(self) -> Outcome:
-        """What it says. Finite differences have the last word: forward mode knows nothing of what ``detach`` hides."""
+    def outcome(self) -> Agreement:
+        """The outcome. Finite differences have the last word: forward mode knows nothing of what ``detach`` hides."""
         if not math.isfinite(self.backward):
-            return Outcome.OPEN
+            return Agreement.OPEN
         if self.slope.value == self.size == 0:  # it depends on nothing, and gives nothing
-            return Outcome.AGREES
+            return Agreement.AGREES
         if self._is_settled:
             agrees = abs(self.slope.value - self.backward) <= self._allowed(self.slope.value)
-            return Outcome.AGREES if agrees else Outcome.DIFFERS
+            return Agreement.AGREES if agrees else Agreement.DIFFERS
         if self.forward_mode is None or self.slope.is_kinked:
-            return Outcome.OPEN
+            return Agreement.OPEN
         agrees = abs(self.forward_mode - self.backward) <= self.precision.forward_mode * self.scale
-        return Outcome.AGREES if agrees else Outcome.OPEN
+        return Agreement.AGREES if agrees else Agreement.OPEN
 
     @property
     def _is_settled(self) -> bool:
-        """Whether finite differences are exact enough to tell something."""
+        """Tell whether finite differences are exact enough to tell something."""
         return self.slope.error <= self.precision.settled * max(abs(self.backward), abs(self.slope.value), self.size)
 
     def _allowed(self, value: float) -> float:
@@ -111,8 +111,8 @@ class Comparison:
 
 
 def compare(
-    call: ModuleCall, index: int, tangent: Tensor, cotangents: Sequence[Tensor], gradient: Tensor
-) -> Comparison:
+    call: DifferentiableCall, index: int, tangent: Tensor, cotangents: Sequence[Tensor], gradient: Tensor
+) -> AdjointComparison:
     """Compute both sides.
 
     Args:
@@ -125,14 +125,14 @@ def compare(
     variable, precision = call.variables[index], call.precision
     backward = inner_product(tangent, gradient)
     if not math.isfinite(backward):
-        return Comparison(backward, None, Slope(math.nan, math.inf, is_kinked=False), math.nan, precision)
+        return AdjointComparison(backward, None, Slope(math.nan, math.inf, is_kinked=False), math.nan, precision)
     size = math.sqrt(inner_product(gradient, gradient))
     slope = measure_along(call, variable, tangent, cotangents, size)
-    return Comparison(backward, call.push_forward(variable, tangent, cotangents), slope, size, precision)
+    return AdjointComparison(backward, call.push_forward(variable, tangent, cotangents), slope, size, precision)
 
 
 def measure_along(
-    call: ModuleCall, variable: Variable, tangent: Tensor, cotangents: Sequence[Tensor], size: float
+    call: DifferentiableCall, variable: Variable, tangent: Tensor, cotangents: Sequence[Tensor], size: float
 ) -> Slope:
     """⟨J v, u⟩ by finite differences.
 
@@ -157,7 +157,7 @@ _BEND_OF_SMOOTH = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """What finite differences found.
+    """A slope by finite differences.
 
     Attributes:
         value: the slope; NaN where no step gave a number.

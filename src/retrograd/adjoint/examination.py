@@ -1,4 +1,4 @@
-"""Everything that is asked of one call of a module, and what the answers mean."""
+"""The examination of one call of a module: all comparisons, and their verdicts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.adjoint.adjoint_check import FAILURES, Row, Verdict, rank
-from retrograd.adjoint.comparison import Comparison, Outcome, Probe, compare
+from retrograd.adjoint.comparison import AdjointComparison, Agreement, RandomProbe, compare
 from retrograd.adjoint.explanations import Silence, Suspect
-from retrograd.adjoint.module_call import Adjoint, ModuleCall
+from retrograd.adjoint.module_call import Adjoint, DifferentiableCall
 from retrograd.adjoint.numerics import count_not_finite, inner_product
 from retrograd.adjoint.variable import Variable
 from retrograd.hooks.engine import is_transformed
@@ -31,8 +31,8 @@ _MOST_LETTERS = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What is asked for.
+class CheckOptions:
+    """The options of a check.
 
     Attributes:
         wants: whether a site, for which the derivative could be checked, is selected.
@@ -78,12 +78,12 @@ class Examination:
         request: what is asked for.
     """
 
-    def __init__(self, visit: Visit, request: Request) -> None:
+    def __init__(self, visit: Visit, options: CheckOptions) -> None:
         self._visit = visit
-        self._request = request
+        self._options = options
         self._randomness = Randomness()
-        self._generator = torch.Generator().manual_seed(request.seed ^ zlib.crc32(repr(visit.caller).encode()))
-        self._wide = request.in_double
+        self._generator = torch.Generator().manual_seed(options.seed ^ zlib.crc32(repr(visit.caller).encode()))
+        self._wide = options.in_double
 
     def make_rows(self) -> list[Row]:
         """One row for each variable that is selected. The random state is the same after it as before."""
@@ -105,14 +105,14 @@ class Examination:
         wanted = [
             index
             for index, variable in enumerate(call.variables)
-            if self._request.wants(self._site(variable), self._visit.original)
+            if self._options.wants(self._site(variable), self._visit.original)
         ]
         if not wanted or not call.outputs:
             return []
         unfit = find_unfitness(call)
         if unfit is not None:
             return [self._row(self._site(call.variables[index]), *unfit) for index in wanted]
-        probes = [Probe(call, self._generator) for _ in range(self._request.probes)]
+        probes = [RandomProbe(call, self._generator) for _ in range(self._options.probes)]
         rows: dict[int, Row] = {}
         for probe in probes:
             try:
@@ -127,29 +127,29 @@ class Examination:
                 rows[index] = min(rows.get(index, row), row, key=rank)
         return [row for index, row in rows.items() if not self._is_unused(call.variables[index], row)]
 
-    def _open(self, *, bare: bool = False) -> ModuleCall:
+    def _open(self, *, bare: bool = False) -> DifferentiableCall:
         """The call, in float64 if it can be run so."""
         visit = self._visit
         arguments = (visit.module, visit.args, visit.kwargs, self._randomness)
         if self._wide:
             try:
-                return ModuleCall(*arguments, bare=bare, adjoint=self._request.adjoint)
+                return DifferentiableCall(*arguments, bare=bare, adjoint=self._options.adjoint)
             except Exception:  # the module takes no float64: what it raises otherwise too, it raises below
                 self._wide = False
-        return ModuleCall(*arguments, wide=False, bare=bare, adjoint=self._request.adjoint)
+        return DifferentiableCall(*arguments, wide=False, bare=bare, adjoint=self._options.adjoint)
 
-    def _examine_or_say(self, call: ModuleCall, index: int, probe: Probe, gradient: Tensor) -> Row:
+    def _examine_or_say(self, call: DifferentiableCall, index: int, probe: RandomProbe, gradient: Tensor) -> Row:
         try:
             return self._examine(call, index, probe, gradient)
         except Exception as error:
             reason = f"close by, where it has a derivative, it raises {_name(error)}"
             return self._row(self._site(call.variables[index]), Verdict.NOT_CHECKED, reason)
 
-    def _examine(self, call: ModuleCall, index: int, probe: Probe, gradient: Tensor) -> Row:
+    def _examine(self, call: DifferentiableCall, index: int, probe: RandomProbe, gradient: Tensor) -> Row:
         variable = call.variables[index]
         comparison = self._compare(call, index, probe, gradient)
         verdict, reason, shown = self._judge(call, index, probe, comparison, gradient)
-        if verdict in (Verdict.OK, Verdict.KINK) and self._request.adjoint is None:
+        if verdict in (Verdict.OK, Verdict.KINK) and self._options.adjoint is None:
             ruled = self._try_rules(call, index, probe, gradient)
             if ruled is not gradient:
                 verdict, reason = Verdict.REWRITTEN, "a rule changes the gradient; without it, they agree"
@@ -159,44 +159,44 @@ class Examination:
         return self._row(self._site(variable), verdict, reason, shown)
 
     def _judge(
-        self, call: ModuleCall, index: int, probe: Probe, comparison: Comparison, gradient: Tensor
-    ) -> tuple[Verdict, str, Comparison]:
+        self, call: DifferentiableCall, index: int, probe: RandomProbe, comparison: AdjointComparison, gradient: Tensor
+    ) -> tuple[Verdict, str, AdjointComparison]:
         bad, total = count_not_finite([gradient])
         if bad:
             verdict, reason = _explain_not_finite(gradient, bad, total)
             return verdict, _and_where(reason, call), comparison
-        if comparison.outcome is not Outcome.DIFFERS and not bool(gradient.any()):
+        if comparison.outcome is not Agreement.DIFFERS and not bool(gradient.any()):
             found = self._explain_silence(call, index, probe, comparison)
             if found is not None:
                 return found
-        if comparison.outcome is Outcome.AGREES:
+        if comparison.outcome is Agreement.AGREES:
             return Verdict.OK, self._remark(call.variables[index]), comparison
         near = comparison
-        if comparison.outcome is Outcome.OPEN or comparison.slope.is_kinked:
-            if self._request.adjoint is not None:
+        if comparison.outcome is Agreement.OPEN or comparison.slope.is_kinked:
+            if self._options.adjoint is not None:
                 return Verdict.NOT_CHECKED, "it has no derivative here, and the adjoint is known here alone", comparison
             call, near = self._compare_close_by(index, probe)
-            if near.outcome is Outcome.AGREES:
+            if near.outcome is Agreement.AGREES:
                 kinks = self._open().name_kinks()
                 return Verdict.KINK, f"{kinks or 'it has no derivative here'}; close by, both agree", comparison
-            if near.outcome is Outcome.OPEN:
+            if near.outcome is Agreement.OPEN:
                 return Verdict.NOT_CHECKED, _explain_open(near), comparison
         return *self._explain_difference(call, index, probe, near), near
 
-    def _compare_close_by(self, index: int, probe: Probe) -> tuple[ModuleCall, Comparison]:
+    def _compare_close_by(self, index: int, probe: RandomProbe) -> tuple[DifferentiableCall, AdjointComparison]:
         for upwards in (False, True):
             call = self._open()
             call.shift(self._generator, upwards=upwards)
             near = self._compare(call, index, probe, call.pull_back(probe.cotangents)[index])
-            if near.outcome is not Outcome.OPEN:
+            if near.outcome is not Agreement.OPEN:
                 break
         return call, near
 
     def _explain_silence(
-        self, call: ModuleCall, index: int, probe: Probe, comparison: Comparison
-    ) -> tuple[Verdict, str, Comparison] | None:
-        """What it means that the gradient is zero, and nothing moves; None if nothing is wrong with it."""
-        if self._request.adjoint is not None or self._is_of_inner(call.variables[index]):
+        self, call: DifferentiableCall, index: int, probe: RandomProbe, comparison: AdjointComparison
+    ) -> tuple[Verdict, str, AdjointComparison] | None:
+        """Explain why the gradient is zero and nothing moves; None if nothing is wrong with it."""
+        if self._options.adjoint is not None or self._is_of_inner(call.variables[index]):
             return None
         silence = Silence(call, index, probe.cotangents, self._generator)
         is_drawn = silence.is_drawn()
@@ -204,9 +204,9 @@ class Examination:
             return Verdict.RANDOM, "it is drawn at random what it returns, and only the odds depend on this", comparison
         if not call.has_graph:
             return *self._explain_no_graph(silence, is_drawn=is_drawn), comparison
-        if comparison.outcome is Outcome.AGREES:  # both are zero: any factor would be right
+        if comparison.outcome is Agreement.AGREES:  # both are zero: any factor would be right
             call, near = self._compare_close_by(index, probe)
-            if near.outcome is Outcome.DIFFERS and not near.slope.is_kinked:
+            if near.outcome is Agreement.DIFFERS and not near.slope.is_kinked:
                 verdict, reason = self._explain_difference(call, index, probe, near)
                 return verdict, f"{reason} (close by: here it is zero)", near
         return None
@@ -222,14 +222,16 @@ class Examination:
         return Verdict.NO_GRAPH, "what it returns has no graph"
 
     def _explain_difference(
-        self, call: ModuleCall, index: int, probe: Probe, comparison: Comparison
+        self, call: DifferentiableCall, index: int, probe: RandomProbe, comparison: AdjointComparison
     ) -> tuple[Verdict, str]:
-        if self._request.adjoint is None and self._is_right_without_hooks(call, index, probe, comparison):
+        if self._options.adjoint is None and self._is_right_without_hooks(call, index, probe, comparison):
             return Verdict.REWRITTEN, "a hook changes the gradient; without it, they agree"
         return Verdict.WRONG, Suspect(call, index, probe, comparison, self._generator).describe()
 
-    def _is_right_without_hooks(self, call: ModuleCall, index: int, probe: Probe, hooked: Comparison) -> bool:
-        """Whether the backward alone is the adjoint of the same forward: then a hook has changed the gradient."""
+    def _is_right_without_hooks(
+        self, call: DifferentiableCall, index: int, probe: RandomProbe, hooked: AdjointComparison
+    ) -> bool:
+        """Tell whether the backward alone is the adjoint of the same forward: then a hook has changed the gradient."""
         site = self._site(call.variables[index])
         try:
             bare = self._open(bare=True)
@@ -241,9 +243,9 @@ class Examination:
             return False
         apart = abs(alone.slope.value - hooked.slope.value)
         same = apart <= alone.scale * alone.precision.differences + 2 * (alone.slope.error + hooked.slope.error)
-        return same and alone.outcome is Outcome.AGREES
+        return same and alone.outcome is Agreement.AGREES
 
-    def _try_rules(self, call: ModuleCall, index: int, probe: Probe, gradient: Tensor) -> Tensor:
+    def _try_rules(self, call: DifferentiableCall, index: int, probe: RandomProbe, gradient: Tensor) -> Tensor:
         """The gradient after the rules for the outputs and for the variable; the same tensor if they do nothing."""
         original, (path, number) = self._visit.original, self._visit.caller
         cotangents = [
@@ -256,7 +258,7 @@ class Examination:
 
     # ---- words ----
 
-    def _compare(self, call: ModuleCall, index: int, probe: Probe, gradient: Tensor) -> Comparison:
+    def _compare(self, call: DifferentiableCall, index: int, probe: RandomProbe, gradient: Tensor) -> AdjointComparison:
         return compare(call, index, probe.tangents[index], probe.cotangents, gradient)
 
     def _asks_for_nothing(self, variable: Variable, gradient: Tensor) -> bool:
@@ -292,10 +294,10 @@ class Examination:
     def _failed(self, variable: Variable, error: Exception) -> Row:
         is_missing = isinstance(error, NotImplementedError) or "is not implemented" in str(error)
         verdict = Verdict.NOT_CHECKED if is_missing else Verdict.WRONG
-        what = "backward" if self._request.adjoint is None else "adjoint"
+        what = "backward" if self._options.adjoint is None else "adjoint"
         return self._row(self._site(variable), verdict, f"its {what} raises {_name(error)}")
 
-    def _row(self, site: Site, verdict: Verdict, reason: str, shown: Comparison | None = None) -> Row:
+    def _row(self, site: Site, verdict: Verdict, reason: str, shown: AdjointComparison | None = None) -> Row:
         visit = self._visit
         row = Row(site, visit.caller, type(visit.original).__name__, verdict, visit.within, reason)
         if shown is None:
@@ -311,8 +313,8 @@ class Examination:
         )
 
 
-def find_unfitness(call: ModuleCall) -> tuple[Verdict, str] | None:
-    """What speaks against it, and why; None where nothing does."""
+def find_unfitness(call: DifferentiableCall) -> tuple[Verdict, str] | None:
+    """Find out whether a call can be differentiated at all: it is finite, and the same each time."""
     bad, total = count_not_finite(call.outputs)
     if bad:
         given, _ = count_not_finite([variable.tensor for variable in call.variables])
@@ -331,12 +333,12 @@ def _explain_not_finite(gradient: Tensor, bad: int, total: int) -> tuple[Verdict
     return Verdict.NOT_FINITE, words + "infinite"
 
 
-def _and_where(reason: str, call: ModuleCall) -> str:
+def _and_where(reason: str, call: DifferentiableCall) -> str:
     kinks = call.name_kinks()
     return f"{reason}: {kinks}" if kinks else reason
 
 
-def _explain_open(near: Comparison) -> str:
+def _explain_open(near: AdjointComparison) -> str:
     if not math.isfinite(near.backward):
         return "close by, the gradient is not finite"
     return "finite differences do not settle, and it has no forward mode"

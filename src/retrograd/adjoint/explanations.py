@@ -1,4 +1,4 @@
-"""What a gradient that is wrong looks like: a factor, a transpose, a conjugate, nothing at all."""
+"""Explanations of a gradient that is wrong (a factor, a transpose, a conjugate), and of one that is zero."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from retrograd.adjoint.comparison import Comparison, Probe, compare, measure_along
-from retrograd.adjoint.module_call import ModuleCall
+from retrograd.adjoint.comparison import AdjointComparison, RandomProbe, compare, measure_along
+from retrograd.adjoint.module_call import DifferentiableCall
 from retrograd.adjoint.numerics import inner_product, measure_size
 
 _MORE_PROBES = 2
@@ -30,10 +30,10 @@ class Suspect:
 
     def __init__(
         self,
-        call: ModuleCall,
+        call: DifferentiableCall,
         index: int,
-        probe: Probe,
-        comparison: Comparison,
+        probe: RandomProbe,
+        comparison: AdjointComparison,
         generator: torch.Generator,
     ) -> None:
         self._call = call
@@ -43,7 +43,7 @@ class Suspect:
         self._tangent = probe.tangents[index]
         self._cotangents = probe.cotangents
         self._gradient = call.pull_back(probe.cotangents)[index]
-        self._others = [self._compare(Probe(call, generator)) for _ in range(_MORE_PROBES)]
+        self._others = [self._compare(RandomProbe(call, generator)) for _ in range(_MORE_PROBES)]
 
     def describe(self) -> str:
         """The first guess that explains the numbers, as the end of a sentence."""
@@ -103,7 +103,7 @@ class Suspect:
         resolved = [cotangent.resolve_conj() for cotangent in cotangents]
         return measure_along(self._call, self._variable, tangent.resolve_conj(), resolved, 0.0).value
 
-    def _compare(self, probe: Probe) -> Comparison:
+    def _compare(self, probe: RandomProbe) -> AdjointComparison:
         gradient = self._call.pull_back(probe.cotangents)[self._index]
         return compare(self._call, self._index, probe.tangents[self._index], probe.cotangents, gradient)
 
@@ -127,7 +127,9 @@ class Silence:
         generator: for directions.
     """
 
-    def __init__(self, call: ModuleCall, index: int, cotangents: Sequence[Tensor], generator: torch.Generator) -> None:
+    def __init__(
+        self, call: DifferentiableCall, index: int, cotangents: Sequence[Tensor], generator: torch.Generator
+    ) -> None:
         self._call = call
         self._variable = call.variables[index]
         self._cotangents = cotangents
@@ -135,7 +137,7 @@ class Silence:
         self._size = measure_size(self._variable.tensor.detach())
 
     def is_drawn(self) -> bool:
-        """Whether what is returned is drawn at random, be it with probabilities that are given."""
+        """Tell whether the outputs are drawn at random, be it with probabilities that are given."""
         function = self._function()
         value = function(0.0)
 
@@ -147,7 +149,7 @@ class Silence:
         return any(map(differs, range(_FEW_DRAWS if returned < _FEW_ELEMENTS else 1)))
 
     def depends_by_chance(self) -> bool:
-        """Whether a small step changes what is drawn, by some other random numbers.
+        """Tell whether a small step changes what is drawn, by some other random numbers.
 
         With the same numbers a sample rarely changes, however much its probabilities do.
         """
@@ -155,7 +157,7 @@ class Silence:
         return any(self._jumps_at(seed) for seed in range(draws))
 
     def depends(self) -> bool:
-        """Whether it changes some way off."""
+        """Tell whether the outputs change some way off."""
         function = self._function()
         value = function(0.0)
         return any(self._differ(function(sign * step * self._size), value) for step in _STEPS for sign in (1, -1))

@@ -16,8 +16,15 @@ from torch.autograd import forward_ad
 from retrograd.adjoint.numerics import draw_like, find_precision, inner_product, measure_size
 from retrograd.adjoint.variable import Variable, is_differentiable, name_arguments
 from retrograd.errors import AdjointError
-from retrograd.hooks.copies import NoTensorHooks, clone, clone_wide, copy_module, copy_nest, strip_hooks
-from retrograd.hooks.isolation import run_backward
+from retrograd.hooks.isolation import (
+    NoTensorHooks,
+    clone,
+    clone_wide,
+    copy_module,
+    copy_nest,
+    run_backward,
+    strip_hooks,
+)
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import inputs_of, name_of, number_of, root_edges
@@ -34,7 +41,7 @@ Adjoint = Callable[..., Any]
 """From one gradient for each output to one for each argument: Jᵀ u for u."""
 
 
-class ModuleCall:
+class DifferentiableCall:
     """A copy of a module, with copies of what it was called with. Nothing of it reaches the module itself.
 
     Each evaluation draws the same random numbers and finds the buffers as they were. J is the derivative of the
@@ -52,7 +59,7 @@ class ModuleCall:
 
     Attributes:
         variables: its tensor arguments, then its parameters and those of modules in it that do not run in this call.
-        outputs: the tensors it returns that gradients can arrive at; all of them, if there is no such one.
+        outputs: the tensors it returns that gradients can arrive at; all of them, if there is none.
         output_keys: where they are in what it returns.
         precision: in which it computes.
         has_graph: gradients can arrive at one of them.
@@ -104,7 +111,7 @@ class ModuleCall:
         self.noise = self.precision.epsilon * math.sqrt(sum(inner_product(each, each) for each in self.outputs))
 
     def _look_inside(self) -> tuple[list[Tensor], list[Keys], set[nn.Module]]:
-        """What the module returns, under which keys, and which modules in it run."""
+        """Run the module once; returns its outputs, their keys, and the modules in it that run."""
         visitor = _Visitor()
         taps = [CallTap(inner, visitor) for inner in self._module.modules() if inner is not self._module]
         try:
@@ -212,7 +219,7 @@ class ModuleCall:
     # ---- values ----
 
     def is_function(self) -> bool:
-        """Whether it returns the same again."""
+        """Tell whether another run returns the same."""
         again = [output.detach() for output in self._counting(self._evaluate({}))]
         return len(again) == len(self.outputs) and all(map(self._is_same, again, self.outputs))
 
@@ -257,7 +264,7 @@ class ModuleCall:
             way = draw_like(tensor, generator)
             tensor += _SHIFT * measure_size(tensor) * (way.abs() if upwards else way)
 
-    def move_to(self, other: ModuleCall) -> None:
+    def move_to(self, other: DifferentiableCall) -> None:
         """Go where another call of the same module is."""
         places = {variable.keys: variable.tensor for variable in other.variables}
         for variable in self.variables:
@@ -268,13 +275,13 @@ class ModuleCall:
         return [variable for variable in self.variables if not variable.is_parameter]
 
     def _counting(self, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Those outputs that gradients can arrive at; all of them if there is no such output."""
+        """Choose the outputs that gradients can arrive at; all of them if there is no such output."""
         return [output for output, counts in zip(outputs, self._is_attached, strict=True) if counts]
 
     def _evaluate(
         self, replaced: Mapping[Tensor, Tensor], parameters: Mapping[str, Tensor] | None = None
     ) -> list[Tensor]:
-        """What the module returns: its tensors that have derivatives."""
+        """Run the module; returns its tensors that have derivatives."""
         return [tensor for _, tensor in self._evaluate_nest(replaced, parameters)]
 
     def _evaluate_nest(
@@ -312,7 +319,7 @@ class _Visitor:
         self.seen.add(module)
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """Nothing is asked of it."""
+        """Do nothing: that the module ran is known."""
 
 
 @contextmanager
@@ -332,7 +339,7 @@ def _dtypes_inside(outputs: Sequence[Tensor]) -> set[torch.dtype]:
 
 
 def _find_graph(outputs: Sequence[Tensor]) -> list[Any]:
-    """All nodes behind these outputs."""
+    """All nodes that these outputs lead to."""
     attached = [output for output in outputs if output.requires_grad]
     if not attached:
         return []

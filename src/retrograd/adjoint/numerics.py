@@ -1,4 +1,4 @@
-"""Inner products, random vectors and sizes, for tensors as vectors of all their elements."""
+"""Tensors as vectors of all their elements, and the precision that they can be compared with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draw_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def count_not_finite(tensors: Iterable[Tensor]) -> tuple[int, int]:
-    """How many elements are not finite, and how many there are."""
+    """Count the elements that are not finite, and all elements."""
     held = list(tensors)
     return sum(int((~each.detach().isfinite()).sum()) for each in held), sum(each.numel() for each in held)
 
@@ -41,7 +41,7 @@ def measure_size(tensor: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What to expect of one dtype.
+    """The precision of one dtype.
 
     Attributes:
         name: the dtype, or dtypes.

@@ -1,4 +1,4 @@
-"""What the derivative of a module call is taken with respect to."""
+"""Variables that the derivative of a module call is taken with respect to, and the names of its arguments."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def name_arguments(
 
 
 def is_differentiable(tensor: Tensor) -> bool:
-    """Whether derivatives with respect to it mean something, and can be taken element by element."""
+    """Tell whether derivatives with respect to a tensor mean something, and can be taken element by element."""
     return (
         (tensor.is_floating_point() or tensor.is_complex())
         and tensor.numel() > 0

@@ -24,7 +24,7 @@ from retrograd.errors import SavedPolicyError
 from retrograd.hooks.dispatch import CarryOut
 from retrograd.hooks.saved import is_in_backward
 from retrograd.notices import warn
-from retrograd.policies.policy import Packed, Policy, Saved, Stays
+from retrograd.policies.policy import Packed, Saved, Stays, UsedPolicy
 from retrograd.policies.transfers import InFlight
 
 Budget = int | float | str
@@ -37,7 +37,7 @@ ever."""
 _LEAST_BYTES = 16 * 1024
 
 
-class Planned(Policy):
+class Planned(UsedPolicy):
     """Holds no more than a budget of saved tensors in memory, at the least time that was found.
 
     The first pass is measured: all that is saved, when it is asked for and freed, what is computed between, and how
@@ -77,6 +77,7 @@ class Planned(Policy):
         min_bytes: int = _LEAST_BYTES,
         recompute: bool = True,
     ) -> None:
+        super().__init__()
         self.budget = budget
         self.folder = folder
         self.min_bytes = min_bytes
@@ -93,7 +94,6 @@ class Planned(Policy):
         self._leaving: InFlight[weakref.ref[Item]] = InFlight()
         self._measured = 0
         self._largest = 0
-        self._users = 0
 
     @property
     def plans(self) -> list[Plan]:
@@ -168,15 +168,8 @@ class Planned(Policy):
             is_of_use, is_new = not self._known or self._known.recompute, self._pass is None
             return self._op_log.begin_forward(stays, is_of_use=is_of_use, is_new=is_new)
 
-    def open(self) -> None:
-        """Count one more user."""
-        self._users += 1
-
-    def close(self) -> None:
-        """Count one user less; with the last one threads end. Plans stay."""
-        self._users -= 1
-        if self._users:
-            return
+    def release(self) -> None:
+        """End threads. Plans stay."""
         self._op_log.clear()
         self._offloader.close()
         if not self._measured and self._bytes is not None and self._largest > self._bytes:

@@ -1,4 +1,4 @@
-"""What a replay bundle says, as plain data."""
+"""A replay bundle as plain data, and reading it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.bundles.copies import Copies
+from retrograd.bundles.copies import TensorCopies
 from retrograd.bundles.files import (
     damaged,
     parse_copies,
@@ -23,7 +23,7 @@ from retrograd.bundles.files import (
 from retrograd.bundles.program import Program, Raised, check_program, check_switches
 from retrograd.errors import BundleVersionError
 from retrograd.foreign.text import check_fields
-from retrograd.graph.node import Line, Saved, TensorInfo, name_place
+from retrograd.graph.node import Line, NamedNode, Saved, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Came:
 
 @dataclass(frozen=True, slots=True)
 class NodeFailure:
-    """What a node raised.
+    """The exception of a node.
 
     Attributes:
         error: the exception.
@@ -56,8 +56,8 @@ class NodeFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """What is known of a node in a bundle.
+class NodeFacts(NamedNode):
+    """The facts about the node of a bundle.
 
     Attributes:
         name, number, module, call, parameter, line: as of :class:`retrograd.graph.node.Node`.
@@ -85,15 +85,10 @@ class NodeFacts:
     about: Mapping[str, Any] | None = None
     deviation: str = ""
 
-    @property
-    def place(self) -> str:
-        """Module call and kind, as in ``"blocks.3#2:MulBackward0"``."""
-        return name_place(self.name, self.module, self.call, self.parameter)
-
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What wrote a bundle, and when (seconds since 1970)."""
+    """The versions that wrote a bundle, and the time (seconds since 1970)."""
 
     torch: str
     retrograd: str
@@ -126,9 +121,9 @@ class Bundle:
     node: NodeFacts
     versions: Versions
     program: Program
-    inputs: Copies
+    inputs: TensorCopies
     names: tuple[str, ...]
-    outgoing: Copies
+    outgoing: TensorCopies
     random: tuple[Mapping[str, Tensor], ...]
     switches: Mapping[str, Any]
     refusal: str = ""
@@ -181,7 +176,7 @@ def read_bundle(path: str | Path, *, strict: bool = True) -> Bundle:
 
 
 def parse_bundle(path: Path, facts: dict[str, Any], entries: dict[str, Tensor]) -> Bundle:
-    """What :func:`print_bundle` wrote.
+    """Read the output of :func:`print_bundle`.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: it wrote no such thing.

@@ -1,4 +1,4 @@
-"""What torch does not check before it computes: sizes and indices of the formulas that autograd alone calls.
+"""Checks that torch leaves out before it computes: sizes and indices of the formulas that autograd alone calls.
 
 Their kernels trust autograd to hand them what the forward gave. A program that somebody else wrote need not: with
 another size or index they read and write past the ends of tensors. Each check here takes the arguments by the names
@@ -28,7 +28,7 @@ def _check_distances(given: CallArguments) -> None:
 
 
 def _check_pair_distances(given: CallArguments) -> None:
-    require(given["self"].dim() == 2 and given["self"].numel(), "the points are no matrix")
+    require(given["self"].dim() == 2 and given["self"].numel(), "the points are not a matrix")
     count = len(given["self"])
     for name in ("grad", "pdist"):
         given.expect_shape(name, (count * (count - 1) // 2,))
@@ -112,7 +112,7 @@ def _check_embedding(given: CallArguments) -> None:
 
 def _check_fourier(given: CallArguments) -> None:
     dims, count = list(given["dim"]), given["self"].dim()
-    require(all(0 <= dim < count for dim in dims) and len(set(dims)) == len(dims), f"{dims} are no dimensions of it")
+    require(all(0 <= dim < count for dim in dims) and len(set(dims)) == len(dims), f"{dims} are not dimensions of it")
     require(given["normalization"] in {0, 1, 2}, "there is no such normalization")
 
 
@@ -148,7 +148,7 @@ def _check_segments(given: CallArguments) -> None:
     data, axis, lengths, offsets = given["data"], given["axis"], given["lengths"], given["offsets"]
     require((lengths is None) != (offsets is None), "it needs either lengths or offsets")
     bounds = offsets if lengths is None else lengths
-    require(bounds.dim() >= 1 and bounds.dtype in {torch.int64, torch.int32}, "the segments are no integers")
+    require(bounds.dim() >= 1 and bounds.dtype in {torch.int64, torch.int32}, "the segments are not integers")
     require(axis == bounds.dim() - 1 and 0 <= axis < data.dim(), "the axis is another")
     require(bounds.shape[:-1] == data.shape[:axis], "the segments are not those of the data")
     if lengths is None:
@@ -303,7 +303,7 @@ def _check_sparse_parts(given: CallArguments) -> None:
 
 
 def _check_whole_division(given: CallArguments) -> None:
-    """The least integer divided by -1 is none, and the processor ends a process that asks for it."""
+    """Refuse to divide the least integer by -1: the processor ends a process that asks for it."""
     one, other = given["self"], given["other"]
     dtypes = [each.dtype for each in (one, other) if isinstance(each, Tensor)]
     if given.get("rounding_mode") != "trunc" or any(each.is_floating_point or each.is_complex for each in dtypes):

@@ -30,7 +30,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """How to make a tensor out of copied memory.
+    """The place of a tensor in copied memory.
 
     Attributes:
         shape, dtype, device, layout: as torch names them, without ``torch.``.
@@ -55,7 +55,7 @@ class StoredTensor:
 
 
 @dataclass(slots=True)
-class Block:
+class MemoryBlock:
     """A copied piece of memory.
 
     Attributes:
@@ -75,7 +75,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class TensorCopies:
     """Copies of tensors, sharing memory as the tensors did.
 
     Attributes:
@@ -83,7 +83,7 @@ class Copies:
         tensors: how they lie in it; None for what is not a tensor.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[MemoryBlock, ...]
     tensors: tuple[StoredTensor | None, ...]
 
     def rebuild(self) -> tuple[Tensor | None, ...]:
@@ -106,13 +106,13 @@ class Copies:
         """
         for block in self.blocks:
             if block.skew >= ALIGNMENT or block.start % ALIGNMENT:
-                raise ValueError(f"no memory begins at {block.start}, {block.skew} behind a border")
+                raise ValueError(f"memory cannot begin at {block.start}, {block.skew} after a border")
         for each in self.tensors:
             if each is not None:
                 _check_stored(each, self.blocks)
 
     def stored_bytes(self) -> int:
-        """How many bytes were copied."""
+        """Count the bytes that were copied."""
         return sum(block.data.numel() for block in self.blocks)
 
     def largest(self) -> int:
@@ -121,7 +121,7 @@ class Copies:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same, bit for bit: NaN equals NaN, and 0.0 does not equal −0.0."""
+    """Compare two tensors bit for bit: NaN equals NaN, and 0.0 does not equal −0.0."""
     if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
         return False
     if one.layout is not torch.strided:
@@ -167,7 +167,7 @@ def _find_sizes(stored: StoredTensor | None, sizes: list[int]) -> None:
         sizes[stored.block] = max(sizes[stored.block], getattr(torch, stored.dtype).itemsize)
 
 
-def _lay_out(block: Block, size: int) -> tuple[Tensor, int]:
+def _lay_out(block: MemoryBlock, size: int) -> tuple[Tensor, int]:
     """A copy of a block at an address like the original's, and where in it the uncopied beginning would be.
 
     Args:
@@ -188,7 +188,7 @@ def _written_out(stored: StoredTensor | None) -> int:
     return int(prod(stored.shape)) * int(getattr(torch, stored.dtype).itemsize)
 
 
-def _check_stored(stored: StoredTensor, blocks: Sequence[Block]) -> None:
+def _check_stored(stored: StoredTensor, blocks: Sequence[MemoryBlock]) -> None:
     dtype = getattr(torch, stored.dtype, None)
     if not isinstance(dtype, torch.dtype) or not isinstance(getattr(torch, stored.layout, None), torch.layout):
         raise ValueError(f"there is no {stored.dtype!r} or no {stored.layout!r} in torch")  # noqa: TRY004
@@ -198,7 +198,7 @@ def _check_stored(stored: StoredTensor, blocks: Sequence[Block]) -> None:
     for part in stored.parts:
         _check_stored(part, blocks)
     if min((*stored.shape, *stored.strides, stored.offset), default=0) < 0:
-        raise ValueError(f"shape {stored.shape} and strides {stored.strides} are no tensor's")
+        raise ValueError(f"shape {stored.shape} and strides {stored.strides} are not those of a tensor")
     if stored.block is None:
         return
     if not 0 <= stored.block < len(blocks) or len(stored.shape) != len(stored.strides):
@@ -223,14 +223,14 @@ def _own_bytes(tensor: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class _Original:
-    """Where a block was copied from; the tensor keeps that memory alive."""
+    """The memory that a block was copied from, kept alive by a tensor."""
 
     tensor: Tensor
     version: int | None
     is_written: bool = False
 
 
-class Memory:
+class MemoryCopier:
     """Copies of the memory of tensors.
 
     Attributes:
@@ -238,7 +238,7 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
+        self.blocks: list[MemoryBlock] = []
         self._originals: list[_Original] = []
         self._found: dict[int, int] = {}
 
@@ -269,7 +269,7 @@ class Memory:
         )
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether some of the memory of a tensor is copied."""
+        """Tell whether some of the memory of a tensor is copied."""
         return tensor.layout is torch.strided and not tensor.is_meta and memory_of(tensor) in self._found
 
     def cover(self, tensor: Tensor) -> None:
@@ -304,7 +304,7 @@ class Memory:
             skew = everything.data_ptr() % ALIGNMENT
             fills = tensor.is_contiguous() and start == 0 and tensor.storage_offset() == 0
             form = (_text(tensor.dtype), tuple(tensor.shape)) if fills else ("uint8", (-1,))
-            self.blocks.append(Block(_to_cpu(everything[start:end]), start, skew, str(tensor.device), *form))
+            self.blocks.append(MemoryBlock(_to_cpu(everything[start:end]), start, skew, str(tensor.device), *form))
             version = None if tensor.is_inference() else tensor._version
             self._originals.append(_Original(tensor, version))
         elif start < end:
@@ -312,7 +312,7 @@ class Memory:
         return number
 
 
-def _extend(block: Block, everything: Tensor, start: int, end: int) -> None:
+def _extend(block: MemoryBlock, everything: Tensor, start: int, end: int) -> None:
     first, old_end = min(start, block.start), block.start + block.data.numel()
     if first == block.start and end <= old_end:
         return
@@ -321,15 +321,15 @@ def _extend(block: Block, everything: Tensor, start: int, end: int) -> None:
     block.start, block.dtype, block.shape = first, "uint8", (-1,)
 
 
-def copy_tensors(tensors: Sequence[Tensor | None]) -> Copies:
+def copy_tensors(tensors: Sequence[Tensor | None]) -> TensorCopies:
     """Copy tensors as they are now.
 
     Raises:
         CannotBundleError: the memory of one of them cannot be read.
     """
-    memory = Memory()
+    memory = MemoryCopier()
     stored = tuple(None if tensor is None else memory.store(tensor.detach()) for tensor in tensors)
-    return Copies(tuple(memory.blocks), stored)
+    return TensorCopies(tuple(memory.blocks), stored)
 
 
 def refuse_opaque(tensor: Tensor) -> None:

@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from retrograd.bundles.copies import Block, Copies, StoredTensor
+from retrograd.bundles.copies import MemoryBlock, StoredTensor, TensorCopies
 from retrograd.bundles.program import BundledOperation, Program, Raised
 from retrograd.errors import DamagedBundleError
 from retrograd.files import to_utf8
@@ -93,7 +93,7 @@ def damaged(folder: Path | None, why: str) -> DamagedBundleError:
     )
 
 
-def print_copies(copies: Copies, names: Sequence[str], entries: dict[str, Tensor]) -> dict[str, Any]:
+def print_copies(copies: TensorCopies, names: Sequence[str], entries: dict[str, Tensor]) -> dict[str, Any]:
     """Copies in the terms of JSON.
 
     Args:
@@ -116,18 +116,20 @@ def print_copies(copies: Copies, names: Sequence[str], entries: dict[str, Tensor
     }
 
 
-def parse_copies(data: dict[str, Any], entries: dict[str, Tensor]) -> tuple[Copies, tuple[str, ...]]:
+def parse_copies(data: dict[str, Any], entries: dict[str, Tensor]) -> tuple[TensorCopies, tuple[str, ...]]:
     """Copies, and the names of the tensors.
 
     Raises:
         ValueError, KeyError, TypeError: that is not what :func:`print_copies` wrote.
     """
     blocks = tuple(
-        Block(_bytes_of(entries[each["entry"]]), _count(each["start"]), _count(each["skew"]), _device(each["device"]))
+        MemoryBlock(
+            _bytes_of(entries[each["entry"]]), _count(each["start"]), _count(each["skew"]), _device(each["device"])
+        )
         for each in data["blocks"]
     )
     stored = tuple(None if each["tensor"] is None else _parse_stored(each["tensor"]) for each in data["tensors"])
-    copies = Copies(blocks, stored)
+    copies = TensorCopies(blocks, stored)
     copies.check()
     return copies, tuple(str(each["name"]) for each in data["tensors"])
 
@@ -144,7 +146,7 @@ def print_program(program: Program) -> dict[str, Any]:
 
 
 def parse_program(data: dict[str, Any], inputs: int) -> Program:
-    """What :func:`print_program` wrote.
+    """Read the output of :func:`print_program`.
 
     Raises:
         ValueError, KeyError, TypeError: it wrote no such thing.
@@ -193,7 +195,7 @@ def _parse_stored(data: dict[str, Any]) -> StoredTensor:
     )
 
 
-def _name_blocks(copies: Copies, names: Sequence[str]) -> list[str]:
+def _name_blocks(copies: TensorCopies, names: Sequence[str]) -> list[str]:
     owners: dict[int, str] = {}
     for name, stored in zip(names, copies.tensors, strict=True):
         for index, number in enumerate(_blocks_in(stored)):
@@ -208,7 +210,7 @@ def _blocks_in(stored: StoredTensor | None) -> Iterator[int]:
             yield stored.block
 
 
-def _shape_block(block: Block) -> Tensor:
+def _shape_block(block: MemoryBlock) -> Tensor:
     """The bytes as the tensor that they are, where that is one that anybody can read."""
     if block.dtype not in _PLAIN:
         return block.data

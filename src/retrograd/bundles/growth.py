@@ -1,4 +1,4 @@
-"""How much memory an operation may take for its results, told from the shapes of its arguments alone.
+"""Memory that an operation may take for its results, told from the shapes of its arguments alone.
 
 Most results are no larger than all arguments together, or than these are when one is stretched to the shape of the
 other. The operations whose results may be larger have a formula here.
@@ -59,7 +59,7 @@ def _sizes_in(given: CallArguments) -> list[Sequence[int]]:
 
 
 def _multiply(*names: str) -> Callable[[CallArguments], int]:
-    """As many as the product of these arguments: elements of a tensor, numbers, or all of a list."""
+    """Multiply these arguments: the elements of a tensor, a number, or all numbers of a list."""
     return lambda given: _multiply_all(_amount(given[name]) for name in names if given.get(name) is not None)
 
 
@@ -182,7 +182,7 @@ def _count_strided(given: CallArguments) -> int:
 
 
 def _count_parts(given: CallArguments) -> int:
-    """What the objects take that the parts of a tensor are."""
+    """Count the memory of the tensor objects that a tensor is split into."""
     self, dim, size = given["self"], given.get("dim", 0), given.get("split_size", 1)
     length = int(self.shape[dim]) if -self.dim() <= dim < self.dim() else 0
     return _PART * length // max(int(size), 1) if isinstance(size, int) else 0

@@ -1,4 +1,4 @@
-"""Whether an operation of a program may be carried out, where somebody else may have written the program.
+"""The guard of a program that somebody else may have written: it lets an operation pass, or refuses it.
 
 A bundle holds no code, but names of operations with their arguments; torch has operations that open files, that take
 indices on trust, and that make tensors larger than the machine. So there is a list of those that may be called, and
@@ -16,7 +16,7 @@ import torch
 
 from retrograd.bundles.call_arguments import CallArguments
 from retrograd.bundles.call_checks import CHECKS
-from retrograd.bundles.copies import Copies
+from retrograd.bundles.copies import TensorCopies
 from retrograd.bundles.growth import count_bytes
 from retrograd.errors import UnsafeBundleError
 from retrograd.hooks.dispatch import check_sparse
@@ -31,7 +31,7 @@ _NEW_SPARSE = frozenset({"_sparse_coo_tensor_unsafe", "_sparse_coo_tensor_with_d
 """They make a tensor that takes no more memory than its parts."""
 
 
-class Guard:
+class CallGuard:
     """Looks at each call of one program before it is carried out.
 
     Args:
@@ -80,7 +80,7 @@ class Guard:
             raise _refuse(f"{name}: with it the program makes more than {self._room} bytes")
 
 
-def check_stored(copies: Copies, stored: int) -> None:
+def check_stored(copies: TensorCopies, stored: int) -> None:
     """Check that tensors of a bundle are not far larger than the bundle.
 
     Raises:
@@ -91,7 +91,7 @@ def check_stored(copies: Copies, stored: int) -> None:
 
 
 def room_for(stored: int) -> int:
-    """How many bytes a program may make whose bundle holds so many."""
+    """The bytes that a program may make whose bundle holds so many."""
     return max(LEAST_ROOM, ROOM_FOR_EACH * stored)
 
 
@@ -121,12 +121,12 @@ def _base(name: str) -> str:
 
 
 def _writes_out(operation: Any) -> bool:
-    """Whether it writes into a tensor given as ``out=``, which it may resize."""
+    """Tell whether an operation writes into a tensor given as ``out=``, which it may resize."""
     return any(each.kwarg_only and each.alias_info is not None for each in operation._schema.arguments)
 
 
 def _is_of_tensors(operation: Any) -> bool:
-    """Whether it takes or gives tensors: some names stand for operations on texts, lists and dictionaries too."""
+    """Tell whether an operation takes or gives tensors: some names stand for operations on texts and lists too."""
     schema = operation._schema
     gives = any(str(each.type) in {"Tensor", "List[Tensor]"} for each in schema.returns)
     return gives or (bool(schema.arguments) and str(schema.arguments[0].type) == "Tensor")

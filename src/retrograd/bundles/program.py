@@ -1,4 +1,8 @@
-"""A program: operations one after the other, as plain data that any process can run."""
+"""A program: operations one after the other, as plain data that any process can run.
+
+Its arguments are in the terms of JSON, where tensors go by numbers. Beside them its results depend on random generators
+and on switches of torch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.bundles.guard import Guard, refuse_unlisted
+from retrograd.bundles.guard import CallGuard, refuse_unlisted
 from retrograd.errors import ReplayError, UnsafeBundleError
 from retrograd.hooks.dispatch import below_autograd, find_operation
 
@@ -71,7 +75,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of running a program.
+    """The outcome of running a program.
 
     Attributes:
         outputs: what it returned; empty where an operation raised.
@@ -92,7 +96,7 @@ def describe_error(error: BaseException) -> Raised:
 
 
 def run_program(
-    program: Program, inputs: Sequence[Tensor], set_random: Callable[[int], None], guard: Guard | None = None
+    program: Program, inputs: Sequence[Tensor], set_random: Callable[[int], None], guard: CallGuard | None = None
 ) -> Ran:
     """Run a program.
 
@@ -138,7 +142,7 @@ def check_program(program: Program) -> None:
     """Check that a program uses no tensor before there is one.
 
     Raises:
-        ValueError: it does, or something in it is none of what :func:`retrograd.bundles.program.encode` writes.
+        ValueError: it does, or something in it is not of what :func:`retrograd.bundles.program.encode` writes.
         KeyError: likewise.
     """
     known: dict[int, Any] = dict.fromkeys(range(program.inputs))
@@ -224,7 +228,7 @@ def encode(value: Any, number_of: Callable[[Tensor], int]) -> Any:
 
 
 def decode(data: Any, tensors: Mapping[int, Any]) -> Any:
-    """What :func:`encode` wrote.
+    """Read the output of :func:`encode`.
 
     Raises:
         ValueError: it wrote no such thing.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.bundles.copies import Copies, Memory, StoredTensor, copy_tensors, refuse_opaque
+from retrograd.bundles.copies import MemoryCopier, StoredTensor, TensorCopies, copy_tensors, refuse_opaque
 from retrograd.bundles.program import (
     BundledOperation,
     Program,
@@ -35,8 +35,8 @@ from retrograd.randomness import random_kept
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """What was recorded of one run of a node.
+class RecordedProgram:
+    """The record of one run of a node.
 
     Attributes:
         program: the operations.
@@ -52,14 +52,14 @@ class Recorded:
     program: Program
     names: tuple[str, ...]
     inputs: tuple[StoredTensor, ...]
-    memory: Memory
+    memory: MemoryCopier
     random: tuple[dict[str, Tensor], ...]
-    outgoing: Copies
+    outgoing: TensorCopies
     error: Exception | None = None
     is_operations: bool = False
 
 
-def record_program(node: Any, incoming: Sequence[Tensor | None], named: Mapping[str, Tensor]) -> Recorded:
+def record_program(node: Any, incoming: Sequence[Tensor | None], named: Mapping[str, Tensor]) -> RecordedProgram:
     """Run a node once, and record what it does. Tensors that it writes to, and random generators, are put back.
 
     Args:
@@ -72,7 +72,7 @@ def record_program(node: Any, incoming: Sequence[Tensor | None], named: Mapping[
         CannotBundleError: it does something that cannot be written down.
     """
     devices = devices_of([*incoming, *named.values()])
-    recorder = _Recorder(named, devices)
+    recorder = _ProgramRecorder(named, devices)
     gradients = [None if each is None else each.detach() for each in incoming]
     for index, gradient in enumerate(gradients):
         if gradient is not None:
@@ -84,7 +84,7 @@ def record_program(node: Any, incoming: Sequence[Tensor | None], named: Mapping[
         return recorder.record(node, gradients)
 
 
-class _Recorder:
+class _ProgramRecorder:
     """Gives numbers to tensors as they turn up.
 
     Args:
@@ -93,7 +93,7 @@ class _Recorder:
     """
 
     def __init__(self, named: Mapping[str, Tensor], devices: Sequence[str]) -> None:
-        self.memory = Memory()
+        self.memory = MemoryCopier()
         self._devices = devices
         self._names_by_place = {place: name for name, tensor in named.items() if (place := _place_of(tensor))}
         self._names_by_memory = {place[0]: name for place, name in self._names_by_place.items()}
@@ -107,7 +107,7 @@ class _Recorder:
         self._random = [read_random(devices)]
         self._refusal: CannotBundleError | None = None
 
-    def record(self, node: Any, incoming: Sequence[Tensor | None]) -> Recorded:
+    def record(self, node: Any, incoming: Sequence[Tensor | None]) -> RecordedProgram:
         outgoing: tuple[Tensor | None, ...] = ()
         failure: Exception | None = None
         try:
@@ -122,7 +122,7 @@ class _Recorder:
             failure, outputs = error, []
         if self._refusal is not None:
             raise self._refusal
-        return Recorded(
+        return RecordedProgram(
             self._finish(outputs),
             tuple(self._names),
             tuple(self._inputs),
@@ -245,7 +245,7 @@ class _Recorder:
 
 
 def _place_of(tensor: Tensor) -> tuple[Any, ...] | None:
-    """What tells a tensor apart from others: its memory, and how it lies in it."""
+    """The memory of a tensor, and how the tensor lies in it; None where it has none."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return None
     try:

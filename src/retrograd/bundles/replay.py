@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from retrograd.bundles.bundle import Bundle, Came, read_bundle
-from retrograd.bundles.copies import Copies, same_bits
+from retrograd.bundles.copies import TensorCopies, same_bits
 from retrograd.bundles.files import damaged
-from retrograd.bundles.guard import Guard, check_stored
+from retrograd.bundles.guard import CallGuard, check_stored
 from retrograd.bundles.program import BundledOperation, Ran, describe_error, run_program, set_random, switched
-from retrograd.errors import GraphError, ReplayError
+from retrograd.errors import ReplayError
 from retrograd.foreign.text import show_plainly
+from retrograd.graph.walker import describe
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.randomness import random_kept
 
@@ -26,7 +27,7 @@ _MOST_OPERATIONS = 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """What came of running the node of a bundle again. It is true where it came out the same.
+    """The outcome of running the node of a bundle again; true where it is the same as before.
 
     Attributes:
         bundle: what was run.
@@ -49,7 +50,7 @@ class Replayed:
         return self.equal is True
 
     def __str__(self) -> str:
-        return describe(self)
+        return describe_replay(self)
 
     def __repr__(self) -> str:
         outcome = {True: "the same", False: "not the same", None: "not compared"}[self.equal]
@@ -99,26 +100,8 @@ def replay(
     return Replayed(bundle, ran.outputs, expected, equal, ran.error, differences)
 
 
-def replay_folder(folder: str | Path, *, trusted: bool = False) -> Iterator[tuple[Path, Replayed | GraphError]]:
-    """Replay every bundle in a folder.
-
-    Args:
-        folder: where they are.
-        trusted: as of :func:`replay`.
-
-    Yields:
-        Each bundle's folder, in order of their names, with what came of it, or with why it was not run.
-    """
-    for path in sorted(Path(folder).iterdir()):
-        if path.is_dir() and not path.name.startswith("."):
-            try:
-                yield path, replay(path, trusted=trusted)
-            except GraphError as error:
-                yield path, error
-
-
-def describe(replayed: Replayed) -> str:
-    """What was run and what came of it, for a person to read."""
+def describe_replay(replayed: Replayed) -> str:
+    """Describe the run and its outcome to a person."""
     return show_plainly("\n".join(_describe(replayed)))
 
 
@@ -159,7 +142,7 @@ def _say_output(replayed: Replayed, index: int) -> str:
     output = replayed.outputs[index]
     if output is None:
         return "None"
-    text = f"{str(output.dtype).removeprefix('torch.')}{list(output.shape)}"
+    text = str(describe(output))
     start = f"outgoing {index}: "
     found = [each.removeprefix(start) for each in replayed.differences if each.startswith(start)]
     if found or replayed.equal is None:
@@ -194,7 +177,7 @@ def run_bundle(bundle: Bundle, incoming: Sequence[Tensor | None] | None = None, 
         trusted: whether to carry out whatever it names, with whatever sizes and indices.
 
     Raises:
-        DamagedBundleError: its tensors, or its states of random generators, are none.
+        DamagedBundleError: its tensors, or its states of random generators, are not valid.
         ReplayError: this process lacks an operation or a device, or the gradients do not fit.
         UnsafeBundleError: it is not trusted, and may do harm.
     """
@@ -211,7 +194,7 @@ def run_bundle(bundle: Bundle, incoming: Sequence[Tensor | None] | None = None, 
 
 
 def rebuild_outgoing(bundle: Bundle) -> tuple[Tensor | None, ...]:
-    """What the node gave when the bundle was written.
+    """Make the gradients that the node gave when the bundle was written.
 
     Raises:
         DamagedBundleError: it cannot be made.
@@ -222,22 +205,22 @@ def rebuild_outgoing(bundle: Bundle) -> tuple[Tensor | None, ...]:
         raise damaged(bundle.path, f"the tensors that came out cannot be made: {error}") from error
 
 
-def _guard(bundle: Bundle) -> Guard:
+def _guard(bundle: Bundle) -> CallGuard:
     stored = bundle.inputs.stored_bytes() + bundle.outgoing.stored_bytes()
     for copies in (bundle.inputs, bundle.outgoing):
         check_stored(copies, stored)
-    return Guard(stored)
+    return CallGuard(stored)
 
 
 def _set_random(bundle: Bundle, number: int) -> None:
     try:
         set_random(bundle.random[number])
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        raise damaged(bundle.path, f"a state of the random generators is none: {error}") from error
+        raise damaged(bundle.path, f"a state of the random generators is not valid: {error}") from error
 
 
 def find_differences(bundle: Bundle, ran: Ran) -> list[str]:
-    """How a run differs from that of the node; empty where it does not."""
+    """Compare a run with that of the node; returns a sentence for each difference."""
     failure, operations = bundle.node.failure, bundle.program.operations
     if ran.stopped_at is not None:
         where = f"operation {ran.stopped_at} ({operations[ran.stopped_at].name})"
@@ -252,8 +235,8 @@ def find_differences(bundle: Bundle, ran: Ran) -> list[str]:
     return list(_compare_all(ran.outputs, expected_tensors))
 
 
-def find_deviation(recorded: Copies, real: Copies) -> str:
-    """How what a node gave while its operations were recorded differs from what it gives otherwise."""
+def find_deviation(recorded: TensorCopies, real: TensorCopies) -> str:
+    """Compare the gradients of a node whose operations were recorded with those it gives otherwise."""
     return next(_compare_all(recorded.rebuild(), real.rebuild()), "")
 
 
@@ -288,7 +271,7 @@ def _name(tensor: Tensor | None) -> str:
     if tensor is None:
         return "None"
     layout = "" if tensor.layout is torch.strided else f" ({str(tensor.layout).removeprefix('torch.')})"
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{layout}"
+    return f"{describe(tensor)}{layout}"
 
 
 def _rebuild_inputs(bundle: Bundle) -> list[Tensor]:

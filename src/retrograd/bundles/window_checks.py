@@ -20,7 +20,7 @@ def _fill(values: Sequence[int], length: int) -> list[int]:
 
 
 def _count_windows(spatial: int, given: CallArguments) -> tuple[int, ...]:
-    """How many windows a pooling has along each dimension."""
+    """Count the windows of a pooling along each dimension."""
     kernel = _fill(given["kernel_size"], spatial)
     stride, padding = _fill(given["stride"] or kernel, spatial), _fill(given["padding"], spatial)
     dilation = _fill(given.get("dilation", (1,)), spatial)

@@ -30,10 +30,10 @@ from retrograd.bundles.bundle import (
     Versions,
     print_bundle,
 )
-from retrograd.bundles.copies import Copies, Memory, StoredTensor, copy_tensors
+from retrograd.bundles.copies import MemoryCopier, StoredTensor, TensorCopies, copy_tensors
 from retrograd.bundles.files import write_files
 from retrograd.bundles.program import Program, describe_error, read_random, read_switches
-from retrograd.bundles.recorder import Recorded, record_program
+from retrograd.bundles.recorder import RecordedProgram, record_program
 from retrograd.bundles.replay import find_deviation, find_differences, run_bundle
 from retrograd.errors import (
     CannotBundleError,
@@ -42,8 +42,8 @@ from retrograd.errors import (
     UnsafeBundleError,
 )
 from retrograd.files import name_aside, remove_abandoned
-from retrograd.graph.node import Line, Saved, count_nonfinite
-from retrograd.graph.walker import describe
+from retrograd.graph.node import Line, Saved
+from retrograd.graph.walker import describe, examine
 from retrograd.hooks.dispatch import attributes_of, plain_torch
 from retrograd.hooks.nodes import (
     inputs_of,
@@ -85,7 +85,7 @@ def write_bundle(
     Args:
         node: of a graph that is not freed.
         incoming: the gradients that come in, one for each result of the node's operation; None for those that do not.
-        path: the folder to make. If there is one, ``-2`` is put behind its name, and so on.
+        path: the folder to make. If there is one, ``-2`` is put after its name, and so on.
         about: what else to write down: ``module``, ``call``, ``parameter`` and ``line`` (a :class:`Line`, or a number
             beside ``file`` and ``function``) say where the node was made, anything else is kept as it is.
 
@@ -111,7 +111,7 @@ def _make(node: Any, incoming: Sequence[Tensor | None], about: Mapping[str, Any]
         facts,
         _read_versions(),
         recorded.program,
-        Copies(tuple(recorded.memory.blocks), recorded.inputs),
+        TensorCopies(tuple(recorded.memory.blocks), recorded.inputs),
         recorded.names,
         recorded.outgoing,
         recorded.random,
@@ -142,20 +142,20 @@ def _check(node: Any, incoming: Sequence[Tensor | None]) -> None:
         raise CannotBundleError(f"{name} cannot be bundled: {why}.", repair=repair)
 
 
-def _record_leaf(incoming: Sequence[Tensor | None]) -> Recorded:
+def _record_leaf(incoming: Sequence[Tensor | None]) -> RecordedProgram:
     """A leaf's node adds what comes in to ``.grad``; nothing is added here."""
-    memory = Memory()
+    memory = MemoryCopier()
     there = [None if each is None else memory.store(each.detach()) for each in incoming]
     inputs: tuple[StoredTensor, ...] = tuple(each for each in there if each is not None)
     names = tuple(f"incoming.{index}" for index, each in enumerate(there) if each is not None)
     numbers = itertools.count()
     outputs = tuple(None if each is None else next(numbers) for each in there)
     program = Program(len(inputs), (), outputs)
-    return Recorded(program, names, inputs, memory, (read_random(()),), copy_tensors(incoming))
+    return RecordedProgram(program, names, inputs, memory, (read_random(()),), copy_tensors(incoming))
 
 
-def _run_plainly(node: Any, incoming: Sequence[Tensor | None], recorded: Recorded) -> Copies:
-    """What a node gives where nobody watches it: some formulas go another way under a dispatch mode.
+def _run_plainly(node: Any, incoming: Sequence[Tensor | None], recorded: RecordedProgram) -> TensorCopies:
+    """Run a node where nobody watches it: some formulas go another way under a dispatch mode.
 
     Raises:
         CannotBundleError: there it raises nothing, but it did when it was recorded.
@@ -248,13 +248,13 @@ def _not_written(path: Path, error: OSError) -> CannotBundleError:
 # ---- node facts ----
 
 AROUND = 3
-"""Source lines kept before and behind the line of the forward."""
+"""Source lines kept before and after the line of the forward."""
 
 _LONGEST = 200
 
 
 def describe_node(
-    node: Any, incoming: Sequence[Tensor | None], recorded: Recorded, about: Mapping[str, Any]
+    node: Any, incoming: Sequence[Tensor | None], recorded: RecordedProgram, about: Mapping[str, Any]
 ) -> NodeFacts:
     """Everything about a node, besides what is needed to run it.
 
@@ -284,11 +284,11 @@ def describe_node(
 
 
 def _describe_came(tensor: Tensor | None) -> Came | None:
-    info = describe(tensor)
-    return None if tensor is None or info is None else Came(info, count_nonfinite(tensor))
+    found = examine(tensor)
+    return None if found is None else Came(*found)
 
 
-def _describe_failure(node: Any, recorded: Recorded, error: Exception) -> NodeFailure:
+def _describe_failure(node: Any, recorded: RecordedProgram, error: Exception) -> NodeFailure:
     by = "operation" if recorded.is_operations else "Python" if is_python(node) else "autograd"
     return NodeFailure(describe_error(error), by, "".join(traceback.format_exception(error)))
 
@@ -320,7 +320,7 @@ def describe_saved(node: Any) -> tuple[Saved, ...]:
 
 
 def describe_attributes(node: Any) -> dict[str, str]:
-    """What a node keeps besides tensors, as text."""
+    """Describe the attributes of a node that are not tensors."""
     found = [*_flatten(saved_of(node)), *_flatten(attributes_of(node))]
     return {name: _print(value) for name, value in found if not is_saved_tensor(value) and not _is_tensor(value)}
 

@@ -1,4 +1,4 @@
-"""What the engine does to a gradient on its way from one node to the next: reduce, cast, add."""
+"""A gradient on its way from one node to the next: reduced, cast and added up as the engine does it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from retrograd.errors import ReplayError
-from retrograd.graph.walker import describe
 from retrograd.hooks.nodes import edges_of, inputs_of, name_of, variable_of
 
 
@@ -134,11 +133,6 @@ def _copy(gradient: Tensor, leaf: Tensor) -> Tensor:
     if gradient.layout != torch.strided or leaf.layout != torch.strided or gradient.is_nested:
         return gradient.clone()
     return torch.empty_like(leaf, dtype=gradient.dtype).copy_(gradient)
-
-
-def name_tensor(tensor: Tensor) -> str:
-    """What a tensor is, in words, as in ``float32[4, 3]``; it never fails, so that errors can be told with it."""
-    return f"nested {tensor.dtype}".replace("torch.", "") if tensor.is_nested else str(describe(tensor))
 
 
 def _reduce(gradient: Tensor, shape: torch.Size) -> Tensor:

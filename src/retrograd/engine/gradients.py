@@ -1,4 +1,4 @@
-"""What a run of our own engine found."""
+"""The gradients that a run of our own engine finds, and the places where it stops."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from retrograd.engine.fitting import name_tensor
 from retrograd.errors import ReplayError
+from retrograd.graph.walker import describe
 from retrograd.hooks.nodes import name_of, root_edges
 
 _MOST_LINES = 20
@@ -59,14 +59,14 @@ class Gradients(Mapping[Any, Any]):
 
 def _name(key: Any) -> str:
     if isinstance(key, Tensor):
-        return f"{'leaf' if key.is_leaf else 'tensor'} {name_tensor(key)}"
+        return f"{'leaf' if key.is_leaf else 'tensor'} {describe(key)}"
     return name_of(key) if hasattr(key, "next_functions") else type(key).__name__
 
 
 def _name_value(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_name_value, value))})"
-    return "nothing" if value is None else name_tensor(value)
+    return "nothing" if value is None else str(describe(value))
 
 
 # ---- targets ----
@@ -76,14 +76,14 @@ Edges = tuple[tuple[Any, int], ...]
 
 
 class LeafGradient(NamedTuple):
-    """What has arrived at a leaf."""
+    """The gradient of a leaf."""
 
     leaf: Tensor
     gradient: Tensor | None
 
 
 class Targets:
-    """What ``to`` names, and what has arrived there."""
+    """The tensors and nodes that ``to`` names, and the gradients that have arrived there."""
 
     def __init__(self, to: Any) -> None:
         keys = [] if to is None else list(to) if is_several(to) else [to]
@@ -100,30 +100,12 @@ class Targets:
         return bool(self._edges)
 
     def want(self, node: Any) -> bool:
-        """Whether what goes to this node is of interest."""
+        """Tell whether gradients of this node are needed."""
         return not self._edges or node in self.needed or node in self.nodes
 
     def record(self, node: Any, arrived: Arrived) -> None:
         if node in self.nodes:
             self._arrived[node] = arrived
-
-    def find_needed(self, edges: Mapping[Any, Edges]) -> None:
-        """Find the nodes that lead to one of them: only those must run.
-
-        Args:
-            edges: of every node of the graph.
-        """
-        before: dict[Any, list[Any]] = {}
-        for node, leading in edges.items():
-            for following, _ in leading:
-                if following is not None:
-                    before.setdefault(following, []).append(node)
-        queue = list(self.nodes)
-        for node in queue:  # grows while it is walked
-            for earlier in before.get(node, ()):
-                if earlier not in self.needed:
-                    self.needed.add(earlier)
-                    queue.append(earlier)
 
     def collect(self, leaves: dict[int, LeafGradient]) -> Gradients:
         return Gradients([(key, self._value(key, node, slot, leaves)) for key, node, slot in self._edges])
@@ -138,5 +120,5 @@ class Targets:
 
 
 def is_several(given: Any) -> bool:
-    """Whether this is a list of tensors, nodes and gradient edges, and not one of them."""
+    """Tell a list of tensors, nodes and gradient edges from one of them."""
     return isinstance(given, list | tuple) and not isinstance(given, GradientEdge)

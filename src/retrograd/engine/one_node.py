@@ -11,8 +11,9 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from retrograd.engine.fitting import GradientSpec, fit_outgoing, name_tensor, wanted_by
+from retrograd.engine.fitting import GradientSpec, fit_outgoing, wanted_by
 from retrograd.errors import ReplayError
+from retrograd.graph.walker import describe
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.nodes import is_leaf, is_python, name_of, number_of, root_edges, run_node, variable_of
 from retrograd.hooks.reach import find_nodes, guard_nodes
@@ -113,7 +114,7 @@ def _is_as_wanted(gradient: Any, wanted: GradientSpec) -> bool:
 
 
 def _name(gradient: Any) -> str:
-    return name_tensor(gradient) if isinstance(gradient, Tensor) else type(gradient).__name__
+    return str(describe(gradient)) if isinstance(gradient, Tensor) else type(gradient).__name__
 
 
 # ---- nested passes ----
@@ -156,7 +157,7 @@ class CaughtGradients:
                 leaf.grad = self._begin_with(leaf)
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """Nothing yet."""
+        """Do nothing: the node that ran the pass may still read ``.grad``."""
 
     def settle(self) -> list[tuple[Tensor, Tensor]]:
         """Put every ``.grad`` back.

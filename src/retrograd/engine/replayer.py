@@ -15,7 +15,7 @@ from retrograd.engine.one_node import CaughtGradients, arrange, note
 from retrograd.errors import ReplayError
 from retrograd.graph.graph import ReadyQueue
 from retrograd.hooks.nodes import edges_of, is_leaf, name_of, number_of, root_edges, run_node, variable_of
-from retrograd.hooks.reach import guard_nodes
+from retrograd.hooks.reach import find_leading, find_nodes, guard_nodes
 
 
 def run_from(
@@ -78,8 +78,8 @@ class _PendingNode:
 
     __slots__ = ("buffer", "edges", "missing")
 
-    def __init__(self) -> None:
-        self.edges: Edges = ()
+    def __init__(self, edges: Edges) -> None:
+        self.edges = edges
         self.missing = 0
         self.buffer: InputBuffer | None = None
 
@@ -126,22 +126,15 @@ class _ReplayRun:
 
     def _look_ahead(self) -> None:
         """Find all nodes, and how many edges lead to each."""
-        table = self._table
-        queue = list(dict.fromkeys(node for node, _ in self._starts))
-        table.update((node, _PendingNode()) for node in queue)
-        for node in queue:  # grows while it is walked
-            table[node].edges = edges = edges_of(node)
-            for following, _ in edges:
-                if following is None:
-                    continue
-                waiting = table.get(following)
-                if waiting is None:
-                    waiting = table[following] = _PendingNode()
-                    queue.append(following)
-                waiting.missing += 1
-        guard_nodes(queue)
+        reach = find_nodes((node, 0) for node, _ in self._starts)
+        self._table = {node: _PendingNode(edges_of(node)) for node in reach.nodes}
+        for pending in self._table.values():
+            for following, _ in pending.edges:
+                if following is not None:
+                    self._table[following].missing += 1
+        guard_nodes(reach.nodes, reach.links)
         if self._targets:
-            self._targets.find_needed({node: waiting.edges for node, waiting in table.items()})
+            self._targets.needed = {reach.nodes[place] for place in find_leading(reach, self._targets.nodes)}
 
     def _admit(self) -> list[Any]:
         """Hand the starts their gradients; those to which no other leads can run."""
@@ -186,7 +179,7 @@ class _ReplayRun:
         return self._leaves[id(leaf)].gradient if id(leaf) in self._leaves else None
 
     def _begin_with(self, leaf: Tensor) -> Tensor | None:
-        """What a pass inside a node finds in ``.grad``: what has been found so far, to add to."""
+        """The ``.grad`` that a pass inside a node finds: a copy of the sum so far, to add to."""
         found = self._found(leaf)
         return None if found is None else found.clone()
 
@@ -239,7 +232,7 @@ def _pair(start: Any, incoming: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _one(node: Any, slot: int) -> Arrived:
-    """What torch begins with where no gradient is given."""
+    """The gradient that torch begins with where none is given: one."""
     expected = wanted_by(node)
     wanted = expected[slot]
     real = wanted.dtype is None or wanted.dtype.is_floating_point

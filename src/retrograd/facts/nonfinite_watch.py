@@ -26,7 +26,7 @@ from retrograd.hooks.frames import user_frame
 from retrograd.hooks.function_names import tensors_of
 from retrograd.hooks.node_tap import NodeTaps
 from retrograd.hooks.nonfinite import BornGradient, BornOperation, GradientBirths, ResultWatch, are_fine, is_fine
-from retrograd.hooks.program_watch import Place, ProgramWatch
+from retrograd.hooks.program_watch import NodeOrigin, ProgramWatch
 
 _NAMES = ("self", "other", "third", "fourth")
 _TAUGHT = ("input", "target", "weight")
@@ -138,7 +138,7 @@ class NonFiniteWatch(FactSource):
         born = find_birth([tensor])
         if born is None:
             return None
-        place = self._watch.places.find(born.number) if born.leaf is None else Place()
+        place = self._watch.places.find(born.number) if born.leaf is None else NodeOrigin()
         leaf = self.host.name_parameter(born.leaf) if born.leaf is not None else None
         return NonFinite(
             name=place.module or leaf or "",

@@ -23,7 +23,7 @@ from retrograd.hooks.dispatch import carry_out_unseen, is_in_compiled_call, with
 from retrograd.hooks.engine import current_graph_task, grad_enabled, is_transformed
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
-from retrograd.hooks.reach import Outline, Sign, outline_graph, sign_node
+from retrograd.hooks.reach import GraphOutline, NodeSign, outline_graph, sign_node
 from retrograd.sites.site import ROOT
 
 MOST = 3000
@@ -177,10 +177,10 @@ class GraphSizes:
 
     def __init__(self, host: FactHost) -> None:
         self._host = host
-        self._signs: list[ref[Sign]] = []  # without callbacks, which would run within compiled code
+        self._signs: list[ref[NodeSign]] = []  # without callbacks, which would run within compiled code
         self._count = self._living = 0
 
-    def measure(self, roots: tuple[torch.Tensor, ...], *, is_wanted: bool) -> Outline | None:
+    def measure(self, roots: tuple[torch.Tensor, ...], *, is_wanted: bool) -> GraphOutline | None:
         """A pass begins; returns the outline of its graph, where that is wanted, or it is time."""
         nodes = [node for root in roots if not is_transformed(root) and (node := root.grad_fn) is not None]
         if not nodes or not self._host.is_recorded:
@@ -199,7 +199,7 @@ class GraphSizes:
         self._living = len(self._signs)
         return self._living
 
-    def _measure(self, nodes: list[Any]) -> Outline:
+    def _measure(self, nodes: list[Any]) -> GraphOutline:
         outline = outline_graph(nodes, MOST_NODES)
         self._host.note_fact(GraphSize(value=float(outline.nodes), alive=self._count_living()))
         return outline

@@ -12,8 +12,7 @@ from retrograd.findings.detectors import DETECTORS
 from retrograd.findings.finding import SEVERITIES, Finding
 from retrograd.findings.findings import Findings, NotChecked
 from retrograd.findings.record import CannotTell, Record
-from retrograd.runs.given import Given, find_run
-from retrograd.runs.reader import Run
+from retrograd.runs.reader import Given, Run, find_run
 
 
 def explain(what: Given, *, detectors: Sequence[Detector] | None = None) -> Findings:

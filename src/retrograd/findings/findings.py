@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
+from retrograd.amounts import count_of
 from retrograd.files import to_utf8, write_whole
 from retrograd.findings.finding import SEVERITIES, Finding, Severity
 from retrograd.runs.layout import FINDINGS
@@ -48,14 +49,15 @@ class Findings(Sequence[Finding]):
 
     @property
     def headline(self) -> str:
-        """How many, in what, after how many checks."""
-        count = f"{len(self) or 'no'} finding{'s' * (len(self) != 1)}"
+        """How many, in what, after how many checks; one does not apply where nothing that it looks at was recorded."""
+        count = count_of(len(self), "finding") if len(self) else "no findings"
         about = f" in {self.about}" if self.about else ""
         if self.asked and not about and not len(self):
             return "no step was recorded, so there is nothing to check"
-        checks = f"; {len(self.asked)} check{'s' * (len(self.asked) != 1)}" if self.asked else ""
-        left = f", {len(self.not_checked)} of which could not be made" if self.not_checked else ""
-        return f"{count}{about}{checks}{left}"
+        checks = count_of(len(self.asked), "check")
+        if self.not_checked:
+            checks = f"{len(self.asked) - len(self.not_checked)} of {checks} apply"
+        return f"{count}{about}; {checks}" if self.asked else f"{count}{about}"
 
     @property
     def said(self) -> tuple[Finding, ...]:

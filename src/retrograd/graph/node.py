@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -96,8 +95,32 @@ class Saved:
     version: int | None = None
 
 
+def name_place(name: str, module: str | None, call: int, parameter: str | None) -> str:
+    """The text that names a node to people."""
+    if parameter is not None:
+        return parameter
+    number = f"#{call}" if call > 1 else ""
+    return f"{module}{number}:{name}" if module is not None else name
+
+
+class NamedNode:
+    """A node with the names that people know it by: of a graph, of a trace or of a bundle."""
+
+    __slots__ = ()
+
+    name: str
+    module: str | None
+    call: int
+    parameter: str | None
+
+    @property
+    def place(self) -> str:
+        """The module call and kind, as in ``"blocks.3#2:MulBackward0"``; a leaf's name where it has one."""
+        return name_place(self.name, self.module, self.call, self.parameter)
+
+
 @dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedNode):
     """A node of a backward graph.
 
     Attributes:
@@ -131,45 +154,8 @@ class Node:
         """Whether this is where a gradient is added to the ``.grad`` of a leaf."""
         return self.number is None
 
-    @property
-    def place(self) -> str:
-        """Its module call and kind, as in ``"blocks.3#2:MulBackward0"``; a leaf's name where it has one."""
-        return name_place(self.name, self.module, self.call, self.parameter)
 
-
-def name_place(name: str, module: str | None, call: int, parameter: str | None) -> str:
-    """The text that names a node to people."""
-    if parameter is not None:
-        return parameter
-    number = f"#{call}" if call > 1 else ""
-    return f"{module}{number}:{name}" if module is not None else name
-
-
-class Placed(Protocol):
-    """What has the names of a node: a node of a graph, an event of a trace."""
-
-    @property
-    def name(self) -> str:
-        """The kind."""
-
-    @property
-    def place(self) -> str:
-        """Module call and kind, or the leaf's name."""
-
-    @property
-    def module(self) -> str | None:
-        """Path of the module."""
-
-    @property
-    def call(self) -> int:
-        """Which call of the module."""
-
-    @property
-    def parameter(self) -> str | None:
-        """Name of the leaf."""
-
-
-def matches(pattern: str, node: Placed) -> bool:
+def matches(pattern: str, node: NamedNode) -> bool:
     """Whether a glob is meant to match this node: by kind, module, ``module:kind`` or the name of the leaf.
 
     One with a ``#`` asks for calls, ``fc#1``, ``fc#2:AddmmBackward0``, ``fc#*``; one without means every call.

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.errors import GraphError
 from retrograd.graph.graph import Columns, Graph
-from retrograd.graph.node import Edge, Line, Saved, TensorInfo
+from retrograd.graph.node import Edge, Line, Saved, TensorInfo, count_nonfinite
 from retrograd.graph.origins import Origins, latest_origins
 from retrograd.hooks.names import walk_parameters
 from retrograd.hooks.nodes import (
@@ -162,9 +162,15 @@ def describe_tensor(shape: Sequence[int] | None, dtype: torch.dtype, device: tor
     return TensorInfo(tuple(map(int, shape)), kind, str(device))
 
 
-def describe(tensor: Tensor | None) -> TensorInfo | None:
-    """What a tensor is, as plain data; None for None."""
+def describe(tensor: Any) -> TensorInfo | None:
+    """Describe a tensor, or what autograd knows of one, as plain data; None for None."""
     return None if tensor is None else describe_tensor(shape_of(tensor), tensor.dtype, tensor.device)
+
+
+def examine(gradient: Tensor | None) -> tuple[TensorInfo, int | None] | None:
+    """Describe a gradient, and count its elements that are not finite; None for None."""
+    info = describe(gradient)
+    return None if gradient is None or info is None else (info, count_nonfinite(gradient))
 
 
 def name_leaves(

@@ -1,4 +1,4 @@
-"""What processes and their threads were last seen at in the backward pass. Plain data; loads without torch."""
+"""The last positions of processes and threads in the backward pass, as data and in words. Loads without torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RingEvent:
 
 @dataclass(frozen=True, slots=True)
 class ThreadPosition:
-    """What a thread was last seen at.
+    """The last seen position of a thread.
 
     Attributes:
         ident: Python's number of the thread.
@@ -74,7 +74,7 @@ class ThreadPosition:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """What a process was last seen at.
+    """The last seen positions of a process.
 
     Attributes:
         rank, pid, host: which process.
@@ -125,7 +125,7 @@ _SECOND = 1_000_000_000
 
 
 def describe_age(nanoseconds: int) -> str:
-    """How long something takes, as in ``"0.4 s"``, ``"42 s"``, ``"3 min 20 s"``, ``"2 h 5 min"``."""
+    """Describe a duration, as in ``"0.4 s"``, ``"42 s"``, ``"3 min 20 s"``, ``"2 h 5 min"``."""
     seconds = max(nanoseconds, 0) / _SECOND
     if seconds < 9.95:
         return f"{seconds:.1f} s"
@@ -139,7 +139,7 @@ def describe_age(nanoseconds: int) -> str:
 
 
 def describe_event(event: RingEvent) -> str:
-    """What it is, as in ``"AddmmBackward0 (number 17, module blocks.3)"``."""
+    """Describe an event, as in ``"AddmmBackward0 (number 17, module blocks.3)"``."""
     if event.state != "node":
         return event.state
     about = [f"number {event.number}"] if event.number is not None else []
@@ -149,7 +149,7 @@ def describe_event(event: RingEvent) -> str:
 
 
 def describe_place(thread: ThreadPosition, event: RingEvent) -> str:
-    """Where a thread is, as in ``"inside AddmmBackward0 (number 17), node 3 of pass 2"``."""
+    """Describe where a thread is, as in ``"inside AddmmBackward0 (number 17), node 3 of pass 2"``."""
     if not thread.depth:  # a thread of the engine's own
         return f"inside {describe_event(event)}"
     if event.state == "pass begins":
@@ -160,7 +160,7 @@ def describe_place(thread: ThreadPosition, event: RingEvent) -> str:
 
 
 def describe_places(state: RankState) -> str:
-    """Where a process is, as in ``"inside AddmmBackward0 (number 17), node 3 of pass 2, for 42 s"``."""
+    """Describe where a process is, as in ``"inside AddmmBackward0 (number 17), node 3 of pass 2, for 42 s"``."""
     found = [
         f"{describe_place(thread, event)}, for {describe_age(state.read - event.time)}"
         for thread, event in state.inside
@@ -169,7 +169,7 @@ def describe_places(state: RankState) -> str:
 
 
 def describe_outside(state: RankState) -> str:
-    """What a process that is in no pass did last."""
+    """Describe the last pass of a process that is in none now."""
     thread = state.last_thread
     if thread is None:
         return "no backward pass yet"

@@ -65,7 +65,7 @@ _AT_NODE = NODE << 32
 
 @dataclass(slots=True)
 class _Lane:
-    """Where one thread writes."""
+    """The part of a ring that one thread writes."""
 
     start: int
     ident: int
@@ -85,7 +85,7 @@ class _Lane:
 
 
 class Ring:
-    """What the backward passes of this process did last. To be made by :meth:`create`.
+    """The last events of this process's backward passes. Made by :meth:`create`.
 
     Attributes:
         see: ``see(gradient)`` notes the node that the engine is at; the gradient is not looked at. It never raises.
@@ -149,7 +149,7 @@ class Ring:
 
     @property
     def rank(self) -> int:
-        """This process's rank, as was known when its last pass began."""
+        """The rank of this process, as known when its last pass began."""
         return self._rank
 
     def pass_begins(self, *, is_nested: bool = False) -> None:
@@ -194,7 +194,7 @@ class Ring:
         self._write_lane(lane)
 
     def name_modules(self, first: int, last: int, text: str) -> None:
-        """Tell that a module's call made the nodes from ``first`` up to but not including ``last``.
+        """Note that a call of a module made the nodes from ``first`` up to but not including ``last``.
 
         It is written when the next pass begins, or by :meth:`write_modules`. Numbers of different threads are not told
         apart.
@@ -202,7 +202,7 @@ class Ring:
         self._new_spans.append((first, last, " ".join(text.split())))
 
     def read(self, last: int = 64) -> RankState:
-        """What this process is at.
+        """Read the positions of this process.
 
         Args:
             last: how many events of each thread to read.

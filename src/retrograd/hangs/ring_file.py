@@ -1,4 +1,4 @@
-"""The ring of last events as it lies in a file, and reading it from outside.
+"""The file that a ring of last events lies in: made, and read from outside.
 
 A process writes to it while this is read, may hang, or may have died at any moment; so nothing in it is taken for
 granted. Loads without torch.
@@ -152,7 +152,7 @@ def choose_folder(run: Path, rank: int) -> Path:
 
 
 def _is_taken(folder: Path) -> bool:
-    """Whether a living process writes a ring there."""
+    """Tell whether a living process writes a ring there."""
     try:
         state = read_ring(folder / RING, last=1)
     except TraceError:
@@ -196,7 +196,7 @@ def lane_size(capacity: int) -> int:
 
 
 def start_of(pid: int) -> int:
-    """When a process of this machine began, in ticks of its clock, to tell it from a later one with its number.
+    """The time when a process of this machine began, in ticks, to tell it from a later one with its number.
 
     Returns:
         0 where the system does not say, or there is no such process.
@@ -209,7 +209,7 @@ def start_of(pid: int) -> int:
 
 
 def is_alive(pid: int, started: int) -> bool:
-    """Whether the process with this number on this machine is the one that began then."""
+    """Tell whether the process with this number on this machine is the one that began then."""
     if started:
         return start_of(pid) == started
     try:
@@ -233,7 +233,7 @@ def read_modules(path: Path) -> list[tuple[int, int, str]]:
 
 
 def first_line(made: int) -> str:
-    """What a file of names begins with, so that it is not taken for that of another ring."""
+    """The first line of a file of names, so that it is not taken for that of another ring."""
     return f"names of ring {made}"
 
 

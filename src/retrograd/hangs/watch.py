@@ -35,7 +35,7 @@ from retrograd.hangs.ring import Ring
 from retrograd.hangs.signal_tap import SignalTap
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.reach import PassNodes
 from retrograd.notices import Notices
@@ -84,7 +84,9 @@ def watch_hangs(
         RunWriteError: the folder cannot be written.
     """
     if limit is not None and not limit > 0:
-        raise TraceError(f"A limit of {limit!r} seconds is none.", repair="give a number above 0, or leave it out.")
+        raise TraceError(
+            f"A limit of {limit!r} seconds is not a positive number.", repair="give a number above 0, or leave it out."
+        )
     return HangWatch(path, limit, on_signal, origins)
 
 

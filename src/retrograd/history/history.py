@@ -156,7 +156,7 @@ class History:
         return iter(self.sites)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self.sites)
 
     def __repr__(self) -> str:
         steps = self.rows["step"]

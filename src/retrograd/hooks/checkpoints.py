@@ -210,7 +210,7 @@ Versions = tuple[int, int]
 """How often something had been written to in the forward, and now."""
 
 
-class Guard(Protocol):
+class RecomputationGuard(Protocol):
     """Sees to it that the second run of a forward is like the first, and raises where it is not."""
 
     def end_first(self) -> None:
@@ -264,7 +264,13 @@ class Recomputation:
     __slots__ = ("_running", "_second_run")
 
     def __init__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guard: Guard, *, is_whole: bool = False
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        guard: RecomputationGuard,
+        *,
+        is_whole: bool = False,
     ) -> None:
         second_run = self._second_run = _SecondRun(module, guard)
 
@@ -289,7 +295,7 @@ class _FirstRun:
     that is set here asks the checkpoint's own, and is known as such by its name and ``__wrapped__``.
     """
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: RecomputationGuard) -> None:
         self._guard = guard
 
     def __enter__(self) -> None:
@@ -344,7 +350,7 @@ class _SecondRun:
     Running statistics count each batch once. It can be entered again, since a retained graph is run several times.
     """
 
-    def __init__(self, module: nn.Module, guard: Guard) -> None:
+    def __init__(self, module: nn.Module, guard: RecomputationGuard) -> None:
         self._module = module
         self._guard = guard
         self._stack = ExitStack()

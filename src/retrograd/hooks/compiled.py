@@ -27,9 +27,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from retrograd.hooks.engine import is_compiling, uncompiled, uncompiled_itself
+from retrograd.hooks.engine import TORCH, is_compiling, uncompiled, uncompiled_itself
 from retrograd.hooks.listeners import Listeners, Patch, Undo, replace
-from retrograd.hooks.versions import TORCH
 
 _ROOM = "torch._dynamo.eval_frame"
 _NAME = "_maybe_set_eval_frame"

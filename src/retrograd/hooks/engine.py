@@ -1,7 +1,11 @@
-"""What the running autograd engine says of itself."""
+"""What torch says of itself: which version it is, what its engine runs, which modes are on, whether it compiles.
+
+A torch that is older than the oldest that the tests run with is refused when this is imported.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from types import FunctionType
@@ -10,9 +14,39 @@ from typing import TypeVar
 import torch
 from torch._C._dynamo import eval_frame
 
-import retrograd.hooks.versions  # noqa: F401  # first of all, since what is below may not be there in an old torch
+from retrograd.errors import TorchVersionError
 
 F = TypeVar("F", bound=Callable[..., object])
+
+OLDEST = (2, 11)
+"""Also what ``pyproject.toml`` asks for."""
+
+
+def parse_version(version: str) -> tuple[int, int]:
+    """The first two numbers of a version: (2, 11) of ``"2.11.0a0+git1234"``."""
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)
+
+
+def check_torch(version: str) -> None:
+    """Refuse a torch that is too old.
+
+    Raises:
+        TorchVersionError: it is.
+    """
+    if parse_version(version) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise TorchVersionError(
+            f"This is torch {version}, and retrograd needs {oldest} or later.",
+            repair=f'pip install "torch>={oldest}"',
+            reason="older ones do not show what their graphs hold, so much of what is said of a graph would be wrong.",
+        )
+
+
+TORCH = parse_version(torch.__version__)
+"""The torch that is imported."""
+
+check_torch(torch.__version__)  # first of all, since what is below may not be there in an old torch
 
 current_graph_task = torch._C._current_graph_task_id
 """Number of the backward pass that runs in this thread; −1 outside of one. Inside a forward hook anything else

@@ -59,7 +59,7 @@ class Cut:
     switched: str = ""
 
 
-class Use(NamedTuple):
+class ParameterUse(NamedTuple):
     """An operation that took a parameter itself."""
 
     function: str
@@ -96,7 +96,7 @@ class FlowNotes(FunctionListener):
         self._logs = logs
         self.parameters = list(parameters)
         self.cuts: list[Cut] = []
-        self.uses: list[list[Use]] = [[] for _ in parameters]
+        self.uses: list[list[ParameterUse]] = [[] for _ in parameters]
         self.cleared: dict[int, str] = {}
         self.frozen: dict[int, str] = {}
         self.left = 0
@@ -147,7 +147,7 @@ class FlowNotes(FunctionListener):
             sources, cuts = sources | flow.sources, cuts | flow.cuts
             place = self._places.get(operand)
             if place is not None:
-                self.uses[place].append(Use(name, line_of(frame), self._logs.running_path(), grad_enabled()))
+                self.uses[place].append(ParameterUse(name, line_of(frame), self._logs.running_path(), grad_enabled()))
         results = [operands[0]] if name == "__setitem__" else tensors_of((result,), None)
         is_cut = sources and (name in VALUES or any(not each.requires_grad for each in results))
         if name in VALUES:

@@ -182,7 +182,7 @@ def change_input_gradient(
         return False
     node, slot = feeding[0]
     if node is not watched:
-        enter_node(node.register_hook, _Exchange(slot, change))
+        enter_node(node.register_hook, _ResultChange(slot, change))
     return True
 
 
@@ -226,7 +226,7 @@ class _Feed:
             gradient.add(grad_inputs[slot])
 
 
-class _Exchange:
+class _ResultChange:
     """The hook behind a node: changes one of its results."""
 
     __slots__ = ("_change", "_slot")

@@ -1,6 +1,7 @@
 """Who is told of something, and what of ours stands in torch for as long as anybody is.
 
-Whatever stands in for a function of torch's can be taken away again in any order.
+Whatever stands in for a function of torch's can be taken away again in any order, and a fault of ours never stops the
+program that is looked at.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from retrograd.hooks.engine import uncompiled_itself
+from retrograd.errors import NoGraphError
+from retrograd.hooks.engine import uncompiled, uncompiled_itself
+from retrograd.notices import warn
 
 Listener = TypeVar("Listener")
 
@@ -151,3 +154,35 @@ def _wrap(owner: type, name: str, chain: list[Around]) -> Undo:
         return chain[-1](call, self, *args, **kwargs) if chain else call(self, *args, **kwargs)
 
     return replace(owner, name, method)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def never_raise(consequence: str = "") -> Callable[[F], F]:
+    """Decorate methods that torch calls in the middle of the program's work, and that return nothing.
+
+    A root without a graph is nothing to tell of: torch does.
+
+    Args:
+        consequence: what follows from an error, as the warning says; where it is empty the object is told of it, by
+            ``self.fault(name of the method, error)``.
+    """
+
+    def decorate(method: F) -> F:
+        @functools.wraps(method)
+        @uncompiled
+        def call(self: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                method(self, *args, **kwargs)
+            except NoGraphError:
+                return
+            except Exception as error:
+                if consequence:
+                    warn(f"{consequence}: {error!r}")
+                else:
+                    self.fault(method.__qualname__, error)
+
+        return call  # type: ignore[return-value]
+
+    return decorate

@@ -22,7 +22,7 @@ from retrograd.hooks.tables import Entry, Hook
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Switch(Protocol):
+class TapSwitch(Protocol):
     """Says whether taps have anything to do."""
 
     awake: bool
@@ -71,7 +71,7 @@ class ForwardWatcher(Protocol):
     """Told after each forward of a module, while its switch is on: an attribute, so that nothing need be removed."""
 
     @property
-    def switch(self) -> Switch:
+    def switch(self) -> TapSwitch:
         """Asked before each call."""
 
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:

@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.errors import FreedGraphError, NoGraphError
-from retrograd.hooks.versions import TORCH
+from retrograd.hooks.engine import TORCH
 
 number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
 """The sequence number of a node: those made later in one thread have larger ones, and run earlier."""

@@ -68,7 +68,7 @@ class UpdateTap:
     def __init__(self, optimizer: Optimizer, before: Callable[[int], None], after: Callable[[], None]) -> None:
         self._entries = (
             Entry(_BeforeStep(before), optimizer._optimizer_step_pre_hooks),
-            Entry(_After(after), optimizer._optimizer_step_post_hooks),
+            Entry(_AfterStep(after), optimizer._optimizer_step_post_hooks),
         )
 
     def remove(self) -> None:
@@ -114,7 +114,7 @@ class _Closure:
         return loss
 
 
-class _After(Hook):
+class _AfterStep(Hook):
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell
 

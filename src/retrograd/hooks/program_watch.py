@@ -268,7 +268,7 @@ _MOST = 20_000
 _first = itemgetter(0)
 
 
-class Place(NamedTuple):
+class NodeOrigin(NamedTuple):
     """Where a node was made.
 
     Attributes:
@@ -298,8 +298,8 @@ class NodePlaces:
         self._name_module = name_module
         self._lines: list[tuple[int, int, CodeType, int, Any]] = []
         """First number of an operation's nodes and the one after the last; code and offset of its caller; itself."""
-        self._calls: list[_Call] = []
-        self._open: list[_Call] = []
+        self._calls: list[_NumberedCall] = []
+        self._open: list[_NumberedCall] = []
 
     def note(self, first: int, last: int, code: CodeType, offset: int, operation: Any) -> None:
         """An operation has made nodes."""
@@ -311,7 +311,7 @@ class NodePlaces:
         """A module is called."""
         if len(self._calls) >= _MOST:
             del self._calls[: _MOST // 2]
-        call = _Call(module)
+        call = _NumberedCall(module)
         self._calls.append(call)
         self._open.append(call)
 
@@ -331,20 +331,22 @@ class NodePlaces:
         self._calls.clear()
         self._open.clear()
 
-    def find(self, number: int) -> Place:
+    def find(self, number: int) -> NodeOrigin:
         """Where the node with this number was made, as far as that is known."""
         if number >= LEAF_NUMBER:
-            return Place()
+            return NodeOrigin()
         module = self._find_module(number)
         index = bisect_right(self._lines, number, key=_first) - 1
         if index < 0 or number >= self._lines[index][1]:
-            return Place(module=module)
+            return NodeOrigin(module=module)
         _, _, code, offset, operation = self._lines[index]
         found = next(itertools.islice(code.co_positions(), offset // 2, None), (None,))[0]
-        return Place(code.co_filename, found or code.co_firstlineno, code.co_name, name_function(operation), module)
+        return NodeOrigin(
+            code.co_filename, found or code.co_firstlineno, code.co_name, name_function(operation), module
+        )
 
     def _find_module(self, number: int) -> str:
-        end = bisect_right(self._calls, number, key=_Call.begins_at)
+        end = bisect_right(self._calls, number, key=_NumberedCall.begins_at)
         for call in reversed(self._calls[:end]):
             module = call.module() if call.holds(number) else None
             path = self._name_module(module) if module is not None else None
@@ -353,7 +355,7 @@ class NodePlaces:
         return ""
 
 
-class _Call:
+class _NumberedCall:
     """A call of a module, and the numbers that nodes made in it can have."""
 
     __slots__ = ("first", "last", "module")

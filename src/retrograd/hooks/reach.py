@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from operator import methodcaller
 from typing import Any, NamedTuple
 
@@ -106,7 +106,7 @@ class PassNodes:
         self.reach, self.nodes = Reach([], set(), []), []
 
 
-class Outline(NamedTuple):
+class GraphOutline(NamedTuple):
     """What tells a graph from others.
 
     Attributes:
@@ -118,25 +118,25 @@ class Outline(NamedTuple):
     kinds: int
 
 
-def outline_graph(roots: Iterable[Any], most: int) -> Outline:
+def outline_graph(roots: Iterable[Any], most: int) -> GraphOutline:
     """What these nodes lead to, themselves counted; ``most`` nodes if there are that many."""
     reach = find_nodes(((node, 0) for node in roots), most)
     if len(reach.nodes) <= most:
         guard_nodes(reach.nodes, reach.links)
     else:
         guard_nodes(reach.nodes)
-    return Outline(min(len(reach.nodes), most), hash((*map(type, reach.nodes), *reach.links)))
+    return GraphOutline(min(len(reach.nodes), most), hash((*map(type, reach.nodes), *reach.links)))
 
 
-class Sign:
+class NodeSign:
     """Lives as long as a node: whoever refers to it weakly knows when the node is gone."""
 
     __slots__ = ("__weakref__",)
 
 
-def sign_node(node: Any) -> Sign:
+def sign_node(node: Any) -> NodeSign:
     """The sign of a node."""
-    sign: Sign = node.metadata.setdefault(_SIGN, Sign())
+    sign: NodeSign = node.metadata.setdefault(_SIGN, NodeSign())
     return sign
 
 
@@ -185,24 +185,29 @@ def _sort_by_links(links: Sequence[int]) -> list[int]:
 
 
 def _find_needed(reach: Reach, run: EngineRun) -> list[Any]:
-    """Those that run when certain gradients are asked for: all that lead to one of them."""
-    nodes = reach.nodes
+    """Find the nodes that run when certain gradients are asked for: all that lead to one of them."""
     asked = {(each if not isinstance(each, Tensor) else get_gradient_edge(each))[0] for each in run.inputs}
-    before: list[list[int]] = [[] for _ in nodes]
+    leading = find_leading(reach, asked)
+    accumulating = asked if run.accumulates else ()
+    return [node for place, node in enumerate(reach.nodes) if place in leading or node in accumulating]
+
+
+def find_leading(reach: Reach, targets: Container[Any]) -> set[int]:
+    """Find the places of all nodes from which one or more edges lead to one of these nodes."""
+    before: list[list[int]] = [[] for _ in reach.nodes]
     for place, edges in enumerate(read_links(reach.links)):
         for edge in edges:
             if edge is not None:
                 before[edge[0]].append(place)
-    queue = [place for place, node in enumerate(nodes) if node in asked]
-    found = set(queue)
-    needed = set(queue) if run.accumulates else set()
+    queue = [place for place, node in enumerate(reach.nodes) if node in targets]
+    found, leading = set(queue), set[int]()
     for place in queue:  # grows while it is walked
         for earlier in before[place]:
-            needed.add(earlier)
+            leading.add(earlier)
             if earlier not in found:
                 found.add(earlier)
                 queue.append(earlier)
-    return [node for place, node in enumerate(nodes) if place in needed]
+    return leading
 
 
 MOST_NODES = 1000

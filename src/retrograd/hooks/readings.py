@@ -47,7 +47,7 @@ def read_calls(readings: Iterable[Reading]) -> Iterator[None]:
                 before = _BeforeRead(each.module, each.see_arguments, here)
                 entries.append(set_before(each.tapped, before))
             if each.see_output is not None:
-                entries.append(set_after(each.tapped, _After(each.see_output, here)))
+                entries.append(set_after(each.tapped, _AfterRead(each.see_output, here)))
         yield
     finally:
         for entry in entries:
@@ -84,7 +84,7 @@ class _BeforeRead(Hook):
         self._see(self._names.bind(args, kwargs))
 
 
-class _After(Hook):
+class _AfterRead(Hook):
     __slots__ = ("_here", "_see")
 
     def __init__(self, see: Callable[[Any], None], here: _OnePlace) -> None:

@@ -1,18 +1,32 @@
-"""The memory of tensors: its bytes, who else holds it, and whether it belongs to parameters and buffers."""
+"""The memory of tensors: whose it is, who else holds it, and what a node of a graph keeps of it for its backward.
+
+Nothing is run or unpacked: a saved tensor is looked at where torch holds it, so hooks that would bring it back are not
+called, and torch goes on to check that nobody has written into it. What the node of a Python ``Function`` has as
+attributes is found too, which no saved-tensor hook ever sees.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from retrograd.hooks.checkpoints import frame_of
+from retrograd.hooks.compiled import compiled_call_listeners, keep_compiled_modules_quiet
+from retrograd.hooks.engine import is_compiling, is_transformed, uncompiled
+from retrograd.hooks.module import set_before_all
+from retrograd.hooks.nodes import is_leaf, is_python, saved_of
 from retrograd.hooks.saved import base_of, is_cast_of_parameter
-from retrograd.hooks.saved_reading import storages_of
+from retrograd.hooks.tables import Entry
 
 _LOW = frozenset({torch.bfloat16, torch.float16})
 
@@ -155,3 +169,205 @@ def is_held_elsewhere(values: Tensor) -> bool:
     """Whether anything but this tensor object keeps its memory alive."""
     storage = values.untyped_storage()
     return bool(torch._C._storage_Use_Count(storage._cdata) > _OWN)
+
+
+_BLIND = frozenset({"CopySlices", "CppFunction"})
+"""Kinds of nodes that keep tensors which torch shows to nobody: a write into a view, and Functions written in C++."""
+
+
+class KeptByNode(NamedTuple):
+    """One tensor that a node keeps.
+
+    Attributes:
+        slot: torch's name for it, ``tensors[0]`` of a Python ``Function``, or ``ctx.NAME`` for an attribute.
+        tensor: the tensor itself; not to be held. None if hooks have packed it into something without tensors.
+        packed: what hooks have packed it into; None if there were none. Not to be held.
+        checkpoint: the checkpoint whose hooks have; not to be held.
+        is_attribute: it is an attribute of the node, and lives until the node dies.
+    """
+
+    slot: str
+    tensor: Tensor | None
+    packed: Any = None
+    checkpoint: Any = None
+    is_attribute: bool = False
+
+
+def read_kept(node: Any) -> Iterator[KeptByNode]:
+    """All tensors that a node keeps. What a pass has freed is not there any more."""
+    if is_leaf(node):
+        return
+    for name, value in saved_of(node).items():
+        if isinstance(value, list | tuple):
+            for place, each in enumerate(value):
+                yield from _read_slot(f"{name}[{place}]", each)
+        else:
+            yield from _read_slot(name, value)
+    if is_python(node):
+        for name, value in list(vars(node).items()):
+            for path, tensor in tensors_in(value, f"ctx.{name}"):
+                yield KeptByNode(path, tensor, is_attribute=True)
+
+
+def is_released(node: Any) -> bool:
+    """Whether a pass has freed what the operation had saved; attributes stay for as long as the node."""
+    return all(kept.is_attribute for kept in read_kept(node))
+
+
+def is_blind(node: Any) -> bool:
+    """Whether a node keeps tensors that cannot be seen."""
+    return type(node).__name__ in _BLIND
+
+
+def storages_of(tensor: Tensor) -> Iterator[tuple[torch.UntypedStorage, int]]:
+    """The memory that a tensor keeps alive, with its bytes: several pieces for sparse and nested ones, and subclasses.
+
+    Of a tensor on the ``meta`` device, what it would take. Nothing where a tensor has no memory of its own to be told.
+    """
+    try:
+        storages = [part.untyped_storage() for part in _parts_of(tensor)]
+    except (RuntimeError, NotImplementedError, AttributeError, TypeError):  # opaque: mkldnn, some subclasses
+        return
+    for storage in storages:
+        yield storage, storage.nbytes()
+
+
+def key_of(storage: torch.UntypedStorage) -> int:
+    """The identity of memory for as long as it lives, or :func:`hold_key` is held."""
+    return int(storage._cdata)
+
+
+def hold_key(storage: torch.UntypedStorage) -> object:
+    """Keeps the identity from being given to other memory; the memory itself is not kept."""
+    return StorageWeakRef(storage)
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether a tensor is one of the program's own, and not seen inside a transform of ``torch.func``."""
+    return not is_transformed(tensor)
+
+
+def tensors_in(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    """Tensors in tuples, lists and dicts, with where they are; no deeper than two levels."""
+    if isinstance(value, Tensor):
+        yield path, value
+        return
+    for key, each in _items_of(value):
+        inner = f"{path}[{key}]"
+        if isinstance(each, Tensor):
+            yield inner, each
+        else:
+            yield from ((f"{inner}[{k}]", t) for k, t in _items_of(each) if isinstance(t, Tensor))
+
+
+def _read_slot(slot: str, value: Any) -> Iterator[KeptByNode]:
+    if type(value).__name__ != "SavedTensor":
+        return
+    try:
+        held = value.data
+    except RuntimeError:  # freed
+        return
+    is_hooked = getattr(value, "unpack_hook", None) is not None or (held is not None and not isinstance(held, Tensor))
+    if not is_hooked:
+        if held is not None:
+            yield KeptByNode(slot, held)
+        return
+    inside = list(tensors_in(held, slot))
+    if not inside:
+        yield KeptByNode(slot, None, held, frame_of(value))
+    for _, tensor in inside:
+        yield KeptByNode(slot, tensor, held)
+
+
+def _items_of(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, list | tuple):
+        return enumerate(value)
+    return list(value.items()) if isinstance(value, Mapping) else ()
+
+
+def _parts_of(tensor: Tensor) -> Iterator[Tensor]:
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            yield from _parts_of(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:
+        yield tensor
+
+
+class ModuleArguments:
+    """Notes the memory of arguments that have no graph, of every module called between ``start`` and ``stop``.
+
+    Attributes:
+        at_next_call: called once, before the next module is.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, object] = {}
+        self._undo: list[Callable[[], None]] = []
+        self._entry: Entry | None = None
+        self.at_next_call: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._register()
+        compiled_call_listeners.add(self)
+        self._undo.append(lambda: compiled_call_listeners.remove(self))
+
+    def stop(self) -> None:
+        """Listen no more. What was noted stays."""
+        while self._undo:
+            self._undo.pop()()
+        self._remove()
+        self.at_next_call = None
+
+    def note(self, value: Any) -> None:
+        """Note the memory of a tensor, or of those in tuples, lists and dicts, no deeper than two levels."""
+        for _, tensor in tensors_in(value, ""):
+            if tensor.grad_fn is None and not isinstance(tensor, nn.Parameter) and not is_transformed(tensor):
+                for storage, _ in storages_of(tensor):
+                    key = key_of(storage)
+                    if key not in self._held:
+                        self._held[key] = hold_key(storage)
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether a module was handed this tensor, or one in the same memory."""
+        return any(key_of(storage) in self._held for storage, _ in storages_of(tensor))
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._held
+
+    def _register(self) -> None:
+        self._entry = set_before_all(self._see)
+        self._undo_quiet = keep_compiled_modules_quiet(self._entry.number)
+
+    def _remove(self) -> None:
+        if self._entry is not None:
+            self._entry.remove()
+            self._undo_quiet()
+            self._entry = None
+
+    @uncompiled
+    def _see(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if is_compiling():
+            return
+        callback, self.at_next_call = self.at_next_call, None
+        if callback is not None:
+            callback()
+        self.note(args)
+
+    @uncompiled
+    def compiled_call_begins(self, function: object, frame: FrameType) -> None:
+        """Compiled code begins: torch would take the hook for a part of it."""
+        self._remove()
+
+    @uncompiled
+    def compiled_call_ends(self) -> None:
+        """It has ended."""
+        if self._undo and self._entry is None:
+            self._register()

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from retrograd.graph.walker import shape_of
-from retrograd.hooks.module_arguments import ModuleArguments
 from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, identity_of, is_leaf, name_of, number_of, variable_of
 from retrograd.hooks.op_info import is_view
-from retrograd.hooks.saved_reading import hold_key, key_of, storages_of
-from retrograd.hooks.storages import ParameterStorages
+from retrograd.hooks.storages import ModuleArguments, ParameterStorages, hold_key, key_of, storages_of
 
 HeldBy = Literal["saved", "attribute", "hooks", "checkpoint", "argument"]
 """Who holds a tensor: torch for the node; the node of a Python Function as an attribute; somebody's saved-tensor hooks,

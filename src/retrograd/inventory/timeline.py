@@ -215,40 +215,28 @@ def is_held(storage: HeldStorage, position: int, positions: int) -> bool:
     return any(first <= position < after for first, after in spans_of(storage.savers, positions))
 
 
+_OF_FIRST = ("kind", "name", "device", "dtype", "packed", "module", "call")
+_OF_MAKER = ("maker", "maker_number", "seconds", "remake", "price")
+"""Columns that a piece of memory has from its first saver, and from the first that knows what made it."""
+
+
 def _describe(number: int, size: int, rows: list[dict[str, Any]]) -> HeldStorage:
     rows = sorted(rows, key=lambda row: (row["packed"], row["entry"]))
-    first = rows[0]
-    made = next((row for row in rows if row["maker"] is not None), first)
-    savers = tuple(
-        Saver(
-            row["entry"],
-            row["node"],
-            row["number"],
-            row["slot"],
-            row["packed"],
-            tuple(row["unpacked"]),
-            row["released"],
-        )
-        for row in rows
-    )
+    made = next((row for row in rows if row["maker"] is not None), rows[0])
+    savers = tuple(map(_make_saver, rows))
     ends = [saver.released for saver in savers]
     return HeldStorage(
         storage=number,
         bytes=size,
-        kind=first["kind"],
-        name=first["name"],
-        device=first["device"],
-        dtype=first["dtype"],
         savers=savers,
-        packed=first["packed"],
         unpacked=tuple(sorted({position for saver in savers for position in saver.unpacked})),
         released=None if None in ends else max(end for end in ends if end is not None),
-        maker=made["maker"],
-        maker_number=made["maker_number"],
         sources=tuple(made["sources"] or ()),
-        seconds=made["seconds"],
-        remake=made["remake"],
-        price=made["price"],
-        module=first["module"],
-        call=first["call"],
+        **{name: rows[0][name] for name in _OF_FIRST},
+        **{name: made[name] for name in _OF_MAKER},
     )
+
+
+def _make_saver(row: dict[str, Any]) -> Saver:
+    fields = {name: row[name] for name in ("entry", "node", "number", "slot", "packed", "released")}
+    return Saver(**fields, unpacked=tuple(row["unpacked"]))

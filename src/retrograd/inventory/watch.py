@@ -20,14 +20,12 @@ from torch import Tensor, nn
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import arguments_of, recompute_listeners
 from retrograd.hooks.engine import current_node, is_transformed, next_sequence_number
-from retrograd.hooks.faults import never_raise
-from retrograd.hooks.module_arguments import ModuleArguments
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import walk_buffers, walk_parameters
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import identity_of, name_of, variable_of
 from retrograd.hooks.reach import PassNodes
-from retrograd.hooks.saved_reading import Kept, is_blind, is_released, read_kept
-from retrograd.hooks.storages import ParameterStorages
+from retrograd.hooks.storages import KeptByNode, ModuleArguments, ParameterStorages, is_blind, is_released, read_kept
 from retrograd.inventory.notes import HeldBy, Maker, NodeNotes, SlotNotes, StorageNumbers, TensorDescriber, is_output
 
 _now = time.perf_counter_ns
@@ -153,7 +151,7 @@ class InventoryWatch:
                 self._known[key] = facts
                 self.nodes.append(facts)
 
-    def _read_slot(self, facts: NodeNotes, kept: Kept, node: Any, describer: TensorDescriber) -> None:
+    def _read_slot(self, facts: NodeNotes, kept: KeptByNode, node: Any, describer: TensorDescriber) -> None:
         tensor, frame = kept.tensor, kept.checkpoint
         if tensor is not None and is_transformed(tensor):
             return
@@ -215,7 +213,7 @@ def _find_parameters(models: Iterable[tuple[str, nn.Module]]) -> ParameterStorag
     return found
 
 
-def _holder_of(kept: Kept) -> HeldBy:
+def _holder_of(kept: KeptByNode) -> HeldBy:
     if kept.is_attribute:
         return "attribute"
     if kept.checkpoint is not None:

@@ -17,8 +17,7 @@ from retrograd.graph.node import Node
 from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.walker import walk
 from retrograd.history.facts import Kink
-from retrograd.hooks.copies import clone, copy_module, copy_nest
-from retrograd.hooks.isolation import isolated_autograd, unseen_by_discovery
+from retrograd.hooks.isolation import clone, copy_module, copy_nest, isolated_autograd, unseen_by_discovery
 from retrograd.hooks.names import compiled_regions, name_models, spread_batch, walk_modules
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.nodes import inputs_of, is_freed, run_node

@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from retrograd.amounts import count_of
 from retrograd.launch.requests import REQUESTS, RunRequest
 from retrograd.launch.start import Request
 from retrograd.notices import say
+from retrograd.runs.layout import FINDINGS
 
 SPEAKER = "RETROGRAD_SPEAKER"
 """Environment variable with the number of the one process that speaks, the first Python process that was started."""
@@ -53,6 +55,8 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
         say(f"{request.done} {done}; {request.see.format(request.shown)}")
     elif not request.quiet:
         found = _ask_verdict(folder, request.shown)
+        if not _is_explained(folder):
+            _say_failure(folder, request.command)
         say(f"{request.done} {done}" + (found or f"; {request.see.format(request.shown)}"))
 
 
@@ -87,17 +91,23 @@ def _ask_verdict(run: Path, shown: str) -> str:
     return told.stdout
 
 
-def say_failure() -> None:
+def _say_failure(run: Path, command: Sequence[str]) -> None:
     """Say which backward pass has ended the run, of this process or of one below it, and what explains it."""
-    request = _read_request()
-    if not isinstance(request, RunRequest) or request.quiet or not is_speaker():
-        return
-    error = _find_failed_pass(Path(request.path))
+    error = _find_failed_pass(run)
     if error is not None:
         where = f" in {error['node']}" if error["node"] else ""
         last = f", after {error['module']} had its gradient" if error["module"] else ""
-        explain = shlex.join(("retrograd", "trace", *request.command))
+        explain = shlex.join(("retrograd", "trace", *command))
         say(f"a backward pass raised {error['kind']}{where}{last}; see which operation, and what came in: {explain}")
+
+
+def _is_explained(run: Path) -> bool:
+    """Whether a finding says more of a failure than that the run has died."""
+    try:
+        found = [json.loads(line) for line in (run / FINDINGS).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):  # there are none, or it is being written
+        return False
+    return any(each.get("severity") == "critical" and each.get("detector") != "failed" for each in found)
 
 
 def _find_failed_pass(run: Path) -> dict[str, Any] | None:

@@ -22,6 +22,10 @@ class FolderSink(Sink, Protocol):
     """A sink that writes a folder, in which there may be files of another kind."""
 
     @property
+    def sites(self) -> Sequence[str]:
+        """The sites of which something was written."""
+
+    @property
     def lost(self) -> Unwritten:
         """Data that were not written."""
 
@@ -79,8 +83,8 @@ class LateSink:
 
     @property
     def sites(self) -> int:
-        """Number of sites that have been named."""
-        return len(self._names)
+        """Number of sites of which something was written; of those that were named where nothing was."""
+        return len(self._names if self._sink is None else self._sink.sites)
 
     @property
     def lost(self) -> str:

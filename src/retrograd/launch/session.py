@@ -29,7 +29,7 @@ from retrograd.facts.source import FactHost, FactSource, MakeSource
 from retrograd.history.facts import Call
 from retrograd.hooks.backward import backward_listeners
 from retrograd.hooks.discovery import construction_watch
-from retrograd.launch.closing import say_end, say_failure
+from retrograd.launch.closing import say_end
 from retrograd.launch.late_sink import LateSink
 from retrograd.launch.live_findings import LiveFindings
 from retrograd.launch.models import Search, name_models
@@ -100,7 +100,6 @@ class Session:
         except Exception as error:  # the program has ended, and a traceback would be taken for its own
             say(f"the end of the record is lost: {error!r}")
         sink = self._sink
-        say_failure()
         done = f"{count_of(sink.steps, 'step')} at {count_of(sink.sites, 'site')}" if sink.is_open else ""
         say_end(self._obstacle, f"{done}, but {sink.lost} were lost" if sink.lost else done)
         end_as_interrupted()

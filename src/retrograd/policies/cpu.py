@@ -18,7 +18,7 @@ from torch import Tensor
 from retrograd.amounts import show_bytes
 from retrograd.notices import warn
 from retrograd.policies.cuda_copies import CudaCopies, CudaCopy
-from retrograd.policies.policy import Packed, Policy, Saved
+from retrograd.policies.policy import Packed, Policy, Saved, UsedPolicy
 from retrograd.policies.transfers import AskOrder, InFlight, PackPosition
 
 _UNIT = 64 << 10
@@ -329,7 +329,7 @@ class Stayed(Packed):
 _WINDOW = 512 << 20
 
 
-class Cpu(Policy):
+class Cpu(UsedPolicy):
     """Copy what a CUDA device saves to pinned host memory, and back before it is needed; the CPU's own stays.
 
     Copies run on two streams beside the computation. Pinned memory is used again from step to step; the order in which
@@ -346,10 +346,10 @@ class Cpu(Policy):
     def __init__(
         self, *, window: int = _WINDOW, limit: int | None = None, min_bytes: int = 16 * Policy.min_bytes
     ) -> None:
+        super().__init__()
         self.window = window
         self.limit = limit
         self.min_bytes = min_bytes
-        self._users = 0
         self._offloaders: dict[torch.device, HostOffloader] = {}
         self._starting = threading.Lock()
 
@@ -365,17 +365,11 @@ class Cpu(Policy):
                 self._offloaders[values.device] = offloader
         return offloader.add(values)
 
-    def open(self) -> None:
-        """Count one more user."""
-        self._users += 1
-
-    def close(self) -> None:
-        """Count one user less; with the last one torch gets pinned memory back, as soon as nothing is packed in it.
+    def release(self) -> None:
+        """Give pinned memory back to torch, as soon as nothing is packed in it.
 
         Torch keeps it for the next one who asks; ``torch.accelerator.empty_host_cache()`` frees it.
         """
-        self._users -= 1
-        if not self._users:
-            for offloader in self._offloaders.values():
-                offloader.pool.clear()
-            self._offloaders.clear()
+        for offloader in self._offloaders.values():
+            offloader.pool.clear()
+        self._offloaders.clear()

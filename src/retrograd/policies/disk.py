@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from retrograd.notices import warn
-from retrograd.policies.policy import Packed, Policy, Saved
+from retrograd.policies.policy import Packed, Policy, Saved, UsedPolicy
 from retrograd.policies.spill_file import (
     CHUNK,
     SpillFile,
@@ -180,7 +180,7 @@ class Spill:
 _MAX_WAITING = 256 << 20
 
 
-class Disk(Policy):
+class Disk(UsedPolicy):
     """Write what is saved to a file by another thread, and read it again shortly before it is needed.
 
     There is one file for the process, without a name, so that it vanishes also after ``kill -9``. It is written around
@@ -201,10 +201,10 @@ class Disk(Policy):
         max_waiting: int = _MAX_WAITING,
         min_bytes: int = 4 * Policy.min_bytes,
     ) -> None:
+        super().__init__()
         self.folder = (default_folder() if folder is None else Path(folder)).absolute()
         self.max_waiting = max_waiting
         self.min_bytes = min_bytes
-        self._users = 0
         self._spill: Spill | None = None
         self._starting = threading.Lock()
         self.has_failed = False
@@ -230,21 +230,14 @@ class Disk(Policy):
         if self._spill is not None:
             self._spill.flush()
 
-    def open(self) -> None:
-        """Count one more user."""
-        self._users += 1
-
-    def close(self) -> None:
-        """Count one user less; with the last one the threads end. The file ends when nothing in it is needed."""
-        self._users -= 1
-        spill = self._spill
-        if not self._users and spill is not None:
-            self._spill = None
+    def release(self) -> None:
+        """End the threads. The file ends when nothing in it is needed."""
+        spill, self._spill = self._spill, None
+        if spill is not None:
             spill.stop()
             if spill.failure is not None:
                 self._warn(spill.failure)
-        if not self._users:
-            self.has_failed = False
+        self.has_failed = False
 
     def _start(self) -> Spill | None:
         if self._spill is not None and self._spill.is_foreign:

@@ -129,6 +129,27 @@ class Policy:
         return f"{type(self).__name__}({given})"
 
 
+class UsedPolicy(Policy):
+    """A policy that holds threads or memory as long as somebody uses it. Subclasses write ``release``."""
+
+    def __init__(self) -> None:
+        self._users = 0
+
+    def open(self) -> None:
+        """Count one more user."""
+        self._users += 1
+
+    def close(self) -> None:
+        """Count one user less; with the last one all is released that is not needed to bring back what is packed."""
+        self._users -= 1
+        if not self._users:
+            self.release()
+
+    def release(self) -> None:
+        """End threads and let go of memory. What is packed must still come back."""
+        raise NotImplementedError
+
+
 def check_policy(policy: object) -> Policy:
     """A policy as it is.
 

@@ -8,8 +8,8 @@ import torch
 
 from retrograd.hooks.backward import EngineRun, has_asked_for_a_pass
 from retrograd.hooks.engine import at_end_of_backward, is_compiling, is_tracing, is_transformed
-from retrograd.hooks.faults import never_raise
 from retrograd.hooks.input_gradient import InputGradient
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.hooks.tables import Entry
 from retrograd.progress.steps import Steps

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.hooks.engine import current_graph_task
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import NamedModule
 from retrograd.norms import norm
 from retrograd.recording.emitter import Emitter

@@ -12,7 +12,7 @@ from retrograd.facts.facts import Facts
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.distributed import is_rehearsal, running_stage, running_wrapper
 from retrograd.hooks.engine import current_graph_task
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.progress.steps import Steps
 from retrograd.recording.backward_pass import BackwardPass
 from retrograd.recording.module_watch import mode_now

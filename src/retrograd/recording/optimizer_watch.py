@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from retrograd.history.sink import Moment
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import parameter_site
 from retrograd.hooks.optimizer import list_optimizers
 from retrograd.progress.loss_scales import LossScales

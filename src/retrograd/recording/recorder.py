@@ -15,7 +15,7 @@ from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
 from retrograd.hooks.distributed import count_processes
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import (
     NamedModule,
     compiled_regions,

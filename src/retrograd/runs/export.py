@@ -19,8 +19,7 @@ from retrograd.files import write_file
 from retrograd.history.rows import Picked, Rows
 from retrograd.history.series import Series
 from retrograd.history.sink import PHASES
-from retrograd.runs.given import Given, read_run
-from retrograd.runs.reader import Run
+from retrograd.runs.reader import Given, Run, read_run
 from retrograd.statistics.row import EXPONENT_BIAS, STATISTICS, derive
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What was run, and on what: facts for the manifest."""
+"""The manifest of a run: what was run, and on what."""
 
 from __future__ import annotations
 
@@ -15,20 +15,42 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from retrograd.files import remove_abandoned
+from retrograd.errors import DamagedRunError
+from retrograd.files import remove_abandoned, write_json
+from retrograd.foreign.text import check_kinds, read_json
 from retrograd.notices import warnings_kept
-from retrograd.runs.files import write_json
 from retrograd.runs.layout import FORMAT
-from retrograd.runs.stored_manifest import read_manifest
 
 _GIT_SECONDS = 5.0
+
+_Told = dict[str, Any] | None
+_Texts = str | list[Any] | None
+
+_KINDS = {
+    "versions": _Told,
+    "command": _Texts,
+    "started": str | None,
+    "status": str | None,
+    "git": dict[str, Any] | str | None,
+    "model": dict[str, Any] | list[Any] | None,
+    "selection": _Texts,
+    "schedule": _Texts,
+    "tensors": _Texts,
+    "statistics": dict[str, Any] | list[Any] | None,
+    "histogram": dict[str, Any] | bool | None,
+    "not_recorded": dict[str, Any] | list[Any] | None,
+    "faults": _Told,
+    "resumed": list[Any],
+    "sites": list[str],
+}
+"""What readers take for granted of a manifest."""
 
 
 @warnings_kept()  # to ask for the platform a process is started
 def gather_facts() -> dict[str, Any]:
-    """What can be told at once: the manifest of a run that has just begun."""
+    """Gather what can be told at once: the manifest of a run that has just begun."""
+    torch: Any = sys.modules["torch"]  # a run is recorded with it, and read without
     return {
         "format": FORMAT,
         "versions": {
@@ -131,3 +153,22 @@ class Manifest:
             if self._is_new or not self.path.exists():
                 write_json(self.path, self._content)
                 self._is_new = False
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Read a manifest.
+
+    Raises:
+        DamagedRunError: it cannot be read, or was written by a later version.
+    """
+    try:
+        content = read_json(path)
+        check_kinds(content, _KINDS)
+    except (OSError, ValueError) as error:
+        raise DamagedRunError(f"{str(path)!r} cannot be read: {error}.", repair="restore that file.") from error
+    if content.get("format") != FORMAT:
+        raise DamagedRunError(
+            f"{str(path)!r} has the format {content.get('format')!r}, and this version reads {FORMAT}.",
+            repair="install the version of retrograd that wrote the run.",
+        )
+    return content

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.errors import DamagedRunError
+from retrograd.files import write_json
 from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.copies import Copies, join_groups
-from retrograd.runs.files import write_json
 from retrograd.runs.layout import PLACEMENTS
 from retrograd.sites.site import ROOT, WATCH, parse_leniently
 

@@ -11,19 +11,17 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from retrograd.files import make_storable, remove_unfinished, write_whole
+from retrograd.files import make_storable, remove_unfinished, write_json, write_whole
 from retrograd.history.names import SiteNames
 from retrograd.history.rows import decode_batches
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import build_event_table, build_table
-from retrograd.runs.compaction import compact
-from retrograd.runs.files import write_json
 from retrograd.runs.layout import EVENTS, RANK_FILE, STATISTICS, TENSORS
-from retrograd.runs.parts import PartFolder
+from retrograd.runs.parts import PartFolder, compact
 from retrograd.runs.placements import write_placements
 from retrograd.runs.queue import Unwritten
 from retrograd.runs.ranks import RankClaim
-from retrograd.runs.tensors import ShardFolder
+from retrograd.runs.shards import ShardFolder
 
 
 class RankFolder:
@@ -34,7 +32,7 @@ class RankFolder:
         step: where a resumed run begins anew: whatever is of this step or later is removed. None keeps all.
         tensor_budget: bytes of all tensor files.
         max_waiting: bytes of tensors that may wait while files cannot be written.
-        count_added: see :class:`retrograd.runs.tensors.ShardFolder`.
+        count_added: see :class:`retrograd.runs.shards.ShardFolder`.
 
     Attributes:
         next_step: one more than the last step that is recorded, at the start.

@@ -1,4 +1,4 @@
-"""Reads a run folder, also while it is being written."""
+"""Reads a run folder, also while it is being written, and finds the record in whatever a user hands over."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from retrograd.amounts import count_of
-from retrograd.errors import DamagedRunError, NotARunError
+from retrograd.errors import DamagedRunError, NotARunError, NothingRecordedError
 from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.history import History
 from retrograd.history.names import SiteNames
@@ -30,11 +30,10 @@ from retrograd.runs.layout import (
     parse_rank,
 )
 from retrograd.runs.lock import is_locked
+from retrograd.runs.manifest import read_manifest
 from retrograd.runs.parts import explain_damage, read_part
 from retrograd.runs.placements import Placements, find_copies, read_placements
-from retrograd.runs.stored_manifest import read_manifest
-from retrograd.runs.stored_rows import StoredRows
-from retrograd.runs.stored_tensors import StoredTensors
+from retrograd.runs.stored import StoredRows, StoredTensors
 
 _ATTEMPTS = 20
 
@@ -227,3 +226,62 @@ def _load_rank(folder: Path) -> Rank:
     if status == "running" and not is_locked(folder / LOCK):
         status = "stopped"
     return Rank(parse_rank(folder.name) or 0, folder, status, facts, read_placements(folder), is_extra(folder.name))
+
+
+# ---- anything that holds a record ----
+
+
+class Recorded(Protocol):
+    """A recording, open or closed."""
+
+    @property
+    def history(self) -> History:
+        """The history so far."""
+
+    @property
+    def run(self) -> Run | None:
+        """The same as a run on disk; None in memory."""
+
+
+Given = Run | History | Recorded | str | os.PathLike[str]
+
+
+def find_run(given: Any) -> Run | History | None:
+    """The run, or the history in memory, that is meant; None for what holds nothing that was recorded.
+
+    Raises:
+        NotARunError, DamagedRunError: the folder cannot be read.
+    """
+    if isinstance(given, str | os.PathLike):
+        return open_run(given)
+    for found in (given, getattr(given, "run", None), getattr(given, "history", None)):
+        if isinstance(found, Run | History):
+            return found
+    return None
+
+
+def read_run(given: Given) -> Run | History:
+    """The same, or an error that says what to hand over.
+
+    Raises:
+        NothingRecordedError: it holds nothing that was recorded.
+        NotARunError, DamagedRunError: the folder cannot be read.
+    """
+    found = find_run(given)
+    if found is None:
+        raise NothingRecordedError(
+            f"{type(given).__name__} is not a run, a recording or a history.",
+            repair="give the folder of a run, a recording of rg.record(model), or its history.",
+        )
+    return found
+
+
+def read_history(given: Given) -> History:
+    """The history of it.
+
+    Raises:
+        NothingRecordedError: it holds nothing that was recorded.
+        NotARunError, DamagedRunError: the folder cannot be read.
+    """
+    found = read_run(given)
+    return found.history if isinstance(found, Run) else found

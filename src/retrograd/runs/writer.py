@@ -11,6 +11,7 @@ import atexit
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,6 @@ from retrograd.files import make_storable
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.notices import Notices, warnings_kept
 from retrograd.runs.ending import describe_exception, find_exception
-from retrograd.runs.forks import outlive_forks
 from retrograd.runs.layout import MANIFEST
 from retrograd.runs.manifest import Manifest
 from retrograd.runs.queue import Load, Unwritten, WriteQueue, count_rows
@@ -32,6 +32,11 @@ _LAST_WORDS_SECONDS = 60.0
 _LAST_PAUSES = (0.1, 0.4, 1.0)
 """Seconds between what is tried at the end, when a disk does not take what is left."""
 _LONGEST_PAUSE = 10.0
+
+_FORK_SECONDS = 5.0
+
+_silencers: list[tuple[weakref.ref[threading.Lock], weakref.WeakMethod[Callable[[], None]]]] = []
+_held: list[threading.Lock] = []
 
 
 class RunWriter:
@@ -163,6 +168,11 @@ class RunWriter:
         self._claim.release()
         if self.lost:
             self._notices.warn_once("lost", f"{self.lost} were not written to {self.path}.")
+
+    @property
+    def sites(self) -> Sequence[str]:
+        """The sites of which something was written; all that were named before anything was."""
+        return self._folder.sites
 
     @property
     def lost(self) -> Unwritten:
@@ -297,3 +307,40 @@ class RunWriter:
         if error is not None:
             self.describe(error=describe_exception(error))
         self.close("finished" if error is None else "failed")
+
+
+# ---- forks: none in the middle of a write, and silence in the child ----
+
+
+def outlive_forks(writing: threading.Lock, silence: Callable[[], None]) -> None:
+    """Hold ``writing`` while this process forks, and call ``silence``, a method, in the child.
+
+    A library that is caught in the middle of its work in another thread may hold locks that nobody will release
+    in the child.
+    """
+    _silencers.append((weakref.ref(writing), weakref.WeakMethod(silence)))
+
+
+def _hold_writers() -> None:
+    for reference, _ in _silencers:
+        writing = reference()
+        if writing is not None and writing.acquire(timeout=_FORK_SECONDS):
+            _held.append(writing)
+
+
+def _release_writers() -> None:
+    while _held:
+        _held.pop().release()
+
+
+def _silence_writers() -> None:
+    _release_writers()
+    for _, method in _silencers:
+        silence = method()
+        if silence is not None:
+            silence()
+    _silencers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_writers, after_in_parent=_release_writers, after_in_child=_silence_writers)

@@ -1,4 +1,4 @@
-"""Where to stop in a backward pass, as a person writes it.
+"""Breakpoints in a backward pass, as a person writes them.
 
 non-finite              a gradient that comes in holds NaN or infinity
 norm > 100              the Euclidean norm of all that comes in; also >=, <, <=

@@ -135,7 +135,7 @@ class SteppedPass:
         return self.outgoing if changes is not None else None
 
     def _run(self) -> None:
-        """What the thread does."""
+        """Run the engine in this thread, from when it may begin."""
         hooks: NodeHooks | None = None
         try:
             with self._condition:

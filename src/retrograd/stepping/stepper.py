@@ -106,7 +106,7 @@ class Stepper:
 
     @property
     def stop(self) -> Stop:
-        """Where the pass is paused.
+        """The stop at which the pass is paused.
 
         Raises:
             StepperError: it is not.
@@ -123,7 +123,7 @@ class Stepper:
 
     @property
     def is_over(self) -> bool:
-        """Whether the pass has ended."""
+        """Tell whether the pass has ended."""
         return self._pass.state == "over"
 
     @property
@@ -138,7 +138,7 @@ class Stepper:
 
     @property
     def saved(self) -> dict[str, Any]:
-        """What its operation saved, see :attr:`Stop.saved`."""
+        """The tensors and values that its operation saved, see :attr:`Stop.saved`."""
         return self.stop.saved
 
     @property
@@ -150,7 +150,7 @@ class Stepper:
 
     @property
     def outgoing(self) -> Gradients | None:
-        """What the node that ran last, :attr:`ran`, has given."""
+        """The gradients that the node that ran last, :attr:`ran`, has given."""
         self.stop  # noqa: B018
         return self._pass.outgoing
 
@@ -239,7 +239,7 @@ class Stepper:
         return f"<Stepper {where}, {len(self.graph)} nodes>"
 
     def _position(self) -> int:
-        """How many nodes have run, where the pass is not over."""
+        """Count the nodes that have run; the pass is not over."""
         return self.stop.position if self._pass.state != "running" else self._pass.position
 
     def _go_on(self, goal: Predicate | None) -> Stop | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from retrograd.errors import StepperError
 from retrograd.graph.graph import Graph
 from retrograd.graph.node import Node
+from retrograd.graph.walker import describe
 from retrograd.hooks.nodes import edges_of, inputs_of, is_saved_tensor, peek, saved_of
 
 Gradients = tuple[Tensor | None, ...]
@@ -21,11 +22,11 @@ Moment = Literal["before", "after", "past"]
 
 
 class GraphOwner(Protocol):
-    """Who has the graph of a pass."""
+    """The owner of the graph of a pass."""
 
     @property
     def graph(self) -> Graph:
-        """That graph; only data when the pass is over."""
+        """The graph; only data when the pass is over."""
 
 
 class Stop:
@@ -75,7 +76,7 @@ class Stop:
 
     @property
     def saved(self) -> dict[str, Any]:
-        """What the operation saved for its backward: name → tensor, list of tensors, or plain value.
+        """The values that the operation saved for its backward: name → tensor, list of tensors, or plain value.
 
         Nothing is unpacked: a tensor that hooks have packed into something else, or that is freed, is None. The tensors
         share memory with what is saved.
@@ -87,7 +88,7 @@ class Stop:
 
     @property
     def changes(self) -> tuple[Change, ...] | None:
-        """What goes on instead of what the node gives, where that was set."""
+        """The gradients that go on instead of what the node gives, where that was set."""
         return self._changes
 
     def set_incoming(self, *gradients: Change) -> None:
@@ -150,20 +151,11 @@ def _check(gradients: Sequence[Change], wanted: Sequence[Any], count: int, who: 
             raise StepperError(f"Gradient {slot} is not a tensor, but {kind}.", repair="give a tensor.")
         if metadata is None:
             raise StepperError(f"Nobody takes gradient {slot}.", repair=f"give None for gradient {slot}.")
-        if _form(gradient) != _form(metadata):
+        if describe(gradient) != describe(metadata):
             raise StepperError(
-                f"Gradient {slot} is {_words(gradient)}, but {who} {_words(metadata)} there.",
+                f"Gradient {slot} is {describe(gradient)}, but {who} {describe(metadata)} there.",
                 repair="reshape or convert it, as with gradient.to(dtype), .sum_to_size(shape) or .expand(shape).",
             )
-
-
-def _form(tensor: Any) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.dtype, tensor.device
-
-
-def _words(tensor: Any) -> str:
-    shape, dtype, device = _form(tensor)
-    return f"{str(dtype).removeprefix('torch.')}{list(shape)} on {device}"
 
 
 def _show(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What every detector must do, as a class of tests to inherit from."""
+"""Tests of what every detector must do, to inherit from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every Function must do, as a class of tests to inherit from."""
+"""Tests of what every Function must do, to inherit from."""
 
 from __future__ import annotations
 

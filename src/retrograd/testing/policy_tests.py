@@ -1,4 +1,4 @@
-"""What every policy for saved tensors must do, as a class of tests to inherit from."""
+"""Tests of what every policy for saved tensors must do, to inherit from."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class Counting(Policy):
         self._policy = policy
 
     def pack(self, saved: Saved) -> Packed | None:
-        """What the policy makes of it."""
+        """Hand a tensor to the policy."""
         packed = self._policy.pack(saved)
         if packed is not None:
             self.packed.append(weakref.ref(packed))

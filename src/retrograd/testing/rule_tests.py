@@ -1,4 +1,4 @@
-"""What every rule must do, as a class of tests to inherit from."""
+"""Tests of what every rule must do, to inherit from."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class RuleTests:
         return torch.randn(4, 3, generator=generator) * (10.0 if number % 7 == 5 else 1.0)
 
     def make_activation(self) -> Tensor:
-        """What the tensors are gradients of, for a rule that needs it."""
+        """Make the output that the tensors are gradients of, for a rule that needs it."""
         return self.make_value(1_000)
 
     def make_inputs(self) -> dict[str, Tensor]:
-        """What went into the call of the module whose output the tensors are gradients of, for a rule that needs it."""
+        """Make the inputs of the module call whose output the tensors are gradients of, for a rule that needs them."""
         return {"input": self.make_value(2_000)}
 
     def test_it_returns_none_or_a_tensor_of_the_same_form(self) -> None:
@@ -141,7 +141,7 @@ class RuleTests:
         assert all(bool(torch.isfinite(tensor).all()) for tensor in kept), f"{poison} is in what the rule remembers"
 
     def _act(self, rule: Rule, value: Tensor, activation: Tensor | None = None) -> Tensor:
-        """What takes the place of a tensor, as it would in training."""
+        """Let the rule act on a tensor, as it would in training."""
         state = rule.state_at("site:output.grad")
         state.step += 1
         if rule.needs_value:
@@ -168,7 +168,7 @@ class RuleTests:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same to the bit, NaN being NaN."""
+    """Compare two tensors bit for bit, NaN being NaN."""
     return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
 
 

@@ -1,4 +1,4 @@
-"""What is noted while one backward pass runs, and what becomes of it later.
+"""The notes of one backward pass, and the events that are made of them later.
 
 While it runs, six things are noted a node. When it has ended, what the nodes can tell of themselves is fetched, for
 the graph may be freed next. Texts are made only when somebody asks for the events. All lists are flat: one tuple a node
@@ -34,7 +34,7 @@ in, or what torch says of all that came (None for none), and twice None."""
 
 
 class Marks(NamedTuple):
-    """What is called just before a node runs, with what comes in.
+    """Functions to be called just before a node runs, with the gradients that come in.
 
     Attributes:
         one: for a node that takes one gradient, with that.
@@ -83,7 +83,7 @@ class PassLog:
         return len(self._marks) // _MARKS
 
     def make_marks(self, meter: Callable[[], int] | None) -> Marks:
-        """What is to be called just before a node runs.
+        """Make the functions to be called just before a node runs.
 
         Args:
             meter: says how many bytes are in use, where that is asked for.
@@ -150,18 +150,18 @@ class PassLog:
 
     def events(self, find_place: FindPlace) -> list[NodeEvent]:
         """One for each node that began."""
-        describe = Describer(self, find_place, self._read_incoming())
+        describe = EventDescriber(self, find_place, self._read_incoming())
         return [describe.event(index, end) for index, end in enumerate(self._find_ends())]
 
-    def describe_while_running(self, nodes: Sequence[Any], find_place: FindPlace) -> Describer:
-        """What makes events before the pass has ended."""
-        return Describer(self, find_place, {id(node): inputs_of(node) for node in nodes})
+    def describe_while_running(self, nodes: Sequence[Any], find_place: FindPlace) -> EventDescriber:
+        """Make a describer that works before the pass has ended."""
+        return EventDescriber(self, find_place, {id(node): inputs_of(node) for node in nodes})
 
     def _read_incoming(self) -> dict[int, tuple[Any, ...]]:
         return dict(zip(self._marks[2::_MARKS], map(self.incoming_at, range(len(self))), strict=True))
 
     def incoming_at(self, index: int) -> tuple[Any, ...]:
-        """What came in to the node that began at this place in the pass."""
+        """The gradients that came in to the node that began at this place in the pass."""
         shape, dtype, device = self._marks[index * _MARKS + 3 : index * _MARKS + 6]
         return tuple(shape) if dtype is None else ((shape, dtype, device),)
 
@@ -186,7 +186,7 @@ class PassLog:
         return ends
 
 
-class Describer:
+class EventDescriber:
     """Makes events of one log.
 
     Args:
@@ -204,7 +204,7 @@ class Describer:
         self._infos: dict[Any, TensorInfo] = {}
 
     def event(self, index: int, end: int = 0) -> NodeEvent:
-        """That of the node that began at this place in the pass; it ends now, unless that is known."""
+        """Describe the node that began at this place in the pass; it ends now, unless its end is given."""
         log = self._log
         begin, thread, node = log._marks[index * _MARKS : index * _MARKS + 3]
         place = self._places[node]
@@ -252,7 +252,7 @@ class Describer:
 
 
 def place_finder(origins: Origins | None) -> FindPlace:
-    """How to find where a node was made: by the thread that asked for the pass, most likely."""
+    """Make a function that finds where a node was made: most likely by the thread that asked for the pass."""
 
     def find(number: int, thread: int) -> tuple[str | None, int, Line | None]:
         origin = origins and (origins.find(number, thread) or origins.find(number))

@@ -17,11 +17,11 @@ Incoming = tuple[Tensor | None, ...]
 
 
 class Pending:
-    """What is needed to finish a pass that has failed: ``trace.pending``, where the trace is resumable.
+    """The gradients that can finish a pass that has failed: ``trace.pending``, where the trace is resumable.
 
     Attributes:
         node: torch's node that was running last.
-        incoming: what came in to it, behind the hooks that the program has set.
+        incoming: the gradients that came in to it, after the program's own hooks.
     """
 
     def __init__(self, roots: Sequence[Any], gradients: Sequence[Any]) -> None:
@@ -57,7 +57,7 @@ class Pending:
         What ran before is not run again. With ``accumulate`` every ``.grad`` becomes what the whole pass would give.
 
         Args:
-            incoming: what is to come in to the node that failed, instead of what did.
+            incoming: gradients for the node that failed, instead of those that came in.
             accumulate: whether to add to the ``.grad`` of the leaves.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What was seen of backward passes, as plain data."""
+"""A trace of backward passes as plain data, written and read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from retrograd.errors import CannotBundleError, NoSuchNodeError, TraceError
 from retrograd.files import write_file
 from retrograd.foreign.text import LARGEST, check_fields, check_kinds, expect_file, parse_object
-from retrograd.graph.node import Line, TensorInfo, matches, name_place
+from retrograd.graph.node import Line, NamedNode, TensorInfo, matches
 from retrograd.graph.origins import ForwardSpan
 from retrograd.graph.overwritten import Overwritten
 
@@ -42,7 +42,7 @@ class BackwardPass:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeEvent:
+class NodeEvent(NamedNode):
     """One run of one node.
 
     Attributes:
@@ -79,15 +79,10 @@ class NodeEvent:
     raised: bool = False
     bundle: str | None = None
 
-    @property
-    def place(self) -> str:
-        """Its module call and kind, as in ``"blocks.3#2:MulBackward0"``; a leaf's name where it has one."""
-        return name_place(self.name, self.module, self.call, self.parameter)
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a backward pass ended in an exception.
+    """A backward pass that ended in an exception.
 
     Attributes:
         error: the exception's type and message.
@@ -112,12 +107,12 @@ class Failure:
     overwritten: Overwritten | None = None
 
     def note(self) -> str:
-        """What is added to the exception."""
+        """The text that is added to the exception."""
         return "\n".join(_tell_failure(self))
 
 
 class Trace:
-    """What was seen of backward passes, and of the module calls of their forwards.
+    """The nodes that backward passes ran, and the module calls of their forwards.
 
     Attributes:
         rank: of this process.
@@ -211,7 +206,7 @@ class Trace:
         """Read a trace that was saved.
 
         Raises:
-            TraceError: the file is none, or is damaged.
+            TraceError: the file is not a trace, or is damaged.
         """
         try:
             head, *rows = _read_lines(expect_file(path))
@@ -254,7 +249,7 @@ def _check(trace: Trace) -> None:
 
 
 def nothing_new() -> None:
-    """What a complete trace does to be up to date."""
+    """Do nothing: the trace is complete."""
 
 
 def _tell_failure(failure: Failure) -> Iterator[str]:

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from retrograd.bundles.writer import write_bundle
 from retrograd.errors import GraphError
-from retrograd.graph.node import TensorInfo, count_nonfinite, matches
+from retrograd.graph.node import matches
 from retrograd.graph.origins import Origins
 from retrograd.graph.overwritten import explain_overwritten
-from retrograd.graph.walker import describe
+from retrograd.graph.walker import examine
 from retrograd.hooks.backward import EngineRun
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.node_tap import Gradients, NodeHooks, NodeTap, NodeTaps
 from retrograd.hooks.nodes import inputs_of, is_freed, is_leaf
 from retrograd.hooks.reach import PassNodes
@@ -36,7 +36,7 @@ INCOMPLETE = "a backward pass was not traced as asked"
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """What a trace is to hold, and do: see :func:`retrograd.trace`."""
+    """The options of a trace: see :func:`retrograd.trace`."""
 
     norms: bool = False
     memory: bool = False
@@ -49,11 +49,11 @@ class TraceOptions:
 
     @property
     def is_thorough(self) -> bool:
-        """Whether something is to be done at each node, and not only noted."""
+        """Tell whether something is to be done at each node, and not only noted."""
         return self.norms or self.resumable or self.live is not None or self.bundle is not None
 
     def make_folder(self) -> Path:
-        """Where bundles are written."""
+        """The folder for bundles, made if none was given."""
         return self.folder or Path(tempfile.mkdtemp(prefix="retrograd-"))
 
 
@@ -149,7 +149,7 @@ class _Examiner:
 
     @never_raise(INCOMPLETE)
     def before(self, index: int, incoming: Gradients) -> None:
-        """A node is about to run."""
+        """Note what the node is given."""
         node = self._nodes[index]
         self.tell(len(self._log) - 1)
         (self._marks.leaf if is_leaf(node) else self._marks.several)(incoming)
@@ -166,7 +166,7 @@ class _Examiner:
 
     @never_raise(INCOMPLETE)
     def after(self, index: int, outgoing: Gradients) -> None:
-        """It has run."""
+        """Note what the node has given."""
         node = self._nodes[index]
         if self._pending is not None:
             self._pending.ends(node, outgoing)
@@ -176,7 +176,7 @@ class _Examiner:
 
 @torch.no_grad()
 def _measure(gradient: Tensor | None) -> Tensor | None:
-    """The norm, still on its device; None where there is none to be had."""
+    """The norm, still on its device; None where it cannot be taken."""
     if gradient is None:
         return None
     try:
@@ -199,7 +199,7 @@ def describe_failure(
     count: int,
     incoming: tuple[Tensor | None, ...],
 ) -> Failure:
-    """What can be said of a pass that ended in an exception.
+    """Describe a pass that ended in an exception.
 
     Args:
         error: the exception.
@@ -211,7 +211,7 @@ def describe_failure(
         error="".join(traceback.format_exception_only(error)).strip(),
         event=events[-1],
         place=(len(events), count),
-        incoming=tuple(map(_examine, incoming)),
+        incoming=tuple(map(examine, incoming)),
         before=tuple(reversed(events[-1 - _BEFORE : -1])),
         source=_find_source(error),
     )
@@ -241,13 +241,8 @@ def complete_incoming(node: Any, seen: Any) -> tuple[Tensor | None, ...]:
     return known + (None,) * (len(inputs_of(node)) - len(known))
 
 
-def _examine(gradient: Tensor | None) -> tuple[TensorInfo, int | None] | None:
-    info = describe(gradient)
-    return None if gradient is None or info is None else (info, count_nonfinite(gradient))
-
-
 def _find_source(error: BaseException) -> str:
-    """Where Python code raised that the engine had called: a hook, or the backward of a Function."""
+    """Find where Python code raised that the engine had called: a hook, or the backward of a Function."""
     frames = traceback.extract_tb(error.__traceback__)
     engine = max((index for index, frame in enumerate(frames) if frame.name == _ENGINE), default=len(frames))
     inner = frames[engine + 1 :]

@@ -17,7 +17,7 @@ from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.walker import name_leaves
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
-from retrograd.hooks.faults import never_raise
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.node_tap import NodeTaps
 from retrograd.hooks.watched import watched_name
 from retrograd.runs.ranks import ask_rank
@@ -66,7 +66,7 @@ def trace(
         resumable: keep gradients until the node that they go to has run, so that a pass that failed can be finished:
             ``trace.pending.resume()``.
         limit: how many nodes to note; what runs later is only counted.
-        names: names leaves that are no parameters: ``{"a": a}``. Those that were handed to ``rg.watch("a", a)`` have
+        names: names leaves that are not parameters: ``{"a": a}``. Those that were handed to ``rg.watch("a", a)`` have
             the name ``watch/a``.
 
     Raises:
@@ -146,20 +146,20 @@ class Tracing:
 
     @property
     def is_over(self) -> bool:
-        """Whether all passes that were asked for have ended, where they were asked for by their number."""
+        """Tell whether all passes that were asked for by their number have ended."""
         with self._lock:
             passes = self._options.passes
             return isinstance(passes, range) and self._outermost >= passes.stop and not self._running
 
     @never_raise(INCOMPLETE)
     def run_begins(self, run: EngineRun) -> None:
-        """The engine is about to run."""
+        """Begin to trace a run of the engine."""
         with self._lock:
             self._begin(run)
 
     @never_raise(INCOMPLETE)
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """It has ended."""
+        """End the trace of a run."""
         watched = self._running.get(run)
         if watched is None:
             return

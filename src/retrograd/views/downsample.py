@@ -1,4 +1,4 @@
-"""Many steps drawn in few columns, with no extreme lost.
+"""Many steps in few columns, without losing extremes.
 
 Consecutive recorded steps share a column. A column keeps the smallest, the mean and the largest of its
 values, so that a spike of a single step stays visible however many steps are drawn.
@@ -16,7 +16,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class StepColumns:
     """Recorded steps that share columns.
 
     Attributes:
@@ -48,16 +48,16 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """The values that columns keep: each of shape (rows, columns), NaN where no value was."""
+    """The values that columns keep: each of shape (rows, columns), NaN where there is none."""
 
     low: FloatArray
     mean: FloatArray
     high: FloatArray
 
 
-def share_columns(steps: IntArray, most: int) -> Columns:
+def share_columns(steps: IntArray, most: int) -> StepColumns:
     """Spread steps evenly over at most ``most`` columns; one step a column where they fit."""
-    return Columns(steps, max(1, -(-len(steps) // most)))
+    return StepColumns(steps, max(1, -(-len(steps) // most)))
 
 
 def reduce_columns(values: FloatArray, width: int) -> Bands:

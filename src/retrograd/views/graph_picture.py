@@ -21,7 +21,7 @@ MOST_BOXES = 60
 """Boxes that a picture shows when no depth is asked for, and parts of a list that are shown at once."""
 
 MOST_PARTS = 12_000
-"""Boxes that a page can show in all; deeper ones are only counted."""
+"""Boxes that a page can show in total; deeper ones are only counted."""
 
 
 def draw_graph(graph: Iterable[Node], path: str | os.PathLike[str], *, depth: int | None = None) -> Path:
@@ -52,27 +52,26 @@ def draw_graph(graph: Iterable[Node], path: str | os.PathLike[str], *, depth: in
         )
     if depth is not None and depth < 1:
         raise GraphError(f"depth={depth} would show nothing.", repair="give 1 or more, or leave it out.")
+    build = build_picture if suffix == ".svg" else build_page
+    return write_page(target, build(graph, depth=depth), "The graph", GraphError)
+
+
+def build_picture(graph: Iterable[Node], *, depth: int | None = None) -> str:
+    """Build the picture as SVG text."""
     outline = make_outline(graph, most=MOST_BOXES)
-    depth = choose_depth(outline.top, MOST_BOXES) if depth is None else depth
-    page = _draw_picture(outline, depth) if suffix == ".svg" else build_page(outline, depth, MOST_PARTS)
-    return write_page(target, page, "The graph", GraphError)
-
-
-def _draw_picture(outline: Outline, depth: int) -> str:
-    opened = list_opened(outline.top, depth)
+    opened = list_opened(outline.top, choose_depth(outline.top, MOST_BOXES) if depth is None else depth)
     scene = make_scene(outline, opened)
     return draw_svg(place(scene, outline.top, set(opened)), "Backward graph", describe_graph(outline))
 
 
-def build_page(outline: Outline, depth: int, most: int) -> str:
-    """The page as text. Whatever comes from the graph is escaped: it can be neither markup nor script.
+def build_page(graph: Iterable[Node], *, depth: int | None = None) -> str:
+    """Build the page as text, with at most :data:`MOST_PARTS` boxes; folds that lie deeper cannot be opened.
 
-    Args:
-        outline: the graph.
-        depth: how many levels of folds are open at first.
-        most: how many boxes may be in the page; folds that lie deeper cannot be opened.
+    Names from the graph are escaped: they can be neither markup nor script.
     """
-    folds = list(list_folds(outline.top, most))
+    outline = make_outline(graph, most=MOST_BOXES)
+    depth = choose_depth(outline.top, MOST_BOXES) if depth is None else depth
+    folds = list(list_folds(outline.top, MOST_PARTS))
     scene = make_scene(outline, folds)
     first = set(list_opened(outline.top, depth))
     opened = [number for number, fold in enumerate(folds) if number and fold in first]
@@ -100,7 +99,7 @@ Json = dict[str, Any]
 
 
 def list_sheets(scene: Scene) -> list[Json]:
-    """All sheets of a scene. They name each other by their places in this list."""
+    """All sheets of a scene; they refer to each other by their places in this list."""
     numbers = {fold: number for number, fold in enumerate(scene.sheets)}
     return [_write_sheet(scene, sheet, numbers) for sheet in scene.sheets.values()]
 

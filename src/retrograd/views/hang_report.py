@@ -152,7 +152,7 @@ def _describe_last(state: RankState) -> str:
 
 
 def is_stuck(state: RankState, limit: float | None) -> bool:
-    """Whether a rank died inside a pass, or has been in one node for more than ``limit`` seconds."""
+    """Tell whether a rank died inside a pass, or has been in one node for more than ``limit`` seconds."""
     place = _newest(state)
     if place is None or state.closed:
         return False

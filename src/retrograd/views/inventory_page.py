@@ -1,4 +1,4 @@
-"""An inventory as one HTML file: held bytes over forward and backward, and by module."""
+"""An inventory as one HTML file: bytes held over forward and backward, and by module."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from retrograd.views.trace_events import shorten_line
 
 
 def write_inventory(
-    inventory: Inventory, path: str | os.PathLike[str] = "inventory.html", *, title: str = "What autograd keeps"
+    inventory: Inventory, path: str | os.PathLike[str] = "inventory.html", *, title: str = "Saved tensors"
 ) -> Path:
     """Write an inventory as one HTML file that opens offline.
 
-    It shows the bytes held over forward and backward with the peak named, a treemap by module of what is alive at the
-    position that is chosen, and every tensor there with all that is known of it.
+    It shows the bytes held over forward and backward with the peak named, a treemap by module of the tensors alive at
+    the chosen position, and every such tensor with its details.
 
     Args:
         inventory: as made by ``rg.take_inventory()``, or loaded.
@@ -38,8 +38,8 @@ def write_inventory(
     return write_page(path, build_page(inventory, title), "The inventory", SavedTensorError)
 
 
-def build_page(inventory: Inventory, title: str) -> str:
-    """The page as text. Whatever comes from the inventory is escaped: it can be neither markup nor script."""
+def build_page(inventory: Inventory, title: str = "Saved tensors") -> str:
+    """Build the page as text. Texts of the inventory are escaped: they can be neither markup nor script."""
     facts = tell_inventory(inventory)
     return frame_page(
         "retrograd.views.inventory_assets",
@@ -61,7 +61,7 @@ GROUPS = ("cheap", "dear", "input", "cast", "other")
 
 
 def tell_inventory(inventory: Inventory) -> dict[str, Any]:
-    """Facts that the scripts read at once."""
+    """Facts that the scripts read when the page opens."""
     return {
         "peak": inventory.peak.position,
         "notes": list(inventory.notes),
@@ -76,7 +76,7 @@ def describe_inventory_briefly(inventory: Inventory) -> str:
         return "No backward pass was seen."
     pieces = count_of(len(inventory.storages), "piece of memory is", "pieces of memory are")
     return (
-        f"{pieces} kept, {show_bytes(inventory.resident)}; copies of each "
+        f"{pieces} saved, {show_bytes(inventory.resident)}; copies of each "
         f"saved tensor would take {show_bytes(inventory.asked)}. Peak: {show_bytes(inventory.peak.bytes)}."
     )
 

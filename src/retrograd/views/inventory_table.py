@@ -1,4 +1,4 @@
-"""An inventory as a table: what autograd keeps, by module, by kind of node, or tensor by tensor."""
+"""An inventory as a table: saved tensors by module, by kind of node, or one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ By = Literal["module", "node", "tensor"]
 _NO_MODULE = "(no module)"
 
 _SPARED = ("share", "asked")
-"""Columns that go first where there is little room."""
+"""Columns that are left out first where there is little room."""
 
 _UNBOUNDED = 10_000
 """A width in which every table fits."""
@@ -41,17 +41,17 @@ def print_inventory(
     limit: int | None = 20,
     file: TextIO | None = None,
 ) -> None:
-    """Print what autograd keeps, largest first, and what is alive when most is held.
+    """Print saved tensors, largest first, and those alive when most is held.
 
-    Memory that several nodes keep counts where it was saved first. Parameters and buffers count for nothing: they are
-    there anyway. A share is one of all that is kept; ``at peak`` is what of it is held when most is; ``made in`` is how
-    long the operation took that made a tensor, which may have made others too. Narrow terminals are spared columns.
+    Memory that several nodes save counts where it was saved first. Parameters and buffers do not count: they are in
+    memory anyway. A share is relative to all saved memory; ``at peak`` is the part held when most is; ``made in`` is
+    the time of the operation that computed a tensor, and perhaps others. Narrow terminals show fewer columns.
 
     Args:
         inventory: as made by ``rg.take_inventory()``, or loaded.
-        by: what makes a line: ``module``, ``node`` (its kind) or ``tensor``.
-        modules: a glob; only modules that it fits.
-        limit: how many lines; None for all.
+        by: grouping of lines: ``module``, ``node`` (its kind) or ``tensor``.
+        modules: a glob; only modules that match it.
+        limit: number of lines; None for all.
         file: where to print; standard output when left out.
 
     Raises:
@@ -83,7 +83,7 @@ def _choose(inventory: Inventory, pattern: str | None) -> list[Row]:
     if rows and not chosen:
         names = list(dict.fromkeys(row["module"] or _NO_MODULE for row in rows))
         raise SavedTensorError(
-            f"The pattern {pattern!r} fits no module that keeps something.",
+            f"The pattern {pattern!r} matches no module that saves tensors.",
             repair=f"the largest are {', '.join(names[:5])}.",
         )
     return chosen
@@ -119,7 +119,7 @@ class _Share:
 
     @property
     def remake(self) -> str:
-        """The operation that would recompute most of it; empty where none is known."""
+        """The operation that would recompute most of it; empty if none is known."""
         return max(self.recomputed_by, key=self.recomputed_by.__getitem__, default="")
 
 

@@ -1,6 +1,6 @@
-"""The part of a run that is shown: the phase, the sites, and the places that they belong to.
+"""The visible part of a run: the phase, the sites, and the places to which they belong.
 
-Sites are what is recorded; a place is what a person looks at. ``fc:weight``, ``fc:weight.grad`` and
+A run records sites; a person looks at places. ``fc:weight``, ``fc:weight.grad`` and
 ``fc:weight.update`` are three sites of one place.
 """
 
@@ -16,7 +16,7 @@ from retrograd.sites.site import WATCH, Quantity, Site, parse_leniently, says_ca
 
 
 def choose_sites(history: History, patterns: Iterable[str] | None) -> list[str]:
-    """Sites that the patterns select, in call order; all for None.
+    """Sites that the patterns select, in call order; all sites for None.
 
     Raises:
         NoSuchSiteError: for a pattern that matches nothing.
@@ -25,7 +25,7 @@ def choose_sites(history: History, patterns: Iterable[str] | None) -> list[str]:
 
 
 def find_phase(history: History) -> Phase:
-    """The first kind of forward of which there is anything: ``train`` where there was training."""
+    """The first phase that has rows: ``train`` if there was training."""
     return next((phase for phase in PHASES if len(history.matrix("count", phase=phase).steps)), PHASES[0])
 
 
@@ -35,13 +35,13 @@ _MODULE_SLOTS = frozenset({"output", "input"})
 
 
 @dataclass(slots=True)
-class Place:
+class ModelPlace:
     """One place of the model.
 
     Attributes:
         name: printed site of the value, whether or not the value itself was recorded.
         path: module path; ``watch/NAME`` for a tensor watched by hand.
-        label: what distinguishes it within the module: slot, keys and call.
+        label: its name within the module: slot, keys and call.
         kind: whether it is a parameter.
         sites: the recorded sites, by quantity.
     """
@@ -53,18 +53,18 @@ class Place:
     sites: dict[Quantity, str] = field(default_factory=dict)
 
 
-def group_places(sites: Iterable[str]) -> list[Place]:
+def group_places(sites: Iterable[str]) -> list[ModelPlace]:
     """Places of the given sites, in the order in which their first site was seen.
 
     A name that is not a site (from a foreign run) becomes a place of its own.
     """
-    places: dict[str, Place] = {}
+    places: dict[str, ModelPlace] = {}
     for text in sites:
         site = parse_leniently(text)
         name, label = (site.value.numbered, site.numbered_label) if says_call(text) else (str(site.value), site.label)
         place = places.get(name)
         if place is None:
-            place = places[name] = Place(name, site.path, label, _kind(site))
+            place = places[name] = ModelPlace(name, site.path, label, _kind(site))
         place.sites[site.quantity] = text
     return list(places.values())
 

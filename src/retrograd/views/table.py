@@ -1,4 +1,4 @@
-"""A run as a table in the terminal: a line for each place, how it stands at the end and how it came there."""
+"""A run as a table in the terminal: a line for each place, with its last numbers and its curve over the steps."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from retrograd.amounts import count_of
 from retrograd.errors import PatternError
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
-from retrograd.runs.given import Given, read_history
+from retrograd.runs.reader import Given, read_history
 from retrograd.sites.site import Quantity
 from retrograd.views.downsample import FloatArray
-from retrograd.views.shown import Place, choose_sites, find_phase, group_places
+from retrograd.views.shown import ModelPlace, choose_sites, find_phase, group_places
 from retrograd.views.terminal import (
     BLOCKS,
     PIPED_WIDTH,
@@ -37,7 +37,18 @@ from retrograd.views.terminal import (
 
 SPARKLINE_WIDTH = 24
 NARROWEST_SPARKLINE = 8
-_CURVE = 3  # the column of the curves
+
+_COLUMNS = {
+    "site": "name",
+    "value": "number",
+    "gradient": "number",
+    "over steps": "text",
+    "zeros": "number",
+    "nonfinite": "number",
+    "update": "number",
+}
+_SPARED = ("zeros", "update", "value", "over steps", "nonfinite")
+"""Columns that are left out, empty ones first and then in this order, where there is little room."""
 
 
 def print_table(
@@ -48,10 +59,11 @@ def print_table(
     sort: Order = "calls",
     file: TextIO | None = None,
 ) -> None:
-    """Print a line for each place: its last value and gradient, how the gradient came there, and what is odd.
+    """Print a line for each place: its last value and gradient, the gradient over the steps, and what is odd.
 
     Numbers are of the finite elements; NaN stands where none was finite at the last step, not the number before.
-    For a terminal the table is coloured and as wide as the window; for a pipe it is plain and nothing is cut.
+    For a terminal the table is coloured and as wide as the window; a narrow window leaves out columns. For a pipe it is
+    plain and nothing is cut.
 
     Args:
         run: a run, its folder, a recording, or a history.
@@ -76,51 +88,69 @@ def print_table(
         f"{count_of(len(summaries), 'place')}, {span}, {statistic}, phase {phase}",
         style="dim",
     )
-    console.print(_fit(summaries, console))
+    table, left_out = _fit(summaries, console)
+    console.print(table)
+    if left_out:
+        console.print(f"left out for lack of room: {', '.join(left_out)}", style="dim")
 
 
 format_table = giving_text(print_table)
 
 
-def _fit(summaries: list[Summary], console: Console) -> Table:
-    """The table, with shorter curves where the window is too narrow for long ones beside the names."""
-    table = _tabulate(summaries, SPARKLINE_WIDTH, console)
-    wanted = console.measure(table, options=console.options.update(width=PIPED_WIDTH)).maximum
-    if wanted <= console.width:
-        return table
-    drawn = max(len(str(cell)) for cell in table.columns[_CURVE].cells)
-    return _tabulate(summaries, max(NARROWEST_SPARKLINE, drawn - (wanted - console.width)), console)
+def _fit(summaries: list[Summary], console: Console) -> tuple[Table, list[str]]:
+    """The table in as many columns as the window has room for, with the longest curves that fit; and what is left out.
+
+    Names fold only where the narrowest table is too wide.
+    """
+    titles, left_out = list(_COLUMNS), list[str]()
+    empty = _find_empty(summaries)
+    for spared in (None, *sorted(_SPARED, key=lambda title: title not in empty)):
+        if spared is not None:
+            titles.remove(spared)
+            left_out.append(f"{spared} (none)" if spared in empty else spared)
+        table = _tabulate(summaries, titles, NARROWEST_SPARKLINE, console)
+        wanted = console.measure(table, options=console.options.update(width=PIPED_WIDTH)).maximum
+        room = console.width - wanted
+        if room >= 0:
+            width = min(SPARKLINE_WIDTH, NARROWEST_SPARKLINE + room)
+            return _tabulate(summaries, titles, width, console), left_out
+    return table, left_out
 
 
-def _tabulate(summaries: list[Summary], width: int, console: Console) -> Table:
+def _find_empty(summaries: Sequence[Summary]) -> set[str]:
+    """Columns that hold nothing but dashes."""
+    has_any = {
+        "zeros": any(summary.zeros is not None for summary in summaries),
+        "update": any(summary.update is not None for summary in summaries),
+        "nonfinite": any(summary.nonfinite for summary in summaries),
+        "value": any(summary.value is not None for summary in summaries),
+    }
+    return {title for title, is_there in has_any.items() if not is_there}
+
+
+def _tabulate(summaries: Iterable[Summary], titles: Sequence[str], width: int, console: Console) -> Table:
     blocks = BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS
-    table = make_table(
-        console,
-        {
-            "site": "name",
-            "value": "number",
-            "gradient": "number",
-            "over steps": "text",
-            "zeros": "number",
-            "nonfinite": "number",
-            "update": "number",
-        },
-    )
+    table = make_table(console, {title: _COLUMNS[title] for title in titles})
     for summary in summaries:
-        table.add_row(
-            Text(print_name(console, summary.place.name)),
-            _mark(summary.value),
-            _mark(summary.gradient),
-            Text(draw_sparkline(summary.curve, width, blocks=blocks), style="cyan"),
-            "-" if summary.zeros is None else print_share(summary.zeros),
-            Text(f"{summary.nonfinite:,}" if summary.nonfinite else "-", style="bold red" if summary.nonfinite else ""),
-            _mark(summary.update),
-        )
+        cells = {
+            "site": Text(print_name(console, summary.place.name)),
+            "value": _mark(summary.value),
+            "gradient": _mark(summary.gradient),
+            "over steps": Text(draw_sparkline(summary.curve, width, blocks=blocks), style="cyan"),
+            "zeros": Text("-" if summary.zeros is None else print_share(summary.zeros)),
+            "nonfinite": _count(summary.nonfinite),
+            "update": _mark(summary.update),
+        }
+        table.add_row(*(cells[title] for title in titles))
     return table
 
 
+def _count(nonfinite: int) -> Text:
+    return Text(f"{nonfinite:,}", style="bold red") if nonfinite else Text("-")
+
+
 def _mark(number: float | None) -> Text:
-    """A number, a dash for none, and NaN so that it is seen."""
+    """A number, a dash for None, and NaN in red."""
     if number is not None and math.isnan(number):
         return Text("NaN", style="bold red")
     return Text("-" if number is None else print_number(number))
@@ -132,19 +162,19 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A place in numbers: None where there is none, and NaN where no element was finite at the last step.
+    """A place in numbers: None for a missing number, and NaN where no element was finite at the last step.
 
     Attributes:
-        place: which.
+        place: the place.
         value: last value of the statistic, of the place's value.
         gradient: the same, of its gradient.
         curve: the statistic over all steps, shape (n,): of the gradient where there is one, else of the value.
-        zeros: share of zeros at the last step, of the value where there is one, else of the gradient.
-        nonfinite: NaN and infinite elements over all steps, of all sites of the place.
-        update: norm of the last update against that of the weight.
+        zeros: share of zeros at the last step, of the value if there is one, else of the gradient.
+        nonfinite: number of NaN and infinite elements over all steps, of all sites of the place.
+        update: norm of the last update relative to that of the weight.
     """
 
-    place: Place
+    place: ModelPlace
     value: float | None
     gradient: float | None
     curve: FloatArray
@@ -166,7 +196,7 @@ def summarize(
     curves, zeros, nonfinite, ratios, count = (history.matrix(name, sites, phase=phase).values for name in names)
     is_lost = (nonfinite == count) & (count > 0)
 
-    def pick(place: Place, *quantities: Quantity) -> int | None:
+    def pick(place: ModelPlace, *quantities: Quantity) -> int | None:
         return next((numbers[place.sites[quantity]] for quantity in quantities if quantity in place.sites), None)
 
     return [
@@ -184,7 +214,7 @@ def summarize(
 
 
 def sort_summaries(summaries: Iterable[Summary], order: Order) -> list[Summary]:
-    """By name, or by falling numbers, NaN first and unknown ones last; ``calls`` leaves the order as it is.
+    """Sort by name, or by falling numbers, NaN first and unknown ones last; ``calls`` leaves the order as it is.
 
     Raises:
         PatternError: for an unknown order.
@@ -203,7 +233,7 @@ def _falling(number: float | None) -> tuple[bool, float]:
 
 
 def _last(values: FloatArray, row: int | None, is_lost: npt.NDArray[np.bool_]) -> float | None:
-    """Last number of a row, or NaN if that is of elements none of which was finite."""
+    """Last number of a row, or NaN if none of its elements was finite."""
     if row is None:
         return None
     numbers = np.where(is_lost[row], np.nan, values[row])

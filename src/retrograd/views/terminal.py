@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-PIPED_WIDTH = 10_000  # nothing is cut or wrapped for a program that reads along
+PIPED_WIDTH = 10_000  # nothing is cut or wrapped for a program that reads the output
 
 
 P = ParamSpec("P")
 
 
 def giving_text(show: Callable[P, None]) -> Callable[P, str]:
-    """From a function that prints something to one that gives its text: plain, and nothing is cut.
+    """Turn a function that prints something into one that returns its text: plain, and nothing is cut.
 
     Args:
-        show: takes ``file``, where to print, beside what it shows. The function that is made takes the same but that.
+        show: takes ``file``, where to print, besides its data. The new function takes the same arguments without it.
     """
 
     @functools.wraps(show)
@@ -39,7 +39,7 @@ def giving_text(show: Callable[P, None]) -> Callable[P, str]:
         return page.getvalue()
 
     give.__name__ = give.__qualname__ = show.__name__.replace("print_", "format_")
-    give.__doc__ = f"Give the text that :func:`{show.__name__}` prints to a file; takes all its arguments but that."
+    give.__doc__ = f"Return the text that :func:`{show.__name__}` prints; takes the same arguments without ``file``."
     return give
 
 
@@ -57,8 +57,7 @@ def make_table(console: Console, columns: Mapping[str, str]) -> Table:
 
     Args:
         console: where it will be printed.
-        columns: their titles, and what is in them: a "name" wraps in a terminal, a "number" stands at the right, and a
-            "text" does neither.
+        columns: titles and kinds: a "name" wraps in a terminal, a "number" is aligned right, a "text" does neither.
     """
     with random_kept():
         from rich import box
@@ -75,7 +74,7 @@ def make_table(console: Console, columns: Mapping[str, str]) -> Table:
 
 
 def can_print(console: Console, text: str) -> bool:
-    """Whether the console's encoding has these characters."""
+    """Tell whether the console's encoding has these characters."""
     try:
         text.encode(console.encoding)
     except UnicodeEncodeError:
@@ -104,7 +103,7 @@ def print_share(value: float) -> str:
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN_BLOCKS = "_.-~=+*#"
-"""For where block elements cannot be printed."""
+"""Shown where block elements cannot be printed."""
 
 NOT_RECORDED = " "
 

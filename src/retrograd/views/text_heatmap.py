@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from retrograd.history.history import History
-from retrograd.runs.given import Given, read_history
+from retrograd.runs.reader import Given, read_history
 from retrograd.views.downsample import FloatArray, reduce_columns, share_columns
 from retrograd.views.shown import choose_sites, find_phase
 from retrograd.views.terminal import can_print, giving_text, open_console, print_name, print_number, shade_numbers
@@ -40,7 +40,7 @@ def print_heatmap(
     Args:
         run: a run, its folder, a recording, or a history.
         sites: names or globs; all gradients of activations when left out, or all sites where there are none.
-        statistic: which.
+        statistic: name of the statistic.
         file: where to print; standard output when left out.
 
     Raises:

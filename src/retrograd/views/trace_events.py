@@ -48,17 +48,17 @@ def largest(norms: Iterable[float | None]) -> float:
 
 
 def print_norm(norm: float) -> str:
-    """A norm to three digits; a dash for one that is not known."""
+    """A norm to three digits; a dash if it is unknown."""
     return "-" if norm < 0 else "nan" if math.isnan(norm) else print_number(norm)
 
 
 def make_visible(text: str) -> str:
-    """The same text without what would steer a terminal: names of modules may hold anything."""
+    """Escape control characters, which could steer a terminal: names of modules may hold anything."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def make_filter(pattern: str | None) -> Callable[[NodeEvent], bool]:
-    """Whether a glob is meant to match, for many events: what was found for a place is kept. None lets all pass."""
+    """Make a test of events by a glob, which remembers its answer for each place. None lets all events pass."""
     if pattern is None:
         return lambda event: True
     known: dict[tuple[str | None, int, str, str | None], bool] = {}
@@ -90,12 +90,12 @@ def choose_events(events: Sequence[NodeEvent], pattern: str | None) -> list[int]
 
 
 def own_times(trace: Trace) -> list[int]:
-    """Nanoseconds of each event without those of passes that ran inside of it (reentrant checkpointing)."""
+    """Nanoseconds of each event without passes that ran inside it (reentrant checkpointing)."""
     return _without_inner(trace, [event.end - event.begin for event in trace.events], _span_of)
 
 
 def own_memory(trace: Trace) -> list[int]:
-    """Bytes that each event gained without those of nodes that ran inside of it; 0 where that was not asked for."""
+    """Bytes that each event gained without nodes that ran inside it; 0 where memory was not measured."""
     gained = [event.memory or 0 for event in trace.events]
     inner: dict[int, int] = defaultdict(int)
     for event, count in zip(trace.events, gained, strict=True):
@@ -132,7 +132,7 @@ class _Surroundings:
             indices.sort(key=lambda index: self._events[index].begin)
 
     def find(self, run: BackwardPass) -> int | None:
-        """Index of that event; None for an outermost pass, and where none is known."""
+        """Index of that event; None for an outermost pass, or if no event is known."""
         indices = self._lists.get((run.thread, run.depth - 1), []) if run.depth else []
         place = bisect_right(indices, run.begin, key=lambda index: self._events[index].begin)
         index = indices[place - 1] if place else None

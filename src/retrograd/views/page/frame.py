@@ -1,10 +1,14 @@
 """The frame of every HTML page: one file that opens from a disk, in which nothing but its own script runs.
 
 A page is a package with ``page.html`` (its body), style sheets in ``css/`` and scripts in ``js/``, of which ``main.js``
-draws it. Sheets and scripts that all pages use stand beside this file; what several pages show is a part, a package
-with ``part.html``. A content security policy names the hashes of the page's own script and style: nothing else runs,
-and nothing is loaded from anywhere. Data are in it as JSON that ends no script, or packed as gzip in base64, which
+draws it. Sheets and scripts of all pages are beside this file; a part that several pages show is a package with
+``part.html``. A content security policy names the hashes of the page's own script and style: nothing else runs, and
+nothing is loaded. Data are embedded as JSON that cannot end a script, or packed as gzip in base64, which
 ``js/payload.js`` reads.
+
+Floats are packed as float32 whose bytes are sorted by significance (all first bytes, all second bytes …), because signs
+and exponents of neighbours are alike and compress well. They may be rounded to fewer bits of mantissa first; range, NaN
+and infinities stay those of float32.
 
 Scripts are ECMAScript modules with plain imports, so editors and linters understand them. A page that is opened from a
 disk may not load modules, so they are put one after the other, each in a function of its own.
@@ -26,8 +30,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from retrograd.errors import RetrogradError
-from retrograd.files import write_text
+from retrograd.files import to_utf8, write_file, write_whole
 
 SHARED = resources.files("retrograd.views.page")
 _STYLES = ("css/theme.css", "css/base.css")
@@ -48,17 +55,17 @@ def frame_page(
     parts: Mapping[str, str] | None = None,
     words: Mapping[str, str] | None = None,
 ) -> str:
-    """A page as text. What is given as text is escaped: it can be neither markup nor script.
+    """Build a page as text. Texts are escaped: they can be neither markup nor script.
 
     Args:
-        package: where the page's own files are.
-        title: of the page; ``$title`` in its body.
+        package: package with the page's own files.
+        title: title of the page; ``$title`` in its body.
         facts: JSON values that the scripts read at once.
         blocks: packed data by name, which the scripts unpack when they need it.
         styles: the page's style sheets, after those of all pages.
-        libraries: scripts of others, which run first.
-        parts: packages of what other pages show too, by the word after the ``$`` that stands for it in the body.
-        words: further texts that the body names with a ``$``. It has ``$theme_switch`` and ``$written`` as well.
+        libraries: third-party scripts, which run first.
+        parts: packages that several pages show, by the name of the ``$`` placeholder in the body.
+        words: further texts for ``$`` placeholders in the body, beside ``$theme_switch`` and ``$written``.
     """
     own = resources.files(package)
     shared = {name: resources.files(part) for name, part in (parts or {}).items()}
@@ -87,21 +94,30 @@ def frame_page(
     )
 
 
-def write_page(path: str | os.PathLike[str], page: str, what: str, error: type[RetrogradError]) -> Path:
+def write_page(
+    path: str | os.PathLike[str],
+    page: str,
+    what: str,
+    error: type[RetrogradError],
+    *,
+    follow_links: bool = True,
+) -> Path:
     """Write a page, or a picture, into a file.
 
     Args:
         path: the file.
         page: its text.
-        what: what it shows, for the message of an error.
-        error: raised where the file cannot be written.
+        what: subject of the page, for the message of an error.
+        error: raised if the file cannot be written.
+        follow_links: write through a link; False replaces it, in a folder that somebody else may have made.
 
     Returns:
         The path.
     """
     target = Path(path)
     try:
-        write_text(target, page)
+        with write_file(target) if follow_links else write_whole(target) as file:
+            file.write(to_utf8(page))
     except OSError as failed:
         raise error(
             f"{what} cannot be written to {str(target)!r}: {failed.strerror or failed}.",
@@ -146,18 +162,18 @@ _EXPORT = re.compile(r"^export ((?:async )?function|const) (\w+)", re.MULTILINE)
 
 
 def join_modules(entry: str, texts: Mapping[str, str]) -> str:
-    """A module and all that it imports, those that are imported before those that import them.
+    """Join a module and everything that it imports, each module after its imports.
 
     Args:
-        entry: the file name of the module that is run.
-        texts: what is in each file, by its name.
+        entry: file name of the module that runs.
+        texts: contents of the files, by name.
     """
     names = dict.fromkeys(_order(entry, texts))
     return "\n".join(['"use strict";', *(wrap_module(name, texts[name]) for name in names)])
 
 
 def wrap_module(name: str, text: str) -> str:
-    """A module as an assignment: its imports taken from other such variables, its exports returned."""
+    """Turn a module into an assignment: its imports come from other such variables, its exports are returned."""
     body = _IMPORT.sub(lambda match: f"const {{ {match[1]} }} = {_variable(match[2])};\n", text)
     body = _EXPORT.sub(r"\1 \2", body)
     exports = ", ".join(match[2] for match in _EXPORT.finditer(text))
@@ -177,7 +193,7 @@ def _variable(name: str) -> str:
 
 
 def escape_json(value: Any) -> str:
-    """JSON that may stand inside a script element."""
+    """JSON that is safe inside a script element."""
     return _print_json(value).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
@@ -193,3 +209,30 @@ def pack_bytes(data: bytes) -> str:
 
 def _print_json(value: Any) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+MANTISSA_BITS = 23
+"""Bits of a float32's mantissa: at this number nothing is rounded away."""
+
+
+def pack_floats(values: npt.NDArray[Any], mantissa_bits: int = MANTISSA_BITS) -> str:
+    """Text of an array of any shape, in C order; numbers beyond float32 become infinite or zero."""
+    with np.errstate(over="ignore", under="ignore"):
+        single = np.ascontiguousarray(values, dtype="<f4").ravel()
+    planes = round_mantissa(single, mantissa_bits).view(np.uint8).reshape(-1, 4).T
+    return pack_bytes(np.ascontiguousarray(planes).tobytes())
+
+
+def round_mantissa(values: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.float32]:
+    """Round to the nearest float32 whose mantissa ends in ``23 − bits`` zeros."""
+    dropped = MANTISSA_BITS - bits
+    if dropped <= 0:
+        return values
+    pattern = values.view(np.uint32)
+    rounded = (pattern + np.uint32(1 << (dropped - 1))) & np.uint32((0xFFFFFFFF << dropped) & 0xFFFFFFFF)
+    return np.where(np.isfinite(values), rounded, pattern).view(np.float32)
+
+
+def significant_digits(mantissa_bits: int) -> int:
+    """Decimal digits that survive rounding to so many bits."""
+    return int((mantissa_bits + 1) * np.log10(2.0))

@@ -137,9 +137,9 @@ def _sort_rows(rows: list[list[int]], chains: list[list[int]], count: int) -> li
 
 
 def _sort_row(row: list[int], other: list[int], neighbours: dict[int, list[int]], shy: list[int]) -> None:
-    """By the mean place of neighbours; what has none keeps its place.
+    """Sort a row by the mean place of neighbours; things without any keep their place.
 
-    Of those with the same neighbours, things at which the way ends stand to the right, and bends before them.
+    Among things with the same neighbours, dead ends are rightmost, and bends come before them.
     """
     places = {number: place for place, number in enumerate(other)}
     own = {number: place for place, number in enumerate(row)}

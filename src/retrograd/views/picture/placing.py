@@ -184,7 +184,7 @@ def _settle(
     kinds: list[int],
     xs: list[float],
 ) -> None:
-    """As near to the wanted places as can be without overlaps: least squares, by pooling neighbours that collide."""
+    """Place things near their wanted places without overlaps: least squares, by pooling neighbours that collide."""
     offsets, offset = [], 0.0
     for i, number in enumerate(row):
         if i:

@@ -120,7 +120,7 @@ class Thing:
 
     @property
     def name(self) -> str:
-        """The same in every picture of the same graph: ``n12``, ``in-12-0``, ``blocks.3``."""
+        """Name that is the same in every picture of the same graph: ``n12``, ``in-12-0``, ``blocks.3``."""
         match self.content:
             case Port(gradient=(node, slot), enters=enters):
                 return f"{'in' if enters else 'out'}-{node}-{slot}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.errors import StatisticError
+from retrograd.history.history import History
+from retrograd.history.sink import Phase
 from retrograd.statistics.row import EXPONENT_BIAS
-from retrograd.views.downsample import Columns, FloatArray, reduce_columns
-from retrograd.views.page.frame import pack_bytes
-from retrograd.views.report.packing import pack_floats
+from retrograd.views.downsample import FloatArray, IntArray, StepColumns, reduce_columns
+from retrograd.views.page.frame import pack_bytes, pack_floats
 from retrograd.views.report.scope import Scope
 
 Band = Literal["low", "mean", "high"]
@@ -167,7 +168,7 @@ def make_exponent_block(scope: Scope) -> Block | None:
     columns = scope.columns
     room = MOST_CELLS // (_TYPICAL_BINS * max(len(scope.sites), 1))
     merged = max(1, -(-len(columns) // max(min(room, _MOST_COLUMNS), 20)))
-    wide = Columns(columns.steps, columns.width * merged)
+    wide = StepColumns(columns.steps, columns.width * merged)
     stretches: dict[int, list[int]] = {}
     parts: list[bytes] = []
     offset = 0
@@ -225,3 +226,44 @@ def encode_shares(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     levels = LEVELS_PER_OCTAVE * (np.log2(np.maximum(shares, 2.0**SMALLEST_SHARE)) - SMALLEST_SHARE)
     return np.ascontiguousarray(np.where(counts > 0, 1 + np.rint(levels), 0).astype(np.uint8).T)
+
+
+FURTHEST = 64.0
+"""Ratios are cut off at 2 to the plus or minus this, where one of the two is zero."""
+
+
+def compare_runs(scope: Scope, other: History, other_name: str) -> tuple[list[Block], dict[str, str]]:
+    """The difference as a statistic of the page, and what the header says of it."""
+    ratios = compare_rms(scope.history, other, scope.sites, scope.phase)
+    measure = Measure("against", f"rms ratio to {other_name} (log₂)", signed=True, scale="linear")
+    block = make_block(measure, ratios, scope)
+    first = tell_first_difference(ratios, scope.sites, scope.columns.steps)
+    return [block] if block is not None else [], {"compared with": other_name, "first difference": first}
+
+
+def compare_rms(history: History, other: History, sites: Sequence[str], phase: Phase) -> FloatArray:
+    """log₂(rms / rms of the other) of each site at each step.
+
+    Returns:
+        Shape (sites, steps of ``history``): exactly 0 where both are equal, NaN where either has nothing.
+    """
+    ours = history.matrix("rms", sites, phase=phase)
+    shared = np.array([row for row, site in enumerate(sites) if site in other], dtype=np.int64)
+    theirs = other.matrix("rms", [sites[row] for row in shared], phase=phase)
+    _, mine, others = np.intersect1d(ours.steps, theirs.steps, assume_unique=True, return_indices=True)
+    aligned = np.full(ours.values.shape, np.nan)
+    aligned[np.ix_(shared, mine)] = theirs.values[:, others]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.log2(ours.values / aligned)
+    ratios[ours.values == aligned] = 0.0
+    clipped: FloatArray = np.clip(ratios, -FURTHEST, FURTHEST)
+    return clipped
+
+
+def tell_first_difference(ratios: FloatArray, sites: Sequence[str], steps: IntArray) -> str:
+    """The first step at which the two differ, and the first site of it in call order."""
+    differs = np.abs(np.nan_to_num(ratios)) > 0
+    columns = np.flatnonzero(differs.any(axis=0))
+    if len(columns) == 0:
+        return "none" if np.isfinite(ratios).any() else "nothing in common"
+    return f"step {steps[columns[0]]:,}, {sites[int(np.argmax(differs[:, columns[0]]))]}"

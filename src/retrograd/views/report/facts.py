@@ -1,4 +1,4 @@
-"""Facts of a page beside its numbers: the run, its model, its sites and places, what was recorded and what was not."""
+"""Facts of a page besides its numbers: the run, its model, its sites and places, what was recorded and what was not."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from retrograd.history.sink import Event
 from retrograd.runs.reader import Rank, Run
 from retrograd.sites.site import ROOT
 from retrograd.views.downsample import IntArray
+from retrograd.views.page.frame import MANTISSA_BITS, significant_digits
 from retrograd.views.report.blocks import Blocks
-from retrograd.views.report.packing import MANTISSA_BITS, significant_digits
 from retrograd.views.report.scope import Scope
-from retrograd.views.shown import Place
+from retrograd.views.shown import ModelPlace
 
 
 def describe_run(
@@ -38,7 +38,7 @@ def describe_run(
     }
 
 
-def describe_data(scope: Scope, places: Sequence[Place], blocks: Blocks) -> dict[str, Any]:
+def describe_data(scope: Scope, places: Sequence[ModelPlace], blocks: Blocks) -> dict[str, Any]:
     """Sites, places, columns, and what the blocks hold. Series are named by the number of their site."""
     numbers = {site: number for number, site in enumerate(scope.sites)}
     return {
@@ -201,7 +201,7 @@ _TROUBLES = {
 }
 
 
-def describe_recorded(scope: Scope, places: Sequence[Place]) -> list[tuple[str, str]]:
+def describe_recorded(scope: Scope, places: Sequence[ModelPlace]) -> list[tuple[str, str]]:
     """Terms and their texts: which sites, which steps, which tensors."""
     counts = Counter(_QUANTITIES[place.kind, quantity] for place in places for quantity in place.sites)
     manifest, digits = scope.history.manifest, significant_digits(scope.mantissa_bits)

@@ -13,7 +13,7 @@ from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.sites.site import ROOT
 from retrograd.views.report.scope import Scope
-from retrograd.views.shown import Place
+from retrograd.views.shown import ModelPlace
 
 
 def describe_findings(findings: Findings, scope: Scope) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def _find_site(name: str, sites: Sequence[str]) -> str | None:
 _COUNTS = {"nan": "NaN", "pos_inf": "+∞", "neg_inf": "−∞"}
 
 
-def find_first_nonfinite(scope: Scope, places: Sequence[Place]) -> dict[str, Any] | None:
+def find_first_nonfinite(scope: Scope, places: Sequence[ModelPlace]) -> dict[str, Any] | None:
     """The first step with such elements, and the first of its sites; ``None`` where all were finite.
 
     Within a step the first is the one that was reached first. In a record that does not tell the order, values come
@@ -88,7 +88,7 @@ def _reached(scope: Scope, site: str, step: int) -> tuple[int, int]:
     return min(zip(rows["micro"][bad].tolist(), rows["order"][bad].tolist(), strict=True), default=(0, -1))
 
 
-def _rank_sites(places: Sequence[Place]) -> list[tuple[int, int, str]]:
+def _rank_sites(places: Sequence[ModelPlace]) -> list[tuple[int, int, str]]:
     ranked = []
     for number, place in enumerate(places):
         for quantity, site in place.sites.items():

@@ -1,25 +1,27 @@
-"""Writes a report: a history in, one HTML file out."""
+"""The report: a run in, one HTML page out."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from retrograd.errors import RunWriteError
-from retrograd.files import to_utf8, write_file, write_whole
 from retrograd.findings.explain import explain
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.inventory.inventory import Inventory
-from retrograd.runs.given import Given, read_history, read_run
 from retrograd.runs.layout import INVENTORY
-from retrograd.runs.reader import Run
+from retrograd.runs.reader import Given, Run, read_history, read_run
 from retrograd.views.inventory_page import pack_inventory, tell_inventory
-from retrograd.views.page.frame import frame_page
-from retrograd.views.report.blocks import Block, Blocks, make_exponent_block, make_loss_block, make_statistic_blocks
-from retrograd.views.report.difference import compare_runs
+from retrograd.views.page.frame import frame_page, write_page
+from retrograd.views.report.blocks import (
+    Blocks,
+    compare_runs,
+    make_exponent_block,
+    make_loss_block,
+    make_statistic_blocks,
+)
 from retrograd.views.report.facts import (
     describe_data,
     describe_recorded,
@@ -55,19 +57,36 @@ def write_report(
             when left out.
         columns: the most columns in which steps are drawn. A column keeps the extremes of its steps.
         megabytes: about how large the file may get; digits, then columns are given up for it.
-        inventory: what autograd keeps, to be shown below; that which ``retrograd run --inventory`` has put into the
-            folder of the first rank that has one, when left out.
+        inventory: saved tensors to show; by default the inventory that ``retrograd run --inventory`` has written into
+            the folder of the first rank that has one.
 
     Returns:
         The path of the file.
 
     Raises:
-        NothingRecordedError: ``run`` holds nothing that was recorded.
+        NothingRecordedError: ``run`` is not a record.
         NotARunError, DamagedRunError: a folder cannot be read.
         RunWriteError: if the file cannot be written.
         SavedTensorError: if the inventory in the run folder is damaged.
     """
-    run = read_run(run)
+    found = read_run(run)
+    page = build_page(found, against=against, phase=phase, columns=columns, megabytes=megabytes, inventory=inventory)
+    if path is not None:
+        return write_page(path, page, "The report", RunWriteError)
+    home = found.path if isinstance(found, Run) else Path()
+    return write_page(home / FILE_NAME, page, "The report", RunWriteError, follow_links=not isinstance(found, Run))
+
+
+def build_page(
+    run: Run | History,
+    *,
+    against: Given | None = None,
+    phase: Phase | None = None,
+    columns: int = 1000,
+    megabytes: float = 8.0,
+    inventory: Inventory | None = None,
+) -> str:
+    """Build the page as text; arguments are those of :func:`write_report`."""
     if inventory is None and isinstance(run, Run):
         inventory = find_inventory(run)
     history = read_history(run)
@@ -90,18 +109,14 @@ def write_report(
         "model": list_modules(history.manifest.get("model")),
         "inventory": None if inventory is None else tell_inventory(inventory),
     }
-    further_blocks = [] if inventory is None else [Block("inventory", {}, pack_inventory(inventory))]
-    page = build_page(facts["title"], facts, [*blocks.listed, *further_blocks])
-    return _write_page(run, path, page)
-
-
-def build_page(title: str, facts: dict[str, Any], blocks: Iterable[Block]) -> str:
-    """The page as text."""
+    packed = {block.name: block.text for block in blocks.listed}
+    if inventory is not None:
+        packed["inventory"] = pack_inventory(inventory)
     return frame_page(
         "retrograd.views.report",
-        title,
+        facts["title"],
         facts,
-        {block.name: block.text for block in blocks},
+        packed,
         styles=("vendor/uPlot.min.css", "css/page.css", "css/findings.css", "css/map.css", "css/panels.css"),
         libraries=("vendor/uPlot.iife.min.js",),
         parts={"kept": "retrograd.views.kept"},
@@ -112,18 +127,3 @@ def find_inventory(run: Run) -> Inventory | None:
     """Find the inventory of the first rank that has one."""
     files = (rank.folder / INVENTORY for rank in run.ranks)
     return next((Inventory.load(file) for file in files if file.exists()), None)
-
-
-def _write_page(run: Run | History, path: str | os.PathLike[str] | None, page: str) -> Path:
-    """Write the page. In the run folder, which somebody else may have made, no link is followed."""
-    home = run.path if isinstance(run, Run) else Path()
-    target = home / FILE_NAME if path is None else Path(path)
-    try:
-        with write_whole(target) if path is None and isinstance(run, Run) else write_file(target) as file:
-            file.write(to_utf8(page))
-    except OSError as error:
-        raise RunWriteError(
-            f"The report cannot be written to {str(target)!r}: {error.strerror or error}.",
-            repair="give a file in a folder that exists and can be written.",
-        ) from error
-    return target

@@ -8,8 +8,8 @@ import numpy as np
 
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
-from retrograd.views.downsample import Columns, share_columns
-from retrograd.views.report.packing import MANTISSA_BITS
+from retrograd.views.downsample import StepColumns, share_columns
+from retrograd.views.page.frame import MANTISSA_BITS
 from retrograd.views.shown import find_phase
 
 _SHARE_OF_NUMBERS = 0.85  # of the file; the rest is code, facts and histograms
@@ -34,7 +34,7 @@ class Scope:
     sites: list[str]
     unseen: list[str]
     elements: list[int]
-    columns: Columns
+    columns: StepColumns
     mantissa_bits: int
 
 

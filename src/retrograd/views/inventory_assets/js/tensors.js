@@ -4,12 +4,13 @@ import { formatCount } from "./counts.js";
 import { fill, find, make } from "./dom.js";
 import { formatBytes, formatSeconds } from "./sizes.js";
 import { breakable } from "./names.js";
+import { focusOnSlash } from "./slash.js";
 import { aliveNow, change, data, firstRow, isWithin, moduleOf, numberOf, onChange, state, textOf, titleOf } from "./store.js";
 
 const FIRST = 200;
-const ALL = ["tensor", "bytes", "type and shape", "kept by", "held from", "to", "made in", "recomputed by", "line"];
-const NUMBERS = new Set(["bytes", "kept by", "held from", "to", "made in"]);
-const WIDE = new Set(["kept by", "held from", "to", "made in", "recomputed by", "line"]);
+const ALL = ["tensor", "bytes", "type and shape", "saved by", "held from", "to", "made in", "recomputed by", "line"];
+const NUMBERS = new Set(["bytes", "saved by", "held from", "to", "made in"]);
+const WIDE = new Set(["saved by", "held from", "to", "made in", "recomputed by", "line"]);
 
 let texts = new Map();
 let columns = ALL;
@@ -18,11 +19,7 @@ export function showTensors() {
   if (data.rows.seconds.every((value) => value === null)) columns = ALL.filter((name) => name !== "made in");
   find("filter").addEventListener("input", (event) => change({ filter: event.target.value.trim().toLowerCase(), shown: FIRST }));
   find("more").addEventListener("click", () => change({ shown: state.shown * 5 }));
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "/" || event.target.matches("input")) return;
-    event.preventDefault();
-    find("filter").focus();
-  });
+  focusOnSlash("filter");
   onChange((values) => ["position", "path", "filter", "shown"].some((name) => name in values) && draw());
   onChange((values) => "kept" in values && mark());
   draw();
@@ -56,7 +53,7 @@ function drawRow(storage) {
   const cells = {
     bytes: formatBytes(storage.bytes),
     "type and shape": textOf(row, "info"),
-    "kept by": formatCount(storage.savers.length),
+    "saved by": formatCount(storage.savers.length),
     "held from": formatCount(storage.spans[0]),
     to: numberOf(row, "released") < 0 ? "–" : formatCount(last),
     "made in": formatSeconds(numberOf(row, "seconds")),

@@ -1,7 +1,7 @@
-/** All that is known of the memory that is pointed at, or kept. */
+/** Details of the memory that is pointed at, or pinned by a click. */
 
 import { formatCount, plural } from "./counts.js";
-import { fill, find, make } from "./dom.js";
+import { fill, find, make, makeTerms } from "./dom.js";
 import { formatBytes, formatSeconds } from "./sizes.js";
 import { data, GROUP_WORDS, groupOf, numberOf, onChange, state, textOf, titleOf } from "./store.js";
 
@@ -17,26 +17,26 @@ function draw() {
   if (storage === undefined) {
     fill(
       find("details"),
-      make("p", { class: "note" }, "Point at a tile for what is known of it."),
-      make("p", { class: "note" }, "A tile is a piece of memory that nodes of the graph keep for the backward pass. It stands in the module that saved it first. Parameters and buffers are not shown: they are there anyway."),
+      make("p", { class: "note" }, "Point at a tile to see its details."),
+      make("p", { class: "note" }, "A tile is a piece of memory that nodes of the graph save for the backward pass, in the module that saved it first. Parameters and buffers are not shown, because they are in memory anyway."),
     );
     return;
   }
   const [row] = storage.savers;
-  const list = make("dl");
+  const known = [];
   const add = (term, ...values) => {
     const present = values.filter((value) => value);
-    if (present.length) list.append(make("dt", {}, term), ...present.map((value) => make("dd", {}, value)));
+    if (present.length) known.push([term, present]);
   };
   add("memory", formatBytes(storage.bytes), ` ${formatCount(storage.bytes)} bytes`);
   add("tensor", textOf(row, "info"), numberOf(row, "asked") === storage.bytes ? "" : `copies take ${formatBytes(numberOf(row, "asked"))}`);
-  add("what it is", [textOf(row, "kind"), textOf(row, "name")].filter(Boolean).join(" "), textOf(row, "held") === "saved" ? "" : `held by ${HOLDERS[textOf(row, "held")]}`);
+  add("kind", [textOf(row, "kind"), textOf(row, "name")].filter(Boolean).join(" "), textOf(row, "held") === "saved" ? "" : `held by ${HOLDERS[textOf(row, "held")]}`);
   add("held", ...describeLife(storage));
   add("made by", textOf(row, "maker"), numberOf(row, "seconds") === null ? "" : `in ${formatSeconds(numberOf(row, "seconds"))}`);
   add("recomputed by", textOf(row, "remake") || GROUP_WORDS[groupOf(storage)]);
   add("line", textOf(row, "source"));
   add(
-    storage.savers.length > 1 ? `kept by ${plural(storage.savers.length, "node")}` : "kept by",
+    storage.savers.length > 1 ? `saved by ${plural(storage.savers.length, "node")}` : "saved by",
     ...storage.savers.slice(0, MOST_SAVERS).map((saver) => `${textOf(saver, "place")} ${textOf(saver, "slot")}`),
     storage.savers.length > MOST_SAVERS ? `and ${formatCount(storage.savers.length - MOST_SAVERS)} more` : "",
   );
@@ -44,7 +44,7 @@ function draw() {
     find("details"),
     state.kept === storage.number ? make("span", { class: "kept" }, "kept") : null,
     make("h3", {}, titleOf(storage)),
-    list,
+    make("dl", {}, ...makeTerms(known)),
   );
 }
 

@@ -4,6 +4,7 @@ import { formatCount } from "./counts.js";
 import { find, sizeCanvas, themeColor } from "./dom.js";
 import { formatBytes, formatSeconds } from "./sizes.js";
 import { facts } from "./payload.js";
+import { redrawWith } from "./redraw.js";
 import { change, data, eventAt, onChange, state } from "./store.js";
 
 const LEFT = 64;
@@ -17,8 +18,7 @@ let pointed = null;
 export function showTimeline() {
   const element = find("timeline");
   element.setAttribute("aria-valuemax", String(data.held.length - 1));
-  new ResizeObserver(draw).observe(element);
-  new MutationObserver(draw).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+  redrawWith(element, draw);
   element.addEventListener("pointermove", (event) => point(positionAt(event)));
   element.addEventListener("pointerleave", () => point(null));
   element.addEventListener("click", (event) => change({ position: positionAt(event) }));
@@ -84,7 +84,7 @@ function tell(element) {
   const { position } = state;
   element.setAttribute("aria-valuenow", String(position ?? facts.inventory.peak));
   element.setAttribute("aria-valuetext", describe(position ?? facts.inventory.peak));
-  find("held-now").textContent = position === null ? "all that is kept, at any time" : describe(position);
+  find("held-now").textContent = position === null ? "all saved tensors, at any time" : describe(position);
   find("at-peak").setAttribute("aria-pressed", String(position === facts.inventory.peak));
   find("at-all").setAttribute("aria-pressed", String(position === null));
 }

@@ -2,6 +2,7 @@
 
 import { formatCount, plural } from "./counts.js";
 import { fill, find, make, sizeCanvas, themeColor } from "./dom.js";
+import { redrawWith } from "./redraw.js";
 import { formatBytes, formatShare } from "./sizes.js";
 import { aliveNow, change, data, GROUP_WORDS, GROUPS, groupOf, isWithin, moduleOf, onChange, state, textOf, firstRow, titleOf } from "./store.js";
 import { layTiles } from "./tiles.js";
@@ -15,8 +16,7 @@ let folders = [];
 
 export function showTreemap() {
   const element = find("treemap");
-  new ResizeObserver(draw).observe(element);
-  new MutationObserver(draw).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+  redrawWith(element, draw);
   element.addEventListener("pointermove", (event) => {
     const tile = tileAt(event);
     element.title = tile === null ? (folderAt(event)?.path ?? "") : "";

@@ -14,6 +14,12 @@ export function make(tag, properties = {}, ...children) {
 
 export const find = (id) => document.getElementById(id);
 
+/** The children of a `dl`: `pairs` of a term and its value, or several values. */
+export const makeTerms = (pairs) =>
+  pairs.map(([term, values]) =>
+    make("div", {}, make("dt", {}, term), ...[values].flat().map((value) => make("dd", {}, value))),
+  );
+
 export function fill(element, ...children) {
   element.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
 }

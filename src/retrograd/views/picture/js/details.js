@@ -1,6 +1,6 @@
-/** What is known of the box that is pointed at, or kept. */
+/** Details of the box that is pointed at, or pinned by a click. */
 
-import { fill, find, make } from "./dom.js";
+import { fill, find, make, makeTerms } from "./dom.js";
 import { elementOf } from "./folding.js";
 import { boxes } from "./scene.js";
 
@@ -49,19 +49,15 @@ function show(name) {
   if (thing === undefined) {
     fill(
       find("details"),
-      make("p", { class: "note" }, "Point at a box for what is known of it. The backward runs from the top down."),
-      make("p", { class: "note" }, "Blue boxes are calls of modules, white ones are nodes. A line says what shape the gradient has that arrives at its end; pills are leaves that get a gradient."),
+      make("p", { class: "note" }, "Point at a box to see its details. The backward runs from the top down."),
+      make("p", { class: "note" }, "Blue boxes are calls of modules, white ones are nodes. A line is labelled with the shape of the gradient that arrives at its end; pills are leaves that get a gradient."),
     );
     return;
-  }
-  const list = make("dl");
-  for (const [term, values] of thing.details) {
-    list.append(make("dt", {}, term), ...values.map((value) => make("dd", {}, value)));
   }
   fill(
     find("details"),
     kept === name ? make("span", { class: "kept" }, "kept") : null,
     make("h2", {}, thing.heading),
-    list,
+    make("dl", {}, ...makeTerms(thing.details)),
   );
 }

@@ -3,6 +3,7 @@
 import { keep, letGo, look } from "./details.js";
 import { find } from "./dom.js";
 import { elementOf, onDrawn, toggle } from "./folding.js";
+import { focusOnSlash } from "./slash.js";
 import { fit, reveal, showActualSize, zoomBy } from "./view.js";
 
 let current = null;
@@ -30,6 +31,7 @@ export function setCurrent(name, isFocused) {
 }
 
 export function followKeys() {
+  focusOnSlash("search");
   // Asked at the document: Chromium lets an SVG element be focused for having a listener to focus.
   let hadFocus = false;
   document.addEventListener("focusin", (event) => (hadFocus = find("world").contains(event.target)));
@@ -42,7 +44,6 @@ export function followKeys() {
   document.addEventListener("keydown", (event) => {
     if (event.target.closest("input") || event.ctrlKey || event.metaKey || event.altKey) return;
     const actions = {
-      "/": () => find("search").focus(),
       "+": () => zoomBy(1.25),
       "=": () => zoomBy(1.25),
       "-": () => zoomBy(0.8),

@@ -1,5 +1,6 @@
 /** The search field: boxes by name, module, leaf or line, whether they are to be seen or not. */
 
+import { formatCount } from "./counts.js";
 import { find } from "./dom.js";
 import { elementOf, open } from "./folding.js";
 import { boxes } from "./scene.js";
@@ -45,10 +46,10 @@ function go(step) {
 }
 
 function tell() {
-  const count = found.length.toLocaleString("en");
+  const count = formatCount(found.length);
   if (!find("search").value.trim()) find("found").textContent = "";
   else if (!found.length) find("found").textContent = "nothing found";
-  else find("found").textContent = current < 0 ? `${count} found, Enter shows` : `${current + 1} of ${count}`;
+  else find("found").textContent = current < 0 ? `${count} found, Enter shows` : `${formatCount(current + 1)} of ${count}`;
 }
 
 /** A fold that can be opened is found by its name; what is in it is found where it is. */

@@ -2,23 +2,17 @@
 
 import { visit } from "./actions.js";
 import { formatCount } from "./counts.js";
-import { fill, find, make } from "./dom.js";
+import { fill, find, make, makeTerms } from "./dom.js";
 import { facts } from "./payload.js";
 
 export function writeAbout() {
   find("title").textContent = facts.title;
   fill(find("status"), facts.status ? make("span", { class: `status ${facts.status.kind}` }, facts.status.text) : null);
-  fill(
-    find("facts"),
-    ...facts.header.flatMap(([term, text]) => [make("div", {}, make("dt", {}, term), make("dd", {}, text))]),
-  );
+  fill(find("facts"), ...makeTerms(facts.header));
   find("command").textContent = facts.command;
   find("command").hidden = !facts.command;
   writeBanner();
-  fill(
-    find("recorded"),
-    ...facts.recorded.map(([term, text]) => make("div", {}, make("dt", {}, term), make("dd", {}, text))),
-  );
+  fill(find("recorded"), ...makeTerms(facts.recorded));
   fill(find("troubles"), ...facts.troubles.map(makeTrouble));
   find("model-card").hidden = facts.model.length === 0;
   fill(find("model"), ...facts.model.map(makeModule));

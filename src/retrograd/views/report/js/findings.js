@@ -2,7 +2,7 @@
 
 import { visit } from "./actions.js";
 import { formatCount } from "./counts.js";
-import { fill, find, make } from "./dom.js";
+import { fill, find, make, makeTerms } from "./dom.js";
 import { facts } from "./payload.js";
 
 export function writeFindings() {
@@ -39,9 +39,6 @@ function show({ site, step }) {
   visit(site, step);
   find("map").scrollIntoView({ block: "start" });
 }
-
-const makeTerms = (terms) =>
-  terms.map(([term, text]) => make("div", {}, make("dt", {}, term), make("dd", {}, text)));
 
 function fold(title, count, content) {
   const tally = count === null ? null : make("span", { class: "tally" }, formatCount(count));

@@ -3,17 +3,15 @@
 import { openRow, closePlace, scrollToRow, toggleFold } from "./actions.js";
 import { find } from "./dom.js";
 import { isMerged, shown } from "./rows.js";
+import { focusOnSlash } from "./slash.js";
 import { change, state } from "./state.js";
 import { shownColumns } from "./steps.js";
 
 export function followKeys() {
+  focusOnSlash("filter");
   find("viewport").addEventListener("keydown", pressOnMap);
   document.addEventListener("keydown", (event) => {
-    const typing = event.target.closest("input, select, textarea");
-    if (event.key === "/" && !typing) {
-      event.preventDefault();
-      find("filter").focus();
-    } else if (event.key === "Escape") goBack(typing);
+    if (event.key === "Escape") goBack(event.target.closest("input, select, textarea"));
   });
 }
 

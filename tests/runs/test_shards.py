@@ -8,11 +8,16 @@ from hypothesis import given, settings
 
 from retrograd.errors import RetrogradWarning
 from retrograd.history.sink import KeptTensor, Moment
-from retrograd.runs import tensors
-from retrograd.runs.encoding import UnstorableTensorError, decode_tensor, encode_tensor
+from retrograd.runs import shards
 from retrograd.runs.reader import open_run
-from retrograd.runs.shards import parse_name, print_name
-from retrograd.runs.tensors import ShardFolder
+from retrograd.runs.shards import (
+    ShardFolder,
+    UnstorableTensorError,
+    decode_tensor,
+    encode_tensor,
+    parse_name,
+    print_name,
+)
 from tests.history.made import make_steps
 from tests.runs.written import files, keep, open_writer
 
@@ -121,7 +126,7 @@ def test_moments_scales_and_twins_come_back(tmp_path: Path) -> None:
 
 
 def test_shards_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "MAX_SHARD_BYTES", 10_000)
+    monkeypatch.setattr(shards, "MAX_SHARD_BYTES", 10_000)
     writer = open_writer(tmp_path)
     for step in range(20):
         writer.add_tensor(keep(step, torch.full((500,), float(step))))

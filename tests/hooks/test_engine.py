@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from retrograd.errors import TorchVersionError
-from retrograd.hooks.versions import OLDEST, TORCH, check_torch, parse_version
+from retrograd.hooks.engine import OLDEST, TORCH, check_torch, parse_version
 
 ROOT = Path(__file__).parents[2]
 OLDEST_TEXT = ".".join(map(str, OLDEST))
