@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import retrograd as rg
-from retrograd.history.facts import Fact, read_facts
+from retrograd.history.fact import Fact
+from retrograd.history.facts import read_facts
 
 F = TypeVar("F", bound=Fact)
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd.findings.explain import make_record
-from retrograd.history.facts import Buffer, Fact, Input, Modes, Parameter
+from retrograd.history.fact import Fact
+from retrograd.history.facts import Buffer, Input, Modes, Parameter
 
 F = TypeVar("F", bound=Fact)
 

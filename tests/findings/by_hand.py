@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from retrograd.findings.detector import CannotTell, Detector
+from retrograd.findings.detector import Detector
 from retrograd.findings.finding import Finding
-from retrograd.findings.record import Record
-from retrograd.history.facts import Fact
+from retrograd.findings.record import CannotTell, Record
+from retrograd.history.fact import Fact
 from retrograd.history.history import History
 from retrograd.history.sink import Event, Moment, RowBatch
 from retrograd.statistics.row import ROW

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from retrograd.findings.record import Record
-from retrograd.history.facts import Call, Fact, Operations, OptimizerMade
+from retrograd.history.fact import Fact
+from retrograd.history.facts import Call, Operations, OptimizerMade
 from retrograd.history.history import History
 from retrograd.history.sink import Event, Moment
 

@@ -7,11 +7,10 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.findings import explain
-from retrograd.findings.detector import CannotTell
 from retrograd.findings.detectors.batch_norm import BatchNorm
 from retrograd.findings.detectors.gradient_flow import HooksScale
 from retrograd.findings.detectors.ranks import RanksDisagree
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Buffer, Input, Modes, Parameter
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import Elements, ask, make_record, spread

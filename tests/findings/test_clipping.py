@@ -4,7 +4,7 @@ from retrograd.findings.detectors.clipping import (
     ClipBeforeUnscale,
     ClipOtherParameters,
 )
-from retrograd.history.facts import Fact
+from retrograd.history.fact import Fact
 from tests.findings.by_hand import ask, make_record, spread
 from tests.findings.programs import make_calls, make_program
 

@@ -12,10 +12,10 @@ import torch
 
 import retrograd as rg
 from retrograd.errors import ExplainError, NotARunError
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.findings import SHOWN, Findings
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from tests.findings.made import BORN, DEAD, MADE, SYMPTOM
 
 HOSTILE = '</dd><script>alert("owned")</script><img src=x onerror=alert(1)>'

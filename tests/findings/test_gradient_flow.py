@@ -3,9 +3,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from retrograd.findings.detector import CannotTell
 from retrograd.findings.detectors.gradient_flow import Exploding, Vanishing
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from tests.findings.by_hand import ask, make_record, spread
 
 FLAT = [0.7] * 20

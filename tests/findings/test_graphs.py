@@ -4,7 +4,8 @@ from retrograd.findings.detectors.architecture import SharedByAccident, WeightsU
 from retrograd.findings.detectors.failed import Failed
 from retrograd.findings.detectors.graphs import GraphGrows, GraphLeaks
 from retrograd.findings.record import Record
-from retrograd.history.facts import Fact, GraphSize, Input, Parameter
+from retrograd.history.fact import Fact
+from retrograd.history.facts import GraphSize, Input, Parameter
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import ask, make_record, spread
 from tests.findings.programs import make_calls, make_chain, make_program

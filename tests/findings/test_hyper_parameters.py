@@ -3,9 +3,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrograd.findings.detector import CannotTell
 from retrograd.findings.detectors.hyper_parameters import AdamEpsilon, ClipAlwaysOn, Momentum, WeightDecayDominates
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Call, OptimizerMade
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import ask, make_record, spread

@@ -3,9 +3,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from retrograd.findings.detector import CannotTell
 from retrograd.findings.detectors.learning_rate import LearningRateTooHigh, LearningRateTooLow, NotUpdated
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Call, OptimizerMade, Parameter
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import ask, make_record, spread

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from retrograd.findings.detector import CannotTell
 from retrograd.findings.detectors.units import AttentionCollapse, DeadUnits, EmbeddingUnused, Saturated
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Softmax, Units
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import Elements, ask, make_record, spread

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from retrograd.comparing.pairs import plain_name
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.history.facts import Buffer, Call, Fact, Input, Modes, Operation, OptimizerMade, Parameter
+from retrograd.history.fact import Fact
+from retrograd.history.facts import Buffer, Call, Input, Modes, Operation, OptimizerMade, Parameter
 
 _NO_HYPER_PARAMETERS = {"parameters", "unknown"}
 _SHOWN = 3

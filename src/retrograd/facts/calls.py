@@ -23,7 +23,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.facts.source import FactHost, FactSource
-from retrograd.history.facts import Call, OptimizerMade, Repeats, tell_number
+from retrograd.history.fact import tell_number
+from retrograd.history.facts import Call, OptimizerMade, Repeats
 from retrograd.history.sink import Moment
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.discovery import constructed_optimizers, construction_line
@@ -34,10 +35,10 @@ from retrograd.sites.site import ROOT
 
 Details = tuple[tuple[str, Any], ...]
 Key = tuple[str, str, int, str, Details]
-"""What is the same when a call is repeated: its name, file and line, what it is about, details."""
+"""Parts of a call that are the same when it is repeated: name, file and line, what it is about, details."""
 
 Numbers = tuple[Any, Any]
-"""What differs: its value, and learning rates."""
+"""Parts of a repeated call that differ: its value, and learning rates."""
 
 _NOTHING: Numbers = (None, None)
 _STEPS = 64
@@ -103,7 +104,7 @@ class CallSource(FactSource):
         self._add("backward" if run.accumulates else "grad", "", sys._getframe(1), details)
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """It has ended."""
+        """A forward has ended."""
         if run.accumulates and not run.is_nested and error is None:
             self._sample_gradients()
 
@@ -115,7 +116,7 @@ class CallSource(FactSource):
         self._optimizers.see(optimizer)
 
     def update_ends(self, optimizer: Optimizer) -> None:
-        """It has updated, or loss scaling has skipped it."""
+        """An optimizer has updated, or loss scaling has skipped it."""
         if threading.get_ident() != self._thread:
             return
         if self._updating is not None and self._updating() is optimizer:  # a closure's calls come before
@@ -307,7 +308,7 @@ class OptimizerNames:
         return name
 
     def see(self, optimizer: Optimizer) -> None:
-        """It is about to update."""
+        """An optimizer is about to update."""
         groups = tuple([len(group["params"]) for group in optimizer.param_groups])
         if self._groups.get(optimizer) != groups:
             self._groups[optimizer] = groups

@@ -97,13 +97,13 @@ class OverwriteWatch(FactSource):
             self.host.fault("overwrites", fault)
 
     def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """What is saved from here on is of the next forward."""
+        """Pause: what is saved from here on is of the next forward."""
         if self._watch.is_here:
             self._watch.see_nodes = None
             self._watch.pause()
 
     def update_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has written to its parameters."""
+        """Note that an optimizer has written to its parameters."""
         if self._watch.is_here:
             held = [each for group in optimizer.param_groups for each in group["params"]]
             with without_functions():

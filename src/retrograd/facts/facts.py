@@ -24,7 +24,7 @@ from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.source import FactSource, MakeSource, is_look
 from retrograd.facts.tensors import InputSource, StateSource
 from retrograd.facts.units import UnitLooks
-from retrograd.history.facts import NOW, Fact, JsonObject, tell_many
+from retrograd.history.fact import NOW, Fact, JsonObject, tell_many
 from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.engine import is_abstract
 from retrograd.hooks.names import walk_parameters, walk_paths
@@ -36,10 +36,10 @@ SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
     NonFiniteLook,
 )  # fmt: skip
-"""What every recording notes."""
+"""Sources of every recording."""
 
 WATCHES: tuple[MakeSource, ...] = (KinkWatch, ExactWatch)
-"""What is too dear for every recording, and noted where a program is run to be explained."""
+"""Sources that are too dear for every recording, for programs that are run to be explained."""
 
 
 class FactTaker(Protocol):
@@ -100,7 +100,7 @@ class Facts:
     def note_many(
         self, kind: type[Fact], name: str, same: JsonObject, each: Sequence[str], rows: Sequence[str], moment: Moment
     ) -> None:
-        """Keep several facts as one event, see :func:`retrograd.history.facts.tell_many`."""
+        """Keep several facts as one event, see :func:`retrograd.history.fact.tell_many`."""
         taker = self._taker()
         if taker is not None and rows:
             taker.note(kind.kind, name, value=len(rows), text=tell_many(same, each, rows), moment=moment)
@@ -178,7 +178,7 @@ class Facts:
         self._tell("forward_begins", self._unwrap(model), arguments)
 
     def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
-        """That call has ended."""
+        """A forward of a recorded model has ended."""
         if not is_abstract():
             self._tell("forward_ends", self._unwrap(model), output, failed)
 
@@ -188,7 +188,7 @@ class Facts:
             self._tell("backward_begins", roots)
 
     def backward_ends(self, failed: bool) -> None:
-        """It has run."""
+        """A backward pass has run."""
         if not is_abstract():
             self._tell("backward_ends", failed)
 
@@ -197,7 +197,7 @@ class Facts:
         self._tell("update_begins", optimizer)
 
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
-        """It has updated."""
+        """An optimizer has updated."""
         self._tell("update_ends", optimizer)
 
     def update_skipped(self, optimizer: Optimizer) -> None:

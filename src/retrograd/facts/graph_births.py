@@ -39,7 +39,7 @@ _MASKING = frozenset({"masked_fill", "where", "add", "fill", "copy_slices", "clo
 """Operations by which a program writes −inf on purpose."""
 
 _NO_REDUCTION = 0
-"""Of ``nll_loss``: nothing is divided by its total weight, which torch leaves at 0."""
+"""Reduction at which ``nll_loss`` divides nothing by its total weight, which torch leaves at 0."""
 
 _EDGES: Mapping[str, Mapping[str, int]] = {
     "addmm": {"mat1": 1, "mat2": 2},
@@ -189,7 +189,7 @@ class _Tracer:
                 yield seen
 
     def _find_broken(self, seen: _Seen) -> tuple[str, Tensor] | None:
-        """What it took that no node made and that is not finite: its slot, and the tensor."""
+        """Find a tensor that is not finite and that no node made: its slot, and the tensor."""
         for slot, tensor in seen.operands.items():
             parent = seen.parent_of(slot)
             is_broken = tensor.is_floating_point() and bool((tensor.isnan() | (tensor == torch.inf)).any())

@@ -42,7 +42,7 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Structure:
-    """What stood between a forward and its pass at a look."""
+    """Operations between a forward and its pass, at a look."""
 
     noted: Sequence[NotedOperation]
     spans: Sequence[tuple[int, int]]

@@ -56,7 +56,7 @@ def find_reason(case: Case) -> str:
 
 
 def describe_values(tensor: Tensor) -> str:
-    """What a tensor holds: ``min 0, max 3, 2 of 40 are 0``."""
+    """Describe the values of a tensor: ``min 0, max 3, 2 of 40 are 0``."""
     values = tensor.detach()
     if values.is_complex() or not values.numel():
         return f"{values.numel()} elements"

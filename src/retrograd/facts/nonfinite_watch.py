@@ -17,7 +17,8 @@ from retrograd.facts.graph_births import find_birth
 from retrograd.facts.nonfinite_look import MOST_TOLD
 from retrograd.facts.nonfinite_reasons import Case, describe_values, find_gradient_reason, find_reason, operation_of
 from retrograd.facts.source import FactHost, FactSource
-from retrograd.history.facts import NOW, NonFinite
+from retrograd.history.fact import NOW
+from retrograd.history.facts import NonFinite
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.calls import running_module
 from retrograd.hooks.dispatch import is_in_compiled_call
@@ -51,7 +52,7 @@ class NonFiniteWatch(FactSource):
         self._waiting: NonFinite | None = None
         """A gradient that is not finite, and no update has been made with it yet: loss scaling may skip that."""
         self._last: NonFinite | None = None
-        """What the newest scalar goes back to: the loss, perhaps, of a program that looks at it before it goes on."""
+        """Look at the graph of the newest scalar: perhaps the loss of a program that looks at it before it goes on."""
         self._updating = NOW
         self._told = 0
         self._is_over = False
@@ -88,14 +89,14 @@ class NonFiniteWatch(FactSource):
                 self._fail(error)
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """It has ended."""
+        """A forward has ended."""
         births = self._runs.pop(run, None)
         born = births.end() if births is not None else None
         if born is not None and error is None:
             self._waiting = self._describe_gradient(born)
 
     def update_begins(self, optimizer: Optimizer) -> None:
-        """What comes now is not a forward; what is waiting is being applied."""
+        """Stop looking at a forward; what is waiting is being applied."""
         self._tell(self._waiting)
         self._updating = self.host.now
         if self._watch.is_here:
@@ -133,7 +134,7 @@ class NonFiniteWatch(FactSource):
             self._watch.is_bad = True
 
     def _search(self, tensor: Tensor) -> NonFinite | None:
-        """What it goes back to, as far as its graph holds that."""
+        """Find its origin, as far as its graph holds that."""
         born = find_birth([tensor])
         if born is None:
             return None

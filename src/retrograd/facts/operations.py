@@ -120,7 +120,7 @@ class ForwardOperations(FactSource):
             self._next = self.host.recorded + 1
 
     def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """What comes now is not a forward. Within a pass no mode can be taken off: then the next forward does it."""
+        """Stop noting after a forward. Within a pass no mode can be taken off: then the next forward does it."""
         if threading.get_ident() == self._thread and current_graph_task() == OUTSIDE:
             self._passes = 0
             self._stop()
@@ -157,7 +157,7 @@ class ForwardOperations(FactSource):
 
 
 def _outline(noted: NotedOperation) -> tuple[Any, ...]:
-    """What tells an operation from another one: not its sizes, and no numbers that it is called with."""
+    """Key of an operation: without sizes, and without numbers that it is called with."""
     kinds = tuple((each.partition("[")[0], each.count(",")) for each in (*noted.takes, *noted.makes))
     operands = str(noted.operands)  # as text, for −1 and −2 have the same hash
     return noted._replace(operands=(), takes=(), makes=(), arguments=""), operands, kinds

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from retrograd.history.facts import Fact, JsonObject
+from retrograd.history.fact import Fact, JsonObject
 from retrograd.history.sink import Moment
 from retrograd.hooks.operation_notes import OperationNotes
 
@@ -23,7 +23,7 @@ class FactHost(Protocol):
     def note_many(
         self, kind: type[Fact], name: str, same: JsonObject, each: Sequence[str], rows: Sequence[str], moment: Moment
     ) -> None:
-        """Keep several facts as one event, see :func:`retrograd.history.facts.tell_many`."""
+        """Keep several facts as one event, see :func:`retrograd.history.fact.tell_many`."""
 
     def fault(self, site: str, error: Exception) -> None:
         """An error of ours; training goes on."""
@@ -74,22 +74,22 @@ class FactSource:
         """A recorded model is called by the program itself, with ``(args, kwargs)``."""
 
     def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
-        """That call has ended."""
+        """A forward of a recorded model has ended."""
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """A backward pass is about to run."""
 
     def backward_ends(self, failed: bool) -> None:
-        """It has run."""
+        """A backward pass has run."""
 
     def operations_noted(self, notes: OperationNotes) -> None:
-        """These operations stand between a forward and its pass: told at looks, where they are not as before."""
+        """Operations between a forward and its pass are known: told at looks, where they are not as before."""
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """An optimizer is about to update."""
 
     def update_ends(self, optimizer: Optimizer) -> None:
-        """It has updated, or was skipped."""
+        """An optimizer has updated, or was skipped."""
 
     def drain(self) -> None:
         """A device may be waited for: note what was held back until now."""
@@ -99,7 +99,7 @@ class FactSource:
 
 
 MakeSource = Callable[[FactHost], FactSource]
-"""What makes a source: its class, or what gives it more than the host."""
+"""Maker of a source: its class, or a function that gives it more than the host."""
 
 
 # ---- when to look ----

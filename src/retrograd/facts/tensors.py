@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.facts.source import FactHost, FactSource
-from retrograd.history.facts import Buffer, Input, Parameter, tell_number
+from retrograd.history.fact import tell_number
+from retrograd.history.facts import Buffer, Input, Parameter
 from retrograd.history.sink import Moment, Phase
 from retrograd.hooks.engine import grad_enabled
 from retrograd.hooks.names import ArgumentNames, walk_buffers, walk_parameters
@@ -193,7 +194,7 @@ def _may_have_rows(parameter: torch.Tensor) -> bool:
 _MOST = 6
 """Tensors of one call."""
 _ELEMENTS = 1 << 20
-"""Of a larger tensor some rows are read, except at looks."""
+"""Elements of a tensor that is read as a whole; of a larger one some rows are read, except at looks."""
 _ROWS = 64
 """Tensors that are collected, and written, at once."""
 _SECONDS = 1.0
@@ -310,7 +311,7 @@ def name_type(dtype: torch.dtype) -> str:
 
 
 class TensorReading(NamedTuple):
-    """What was read of a tensor.
+    """Numbers that were read of a tensor.
 
     Attributes:
         elements: how many.

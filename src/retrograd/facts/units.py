@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.facts.source import FactHost, FactSource
-from retrograd.history.facts import NOW, Units
+from retrograd.history.fact import NOW
+from retrograd.history.facts import Units
 from retrograd.hooks.calls import OUTSIDE
 from retrograd.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.hooks.engine import current_graph_task, grad_enabled, is_tracing, is_transformed, without_functions
@@ -45,7 +46,7 @@ _CHANNELS = ("conv", "batch_norm", "group_norm", "instance_norm")
 
 @dataclass(frozen=True, slots=True)
 class _Reduced:
-    """What is left of an output, on its device.
+    """Reduced output, on its device.
 
     Attributes:
         samples: elements of each unit.

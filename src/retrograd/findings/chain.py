@@ -6,7 +6,7 @@ import math
 import re
 from functools import cached_property
 
-from retrograd.history.facts import Operation, Operations
+from retrograd.history.facts import Input, Operation, Operations, Parameter
 
 MADE_BEFORE = -1
 
@@ -21,10 +21,10 @@ VIEWS = frozenset(
         "chunk", "split", "unbind", "H", "requires_grad_", "cpu", "cuda"
     }
 )  # fmt: skip
-"""What hands its operand on, in another shape or place."""
+"""Functions that hand their operand on, in another shape or place."""
 
 RESHAPES = frozenset({"view", "reshape", "unflatten", "flatten", "view_as", "reshape_as"})
-"""What keeps elements in their order."""
+"""Functions that keep elements in their order."""
 
 AFFINE = frozenset({"linear", "conv1d", "conv2d", "conv3d", "addmm", "baddbmm"})
 """Layers with a weight that are affine in their input."""
@@ -56,6 +56,11 @@ def shape_of(tensor: str) -> tuple[int, ...] | None:
     """``(4, 3)`` of ``float32[4, 3]``; None for what is not a tensor."""
     found = _TENSOR.fullmatch(tensor)
     return tuple(int(each) for each in found["shape"].split(",") if each.strip()) if found else None
+
+
+def tensor_of(look: Input | Parameter) -> str:
+    """``float32[4, 3]`` of what was looked at, as operations write their tensors."""
+    return f"{look.dtype}{list(look.shape)}"
 
 
 def is_float(tensor: str) -> bool:

@@ -1,23 +1,22 @@
-"""What a detector is: it reads a record, and says what is wrong, or why it cannot tell."""
+"""Base classes of detectors: one reads a record, and says what is wrong, or why it cannot tell."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from retrograd.findings.chain import Chain
 from retrograd.findings.finding import Evidence, Finding, Severity, write_plainly
 from retrograd.findings.record import Record
-
-
-class CannotTell(Exception):  # noqa: N818  # no error: an answer
-    """Raised by a detector whose precondition does not hold, with the reason: ``no learning rate was recorded``."""
+from retrograd.findings.updates import Update
+from retrograd.history.fact import Fact
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What the documentation says of a detector.
+    """Words of the documentation about a detector.
 
     Attributes:
         says: what it says, in one sentence.
@@ -54,7 +53,7 @@ class Detector(ABC):
 
     @abstractmethod
     def check(self, record: Record) -> Iterable[Finding]:
-        """What is wrong.
+        """Find what is wrong.
 
         Raises:
             CannotTell: the record does not hold what is needed.
@@ -68,9 +67,24 @@ class Detector(ABC):
         evidence: Iterable[Evidence] = (),
         precondition: Iterable[str] = (),
         repair: str = "",
+        span: Record | Sequence[Fact | Update] = (),
         **fields: Any,
     ) -> Finding:
-        """A finding of this detector; ``fields`` are those of :class:`Finding`."""
+        """Make a finding of this detector.
+
+        Args:
+            severity: how bad it is.
+            message: one sentence.
+            evidence: the values that it rests on.
+            precondition: what was checked so that this is no false alarm.
+            repair: what to do; that of its ``words`` when left out.
+            span: a record, facts or updates, whose first and last step are those of the finding.
+            fields: other fields of :class:`Finding`.
+        """
+        if isinstance(span, Record):
+            fields |= {"step": span.first_step, "last_step": span.last_step}
+        elif span:
+            fields |= {"step": span[0].step, "last_step": span[-1].step}
         return Finding(
             detector=self.slug,
             severity=severity,
@@ -80,3 +94,27 @@ class Detector(ABC):
             repair=repair or self.words.repair,
             **fields,
         )
+
+    def find_at(
+        self, record: Record, chain: Chain, number: int, severity: Severity, message: str, **fields: Any
+    ) -> Finding:
+        """Make a finding about an operation: at its module, its step and its line."""
+        site, line = record.place_of(chain, number)
+        return self.find(severity, message, **{"site": site, "step": chain.step, "line": line, **fields})
+
+
+class OperationDetector(Detector):
+    """Finds the first operation that is wrong, of those that the loss is made of."""
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Judge one operation after the other."""
+        for chain in record.need_chains():
+            for number in sorted(chain.of_loss):
+                found = self.judge(record, chain, number)
+                if found is not None:
+                    yield found
+                    return
+
+    @abstractmethod
+    def judge(self, record: Record, chain: Chain, number: int) -> Finding | None:
+        """A finding about one operation; None where nothing is wrong with it."""

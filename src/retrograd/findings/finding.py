@@ -1,4 +1,4 @@
-"""One finding: plain data that a person can check."""
+"""A finding: plain data that a person can check."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Finding:
         return plain
 
     def as_json(self) -> str:
-        """One line of JSON."""
+        """Write it as one line of JSON."""
         return json.dumps(self.as_dict(), ensure_ascii=False, allow_nan=False)
 
     @classmethod

@@ -61,11 +61,11 @@ class Findings(Sequence[Finding]):
 
     @property
     def said(self) -> tuple[Finding, ...]:
-        """Those that are said by default: at most :data:`SHOWN`."""
+        """Findings that are printed by default: at most :data:`SHOWN`."""
         return self._found[:SHOWN]
 
     def of(self, detector: str) -> Findings:
-        """Those of one detector."""
+        """Select the findings of one detector."""
         return self._only(each for each in self._found if each.detector == detector)
 
     def reach(self, severity: Severity) -> bool:
@@ -109,7 +109,7 @@ class Findings(Sequence[Finding]):
         return draw_findings(self._found, self.headline)
 
     def as_json_lines(self) -> str:
-        """One line of JSON each."""
+        """Write each finding as one line of JSON."""
         return "".join(f"{each.as_json()}\n" for each in self._found)
 
     @classmethod
@@ -131,13 +131,13 @@ def list_place(finding: Finding) -> list[str]:
 
 
 def tell_repair(finding: Finding) -> str:
-    """What to do, as a sentence; empty where that is not known."""
+    """Say as a sentence what to do; empty where that is not known."""
     text = finding.repair.rstrip()
     return text and f"{text[0].upper()}{text[1:]}{'' if text[-1] in '.!?' else '.'}"
 
 
 def list_grounds(finding: Finding) -> Iterator[tuple[str, str]]:
-    """What it rests on, each under its heading."""
+    """List the grounds of a finding, each with its heading."""
     yield from (("measured", str(each)) for each in finding.evidence)
     yield from (("checked", each) for each in finding.precondition)
     if finding.refute:

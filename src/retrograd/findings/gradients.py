@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from retrograd.findings.chain import Chain, name_of
+from retrograd.findings.chain import Chain, name_of, tensor_of
 from retrograd.findings.record import Record
 from retrograd.history.facts import Operation
 from retrograd.sites.site import parse_leniently
@@ -23,7 +23,7 @@ LOOSE = "optimizer/"
 
 
 class Gradients:
-    """What a record tells of the gradients of parameters.
+    """Gradients of parameters, as far as a record tells.
 
     Args:
         record: what it reads.
@@ -55,9 +55,7 @@ class Gradients:
     def held(self) -> frozenset[str]:
         """Parameters that an optimizer holds."""
         made = self._record.optimizers.values()
-        return frozenset(
-            str(name) for each in made for group in each.groups for name in group.get("parameters", ())
-        ) - {""}
+        return frozenset(name for each in made for name in each.parameters) - {""}
 
     @cached_property
     def frozen(self) -> frozenset[str]:
@@ -87,7 +85,7 @@ class Gradients:
 
     def may_be_used(self, name: str) -> bool:
         """Whether an operation took a tensor like this parameter, or nobody can tell."""
-        looks = {each.name: f"{each.dtype}{list(each.shape)}" for each in self._record.parameters}
+        looks = {each.name: tensor_of(each) for each in self._record.parameters}
         taken = {each for chain in self._record.chains for one in chain.listed for each in one.takes}
         is_seen = any(looks.get(other) in taken for other, (_, some) in self.steps.items() if some)
         return name not in looks or not is_seen or looks[name] in taken
@@ -210,7 +208,7 @@ def _leaves(chain: Chain, cut: int) -> bool:
 
 
 def _follow(chain: Chain, begun: list[int]) -> tuple[set[int], list[int]]:
-    """What is made of some operations with a graph all the way, and the cuts that end the way, in order."""
+    """Follow the graph from some operations: all that it reaches, and the cuts at which it ends, in order."""
     reached = {number for number in begun if not chain.listed[number].cuts}
     cuts = [number for number in begun if chain.listed[number].cuts]
     for number, operation in enumerate(chain.listed):
@@ -223,7 +221,7 @@ def _follow(chain: Chain, begun: list[int]) -> tuple[set[int], list[int]]:
 
 
 def describe_cut(operation: Operation) -> LostGradient:
-    """What an operation did that took an operand with a graph and gave a result without one."""
+    """Say how an operation that took an operand with a graph gave a result without one."""
     name = name_of(operation)
     shown = operation.name.strip("_") if operation.name.startswith("__") else operation.name
     if name in DETACHING:

@@ -35,7 +35,7 @@ class Layer:
 
 
 class Layers:
-    """All of them.
+    """All layers of a record.
 
     Args:
         record: what it reads.
@@ -85,7 +85,7 @@ class Layers:
 
 
 def median_of_first(matrix: Matrix, until: int | None = None, steps: int = 3) -> FloatArray:
-    """Of each line the median of what is above zero in its first steps; NaN where nothing is.
+    """Median of each line's values above zero in its first steps; NaN where there is none.
 
     Args:
         matrix: layers × steps.

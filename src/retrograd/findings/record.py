@@ -9,19 +9,19 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.findings.chain import Chain
-from retrograd.findings.updates import Update, find_updates
-from retrograd.history.calls import expand_calls
+from retrograd.findings.chain import Chain, name_of
+from retrograd.findings.updates import Update, by_optimizer, find_updates
+from retrograd.history.fact import Fact
 from retrograd.history.facts import (
     Buffer,
     Call,
-    Fact,
     Input,
     Modes,
     Operations,
     OptimizerMade,
     Parameter,
     Units,
+    expand_calls,
     read_facts,
 )
 from retrograd.history.history import History
@@ -32,6 +32,10 @@ from retrograd.sites.site import ROOT, Site, parse_leniently
 
 F = TypeVar("F", bound=Fact)
 T = TypeVar("T")
+
+
+class CannotTell(Exception):  # noqa: N818  # no error: an answer
+    """Raised where a detector's precondition does not hold, with the reason: ``no learning rate was recorded``."""
 
 
 class Record:
@@ -94,6 +98,11 @@ class Record:
         return np.unique(self.history.rows["step"])
 
     @property
+    def first_step(self) -> int:
+        """The first of them."""
+        return int(self.steps[0])
+
+    @property
     def last_step(self) -> int | None:
         """The last of them."""
         return int(self.steps[-1]) if len(self.steps) else None
@@ -106,7 +115,7 @@ class Record:
     # ---- what is made of it ----
 
     def once(self, make: Callable[[Record], T]) -> T:
-        """What a class or function makes of this record, made once for all who ask."""
+        """Make something of this record once, for all who ask."""
         if make not in self._made:
             self._made[make] = make(self)
         made: T = self._made[make]
@@ -144,6 +153,10 @@ class Record:
         first = min((each.rank for each in self.facts), default=0)
         return expand_calls(each for each in self.facts if each.rank == first)
 
+    def called(self, *names: str) -> list[Call]:
+        """The calls of these names, in their order."""
+        return [call for call in self.calls if call.name in names]
+
     def calls_by_step(self) -> Iterator[tuple[int, list[Call]]]:
         """The calls of each step. What is called behind an update is of the next step."""
         by_step: dict[int, list[Call]] = {}
@@ -153,8 +166,19 @@ class Record:
 
     @cached_property
     def updates(self) -> list[Update]:
-        """What the program called from one update of an optimizer to the next."""
+        """Calls of the program, from one update of an optimizer to the next."""
         return find_updates(self.calls, by_hand=self.is_changed is not False)
+
+    def updates_by_program(self) -> dict[str, list[Update]]:
+        """The updates of each optimizer that is stepped by the program itself.
+
+        Raises:
+            CannotTell: there is none. One that calls the program back (LBFGS) has an order of its own.
+        """
+        found = {name: each for name, each in by_optimizer(self.updates).items() if not name.startswith("LBFGS")}
+        if not found:
+            raise CannotTell("no update was recorded of which the calls before it are known")
+        return found
 
     @cached_property
     def is_changed(self) -> bool | None:
@@ -162,9 +186,9 @@ class Record:
         if any((self.series(site).abs_max > 0).any() for site in self.of_kind("parameter", "update")):
             return True
         digests: dict[tuple[int, str], list[str]] = {}
-        for fact in self.parameters:
-            if fact.digest:
-                digests.setdefault((fact.rank, fact.name), []).append(fact.digest)
+        for look in self.parameters:
+            if look.digest:
+                digests.setdefault((look.rank, look.name), []).append(look.digest)
         if any(len(set(each)) > 1 for each in digests.values()):
             return True
         return False if any(len(each) > 1 for each in digests.values()) else None
@@ -174,10 +198,32 @@ class Record:
         """Optimizers by name: ``SGD#1``."""
         return {each.name: each for each in self.of(OptimizerMade)}
 
+    def need_optimizers(self) -> None:
+        """Make sure that there is one.
+
+        Raises:
+            CannotTell: there is none.
+        """
+        if not self.optimizers:
+            raise CannotTell("no optimizer was recorded")
+
+    @property
+    def optimizer_line(self) -> str:
+        """Where the first optimizer was constructed; empty where that is not known."""
+        return next((made.line for made in self.optimizers.values() if made.line), "")
+
     @cached_property
     def parameters(self) -> list[Parameter]:
         """Looks at parameters."""
         return self.of(Parameter)
+
+    @cached_property
+    def looks(self) -> dict[str, list[Parameter]]:
+        """Looks at each parameter, by its name."""
+        found: dict[str, list[Parameter]] = {}
+        for look in self.parameters:
+            found.setdefault(look.name, []).append(look)
+        return found
 
     @cached_property
     def units(self) -> list[Units]:
@@ -196,17 +242,49 @@ class Record:
 
     @cached_property
     def operations(self) -> list[Operations]:
-        """What was called between a forward and its backward, at the steps at which it changed."""
+        """Operations between a forward and its backward, at the steps at which they changed."""
         return self.of(Operations)
 
     @cached_property
     def chains(self) -> list[Chain]:
-        """The same, as graphs."""
+        """The noted operations as graphs."""
         return [Chain(each) for each in self.operations]
+
+    def need_chains(self) -> list[Chain]:
+        """The operations of the steps at which they were noted.
+
+        Raises:
+            CannotTell: there are none.
+        """
+        if not self.chains:
+            raise CannotTell("no operations between the model's output and the loss were recorded")
+        return self.chains
+
+    def place_of(self, chain: Chain, number: int) -> tuple[str, str]:
+        """The module of an operation, and its line: where the module was made, if it is a module for this alone.
+
+        The call of an ``nn.Softmax`` is torch's, and its line that of whoever called the outermost such module.
+        """
+        operation = chain.listed[number]
+        name = name_of(operation)
+        is_its_own = self.type_of(operation.module).lower() in (name.replace("_", ""), f"{name}1d")
+        made = self.line_of(operation.module) if is_its_own else ""
+        return operation.module, made or operation.line
+
+    def root_of(self, chain: Chain) -> int:
+        """The operation that backward begins from, before a scaler has multiplied it; −1 where it is not known."""
+        is_scaled = chain.name(chain.loss) == "mul" and any(call.name.startswith("scaler.") for call in self.calls)
+        return chain.operands(chain.loss)[0] if is_scaled and chain.operands(chain.loss) else chain.loss
+
+    @cached_property
+    def is_divided(self) -> bool:
+        """Whether what backward begins from was divided or multiplied by a number, as for accumulation."""
+        roots = [(chain, self.root_of(chain)) for chain in self.chains]
+        return any(chain.name(root) in ("div", "mul") and len(chain.operands(root)) == 1 for chain, root in roots)
 
     @cached_property
     def inputs(self) -> dict[str, list[Input]]:
-        """What models were called with, by the name of the argument."""
+        """Tensors that models were called with, by the name of the argument."""
         found: dict[str, list[Input]] = {}
         for each in self.of(Input):
             found.setdefault(each.name, []).append(each)
@@ -214,7 +292,7 @@ class Record:
 
     @cached_property
     def modules(self) -> dict[str, Mapping[str, Any]]:
-        """What the manifest says of each module, by path."""
+        """Entries of the manifest about modules, by path."""
         listed = self.manifest.get("model", ())
         return {str(each.get("path", "")): each for each in listed if isinstance(each, Mapping)}
 
@@ -228,10 +306,10 @@ class Record:
         """Paths of the recorded models themselves: ``self`` for a single one."""
         return frozenset((ROOT,)) if ROOT in self.modules else frozenset(p for p in self.modules if "." not in p)
 
-    def line_of(self, path: str) -> str:
-        """Where a module was constructed; empty where that is not known."""
-        return str(self.modules.get(path, {}).get("line", ""))
+    def line_of(self, name: str) -> str:
+        """Where a module, or that of a parameter, was constructed; empty where that is not known."""
+        return str(self.modules.get(name.partition(":")[0], {}).get("line", ""))
 
-    def type_of(self, path: str) -> str:
-        """The class of a module, as in ``ReLU``; empty where it is not known."""
-        return str(self.modules.get(path, {}).get("type", ""))
+    def type_of(self, name: str) -> str:
+        """The class of a module, or of that of a parameter, as in ``ReLU``; empty where it is not known."""
+        return str(self.modules.get(name.partition(":")[0], {}).get("type", ""))

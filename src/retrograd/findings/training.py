@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.amounts import count_of
-from retrograd.findings.detector import CannotTell
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import OptimizerMade
 from retrograd.history.matrix import number_steps
 from retrograd.history.rows import encode_phase
@@ -27,7 +26,7 @@ MOVED = 0.9
 
 @dataclass(frozen=True)
 class Updates:
-    """What optimizers added to parameters: arrays of shape ``[parameters, steps]``.
+    """Changes of parameters by optimizers: arrays of shape ``[parameters, steps]``.
 
     Attributes:
         sites: of the updates.
@@ -55,7 +54,7 @@ class Updates:
 
     @cached_property
     def finite_ratio(self) -> FloatArray:
-        """The same, 0 where it is not finite: what is NaN has not come of too large a step."""
+        """``ratio``, 0 where it is not finite: a NaN does not come of too large a step."""
         return np.where(np.isfinite(self.ratio), self.ratio, 0.0)
 
 
@@ -121,7 +120,7 @@ class Training:
 
     @cached_property
     def noise(self) -> float:
-        """What a loss differs from its neighbours: robust standard deviation; NaN for fewer than three."""
+        """Robust standard deviation of a loss from its neighbours; NaN for fewer than three."""
         steps = np.diff(self.loss.values[np.isfinite(self.loss.values)])
         return float(1.4826 * np.median(np.abs(steps)) / np.sqrt(2)) if len(steps) > 1 else np.nan
 
@@ -169,16 +168,11 @@ class Training:
         names = (event.name for event in self._record.events if event.kind == "update")
         return next(names, "").partition("#")[0]
 
-    @property
-    def optimizer_line(self) -> str:
-        """Where the first optimizer was constructed."""
-        return next((made.line for made in self._record.optimizers.values() if made.line), "")
-
     # ---- updates ----
 
     @cached_property
     def updates(self) -> Updates:
-        """What optimizers added to parameters in training.
+        """Changes of parameters by optimizers in training.
 
         Raises:
             CannotTell: no update was recorded.
@@ -312,7 +306,7 @@ class Stillness:
 
 
 def _expect(delta: FloatArray, gradients: FloatArray) -> FloatArray:
-    """What ‖Δw‖ would be if it were to the gradient as that of the median parameter."""
+    """Expected ‖Δw‖, were it to the gradient as that of the median parameter."""
     per_gradient = divide(np.where(delta > 0, delta, np.nan), gradients)
     known = np.isfinite(per_gradient).any(axis=0)
     usual = np.zeros(delta.shape[1])

@@ -1,4 +1,4 @@
-"""What the program called from one update of an optimizer to the next."""
+"""Updates of optimizers, each with the calls of the program since the update before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BY_HAND = ""
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One update of one optimizer.
+    """An update of an optimizer.
 
     Attributes:
         optimizer: as in ``SGD#1``; empty where the program updates by hand.
@@ -73,7 +73,7 @@ def _list_ends(calls: Sequence[Call]) -> set[int]:
 
 
 def _find_by_hand(calls: Sequence[Call]) -> list[Update]:
-    """One for each step that had a backward pass; the last one may be unfinished, and is left out."""
+    """Make an update of each step with a backward pass; the last one may be unfinished, and is left out."""
     steps: dict[int, list[Call]] = {}
     for call in calls:
         steps.setdefault(call.step, []).append(call)
@@ -95,8 +95,22 @@ def clears(call: Call, optimizer: str, made: Mapping[str, OptimizerMade]) -> boo
         return False
     if call.about == optimizer or call.about in ("", "self") or optimizer not in made:
         return True
-    names = [str(name) for group in made[optimizer].groups for name in group.get("parameters", ())]
+    names = made[optimizer].parameters
     return bool(names) and all(is_within(name, call.about) for name in names)
+
+
+def list_cleared_passes(update: Update, made: Mapping[str, OptimizerMade]) -> list[Call]:
+    """Backward passes that are followed by clearing before the update, from the line of the one that is used."""
+    passes = update.named("backward")
+    kept = {call.line for call in passes[-1:]}
+    found, since = [], []
+    for call in update.before:
+        if call.name == "backward":
+            since.append(call)
+        elif clears(call, update.optimizer, made):
+            found.extend(since)
+            since = []
+    return [call for call in found if call.line in kept and call is not passes[-1]]
 
 
 def is_within(parameter: str, module: str) -> bool:

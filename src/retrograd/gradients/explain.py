@@ -13,11 +13,10 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.errors import GraphError
-from retrograd.findings.finding import Evidence as Shown
-from retrograd.findings.finding import Finding
+from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.findings import Findings
 from retrograd.gradients.passes import PassSeen, PassWatch, look_at_graph
-from retrograd.gradients.reasons import WITH, Evidence, Leaf, Reason, describe_cut, judge
+from retrograd.gradients.reasons import WITH, Leaf, Observations, Reason, describe_cut, judge
 from retrograd.graph.module_names import name_models
 from retrograd.graph.origins import LIMIT, Origins
 from retrograd.hooks.backward import EngineRun, backward_followers
@@ -131,7 +130,7 @@ class GradientReasons(Mapping[str, Reason]):
         self._places = WeakTensorKeyDictionary()
         for leaf in leaves:
             self._places.setdefault(leaf.tensor, leaf.place)
-        self._seen = Evidence(leaves=leaves)
+        self._seen = Observations(leaves=leaves)
         self._reasons: dict[str, Reason] | None = None
         self._watch: _BlockWatch | None = None
 
@@ -148,7 +147,7 @@ class GradientReasons(Mapping[str, Reason]):
 
     @property
     def missing(self) -> dict[str, Reason]:
-        """Those where something is missing, or zero."""
+        """Reasons where something is missing, or zero."""
         return {name: reason for name, reason in self._known().items() if not reason.is_fine}
 
     @property
@@ -160,7 +159,7 @@ class GradientReasons(Mapping[str, Reason]):
 
     @property
     def findings(self) -> Findings:
-        """One for each cause, with the names of all that it concerns."""
+        """Findings, one for each cause, with the names of all that it concerns."""
         groups: dict[tuple[str, str, str], list[Reason]] = {}
         loss = self.loss
         for reason in [loss] if loss is not None else self.missing.values():
@@ -195,7 +194,7 @@ class GradientReasons(Mapping[str, Reason]):
         """Look at the graph of a loss; nothing is run."""
         roots = [each for each in _tensors_of(loss) if each.requires_grad]
         seen = look_at_graph(roots, self._places) if roots else PassSeen(has_graph=False)
-        self._seen = Evidence([seen], leaves=self._leaves)
+        self._seen = Observations([seen], leaves=self._leaves)
 
     def hold_against(self, optimized: Sequence[Tensor]) -> None:
         """Look also for what is in no optimizer."""
@@ -250,8 +249,8 @@ class GradientReasons(Mapping[str, Reason]):
             found |= {leaf.name: self._judge_held(leaf, seen) for leaf in self._held}
         return found
 
-    def _judge_held(self, leaf: Leaf, seen: Evidence) -> Reason:
-        """What an optimizer holds and the model does not."""
+    def _judge_held(self, leaf: Leaf, seen: Observations) -> Reason:
+        """Tensors that an optimizer holds and the model does not."""
         shape = tuple(leaf.tensor.shape)
         twin = next((each for each in self._leaves if tuple(each.tensor.shape) == shape), None)
         state = judge(leaf, seen).grad
@@ -299,19 +298,19 @@ class _BlockWatch:
                 self._running[run] = PassWatch(run, self._places, self._notes, self._origins)
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """It has ended."""
+        """A backward pass has ended."""
         with self._lock:
             watch = self._running.pop(run, None)
             if watch is not None:
                 self.passes.append(watch.end(failed=error is not None))
 
-    def evidence(self, leaves: Sequence[Leaf]) -> Evidence:
-        """What was seen so far."""
+    def evidence(self, leaves: Sequence[Leaf]) -> Observations:
+        """Collect the observations so far."""
         called = frozenset(span.module for span in self._origins.spans if span.module is not None)
-        return Evidence(tuple(self.passes), self._notes, called, leaves)
+        return Observations(tuple(self.passes), self._notes, called, leaves)
 
 
-def _judge_loss(seen: PassSeen, evidence: Evidence) -> Reason:
+def _judge_loss(seen: PassSeen, evidence: Observations) -> Reason:
     if seen.cuts:
         why, message, line, repair = describe_cut(seen.cuts[-1])
         return Reason("loss", "None", why, message, line, repair)
@@ -347,7 +346,7 @@ def _find(group: Sequence[Reason]) -> Finding:
         site=first.name if not is_loss else "",
         line=first.line,
         message=f"{what}: {first.message}",
-        evidence=(Shown("why", first.why), Shown("tensors", len(group))),
+        evidence=(Evidence("why", first.why), Evidence("tensors", len(group))),
         repair=first.repair,
     )
 

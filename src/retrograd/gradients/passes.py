@@ -82,7 +82,7 @@ class PassSeen:
 
 
 def look_at_graph(loss: Any, places: WeakTensorKeyDictionary) -> PassSeen:
-    """What a pass from here would reach; nothing is run.
+    """Find what a pass from here would reach; nothing is run.
 
     Raises:
         NoGraphError: there is no graph.
@@ -128,7 +128,7 @@ class PassWatch:
             self._hooks = NodeHooks(found.nodes, self._zeros)
 
     def end(self, *, failed: bool) -> PassSeen:
-        """It has ended: let go of the graph."""
+        """Say what was seen of the pass, which has ended, and let go of the graph."""
         if self._pass is None:
             return replace(self.seen, failed=failed)
         reached: dict[int, bool | None] = dict.fromkeys(self._leaves)
@@ -261,7 +261,7 @@ class ZeroWatch:
         self._came[place] = self._came.get(place, False) or any(map(_is_some, incoming))
 
     def after(self, index: int, outgoing: Gradients) -> None:
-        """It has run."""
+        """The pass has run."""
         self._gave[self._places[index]] = tuple(None if each is None else _is_some(each) for each in outgoing)
 
     def came(self, place: int) -> bool | None:

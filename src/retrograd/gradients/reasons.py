@@ -119,8 +119,8 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """What was seen.
+class Observations:
+    """Observations of forward and backward.
 
     Attributes:
         passes: backward passes in order, or the graph of a loss.
@@ -136,14 +136,14 @@ class Evidence:
 
 
 def state_of(tensor: Tensor) -> State:
-    """What its ``.grad`` is."""
+    """State of its ``.grad``."""
     grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
     if grad is None:
         return "None"
     return "zero" if has_nonzero(grad) is False else "some"
 
 
-def judge(leaf: Leaf, seen: Evidence) -> Reason:
+def judge(leaf: Leaf, seen: Observations) -> Reason:
     """Why its gradient is what it is."""
     tensor = leaf.tensor
     state = state_of(tensor)
@@ -157,7 +157,7 @@ def judge(leaf: Leaf, seen: Evidence) -> Reason:
     return _judge_unreached(leaf, seen, state)
 
 
-def _judge_frozen(leaf: Leaf, seen: Evidence, state: State) -> Reason:
+def _judge_frozen(leaf: Leaf, seen: Observations, state: State) -> Reason:
     line = seen.notes.frozen.get(leaf.place, "") if seen.notes is not None else ""
     stale = "; what is in .grad is of before" if state == "some" else ""
     return Reason(leaf.name, state, "frozen", f"it is frozen: requires_grad is False{stale}", line)
@@ -185,7 +185,7 @@ def _judge_inner(leaf: Leaf, state: State) -> Reason:
     )
 
 
-def _judge_reached(leaf: Leaf, seen: Evidence, state: State, reaching: list[PassSeen]) -> Reason:
+def _judge_reached(leaf: Leaf, seen: Observations, state: State, reaching: list[PassSeen]) -> Reason:
     if state == "some":
         return Reason(leaf.name, state, "has one", "it has a gradient")
     writing = [each for each in reaching if each.accumulates]
@@ -209,7 +209,7 @@ def _judge_reached(leaf: Leaf, seen: Evidence, state: State, reaching: list[Pass
     return Reason(leaf.name, state, "zero", "the gradient that backward() began with is zero", writing[-1].line)
 
 
-def _judge_cleared(leaf: Leaf, seen: Evidence, state: State) -> Reason:
+def _judge_cleared(leaf: Leaf, seen: Observations, state: State) -> Reason:
     cleared = seen.notes.cleared if seen.notes is not None else {}
     grad = leaf.tensor.grad
     line = cleared.get(id(leaf.tensor), "") or ("" if grad is None else cleared.get(id(grad), ""))
@@ -235,13 +235,13 @@ def _judge_by_graph(leaf: Leaf, state: State, reaching: list[PassSeen]) -> Reaso
     return Reason(leaf.name, state, "not yet", "this loss leads to it: backward() gives it a gradient")
 
 
-def _judge_unreached(leaf: Leaf, seen: Evidence, state: State) -> Reason:
+def _judge_unreached(leaf: Leaf, seen: Observations, state: State) -> Reason:
     stale = "; what is in .grad is of an earlier pass" if state != "None" else ""
     why, message, line, repair = _find_gap(leaf, seen)
     return Reason(leaf.name, state, why, message + stale, line, repair)
 
 
-def _find_gap(leaf: Leaf, seen: Evidence) -> tuple[Why, str, str, str]:
+def _find_gap(leaf: Leaf, seen: Observations) -> tuple[Why, str, str, str]:
     notes = seen.notes
     if notes is None:
         return _find_gap_by_graph(leaf, seen)
@@ -271,7 +271,7 @@ def _find_gap(leaf: Leaf, seen: Evidence) -> tuple[Why, str, str, str]:
     return "not in the loss", message, last.line, "add what is made of it to the loss, or freeze it"
 
 
-def _unused(leaf: Leaf, seen: Evidence) -> tuple[Why, str, str, str]:
+def _unused(leaf: Leaf, seen: Observations) -> tuple[Why, str, str, str]:
     if _is_copied(leaf, seen):
         message = "the loss was computed from another tensor of this shape: another copy of the model was called"
         return "another copy", message, "", "call the model whose parameters the optimizer holds"
@@ -280,7 +280,7 @@ def _unused(leaf: Leaf, seen: Evidence) -> tuple[Why, str, str, str]:
     return "not used", "no operation took it", "", "use it in forward, or leave it out"
 
 
-def _is_copied(leaf: Leaf, seen: Evidence) -> bool:
+def _is_copied(leaf: Leaf, seen: Observations) -> bool:
     """Whether nothing that is asked of is reached, and leaves that look the same are."""
     strangers = {each for one in seen.passes for each in one.strangers}
     keys = {(tuple(each.tensor.shape), str(each.tensor.dtype)) for each in seen.leaves}
@@ -289,7 +289,7 @@ def _is_copied(leaf: Leaf, seen: Evidence) -> bool:
     return not is_reached and key in strangers and strangers <= keys
 
 
-def _find_gap_by_graph(leaf: Leaf, seen: Evidence) -> tuple[Why, str, str, str]:
+def _find_gap_by_graph(leaf: Leaf, seen: Observations) -> tuple[Why, str, str, str]:
     if not seen.passes:
         return "unknown", "no loss was given", "", WITH
     if not all(each.has_graph for each in seen.passes):

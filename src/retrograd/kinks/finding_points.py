@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Arguments = Mapping[str, Any]
-"""What an operation is called with, by the names of its schema, defaults included."""
+"""Arguments of an operation, by the names of its schema, defaults included."""
 
 Finder = Callable[[Arguments], Tensor]
 """Tells of each element (for pooling: of each window) whether it lies at the point.
@@ -50,7 +50,7 @@ def beyond(bound: float, of: str = "self") -> Finder:
 
 
 def only_if(condition: Callable[[Arguments], Any], find: Finder) -> Finder:
-    """What is found, where a condition on plain arguments holds."""
+    """Find points only where a condition on plain arguments holds."""
 
     def find_so(given: Arguments) -> Tensor:
         found = find(given)
@@ -60,7 +60,7 @@ def only_if(condition: Callable[[Arguments], Any], find: Finder) -> Finder:
 
 
 def both(one: Finder, other: Finder) -> Finder:
-    """What both find."""
+    """Find the points of both."""
     return lambda given: one(given) & other(given)
 
 
@@ -249,7 +249,7 @@ def tied_in_window(given: Arguments) -> Tensor:
 
 
 def tied_in_cell(given: Arguments) -> Tensor:
-    """The same of an adaptive pooling whose cells are of one size.
+    """Find ties of an adaptive pooling whose cells are of one size.
 
     Raises:
         KeyError: they are not.

@@ -171,7 +171,7 @@ def _fits(sighting: Sighting, node: Node) -> bool:
 
 
 def _pass_back(total: Tensor, graph: Graph, nodes: Sequence[Node]) -> Mapping[int, int]:
-    """Of each node how many of the numbers that it gives are not finite, though all that come in to it are."""
+    """Count the numbers of each node that are not finite, though all that come in to it are."""
     live = {node.index: graph.live(node) for node in nodes}
     if not live:
         return {}
@@ -205,7 +205,7 @@ def _make(sighting: Sighting, node: Node, live: Any, nonfinite: int) -> Kink:
 
 
 def _measure(node: Any, mask: Tensor) -> str:
-    """What the node gives at these points for an incoming gradient of one; empty where that is not told by element."""
+    """Values that the node gives at these points for an incoming gradient of one; empty where no element tells."""
     with torch.no_grad():
         ones = [
             torch.ones(each.shape, dtype=each.dtype, device=each.device) if each.dtype.is_floating_point else None

@@ -146,7 +146,7 @@ _BACK: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def look_at_node(node: Any) -> Iterator[Sighting] | None:
-    """What lies at points of a node's operation; None where it has some and has not saved what would tell."""
+    """Find points of a node's operation; None where it has some and has not saved what would tell."""
     key = key_of(name_of(node))
     points = POINTS_OF.get(key, ())
     if not points:

@@ -76,7 +76,7 @@ def describe_elements(point: Point, count: int, total: int) -> str:
 
 
 def key_of(name: str) -> str:
-    """The same text for an operation and the node that it makes: ``maxpool2dwithindices``.
+    """Give an operation and the node that it makes one key: ``maxpool2dwithindices``.
 
     Args:
         name: ``max_pool2d_with_indices`` or ``MaxPool2DWithIndicesBackward0``; in place or not.
@@ -88,7 +88,7 @@ def key_of(name: str) -> str:
 
 
 class Convention(Enum):
-    """What a gradient is at such a point.
+    """Kinds of gradients at a point without a derivative.
 
     The first six are the rules of torch's note "Autograd mechanics: gradients for non-differentiable functions", in
     their order. The last two are what torch does in places besides.

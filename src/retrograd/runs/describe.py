@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from retrograd.history.facts import FACTS, Fact
+from retrograd.history.fact import Fact
+from retrograd.history.facts import FACTS
 from retrograd.history.table import EVENT_COLUMNS, STATISTICS_COLUMNS, Column
 from retrograd.runs.layout import FORMAT, PLACES
 from retrograd.runs.shards import NOTES

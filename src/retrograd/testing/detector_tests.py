@@ -9,9 +9,9 @@ from dataclasses import fields
 import torch
 from torch import nn
 
-from retrograd.findings.detector import CannotTell, Detector
+from retrograd.findings.detector import Detector
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.history.history import History
 from retrograd.recording.record import record
 

@@ -58,4 +58,4 @@ DETECTORS: tuple[type[Detector], ...] = (
     LossSpike, Diverged, LossFlat, LossNoisy,
     Kinks,
 )  # fmt: skip
-"""All of them, in the order in which they are asked."""
+"""All detectors, in the order in which they are asked."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from retrograd.findings.chain import AFFINE, VIEWS, Chain
-from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.loss_chain import list_chains, place_of
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Parameter
 from retrograd.sites.site import ROOT
 
 THROUGH = VIEWS | {"dropout", "batch_norm"}
-"""What keeps two affine layers one affine map."""
+"""Functions between two affine layers that leave them one affine map."""
 
 _LINEAR = AFFINE | THROUGH | {
     "add", "sub", "mean", "sum", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "zeros", "ones",
@@ -23,7 +22,7 @@ _LINEAR = AFFINE | THROUGH | {
 }  # fmt: skip
 
 _OF_WEIGHTS = VIEWS | {"mv", "dot", "vdot", "normalize", "norm", "linalg_norm", "detach", "mul", "div", "weight_norm"}
-"""What spectral_norm and weight_norm make a weight by."""
+"""Functions by which spectral_norm and weight_norm make a weight."""
 
 
 class MissingNonlinearity(Detector):
@@ -45,19 +44,18 @@ class MissingNonlinearity(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        for chain in list_chains(record):
+        for chain in record.need_chains():
             pairs = find_pairs(chain)
             if not pairs or not _is_affine(chain) or any(_narrows(chain, *pair) for pair in pairs):
                 continue
             layers = sorted({each for pair in pairs for each in pair})
-            site, line = place_of(record, chain, layers[1])
-            yield self.find(
+            yield self.find_at(
+                record,
+                chain,
+                layers[1],
                 "warning",
                 f"There is no activation between the {len(layers)} affine layers of the model, so together they are a "
                 "single affine map",
-                site=site,
-                step=chain.step,
-                line=line,
                 evidence=[
                     Evidence("affine layers one after the other", len(layers), "≥ 2"),
                     Evidence("other functions in the model", 0, "none"),
@@ -113,7 +111,7 @@ def _narrows(chain: Chain, before: int, behind: int) -> bool:
 # ---- shared weights ----
 
 CONTAINERS = ("Sequential", "ModuleList")
-"""What names its children by their places."""
+"""Containers that name their children by their places."""
 
 
 class WeightsUntied(Detector):
@@ -149,7 +147,7 @@ class WeightsUntied(Detector):
                     "are two copies and not tied",
                     site=second,
                     step=apart,
-                    line=record.line_of(second.rpartition(":")[0]),
+                    line=record.line_of(second),
                     evidence=[
                         Evidence("shape", str(list(looks[first][0].shape))),
                         Evidence("equal bit for bit", "at first"),
@@ -161,7 +159,7 @@ class WeightsUntied(Detector):
 
 def _pair_equal(record: Record, looks: dict[str, list[Parameter]]) -> Iterator[tuple[str, str]]:
     """An embedding's weight and another's that are equal at the first look."""
-    embeddings = [name for name in looks if record.type_of(name.rpartition(":")[0]) == "Embedding"]
+    embeddings = [name for name in looks if record.type_of(name) == "Embedding"]
     for first in embeddings:
         for second in looks:
             is_other = second not in embeddings and second not in looks[first][0].tied
@@ -176,7 +174,7 @@ def _find_apart(first: list[Parameter], second: list[Parameter]) -> int | None:
 
 
 class SharedByAccident(Detector):
-    """One module stands several times in a container."""
+    """A module stands several times in a container."""
 
     slug = "shared-weights"
     words = Words(

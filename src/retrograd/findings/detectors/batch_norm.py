@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers
-from retrograd.findings.record import Record
-from retrograd.history.facts import Buffer, Modes, Parameter
+from retrograd.findings.record import CannotTell, Record
+from retrograd.history.facts import Buffer, Modes
 from retrograd.sites.site import ROOT
 
 HARDLY = 0.1
@@ -25,7 +25,7 @@ FEW = 4
 
 
 class BatchNorm(Detector):
-    """What a batch norm remembers, or what it is computed from, is wrong."""
+    """A batch norm remembers the wrong statistics, or computes them from too little."""
 
     slug = "batch-norm"
     words = Words(
@@ -123,8 +123,7 @@ class BatchNorm(Detector):
             "warning",
             text,
             site=layer.path,
-            step=int(record.steps[0]),
-            last_step=record.last_step,
+            span=record,
             line=layer.line,
             evidence=[evidence],
             precondition=["it is in training mode"],
@@ -133,7 +132,7 @@ class BatchNorm(Detector):
 
 
 def estimate_momentum(record: Record, looks: list[Buffer], place: int) -> float:
-    """What part of a batch's mean goes into the running one, by looks at two steps; NaN where it is not known."""
+    """Estimate the part of a batch's mean that goes into the running one, by looks at two steps; NaN if unknown."""
     if place == 0:
         return float("nan")
     layers = record.once(Layers).listed
@@ -153,13 +152,10 @@ def estimate_momentum(record: Record, looks: list[Buffer], place: int) -> float:
 def _is_frozen(record: Record, path: str) -> bool:
     """Whether no weight of the outermost part that holds a module is trained, though others of the model are."""
     part = path.partition(".")[0]
-    looks: dict[str, list[Parameter]] = {}
-    for each in record.parameters:
-        looks.setdefault(each.name, []).append(each)
-    inside = {name: each for name, each in looks.items() if name.startswith((f"{part}.", f"{part}:"))}
+    inside = {name: each for name, each in record.looks.items() if name.startswith((f"{part}.", f"{part}:"))}
     is_still = all(len({each.digest for each in listed}) == 1 < len(listed) for listed in inside.values())
     has_layers = any(len(listed[0].shape) > 1 for listed in inside.values())
-    trained = {name for name, listed in looks.items() if any(each.requires_grad for each in listed)}
+    trained = {name for name, listed in record.looks.items() if any(each.requires_grad for each in listed)}
     return has_layers and is_still and bool(trained) and not trained & inside.keys()
 
 

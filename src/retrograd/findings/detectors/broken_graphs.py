@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from retrograd.findings.chain import Chain, name_of
+from retrograd.findings.chain import Chain, name_of, tensor_of
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.failed import line_of
 from retrograd.findings.detectors.graphs import tell_carried, tell_taken
@@ -48,7 +48,7 @@ class NoGraph(Detector):
             yield self._say_leaf(record, leaf)
 
     def _say_leaf(self, record: Record, lost: LostGradient) -> Finding:
-        call = next(each for each in record.calls if each.name == "backward")
+        call = next(each for each in record.called("backward"))
         return self.find(
             "critical",
             "Backward begins at a tensor that has no graph, so no parameter gets a gradient and nothing is trained: "
@@ -111,7 +111,7 @@ def _explain(record: Record, lost: LostGradient | None) -> tuple[str, str]:
 
 def _find_blind_line(record: Record) -> str:
     """Where a model was called with gradients switched off, if it never was with them."""
-    calls = [call for call in record.calls if call.name == "forward"]
+    calls = record.called("forward")
     return calls[0].line if calls and not any(call.details.get("grad") for call in calls) else ""
 
 
@@ -135,7 +135,7 @@ class FreedGraph(Detector):
         if "backward through the graph a second time" not in _message(record):
             return
         assert record.error is not None
-        last = [call for call in record.calls if call.name in ("backward", "grad", "forward")]
+        last = record.called("backward", "grad", "forward")
         line = next((call.line for call in reversed(last) if call.name != "forward"), "") or line_of(record.error)
         again = _same_graph(last)
         state = None if again else _find_state(record)
@@ -172,7 +172,7 @@ def _same_graph(calls: list[Call]) -> Call | None:
 
 
 def _find_state(record: Record) -> tuple[str, str] | None:
-    """What a forward takes that was made before it: a sentence, and where it is handed in.
+    """Find a tensor that a forward takes and that was made before it: a sentence, and where it is handed in.
 
     Empty instead of that line where another line has made it, for another backward pass: then neither is wrong alone.
     """
@@ -185,7 +185,7 @@ def _find_state(record: Record) -> tuple[str, str] | None:
 
 
 def _find_other_maker(record: Record, chain: Chain) -> Operation | None:
-    """What made the tensor that is carried over, where it is the output of another model, called at another line."""
+    """Find the maker of the tensor that is carried over, if that is another model, called at another line."""
     before = [each for each in record.chains if each is not chain and each.step <= chain.step]
     if not before or not chain.carried:
         return None
@@ -197,9 +197,9 @@ def _find_other_maker(record: Record, chain: Chain) -> Operation | None:
 
 
 def _guess_state(record: Record, chain: Chain) -> tuple[str, str] | None:
-    """What it takes that is neither a parameter nor an input, if it is one thing only."""
-    known = {f"{each.dtype}{list(each.shape)}" for each in record.parameters}
-    known |= {f"{each.dtype}{list(each.shape)}" for looks in record.inputs.values() for each in looks}
+    """Find the only tensor that it takes and that is neither a parameter nor an input."""
+    known = {tensor_of(each) for each in record.parameters}
+    known |= {tensor_of(each) for looks in record.inputs.values() for each in looks}
     found = [
         (operation, taken)
         for operation in chain.listed
@@ -316,7 +316,7 @@ def _repair(writer: str) -> str:
 
 def _find_update_between(record: Record, shape: str) -> Call | None:
     """The update between the last forward and the pass that failed, where what was overwritten may be a weight."""
-    calls = [call for call in record.calls if call.name in ("forward", "backward", "grad", "step")]
+    calls = record.called("forward", "backward", "grad", "step")
     begin = max((place for place, call in enumerate(calls) if call.name == "forward"), default=-1)
     steps = [call for call in calls[begin + 1 :] if call.name == "step"]
     shapes = {", ".join(map(str, each.shape)) for each in record.parameters}

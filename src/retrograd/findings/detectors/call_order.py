@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.zero_grad import find_lost, is_divided, list_updates
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.gradients import Gradients
-from retrograd.findings.record import Record
-from retrograd.findings.updates import BY_HAND, Update, by_optimizer
+from retrograd.findings.record import CannotTell, Record
+from retrograd.findings.updates import BY_HAND, Update, by_optimizer, list_cleared_passes
 from retrograd.history.facts import Call
 
 SHARE = 0.8
-"""Of the updates that must be concerned; our own choice."""
+"""Share of the updates that must be concerned; our own choice."""
 
 PASSES = 5
 """Backward passes after which a program that never updates is not a probe of gradients."""
 
 WITHOUT_OPTIMIZER = 20
-"""The same where no optimizer was ever seen, as in a program that looks at gradients alone."""
+"""Backward passes that it takes where no optimizer was ever seen, as in a program that looks at gradients alone."""
 
 NOTHING_LEARNED = (
     "not-updated", "loss-flat", "not-optimized", "missing-gradient", "learning-rate-too-low", "vanishing", "bad-init",
     "symmetric-init", "missing-zero-grad", "accumulation-not-divided", "lr-zero", "bf16-update-lost",
 )  # fmt: skip
-"""What a model looks like that is not updated."""
+"""Symptoms of a model that is not updated."""
 
 
 class NeverSteps(Detector):
@@ -153,7 +152,7 @@ def is_without_gradient(record: Record, optimizer: str) -> bool:
     """Whether none of an optimizer's parameters ever had a gradient, and parameters of another one had some."""
     gradients = record.once(Gradients)
     made = record.optimizers.get(optimizer)
-    names = {str(name) for group in made.groups for name in group.get("parameters", ())} if made else set()
+    names = set(made.parameters) if made else set()
     return bool(names) and not names & gradients.steps.keys() and bool(gradients.held & gradients.steps.keys())
 
 
@@ -183,7 +182,7 @@ class StepBeforeBackward(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        for optimizer, updates in list_updates(record).items():
+        for optimizer, updates in record.updates_by_program().items():
             early = [update for update in updates if _is_early(update)]
             has_passes = any(update.named("backward") for update in updates)
             is_meant = optimizer != BY_HAND and not is_without_gradient(record, optimizer)
@@ -209,8 +208,7 @@ class StepBeforeBackward(Detector):
             f"{optimizer} steps before backward: {len(early)} of {among} updates come between the forward and the "
             "backward pass of their batch",
             site=optimizer,
-            step=early[0].step,
-            last_step=early[-1].step,
+            span=early,
             line=early[0].call.line,
             evidence=[Evidence("updates before their backward pass", len(early), f"≥ {SHARE:.0%} of {among}")],
             precondition=["backward runs in between, and the forwards have grad mode on"],
@@ -256,12 +254,12 @@ class StepTooSeldom(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        found = list_updates(record)
+        found = record.updates_by_program()
         if len(by_optimizer(record.updates)) > 1:
             raise CannotTell("several optimizers take turns")
         for optimizer, updates in found.items():
-            lost = [call for update in updates for call in find_lost(update, record)]
-            if is_divided(record):
+            lost = [call for update in updates for call in list_cleared_passes(update, record.optimizers)]
+            if record.is_divided:
                 raise CannotTell("the loss is divided, so gradients are meant to be accumulated")
             passes = sum(len(update.named("backward")) for update in updates)
             if len(lost) >= max(2 * len(updates), passes / 2) > 0:
@@ -270,8 +268,7 @@ class StepTooSeldom(Detector):
                     f"Most gradients are thrown away: of {passes} backward passes, {len(lost)} are followed by "
                     f"zero_grad before {optimizer} steps",
                     site=optimizer,
-                    step=updates[0].step,
-                    last_step=updates[-1].step,
+                    span=updates,
                     line=updates[0].call.line,
                     evidence=[Evidence("passes whose gradients are cleared unused", len(lost), f"≥ half of {passes}")],
                     precondition=["those passes are from the line of the one that is used"],

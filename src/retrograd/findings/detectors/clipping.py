@@ -6,19 +6,18 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import ClassVar
 
-from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.zero_grad import list_updates
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.updates import Update
 from retrograd.history.facts import Call
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 SHARE = 0.8
-"""Of the updates that must be concerned; our own choice."""
+"""Share of the updates that must be concerned; our own choice."""
 
 UNCLIPPED = ("exploding", "loss-spike", "diverged", "clip-always-on", "loss-noisy")
-"""What may come of gradients that are not clipped."""
+"""Symptoms of gradients that are not clipped."""
 
 
 def list_clipped(record: Record) -> dict[str, list[Update]]:
@@ -29,7 +28,7 @@ def list_clipped(record: Record) -> dict[str, list[Update]]:
     """
     if not any(call.name in CLIPS for call in record.calls):
         raise CannotTell("nothing is clipped")
-    found = list_updates(record)
+    found = record.updates_by_program()
     if len(found) > 1:
         raise CannotTell("several optimizers take turns, and whose gradients are clipped is not known")
     return found
@@ -130,7 +129,7 @@ class ClipBeforeUnscale(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        scales = [call.value for call in record.calls if call.name == "scaler.update" and call.value > 1]
+        scales = [call.value for call in record.called("scaler.update") if call.value > 1]
         if not scales:
             raise CannotTell("no loss is scaled")
         for optimizer, updates in list_clipped(record).items():
@@ -142,8 +141,7 @@ class ClipBeforeUnscale(Detector):
                     f"Gradients are clipped while still scaled: {wrong[0].name} to {bound:g} is called without "
                     f"scaler.unscale_ before it, at a scale of {scales[0]:g}",
                     site=optimizer,
-                    step=wrong[0].step,
-                    last_step=wrong[-1].step,
+                    span=wrong,
                     line=wrong[0].line,
                     evidence=[
                         Evidence("scale", scales[0], "> 1"),
@@ -192,8 +190,7 @@ class ClipOtherParameters(Detector):
                     "warning",
                     f"Clipping has no effect: {empty[0].name} is given {some}, and {optimizer} updates others",
                     site=optimizer,
-                    step=empty[0].step,
-                    last_step=empty[-1].step,
+                    span=empty,
                     line=empty[0].line,
                     evidence=[Evidence("calls that clip nothing", len(empty), f"≥ {SHARE:.0%} of {len(calls)}")],
                     precondition=["updates change parameters, so there are gradients"],

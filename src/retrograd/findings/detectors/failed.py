@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
@@ -159,7 +159,7 @@ class Failed(Detector):
 
 
 def explain_error(message: str) -> tuple[str, str]:
-    """What a message of torch's means, and what to do; empty texts for one that is not known."""
+    """Say what a message of torch's means, and what to do; empty texts for one that is not known."""
     for pattern, meaning, repair in _KNOWN:
         found = re.search(pattern, message)
         if found:

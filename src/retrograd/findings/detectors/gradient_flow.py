@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.learning_rate import first_large
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers, median_of_first
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, Training, divide
 
 LEAST = 4
@@ -26,7 +26,7 @@ STEADY = 0.75
 """Share of neighbours that go the same way."""
 
 
-class Chain(NamedTuple):
+class Stack(NamedTuple):
     """Places in the order of the forward, with the norm of the gradient at each.
 
     Attributes:
@@ -50,7 +50,7 @@ class Chain(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """What the gradient is multiplied by from one to the next, towards the input."""
+        """Factor of the gradient from one to the next, towards the input."""
         return float(10 ** (-self.decades / (len(self.norms) - 1)))
 
     def is_steady(self) -> bool:
@@ -60,19 +60,19 @@ class Chain(NamedTuple):
         return bool((ways > 0.05).mean() >= STEADY and largest < 0.6 * abs(self.decades))
 
 
-def list_chains(record: Record) -> list[Chain]:
+def list_stacks(record: Record) -> list[Stack]:
     """The depth of the model, and the calls of each layer that is called again and again, at the first steps."""
     layers = record.once(Layers).listed
     until = _first_disturbed(record)
     norms = median_of_first(record.once(Layers).gradients("l2"), until)
     kept = [place for place, layer in enumerate(layers) if layer.weighs and norms[place] > 0]
-    chains = []
+    stacks = []
     if len(kept) >= LEAST and np.isfinite(norms[kept]).all():
-        chains.append(Chain([str(layers[k].site) for k in kept], norms[kept], layers[kept[0]], "layers", np.inf))
+        stacks.append(Stack([str(layers[k].site) for k in kept], norms[kept], layers[kept[0]], "layers", np.inf))
     for layer in layers:
-        chain = _chain_calls(record, layer, until) if layer.site.grad in record.sites else None
-        chains += [chain] if chain else []
-    return chains
+        stack = _stack_calls(record, layer, until) if layer.site.grad in record.sites else None
+        stacks += [stack] if stack else []
+    return stacks
 
 
 def _first_disturbed(record: Record) -> int | None:
@@ -82,7 +82,7 @@ def _first_disturbed(record: Record) -> int | None:
     return min(steps, default=None)
 
 
-def _chain_calls(record: Record, layer: Layer, until: int | None) -> Chain | None:
+def _stack_calls(record: Record, layer: Layer, until: int | None) -> Stack | None:
     site = str(layer.site.grad)
     calls = record.series(site).calls
     if len(calls) < LEAST:
@@ -93,42 +93,42 @@ def _chain_calls(record: Record, layer: Layer, until: int | None) -> Chain | Non
         return None
     ends = [replace(layer.site, call=call).numbered for call in (calls[0], calls[-1])]
     first, last = record.history.matrix("rms", ends).values[:, 0]
-    return Chain(numbered, norms, layer, f"calls of {layer.path}", float(last / first) if first > 0 else 0.0)
+    return Stack(numbered, norms, layer, f"calls of {layer.path}", float(last / first) if first > 0 else 0.0)
 
 
 class _Depth(Detector):
-    """What both have in common."""
+    """Frame of both detectors."""
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Follow the gradient from the loss to the input."""
         record.once(Training).need_loss(5)
-        chains = list_chains(record)
-        if not chains:
+        stacks = list_stacks(record)
+        if not stacks:
             raise CannotTell(f"fewer than {LEAST} layers or calls in a row have gradients")
-        meant = [chain for chain in chains if self.is_meant(chain) and chain.is_steady()]
+        meant = [stack for stack in stacks if self.is_meant(stack) and stack.is_steady()]
         if meant and not record.once(Training).fell:
-            yield self.tell(record, max(meant, key=lambda chain: chain.growth))
+            yield self.tell(record, max(meant, key=lambda stack: stack.growth))
 
     @abstractmethod
-    def is_meant(self, chain: Chain) -> bool:
+    def is_meant(self, stack: Stack) -> bool:
         """Whether it goes this way."""
 
     @abstractmethod
-    def tell(self, record: Record, chain: Chain) -> Finding:
+    def tell(self, record: Record, stack: Stack) -> Finding:
         """The finding."""
 
-    def describe(self, record: Record, chain: Chain) -> dict[str, Any]:
-        """What both say."""
+    def describe(self, record: Record, stack: Stack) -> dict[str, Any]:
+        """Fields that the findings of both have."""
         return {
-            "site": chain.names[0],
-            "step": int(record.steps[0]),
+            "site": stack.names[0],
+            "step": record.first_step,
             "last_step": record.last_step,
-            "line": chain.layer.line,
+            "line": stack.layer.line,
             "evidence": [
-                Evidence(f"‖∂L/∂output‖ at {chain.names[0]}", float(chain.norms[0])),
-                Evidence(f"‖∂L/∂output‖ at {chain.names[-1]}", float(chain.norms[-1])),
-                Evidence("factor from one to the next", chain.factor),
-                Evidence("decimal places between the ends", abs(chain.decades), f"≥ {DECADES:g}"),
+                Evidence(f"‖∂L/∂output‖ at {stack.names[0]}", float(stack.norms[0])),
+                Evidence(f"‖∂L/∂output‖ at {stack.names[-1]}", float(stack.norms[-1])),
+                Evidence("factor from one to the next", stack.factor),
+                Evidence("decimal places between the ends", abs(stack.decades), f"≥ {DECADES:g}"),
             ],
             "precondition": [
                 f"at least {STEADY:.0%} of neighbours go the same way, and no single one makes it",
@@ -154,19 +154,19 @@ class Vanishing(_Depth):
     )
     explains = ("loss-flat", "not-updated", "underflow")
 
-    def is_meant(self, chain: Chain) -> bool:
+    def is_meant(self, stack: Stack) -> bool:
         """Whether it falls towards the input."""
-        return chain.decades >= DECADES
+        return stack.decades >= DECADES
 
-    def tell(self, record: Record, chain: Chain) -> Finding:
+    def tell(self, record: Record, stack: Stack) -> Finding:
         """The finding."""
         return self.find(
             "warning",
-            f"The gradient falls to {chain.factor:.2g} of itself at each of {len(chain.norms)} {chain.what}, from "
-            f"{chain.norms[-1]:.2g} at {chain.names[-1]} to {chain.norms[0]:.2g} at {chain.names[0]}: the first "
+            f"The gradient falls to {stack.factor:.2g} of itself at each of {len(stack.norms)} {stack.what}, from "
+            f"{stack.norms[-1]:.2g} at {stack.names[-1]} to {stack.norms[0]:.2g} at {stack.names[0]}: the first "
             "learn next to nothing.",
             refute="the loss falls when the last layers alone are trained",
-            **self.describe(record, chain),
+            **self.describe(record, stack),
         )
 
 
@@ -188,25 +188,25 @@ class Exploding(_Depth):
         "nan-backward", "nan-update", "overflow-headroom",
     )  # fmt: skip
 
-    def is_meant(self, chain: Chain) -> bool:
+    def is_meant(self, stack: Stack) -> bool:
         """Whether it grows towards the input."""
-        return chain.decades <= -DECADES
+        return stack.decades <= -DECADES
 
-    def tell(self, record: Record, chain: Chain) -> Finding:
+    def tell(self, record: Record, stack: Stack) -> Finding:
         """The finding."""
         return self.find(
             "critical",
-            f"The gradient grows {chain.factor:.2g} times at each of {len(chain.norms)} {chain.what}, from "
-            f"{chain.norms[-1]:.2g} at {chain.names[-1]} to {chain.norms[0]:.2g} at {chain.names[0]}.",
+            f"The gradient grows {stack.factor:.2g} times at each of {len(stack.norms)} {stack.what}, from "
+            f"{stack.norms[-1]:.2g} at {stack.names[-1]} to {stack.norms[0]:.2g} at {stack.names[0]}.",
             refute="the norms at these sites do not rise towards the input at other steps",
-            **self.describe(record, chain),
+            **self.describe(record, stack),
         )
 
 
 # ---- gradients that are multiplied ----
 
 APART = 0.1
-"""What the sums may differ by in relation; bfloat16 makes 0.03."""
+"""Relative difference of the sums that is allowed; bfloat16 makes 0.03."""
 
 STEADY_FACTOR = 0.02
 """Spread of the factor over steps, in relation."""
@@ -273,8 +273,7 @@ class HooksScale(Detector):
             f"{layer.path}:bias is "
             f"{factor:.3g} times the sum of the output's gradient at each of {len(factors)} steps.",
             site=str(layer.site),
-            step=int(record.steps[0]),
-            last_step=record.last_step,
+            span=record,
             line=layer.line,
             evidence=[Evidence("sum of the bias's gradient over the output's", factor, f"off 1 by {APART:g}")],
             precondition=["the factor is the same at all steps", "the sums do not cancel", "there is one rank"],
@@ -287,8 +286,7 @@ class HooksScale(Detector):
             f"Something makes the gradient of {layer.path}:weight small: it is {np.median(shares):.2g} of what the "
             "gradient of the bias and the layer's input say, at all steps.",
             site=f"{layer.path}:weight",
-            step=int(record.steps[0]),
-            last_step=record.last_step,
+            span=record,
             line=layer.line,
             evidence=[Evidence("norm over ‖∂L/∂b‖·rms(x)·√fan_in", float(np.median(shares)), f"< {LOW:g}")],
             precondition=["it is so at all steps", "the input is not zero"],

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from retrograd.amounts import count_of
-from retrograd.findings.chain import Chain
-from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.zero_grad import find_root
+from retrograd.findings.chain import Chain, tensor_of
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding, shorten_line
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Call, GraphSize, Operation
 
 FEWEST = 4
@@ -34,7 +33,7 @@ def list_sizes(record: Record) -> list[GraphSize]:
 
 def find_pass(record: Record, step: int) -> Call | None:
     """The first backward pass from a step on."""
-    return next((call for call in record.calls if call.name == "backward" and call.step >= step), None)
+    return next((call for call in record.called("backward") if call.step >= step), None)
 
 
 def _list_passes(record: Record) -> list[GraphSize]:
@@ -42,7 +41,7 @@ def _list_passes(record: Record) -> list[GraphSize]:
     by_step: dict[int, list[GraphSize]] = {}
     for each in record.of(GraphSize):
         by_step.setdefault(each.step, []).append(each)
-    lines = {call.line for call in record.calls if call.name == "backward"}
+    lines = {call.line for call in record.called("backward")}
     alike = {tuple(each.value for each in passes) for passes in by_step.values()}
     passes = next(iter(by_step.values()), [])
     return passes if len(passes) >= FEWEST and len(lines) == len(alike) == 1 and len(by_step) > 1 else []
@@ -167,7 +166,7 @@ def _find_end(record: Record, looks: list[GraphSize]) -> GraphSize | None:
 
 def _find_loss_line(record: Record, chain: Chain) -> str:
     """Where the program computes what backward begins from; empty where that is inside of a module, or not known."""
-    root = find_root(record, chain)
+    root = record.root_of(chain)
     return chain.listed[root].line if root >= 0 and not chain.listed[root].module else ""
 
 
@@ -184,9 +183,9 @@ def tell_carried(record: Record, chain: Chain) -> tuple[str, str] | None:
     if not chain.carried:
         return None
     operation, taken = chain.carried[0]
-    given = {f"{each.dtype}{list(each.shape)}" for looks in record.inputs.values() for each in looks}
+    given = {tensor_of(each) for looks in record.inputs.values() for each in looks}
     given |= {made for number in chain.outputs for made in chain.listed[number].makes}
-    calls = [each.line for each in record.calls if each.name == "forward" and each.step == chain.step]
+    calls = [each.line for each in record.called("forward") if each.step == chain.step]
     is_given = operation.module and taken in given and calls
     return tell_taken(operation, taken), calls[-1] if is_given else operation.line
 

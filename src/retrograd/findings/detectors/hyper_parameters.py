@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from retrograd.amounts import count_of
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.learning_rate import is_adaptive
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, IntArray, Training, Updates, divide, median, number
 
 HALF = 0.5
 """Part of an update that decay makes, from which on it is spoken of."""
 
 SHRUNK = 0.7
-"""What the norm of the weights has fallen to by then."""
+"""Share of its first value to which the norm of the weights has fallen by then."""
 
 SHARE = 0.05
 """Share of what the rate would give, below which ε or clipping takes too much."""
@@ -52,8 +52,7 @@ class WeightDecayDominates(Detector):
         """Hold decay against gradients, or updates."""
         training = record.once(Training)
         groups = [(name, group) for name, group in training.groups() if number(group.get("weight_decay"))]
-        if not record.optimizers:
-            raise CannotTell("no optimizer was recorded")
+        record.need_optimizers()
         if training.late < 0.2 * training.early or not len(training.updates.steps):
             return
         for name, group in groups:
@@ -75,7 +74,7 @@ class WeightDecayDominates(Detector):
 
     @staticmethod
     def _measure_share(record: Record, group: dict[str, Any], lines: IntArray) -> float:
-        """What part of an update decay makes, at the median of the first half of the steps."""
+        """Measure the part of an update that decay makes, at the median of the first half of the steps."""
         updates = record.once(Training).updates
         decay, rate = number(group["weight_decay"]) or 0.0, number(group.get("lr")) or 0.0
         half = max(len(updates.steps) // 2, 5)
@@ -100,7 +99,7 @@ class WeightDecayDominates(Detector):
             site=name,
             step=int(updates.steps[0]),
             last_step=record.last_step,
-            line=record.once(Training).optimizer_line,
+            line=record.optimizer_line,
             evidence=[
                 Evidence("decay's part of an update", share, f"> {HALF:g}"),
                 Evidence("norm of the weights over that at first", float(weights[low] / weights[0]), f"< {SHRUNK:g}"),
@@ -130,8 +129,7 @@ class AdamEpsilon(Detector):
         groups = [
             (name, group) for name, group in record.once(Training).groups() if (number(group.get("eps")) or 0) > 1e-6
         ]
-        if not record.optimizers:
-            raise CannotTell("no optimizer was recorded")
+        record.need_optimizers()
         for name, group in groups:
             rate, epsilon = number(group.get("lr")) or 0.0, number(group["eps"]) or 0.0
             size, moved = self._measure(record, set(group.get("parameters", ())))
@@ -158,8 +156,7 @@ class AdamEpsilon(Detector):
             f"ε of {name} is {epsilon:g}, and its gradients are {size:.2g}: updates are {share:.2g} of the learning "
             "rate.",
             site=name,
-            step=int(record.steps[0]),
-            last_step=record.last_step,
+            span=record,
             line=record.optimizers[name].line,
             evidence=[
                 Evidence("ε over the median gradient", epsilon / size if size else float("inf"), "> 10"),
@@ -191,8 +188,7 @@ class Momentum(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at the hyper-parameters, and whether the loss swings."""
-        if not record.optimizers:
-            raise CannotTell("no optimizer was recorded")
+        record.need_optimizers()
         for name, group in record.once(Training).groups():
             said = self._judge(group)
             if said and (said[2].startswith("> √") or not self._settles(record)):
@@ -229,8 +225,7 @@ class Momentum(Detector):
             "warning",
             f"The {what} of {name} is {value:g}: {lasts}; {settles}.",
             site=name,
-            step=int(record.steps[0]),
-            last_step=record.last_step,
+            span=record,
             line=record.optimizers[name].line,
             evidence=[Evidence(what, value, bound), Evidence("loss at the end", record.once(Training).late)],
             precondition=["the loss does not end at its lowest, or β₁ is above √β₂"],
@@ -256,7 +251,7 @@ class ClipAlwaysOn(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Hold the threshold against the norms."""
-        calls = [call for call in record.calls if call.name == "clip_grad_norm_" and np.isfinite(call.value)]
+        calls = [call for call in record.called("clip_grad_norm_") if np.isfinite(call.value)]
         if len(calls) < 20:
             raise CannotTell(f"{count_of(len(calls), 'call')} of clip_grad_norm_ recorded, and it takes 20")
         norms = np.array([call.value for call in calls])
@@ -270,8 +265,7 @@ class ClipAlwaysOn(Detector):
             "warning" if costs else "note",
             f"clip_grad_norm_(max_norm={bounds[0]:g}) leaves {usual:.2g} of the gradient at {(left < SHARE).sum()} of "
             f"{len(calls)} steps: the learning rate is in truth that much smaller.",
-            step=calls[0].step,
-            last_step=calls[-1].step,
+            span=calls,
             line=calls[0].line,
             evidence=[
                 Evidence("max_norm over the norm, median", usual, f"< {SHARE:g}"),

@@ -7,10 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.chain import shape_of
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding, count_more
 from retrograd.findings.layers import Layer, Layers
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, Training, divide
 
 GAIN = 4.0
@@ -26,16 +27,16 @@ TINY_ROWS = 1e-4
 """Root mean square of an embedding, up to which it is small; 0.02 to 1 are usual."""
 
 HUGE = 10.0
-"""The same, from which on it is large."""
+"""Root mean square of a weight times √fan_in, from which on it is large."""
 
 HUGE_AGAIN = 2.5
-"""The same of a recurrent weight: its powers grow."""
+"""Bound for a recurrent weight: its powers grow."""
 
 BOUNDED = ("Tanh", "Sigmoid", "Softmax", "Softsign", "LogSigmoid", "Hardtanh", "Hardsigmoid")
 """Functions that are flat for large arguments."""
 
 BOUNDED_CALLS = ("tanh", "sigmoid", "softmax", "softsign", "hardtanh", "hardsigmoid")
-"""The same as torch functions."""
+"""Functions of torch that are flat for large arguments."""
 
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy_loss")
 
@@ -111,7 +112,7 @@ class BadInit(Detector):
             site=name,
             step=0,
             last_step=0,
-            line=record.line_of(name.rpartition(":")[0]),
+            line=record.line_of(name),
             evidence=[
                 Evidence("root mean square times √fan_in", gain, bound),
                 Evidence("weights of this kind", len(gains)),
@@ -178,7 +179,7 @@ def measure_gains(record: Record, layers: list[Layer], rms: FloatArray) -> Float
 
 
 def weight_gains(record: Record, *, of_rows: bool = False) -> dict[str, float]:
-    """Of each matrix that inputs are multiplied by its root mean square times √fan_in, before the first update.
+    """Root mean square times √fan_in of each matrix that inputs are multiplied by, before the first update.
 
     With ``of_rows`` those of which rows are looked up, with their root mean square itself.
     """
@@ -204,7 +205,7 @@ def _list_bounded(record: Record) -> set[str]:
 
 
 def _input_rms(record: Record) -> float:
-    """Of what the model was called with first; NaN where that is not known."""
+    """Root mean square of the model's first input; NaN where that is not known."""
     found = [each for listed in record.inputs.values() for each in listed if each.step == 0 and "float" in each.dtype]
     squares = [each.value**2 + each.std**2 for each in found]
     return float(np.sqrt(max(squares))) if squares else float("nan")
@@ -215,15 +216,9 @@ def count_classes(record: Record) -> int:
     for made in record.operations[:1]:
         for operation in made.operations():
             if operation.name in LOSSES and operation.takes:
-                shape = read_shape(operation.takes[0])
+                shape = shape_of(operation.takes[0])
                 return 2 if "binary" in operation.name else shape[min(1, len(shape) - 1)] if shape else 0
     return 0
-
-
-def read_shape(text: str) -> tuple[int, ...]:
-    """``(4, 3)`` of ``float32[4, 3]``."""
-    inside = text.partition("[")[2].rstrip("]")
-    return tuple(int(each) for each in inside.split(",") if each.strip().isdigit())
 
 
 class SymmetricInit(Detector):
@@ -289,9 +284,8 @@ class SymmetricInit(Detector):
             "critical",
             f"{what} {how}: its units learn as one.",
             site=names[0],
-            step=int(record.steps[0]),
-            last_step=record.last_step,
-            line=record.line_of(names[0].rpartition(":")[0]),
+            span=record,
+            line=record.line_of(names[0]),
             evidence=[Evidence("parameters of this kind", len(names)), Evidence("equal rows", rows or "all zero")],
             precondition=["it is so at several looks, with updates between them"],
             refute="two rows of the weight differ",

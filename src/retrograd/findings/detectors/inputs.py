@@ -9,9 +9,9 @@ import numpy as np
 
 from retrograd.findings.births import Births
 from retrograd.findings.chain import AFFINE, VIEWS, Chain, argument_of, is_float, name_of
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import Training
 from retrograd.history.facts import Input, Operation
 
@@ -19,7 +19,7 @@ WIDE = 10.0
 """Standard deviation, or magnitude of the mean, from which on an input is called unscaled; our own choice."""
 
 NOT_FINITE = "the loss is not finite in the end"
-"""What may have come of it."""
+"""An outcome of inputs that are not scaled."""
 
 FAR = 100.0
 """How many times the largest output, and 1, an error is where targets are not scaled; our own choice."""
@@ -157,7 +157,7 @@ def _is_taken_as_it_is(chains: Sequence[Chain], given: Input) -> bool:
 
 
 def describe_outcome(record: Record) -> str:
-    """What is wrong with the loss in the end; empty where the model has learned something."""
+    """Say what is wrong with the loss in the end; empty where the model has learned something."""
     values = record.loss.values
     if not len(values):
         return ""
@@ -217,8 +217,7 @@ class ConstantInput(Detector):
             "warning",
             f"The input {name} holds nothing but {listed[0].min:g} in all {len(listed)} batches that were looked at",
             site=name,
-            step=listed[0].step,
-            last_step=listed[-1].step,
+            span=listed,
             evidence=[
                 Evidence("smallest element", listed[0].min, "= the largest"),
                 Evidence("largest element", listed[0].max),

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from retrograd.findings.births import Births
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.units import DEAD, list_dead
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import MOVED, TOLD, Stillness, Training, Updates
 
 LARGE = 0.1
 """‖Δw‖ / ‖w‖ of a step beyond which it may have thrown training off; 1e-3 is usual."""
 
 HUGE = 0.5
-"""The same, beyond which it is said without a rise where the loss is none the better."""
+"""‖Δw‖ / ‖w‖ beyond which it is said without a rise where the loss is none the better."""
 
 ROSE = 3.0
 """A loss that is so many times what it was has been thrown off."""
@@ -118,7 +118,7 @@ class LearningRateTooHigh(Detector):
             f"{rise} and {end}.",
             step=step,
             last_step=record.last_step,
-            line=training.optimizer_line,
+            line=record.optimizer_line,
             evidence=[
                 Evidence("‖Δw‖/‖w‖", ratio, f"> {LARGE:g}"),
                 Evidence("loss before", before),
@@ -192,7 +192,7 @@ class LearningRateTooLow(Detector):
             f"{moved:.1g} of their norm in all, and the loss stayed at {training.late:.3g}.",
             step=int(updates.steps[0]),
             last_step=record.last_step,
-            line=training.optimizer_line,
+            line=record.optimizer_line,
             evidence=[
                 Evidence("Σ ‖Δw‖/‖w‖", moved, f"< {MINUTE:g}"),
                 Evidence("learning rate", rate, f"< {SMALL[is_adaptive(training.optimizer)]:g}"),
@@ -250,7 +250,7 @@ class NotUpdated(Detector):
             site=names[0],
             step=int(record.once(Training).updates.steps[0]),
             last_step=record.last_step,
-            line=record.line_of(names[0].rpartition(":")[0]) or record.once(Training).optimizer_line,
+            line=record.line_of(names[0]) or record.optimizer_line,
             evidence=[Evidence("updates of zero with a gradient that is not", steps, "≥ 5, all of them")],
             precondition=["other parameters were changed", "the learning rate of its group is not zero"],
             refute="its values differ between two steps",
@@ -280,7 +280,7 @@ class NotUpdated(Detector):
             site=names[0],
             step=int(record.once(Training).updates.steps[0]),
             last_step=record.last_step,
-            line=record.line_of(names[0].rpartition(":")[0]),
+            line=record.line_of(names[0]),
             evidence=[Evidence("parameters that are the same at all looks", len(names), "bit for bit, at ≥ 4 looks")],
             precondition=["their updates are not zero"],
             refute="their values differ between two steps",

@@ -1,4 +1,4 @@
-"""What the loss alone shows: that it diverged, jumped, or did not fall. None of these claims a cause."""
+"""Losses that diverged, jumped, or did not fall. These detectors claim no cause."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROSE = 3.0
 """A loss that ends at so many times what it was has diverged."""
 
 FAR = 10.0
-"""The same, from which on it is more than harder data may make."""
+"""Factor from which on it is more than harder data may make."""
 
 MOST = 5000
 """Losses that are looked at one by one."""

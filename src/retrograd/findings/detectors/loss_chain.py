@@ -1,4 +1,4 @@
-"""What stands between the model's output and the loss: activations that the loss applies itself, or needs."""
+"""Activations between the model's output and the loss that the loss applies itself, or needs."""
 
 from __future__ import annotations
 
@@ -7,44 +7,19 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
-from retrograd.findings.chain import AFFINE, SOFTMAXES, VIEWS, Chain, argument_of, name_of
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.chain import AFFINE, SOFTMAXES, VIEWS, Chain, argument_of
+from retrograd.findings.detector import Detector, OperationDetector, Words
 from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.record import Record
 
 THROUGH = VIEWS | {"dropout"}
-"""What an activation may be followed by before the loss."""
+"""Functions that may follow an activation before the loss."""
 
 SQUASHED = (
     "loss-flat", "learning-rate-too-low", "vanishing", "saturated", "loss-noisy", "dead-units", "relu-on-output",
     "diverged", "exploding", "learning-rate-too-high", "loss-wrong-sign", "bad-init", "not-updated", "nan-forward",
 )  # fmt: skip
-"""What a loss that is applied to the wrong thing leads to."""
-
-
-def list_chains(record: Record) -> list[Chain]:
-    """The operations of the steps at which they were noted.
-
-    Raises:
-        CannotTell: there are none.
-    """
-    if not record.chains:
-        raise CannotTell("no operations between the model's output and the loss were recorded")
-    return record.chains
-
-
-def place_of(record: Record, chain: Chain, number: int) -> tuple[str, str]:
-    """The module of an operation, and its line: that of the module's construction where it is a module for this alone.
-
-    The call of an ``nn.Softmax`` is torch's, and its line that of whoever called the outermost such module.
-    """
-    operation = chain.listed[number]
-    is_its_own = record.type_of(operation.module).lower() in (
-        name_of(operation).replace("_", ""),
-        f"{name_of(operation)}1d",
-    )
-    made = record.line_of(operation.module) if is_its_own else ""
-    return operation.module, made or operation.line
+"""Symptoms of a loss that is applied to the wrong thing."""
 
 
 class BeforeLoss(Detector):
@@ -52,7 +27,7 @@ class BeforeLoss(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        for chain in list_chains(record):
+        for chain in record.need_chains():
             for loss in chain.losses():
                 maker = chain.maker(loss, 0, THROUGH)
                 found = self.judge(chain, loss, maker) if maker >= 0 else None
@@ -67,13 +42,14 @@ class BeforeLoss(Detector):
     def _describe(
         self, record: Record, chain: Chain, loss: int, maker: int, severity: Severity, message: str
     ) -> Finding:
-        module, line = place_of(record, chain, maker)
+        line = record.place_of(chain, maker)[1]
         is_layer = chain.name(maker) in AFFINE | {"add"}  # with which nothing is wrong: something is missing behind it
-        return self.find(
+        return self.find_at(
+            record,
+            chain,
+            maker,
             severity,
             message,
-            site=module,
-            step=chain.step,
             line=chain.listed[loss].line if is_layer or not line else line,
             evidence=[
                 Evidence("what makes the loss's input", chain.name(maker)),
@@ -190,7 +166,7 @@ class SigmoidBeforeLogitsLoss(BeforeLoss):
 
 
 def _judge_twice(chain: Chain, maker: int) -> tuple[Severity, str] | None:
-    """Of a sigmoid that is given probabilities itself."""
+    """Judge a sigmoid that is given probabilities itself."""
     before = chain.name(chain.maker(maker, 0, THROUGH))
     if before not in ("sigmoid", "softmax"):
         return None
@@ -269,7 +245,7 @@ class BceOnLogits(BeforeLoss):
         return "critical", f"binary_cross_entropy is given the result of {what}, where it expects numbers from 0 to 1"
 
 
-class DropoutMisplaced(Detector):
+class DropoutMisplaced(OperationDetector):
     """Dropout where it falsifies the output, or leaves next to nothing."""
 
     slug = "dropout-misplaced"
@@ -284,16 +260,8 @@ class DropoutMisplaced(Detector):
     )
     explains = ("loss-noisy", "loss-flat", "learning-rate-too-low", "dead-units", "exploding", "learning-rate-too-high")
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        for chain in list_chains(record):
-            for number in sorted(chain.of_loss):
-                found = self._judge(record, chain, number)
-                if found is not None:
-                    yield found
-                    return
-
-    def _judge(self, record: Record, chain: Chain, number: int) -> Finding | None:
+    def judge(self, record: Record, chain: Chain, number: int) -> Finding | None:
+        """See :class:`OperationDetector`."""
         p = drop_rate(chain, number)
         if not p:
             return None
@@ -302,7 +270,6 @@ class DropoutMisplaced(Detector):
             loss = _loss_by_hand(chain, number)
         if loss is None and p < 0.9:
             return None
-        module, line = place_of(record, chain, number)
         if loss is not None:
             message = (
                 f"Dropout (p = {p:g}) is the last thing before {chain.name(loss)}, so {p:.0%} of the model's outputs "
@@ -310,12 +277,12 @@ class DropoutMisplaced(Detector):
             )
         else:
             message = f"Dropout drops {p:.0%} of what it is given, and leaves next to nothing to learn from"
-        return self.find(
+        return self.find_at(
+            record,
+            chain,
+            number,
             "warning",
             message,
-            site=module,
-            step=chain.step,
-            line=line,
             evidence=[Evidence("p", p, "> 0 before the loss, or ≥ 0.9 anywhere")],
             precondition=["it runs in training mode, and the loss depends on it"],
             refute="outputs are dropped on purpose, as in a consistency loss",

@@ -1,4 +1,4 @@
-"""What a loss asks for: outputs that cannot reach their targets, the wrong sign, sums where means are meant."""
+"""Losses that ask for the wrong thing: targets out of reach, the wrong sign, sums where means are meant."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from retrograd.errors import RetrogradError
 from retrograd.findings.births import Births
 from retrograd.findings.chain import LOSSES, Chain, argument_of
-from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.loss_chain import SQUASHED, BeforeLoss, list_chains, place_of
+from retrograd.findings.detector import Detector, Words
+from retrograd.findings.detectors.loss_chain import SQUASHED, BeforeLoss
 from retrograd.findings.finding import Evidence, Finding, Severity
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import Training
 from retrograd.sites.site import ROOT
 
@@ -35,7 +35,7 @@ LOOKED_AT = 20
 
 
 class Reach(NamedTuple):
-    """What is known of targets from outputs and gradients: one target is at most ``low``, one at least ``high``."""
+    """Bounds of targets, from outputs and gradients: one target is at most ``low``, one at least ``high``."""
 
     low: float
     high: float
@@ -81,7 +81,7 @@ class BoundedOutput(BeforeLoss):
         yield from found or self._hold_against_targets(record)
 
     def _hold_against_targets(self, record: Record) -> Iterator[Finding]:
-        for chain in list_chains(record):
+        for chain in record.need_chains():
             made = _find_output(chain)
             if made is None or chain.name(made) not in BOUNDS:
                 continue
@@ -99,7 +99,7 @@ class BoundedOutput(BeforeLoss):
         is_below = reach.low < low
         bound, found = (low, reach.low) if is_below else (high, reach.high)
         side, there = ("below", "below") if is_below else ("above", "above")
-        site, line = place_of(record, chain, made)
+        site, line = record.place_of(chain, made)
         return self.find(
             "critical",
             f"The output ends in {name} and cannot be {side} {bound:g}, and targets are: some lie {there} {found:.3g}",
@@ -137,7 +137,7 @@ def _is_square(chain: Chain, number: int) -> bool:
 
 
 def find_targets(record: Record, chain: Chain) -> Reach | None:
-    """What the gradient of a mean squared error tells of the targets: output − gradient · n / 2."""
+    """Find where targets lie, by the gradient of a mean squared error: output − gradient · n / 2."""
     name = f"{chain.fact.name or ROOT}:output"
     try:
         output, gradient = record.series(name), record.series(f"{name}.grad")
@@ -179,7 +179,7 @@ class WrongSign(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        chains = list_chains(record)
+        chains = record.need_chains()
         if len(record.optimizers) > 1:
             raise CannotTell("several optimizers may work against each other")
         values = record.loss.values[np.isfinite(record.loss.values)]
@@ -194,7 +194,7 @@ class WrongSign(Detector):
                     f"{how}: it has gone from {values[0]:.3g} to {values[-1]:.3g}",
                     site=chain.listed[wrong].module,
                     step=chain.step,
-                    line=_optimizer_line(record) if maximises else chain.listed[wrong].line,
+                    line=record.optimizer_line if maximises else chain.listed[wrong].line,
                     evidence=[
                         Evidence("first loss", float(values[0])),
                         Evidence("last loss", float(values[-1]), "further away"),
@@ -202,10 +202,6 @@ class WrongSign(Detector):
                     precondition=["one optimizer alone, and the loss moves as it says"],
                     refute="the loss is to be maximised",
                 )
-
-
-def _optimizer_line(record: Record) -> str:
-    return next((made.line for made in record.optimizers.values()), "")
 
 
 def _gets_worse(values: np.ndarray[tuple[int], np.dtype[np.float64]], maximises: bool) -> bool:
@@ -307,7 +303,7 @@ class SummedLoss(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        chain = list_chains(record)[0]
+        chain = record.need_chains()[0]
         loss = chain.loss
         is_sum = chain.name(loss) in LOSSES and argument_of(chain.listed[loss], "reduction") == "sum"
         plain = all(name.startswith("SGD") for name in record.optimizers)

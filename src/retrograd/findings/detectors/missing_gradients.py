@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.gradients import LOOSE, Gradients, LostGradient, find_flat, find_lost, list_names, path_of
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 
 FEWEST = 3
 """Recorded steps in which others have a gradient; our own choice."""
@@ -35,8 +35,7 @@ class MissingGradient(Detector):
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at all parameters that optimizers hold, together by module and reason."""
         gradients = record.once(Gradients)
-        if not record.optimizers:
-            raise CannotTell("no optimizer was recorded")
+        record.need_optimizers()
         trained = [name for name, (_, some) in gradients.steps.items() if some >= FEWEST]
         if not trained:
             raise CannotTell(f"no parameter's gradient was recorded in {FEWEST} steps")
@@ -84,8 +83,7 @@ class MissingGradient(Detector):
             f"{list_names(names)} {verb}, in {steps} steps in which {list_names(list(trained), 1)} "
             f"{'does' if len(trained) == 1 else 'do'}{_tell_reason(kind, lost, path)}",
             site=path,
-            step=int(record.steps[0]),
-            last_step=record.last_step,
+            span=record,
             line=lost.line if lost is not None else record.line_of(path),
             evidence=[
                 Evidence("steps with a gradient", 0, "= 0"),
@@ -170,7 +168,7 @@ class NotOptimized(Detector):
         gradients = record.once(Gradients)
         if not gradients.held:
             raise CannotTell("no optimizer was recorded that holds parameters of a recorded model")
-        if any(int(group.get("unknown", 0)) for made in record.optimizers.values() for group in made.groups):
+        if any(made.unknown for made in record.optimizers.values()):
             raise CannotTell("an optimizer holds tensors that belong to no recorded model")
         for root in sorted(record.models | record.root_names):
             names = [name for name in gradients.steps if _root_of(record, name) == root]
@@ -198,9 +196,8 @@ class NotOptimized(Detector):
             f"{list_names(alone)} {verb} in {steps} steps and {'are' if len(alone) > 1 else 'is'} in no optimizer, "
             f"{tail}",
             site=path,
-            step=int(record.steps[0]),
-            last_step=record.last_step,
-            line=next((made.line for made in record.optimizers.values() if made.line), "") or record.line_of(path),
+            span=record,
+            line=record.optimizer_line or record.line_of(path),
             evidence=[
                 Evidence("parameters with gradients in no optimizer", len(alone), "> 0"),
                 Evidence("steps in which they had one", steps, f"≥ {FEWEST}"),
@@ -245,7 +242,7 @@ class LayersInAList(Detector):
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at models that the program itself never calls."""
         gradients = record.once(Gradients)
-        by_program = {call.about for call in record.calls if call.name == "forward"} & record.models
+        by_program = {call.about for call in record.called("forward")} & record.models
         if not by_program:
             raise CannotTell("no call of a model was recorded")
         if not gradients.held:
@@ -272,8 +269,7 @@ class LayersInAList(Detector):
             f"{'they stand' if several else 'it stands'} in a Python list or dict, and no optimizer holds "
             f"{'them' if several else 'it'}",
             site=first,
-            step=int(record.steps[0]),
-            last_step=record.last_step,
+            span=record,
             line=record.line_of(first) or _first_line(record, first),
             evidence=[
                 Evidence("layers", len(roots), "> 0"),

@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import Training
 from retrograd.findings.updates import Update, is_within
 from retrograd.history.facts import Call
 
 SHARE = 0.1
-"""Of the updates whose forwards must have run in eval mode, and at least three; our own choice."""
+"""Share of the updates whose forwards must have run in eval mode, and at least three; our own choice."""
 
 SELDOM = 1 / 3
 """An evaluation comes before at most so many of the updates; what comes more often is part of training."""
@@ -69,10 +69,10 @@ def list_trained(record: Record) -> dict[str, list[Update]]:
         CannotTell: there is none.
     """
     found: dict[str, list[Update]] = {}
-    models = {call.about for call in record.calls if call.name == "forward"}
+    models = {call.about for call in record.called("forward")}
     for update in record.updates:
         made = record.optimizers.get(update.optimizer)
-        names = [str(name) for group in made.groups for name in group.get("parameters", ())] if made else []
+        names = made.parameters if made else []
         for model in models:
             if model in ("", "self") or not made or any(is_within(name, model) for name in names):
                 found.setdefault(model, []).append(update)
@@ -175,7 +175,7 @@ class TrainModeInEvaluation(Detector):
             raise CannotTell("several models are trained against each other, and one may sample as it trains")
         for model, updates in list_trained(record).items():
             layers = count_modal(record, model)
-            calls = [call for call in record.calls if call.name == "forward" and call.about == model]
+            calls = [call for call in record.called("forward") if call.about == model]
             if any(not call.details.get("training", True) for call in calls):
                 continue
             wrong, periods = find_evaluations(record, model, updates)
@@ -191,8 +191,7 @@ class TrainModeInEvaluation(Detector):
             f"The model is evaluated in training mode, with {layers} that behave as in training: {periods} "
             f"evaluation{'s' if periods > 1 else ''}, none of them in eval mode",
             site="" if model in ("", "self") else model,
-            step=wrong[0].step,
-            last_step=wrong[-1].step,
+            span=wrong,
             line=wrong[0].line,
             evidence=[
                 Evidence("forwards without backward in training mode", len(wrong), "> 0"),

@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from retrograd.findings.births import GREW, Birth, Births
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Kink
 
 _FOLLOWING = (
@@ -19,7 +19,7 @@ _FOLLOWING = (
     "learning-rate-too-low", "attention-collapse", "nan-input", "nan-forward", "nan-backward", "nan-update", "failed",
     "momentum", "adam-epsilon", "batch-norm", "clip-always-on", "*",
 )  # fmt: skip
-"""What follows from numbers that are not finite."""
+"""Symptoms of numbers that are not finite."""
 
 _SOURCE = "exact: numbers are counted, and operands are looked at in the step that fails"
 _GUARD = (
@@ -50,7 +50,7 @@ _BESIDE = (
     "Look how that tensor is made (a target, a weight, a return, a mask): of missing values, 0 / 0, or the standard "
     "deviation of one element."
 )
-"""What to do about what came in, and not as an input of the model."""
+"""Repair for a tensor that comes in, and not as an input of the model."""
 
 _INFINITE = ("overflow", "log of 0", "too large", "division by 0", "0 to a negative power", "rsqrt of 0")
 """Words of reasons by which infinity is made, and not NaN."""
@@ -215,8 +215,8 @@ class NanUpdate(_Born):
 # ---- points without a derivative ----
 
 UNUSUAL_SHARE = 0.5
-"""Of the elements of a kink that is not usual. Max-pooling of images with a plain background has ties in a third of
-its windows."""
+"""Share of the elements, at a kink that is not usual. Max-pooling of images with a plain background has ties in a third
+of its windows."""
 LEAST_LOOKS = 2
 """Steps at which that many lay there, of those that were looked at."""
 
@@ -240,7 +240,7 @@ class Kinks(Detector):
     )
 
     def check(self, record: Record) -> Iterable[Finding]:
-        """What is seen only where a program is run to be explained."""
+        """Look at kinks, which are seen only where a program is run to be explained."""
         facts = record.of(Kink)
         if not facts:
             raise CannotTell("points without a derivative are looked at by `retrograd explain SCRIPT` alone")

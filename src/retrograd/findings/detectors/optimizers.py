@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from retrograd.findings.births import GREW
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
 from retrograd.findings.training import Stillness, Training, as_list
@@ -37,8 +37,7 @@ class MadeAnew(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        if not record.optimizers:
-            raise CannotTell("no optimizer was recorded")
+        record.need_optimizers()
         counted = {name: len(updates) for name, updates in by_optimizer(record.updates).items()}
         for same in _group_same(record).values():
             if len(same) >= FEWEST:
@@ -70,18 +69,10 @@ def _group_same(record: Record) -> dict[tuple[str, ...], list[OptimizerMade]]:
     """Optimizers by class, line and parameters."""
     found: dict[tuple[str, ...], list[OptimizerMade]] = {}
     for made in record.optimizers.values():
-        names = _names(made)
+        names = made.parameters
         if names:
             found.setdefault((made.name.split("#")[0], made.line, *names), []).append(made)
     return found
-
-
-def _names(made: OptimizerMade) -> list[str]:
-    return [str(name) for group in made.groups for name in group.get("parameters", ())]
-
-
-def _unknown(made: OptimizerMade) -> int:
-    return sum(int(group.get("unknown", 0)) for group in made.groups)
 
 
 class BeforeChange(Detector):
@@ -110,10 +101,9 @@ class BeforeChange(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        if not record.optimizers:
-            raise CannotTell("no optimizer was recorded")
-        foreign = [made for made in record.optimizers.values() if _unknown(made)]
-        held = {name for made in record.optimizers.values() for name in _names(made)}
+        record.need_optimizers()
+        foreign = [made for made in record.optimizers.values() if made.unknown]
+        held = {name for made in record.optimizers.values() for name in made.parameters}
         alone = [str(site.value) for site in record.of_kind("parameter", "grad")]
         alone = [name for name in dict.fromkeys(alone) if name not in held and not name.startswith("optimizer/")]
         if not foreign or not alone:
@@ -124,14 +114,14 @@ class BeforeChange(Detector):
         listed = " and ".join(alone[:2]) + (f" and {len(alone) - 2} others" if len(alone) > 2 else "")
         yield self.find(
             "critical",
-            f"{made.name} updates {_unknown(made)} tensors that belong to no recorded model, while {listed} "
+            f"{made.name} updates {made.unknown} tensors that belong to no recorded model, while {listed} "
             f"{'has' if len(alone) == 1 else 'have'} gradients and {'is' if len(alone) == 1 else 'are'} in no "
             "optimizer",
             site=alone[0],
             step=made.step,
             line=made.line,
             evidence=[
-                Evidence("tensors of no recorded model", _unknown(made), "> 0"),
+                Evidence("tensors of no recorded model", made.unknown, "> 0"),
                 Evidence("parameters with a gradient in no optimizer", len(alone), "> 0"),
             ],
             precondition=["those parameters have gradients"],
@@ -167,11 +157,11 @@ class BeforeChange(Detector):
 def _find_stopped(record: Record, made: OptimizerMade) -> dict[str, int]:
     """Parameters of an optimizer that are not updated any more, each with the place of the first such update."""
     stopped = record.once(Stillness).find_stopped(FEWEST_STILL)
-    rates = [rate for call in record.calls if call.name == "step" for rate in as_list(call.details.get("lr"))]
+    rates = [rate for call in record.called("step") for rate in as_list(call.details.get("lr"))]
     narrow = {each.name for each in record.parameters if each.dtype not in ("float32", "float64")}
     training = record.once(Training)
     if abs(training.late) > GREW * abs(training.initial):  # what Adam remembers of large gradients stops it
         return {}
-    if any(rate == 0 for rate in rates) or not set(stopped) <= set(_names(made)):
+    if any(rate == 0 for rate in rates) or not set(stopped) <= set(made.parameters):
         return {}
     return {name: place for name, place in stopped.items() if name not in narrow}

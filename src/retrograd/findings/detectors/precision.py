@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from retrograd.findings.births import Births
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layers
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, Training
 from retrograd.sites.site import Site
 from retrograd.statistics.row import EXPONENT_BIAS
@@ -25,7 +25,7 @@ LOST = 0.5
 """Share of a parameter's elements that updates leave as they are, from which on they are lost."""
 
 NEARLY_ALL = 0.8
-"""The same, from which on it is a warning where the loss falls, too."""
+"""Share from which on it is a warning where the loss falls, too."""
 
 NARROW = ("bfloat16", "float16", "bf16", "half")
 """Types whose weights updates may round away."""
@@ -68,8 +68,7 @@ class Underflow(Detector):
             "the "
             f"smallest normal number of float16; so it is at {len(low)} of {len(sites)} places.",
             site=str(site.value),
-            step=int(record.steps[0]),
-            last_step=record.last_step,
+            span=record,
             line=record.line_of(site.path),
             evidence=[
                 Evidence("share of zeros", zeros, "> 0.2, or > 0.05 where nearly all the rest is small"),
@@ -141,7 +140,7 @@ class UpdateLost(Detector):
             site=str(site.value),
             step=int(updates.steps[0]),
             last_step=record.last_step,
-            line=record.once(Training).optimizer_line,
+            line=record.optimizer_line,
             evidence=[
                 Evidence("share of elements unchanged", still, f"> {LOST:g}"),
                 Evidence("share without a gradient", zeros, "by half less"),
@@ -219,7 +218,7 @@ class ScalerChurn(Detector):
             f"Loss scaling has skipped {skipped.sum()} of {len(skipped)} updates: gradients overflow{at} too.",
             step=first.moment.step,
             last_step=record.last_step,
-            line=next((call.line for call in record.calls if call.name == "scaler.step"), ""),
+            line=next((call.line for call in record.called("scaler.step")), ""),
             evidence=[Evidence("share of updates skipped", float(skipped.mean()), "> 0.2")],
             precondition=["the search for a scale is over"],
             refute="the gradients of these steps are finite at a scale of 1",

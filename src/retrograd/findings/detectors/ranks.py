@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Input, Parameter
 
 ALIKE = 3
@@ -85,7 +85,7 @@ class RanksDisagree(Detector):
             step=begin,
             last_step=listed[-1][0],
             rank=ranks[1],
-            line=record.line_of(name.rpartition(":")[0]),
+            line=record.line_of(name),
             evidence=[
                 Evidence("parameters that differ", len(apart) / len(shared), f"≥ {ALL:g} of those on both ranks")
             ],

@@ -7,19 +7,18 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from retrograd.findings.chain import LOSSES, Chain, argument_of
-from retrograd.findings.detector import CannotTell, Detector, Words
-from retrograd.findings.detectors.zero_grad import find_root, list_updates
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding, Severity
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import number
 from retrograd.findings.updates import Update
 from retrograd.history.sink import Event
 
 SHARE = 0.8
-"""Of the updates that must be concerned; our own choice."""
+"""Share of the updates that must be concerned; our own choice."""
 
 CUT = 0.1
-"""Of the sums of micro-batches, above which clipping tells that they are no means; our own choice."""
+"""Share of clipped sums of micro-batches above which clipping tells that they are not means; our own choice."""
 
 MANY_OPTIMIZERS = 2
 """With so many, several passes before an update are usual (GANs)."""
@@ -29,7 +28,7 @@ SCALE_FREE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop",
 
 
 class DoubleBackward(Detector):
-    """The same loss is differentiated twice before an update."""
+    """A loss is differentiated twice before an update."""
 
     slug = "double-backward"
     words = Words(
@@ -47,7 +46,7 @@ class DoubleBackward(Detector):
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
         losses, part = _losses_by_step(record), _find_part(record)
-        for optimizer, updates in list_updates(record).items():
+        for optimizer, updates in record.updates_by_program().items():
             meant = [update for update in updates if update.named("backward")]
             seen = [update for update in meant if update.step in losses]
             doubled = [update for update in seen if _is_doubled(update, losses[update.step])]
@@ -76,8 +75,7 @@ class DoubleBackward(Detector):
             "warning",
             message,
             site=optimizer,
-            step=doubled[0].step,
-            last_step=doubled[-1].step,
+            span=doubled,
             line=passes[-1].line,
             evidence=[
                 Evidence("passes before an update", len(passes), "> 1"),
@@ -89,7 +87,7 @@ class DoubleBackward(Detector):
 
 
 def _find_part(record: Record) -> str:
-    """What a pass begins from that a later pass of the same step begins from as a term of a sum; empty for none."""
+    """Name the loss that a pass begins from and a later pass of the step holds as a term of a sum; empty for none."""
     for before, behind in pairwise(record.chains):
         is_same = before.step == behind.step and behind.listed[: len(before)] == before.listed
         if is_same and 0 <= before.loss != behind.loss and before.loss in _terms(behind, behind.loss):
@@ -153,14 +151,14 @@ class AccumulationNotDivided(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        by_optimizer = list_updates(record)
+        by_optimizer = record.updates_by_program()
         if len(by_optimizer) >= MANY_OPTIMIZERS:
             raise CannotTell("several optimizers take turns")
         if not record.chains:
             raise CannotTell("no operations between the model's output and the loss were recorded")
         for optimizer, updates in by_optimizer.items():
             times, among = _count_micro_batches(updates)
-            if times > 1 and all(is_plain_mean(each, find_root(record, each)) for each in record.chains):
+            if times > 1 and all(is_plain_mean(each, record.root_of(each)) for each in record.chains):
                 yield self._describe(optimizer, updates, times, among)
 
     def _describe(self, optimizer: str, updates: list[Update], times: int, among: int) -> Finding:
@@ -178,8 +176,7 @@ class AccumulationNotDivided(Detector):
             f"Gradients of {times} micro-batches are added up before each update and no loss is divided by {times}: "
             f"{effect}",
             site=optimizer,
-            step=updates[0].step,
-            last_step=updates[-1].step,
+            span=updates,
             line=updates[0].named("backward")[0].line,
             evidence=[
                 Evidence("micro-batches before an update", times, "> 1"),

@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.updates import Update, by_optimizer
 from retrograd.history.facts import Call
 
@@ -22,7 +22,7 @@ OF_EPOCHS = ("StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "Red
 NEVER_LEARNED = (
     "loss-flat", "learning-rate-too-low", "not-updated", "vanishing", "weight-decay-dominates", "bf16-update-lost",
 )  # fmt: skip
-"""What a run looks like in which the learning rate is next to nothing."""
+"""Symptoms of a learning rate that is next to nothing."""
 
 MANY_EPOCHS = 3
 """Stretches of equally many updates that show at which end of an epoch a scheduler is stepped; our own choice."""
@@ -52,7 +52,7 @@ def list_rates(record: Record) -> dict[str, tuple[list[Update], FloatArray]]:
 
 def list_schedule(record: Record) -> list[Call]:
     """The calls of schedulers."""
-    return [call for call in record.calls if call.name == "scheduler.step"]
+    return record.called("scheduler.step")
 
 
 def loss_between(record: Record, first: int, last: int) -> float:
@@ -117,8 +117,7 @@ class RateIsZero(Detector):
                     f"The learning rate of {names[0]}{others} is 0 at all {len(updates)} updates of {optimizer}, "
                     "while that of its other groups is not",
                     site=names[0],
-                    step=updates[0].step,
-                    last_step=updates[-1].step,
+                    span=updates,
                     line=made.line if made else "",
                     evidence=[Evidence("highest learning rate of the group", 0.0, "0")],
                     precondition=["other groups of the same optimizer have a learning rate"],
@@ -132,8 +131,7 @@ class RateIsZero(Detector):
             "critical",
             f"The learning rate of {optimizer} is 0 at all {len(updates)} updates{whose}, so nothing is learned",
             site=optimizer,
-            step=updates[0].step,
-            last_step=updates[-1].step,
+            span=updates,
             line=schedule[0].line if schedule else made.line if made else updates[0].call.line,
             evidence=[Evidence("highest learning rate", 0.0, "0")],
             precondition=["the rates are those of all groups, as they were when the update was made"],
@@ -220,8 +218,7 @@ class SchedulerPerStep(Detector):
             f"{rates.max():.3g}: {call.about} is stepped once per update, about {len(rates) // (2 * waves)} updates "
             "are its T_max",
             site=optimizer,
-            step=updates[0].step,
-            last_step=updates[-1].step,
+            span=updates,
             line=call.line,
             evidence=[Evidence("full waves of the learning rate", waves, "≥ 2")],
             precondition=["the scheduler is not one that restarts by design"],
@@ -253,7 +250,7 @@ class SchedulerBeforeStep(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        calls = [call for call in record.calls if call.name in ("step", "scheduler.step")]
+        calls = record.called("step", "scheduler.step")
         first = next((call for call in calls if call.name == "step"), None)
         schedule = list_schedule(record)
         if first is None or not schedule:

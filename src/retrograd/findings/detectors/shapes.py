@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from retrograd.findings.chain import AFFINE, LOSSES, RESHAPES, SOFTMAXES, Chain, argument_of, is_float
-from retrograd.findings.detector import Detector, Words
-from retrograd.findings.detectors.loss_chain import list_chains, place_of
+from retrograd.findings.detector import OperationDetector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
 
@@ -15,12 +13,12 @@ MISTRAINED = (
     "loss-flat", "learning-rate-too-low", "vanishing", "loss-noisy", "saturated", "dead-units", "attention-collapse",
     "relu-on-output", "not-updated", "symmetric-init", "missing-gradient",
 )  # fmt: skip
-"""What a model looks like whose loss or layers mix what does not belong together."""
+"""Symptoms of a loss or a layer that mixes what does not belong together."""
 
 _PAIRWISE = frozenset({"sub", "rsub", "add", "mul", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "div"})
 
 
-class BroadcastLoss(Detector):
+class BroadcastLoss(OperationDetector):
     """Every output is held against every target."""
 
     slug = "broadcast-loss"
@@ -37,15 +35,10 @@ class BroadcastLoss(Detector):
     )
     explains = MISTRAINED
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        for chain in list_chains(record):
-            for number in sorted(chain.of_loss):
-                if _broadcasts(chain, number):
-                    yield self._describe(record, chain, number)
-                    return
-
-    def _describe(self, record: Record, chain: Chain, number: int) -> Finding:
+    def judge(self, record: Record, chain: Chain, number: int) -> Finding | None:
+        """See :class:`OperationDetector`."""
+        if not _broadcasts(chain, number):
+            return None
         operation = chain.listed[number]
         first, second = operation.takes[:2]
         shape = list(chain.made(number)) if chain.name(number) not in LOSSES else [max(_plain(chain, number))] * 2
@@ -79,7 +72,7 @@ def _broadcasts(chain: Chain, number: int) -> bool:
     return is_crossed and sum(depends) == 1
 
 
-class WrongDimension(Detector):
+class WrongDimension(OperationDetector):
     """A function that works along a dimension that it should not."""
 
     slug = "wrong-dim"
@@ -98,27 +91,25 @@ class WrongDimension(Detector):
     )
     explains = MISTRAINED
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        for chain in list_chains(record):
-            for number in sorted(chain.of_loss):
-                message = next((found for judge in _JUDGES if (found := judge(chain, number))), "")
-                if message:
-                    site, line = place_of(record, chain, number)
-                    yield self.find(
-                        "critical",
-                        message,
-                        site=site,
-                        step=chain.step,
-                        line=line,
-                        evidence=[
-                            Evidence("operation", f"{chain.name(number)}({chain.listed[number].arguments})"),
-                            Evidence("operands", ", ".join(chain.listed[number].takes[:2])),
-                        ],
-                        precondition=["the shapes are those of this step, and the loss is made of the result"],
-                        refute="the tensor's dimensions mean something else than their places tell",
-                    )
-                    return
+    def judge(self, record: Record, chain: Chain, number: int) -> Finding | None:
+        """See :class:`OperationDetector`."""
+        message = next((found for judge in _JUDGES if (found := judge(chain, number))), "")
+        if not message:
+            return None
+        operation = chain.listed[number]
+        return self.find_at(
+            record,
+            chain,
+            number,
+            "critical",
+            message,
+            evidence=[
+                Evidence("operation", f"{chain.name(number)}({operation.arguments})"),
+                Evidence("operands", ", ".join(operation.takes[:2])),
+            ],
+            precondition=["the shapes are those of this step, and the loss is made of the result"],
+            refute="the tensor's dimensions mean something else than their places tell",
+        )
 
 
 def _dimension(chain: Chain, number: int) -> int | None:
@@ -239,7 +230,7 @@ def _summed_dimension(chain: Chain, number: int, dimensions: int) -> int | None:
 
 
 _CHOOSING = ("max", "topk", "argmax")
-"""What a gate picks experts by."""
+"""Functions by which a gate picks experts."""
 
 
 def _picks_last(chain: Chain, number: int, dimensions: int) -> bool:
@@ -320,7 +311,7 @@ def _picked_dimension(chain: Chain, number: int) -> int | None:
 _JUDGES = (_judge_softmax, _judge_attention, _judge_normalize, _judge_classes, _judge_recurrent)
 
 
-class ReshapeMixes(Detector):
+class ReshapeMixes(OperationDetector):
     """A reshape where a permutation is meant."""
 
     slug = "reshape-mixes-batch"
@@ -338,32 +329,27 @@ class ReshapeMixes(Detector):
     )
     explains = MISTRAINED
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        for chain in list_chains(record):
-            for number in sorted(chain.of_loss):
-                what = _mixes(chain, number)
-                if what:
-                    site, line = place_of(record, chain, number)
-                    before, behind = list(chain.taken(number) or ()), list(chain.made(number))
-                    yield self.find(
-                        "critical",
-                        f"{chain.name(number)} makes {behind} of {before}: elements stay where they are, so {what} "
-                        "are mixed with each other",
-                        site=site,
-                        step=chain.step,
-                        line=line or chain.listed[number].line,
-                        evidence=[Evidence("shape before", str(before)), Evidence("shape after", str(behind))],
-                        precondition=[
-                            "no permute or transpose stands before it that would bring the elements into this order"
-                        ],
-                        refute="the tensor already lies in the order that the new shape names",
-                    )
-                    return
+    def judge(self, record: Record, chain: Chain, number: int) -> Finding | None:
+        """See :class:`OperationDetector`."""
+        what = _mixes(chain, number)
+        if not what:
+            return None
+        before, after = list(chain.taken(number) or ()), list(chain.made(number))
+        return self.find_at(
+            record,
+            chain,
+            number,
+            "critical",
+            f"{chain.name(number)} makes {after} of {before}: elements stay where they are, so {what} are mixed with "
+            "each other",
+            evidence=[Evidence("shape before", str(before)), Evidence("shape after", str(after))],
+            precondition=["no permute or transpose stands before it that would bring the elements into this order"],
+            refute="the tensor already lies in the order that the new shape names",
+        )
 
 
 def _mixes(chain: Chain, number: int) -> str:
-    """What a reshape mixes; empty where it does not, or where shapes cannot tell."""
+    """Say what a reshape mixes; empty where it mixes nothing, or where shapes cannot tell."""
     before = chain.taken(number)
     if chain.name(number) not in RESHAPES or before is None:
         return ""

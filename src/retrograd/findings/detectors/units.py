@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding, count_more
 from retrograd.findings.layers import Layer, Layers
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, IntArray, Training
 from retrograd.history.facts import Softmax
 
@@ -18,7 +18,7 @@ DEAD = 0.5
 """Share of a layer's units from which on it is spoken of, where the loss does not fall."""
 
 MOST = 0.9
-"""The same where it does."""
+"""Share of a layer's units from which on it is spoken of, where the loss falls."""
 
 LOOKS = 4
 """Looks, or steps, over which a unit must have been zero."""
@@ -33,10 +33,10 @@ ONE_HOT = 0.95
 """Σp² / Σp of a softmax from which on it picks one."""
 
 ALWAYS = 0.9
-"""The same, from which on it is spoken of where the loss falls too, if it has been so at all looks."""
+"""Σp² / Σp from which on it is spoken of where the loss falls too, if it has been so at all looks."""
 
 SHARP = 0.7
-"""The same at the first steps, where it should be near to 1/n."""
+"""Σp² / Σp at the first steps, where it should be near to 1/n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Dead:
 
     @property
     def share(self) -> float:
-        """Of its units."""
+        """Share of its units that are dead."""
         return self.dead / self.units
 
 
@@ -283,7 +283,7 @@ class Sure:
 
 
 def _list_called(record: Record) -> list[Sure]:
-    """Those that are called as functions, but for what the model returns, and for those that pick among few."""
+    """List softmax functions, but for those that the model returns or that pick among few."""
     last = {
         (operation.module, operation.line)
         for noted in record.operations

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retrograd.findings.chain import Chain
-from retrograd.findings.detector import CannotTell, Detector, Words
+from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.findings.updates import BY_HAND, Update, by_optimizer, clears
+from retrograd.findings.updates import BY_HAND, Update, clears, list_cleared_passes
 from retrograd.history.facts import Call
 
 SHARE = 0.5
-"""Of the updates that must be concerned. A habit, not one step; our own choice."""
+"""Share of the updates that must be concerned. A habit, not one step; our own choice."""
 
 HELD = {"some", "unknown"}
-"""What ``.grad`` held before a backward pass that adds to it."""
+"""Contents of ``.grad`` before a backward pass that adds to it."""
 
 FEWEST = 3
 """Updates after which gradients that were never cleared are told from a warm-up."""
-
-
-def list_updates(record: Record) -> dict[str, list[Update]]:
-    """The updates of each optimizer that is stepped by the program itself.
-
-    Raises:
-        CannotTell: there is none. One that calls the program back (LBFGS) has an order of its own.
-    """
-    found = {name: each for name, each in by_optimizer(record.updates).items() if not name.startswith("LBFGS")}
-    if not found:
-        raise CannotTell("no update was recorded of which the calls before it are known")
-    return found
 
 
 class MissingZeroGrad(Detector):
@@ -57,9 +44,9 @@ class MissingZeroGrad(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        by_optimizer = list_updates(record)
-        cleared = {name for name, updates in by_optimizer.items() if any(_is_cleared(each, record) for each in updates)}
-        for optimizer, updates in by_optimizer.items():
+        updates_of = record.updates_by_program()
+        cleared = {name for name, updates in updates_of.items() if any(_is_cleared(each, record) for each in updates)}
+        for optimizer, updates in updates_of.items():
             later = [update for update in updates if not update.is_first and update.named("backward")]
             stale = [update for update in later if _adds(update, record)]
             others = cleared - {optimizer}
@@ -119,12 +106,12 @@ class MisplacedZeroGrad(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        for optimizer, updates in list_updates(record).items():
+        for optimizer, updates in record.updates_by_program().items():
             cleared = [update for update in updates if _find_clearing(update, record) is not None]
-            lost = [update for update in updates if find_lost(update, record)]
+            lost = [update for update in updates if list_cleared_passes(update, record.optimizers)]
             if optimizer != BY_HAND and cleared and len(cleared) > SHARE * len(updates):
                 yield self._describe_cleared(optimizer, cleared, len(updates), record)
-            elif len(lost) > SHARE * len(updates) and is_divided(record):
+            elif len(lost) > SHARE * len(updates) and record.is_divided:
                 yield self._describe_lost(optimizer, lost, len(updates), record)
 
     def _describe_cleared(self, optimizer: str, cleared: list[Update], among: int, record: Record) -> Finding:
@@ -134,8 +121,7 @@ class MisplacedZeroGrad(Detector):
             f"{optimizer} is given cleared gradients: zero_grad is called between backward and step before "
             f"{len(cleared)} of {among} updates, so nothing is learned",
             site=optimizer,
-            step=cleared[0].step,
-            last_step=cleared[-1].step,
+            span=cleared,
             line=call.line if call else "",
             evidence=[Evidence("updates from cleared gradients", len(cleared), f"> {SHARE:g} of {among}")],
             precondition=[f"what is cleared are the parameters of {optimizer}"],
@@ -144,15 +130,13 @@ class MisplacedZeroGrad(Detector):
 
     def _describe_lost(self, optimizer: str, lost: list[Update], among: int, record: Record) -> Finding:
         passes = lost[-1].named("backward")
+        unused = list_cleared_passes(lost[-1], record.optimizers)
         return self.find(
             "critical",
             f"zero_grad is called between the micro-batches of {optimizer}: of {len(passes)} backward passes before "
-            "an update "
-            f"the gradients of {len(find_lost(lost[-1], record))} are cleared, though the loss is divided for their "
-            "sum",
+            f"an update the gradients of {len(unused)} are cleared, though the loss is divided for their sum",
             site=optimizer,
-            step=lost[0].step,
-            last_step=lost[-1].step,
+            span=lost,
             line=next((call.line for call in lost[-1].before if clears(call, optimizer, record.optimizers)), ""),
             evidence=[
                 Evidence("updates before which gradients are cleared unused", len(lost), f"> {SHARE:g} of {among}")
@@ -167,29 +151,3 @@ def _find_clearing(update: Update, record: Record) -> Call | None:
         return None
     behind = update.after_last("backward")
     return next((call for call in behind if clears(call, update.optimizer, record.optimizers)), None)
-
-
-def find_lost(update: Update, record: Record) -> list[Call]:
-    """Backward passes that are followed by clearing before the update, from the line of the one that is used."""
-    passes = update.named("backward")
-    kept = {call.line for call in passes[-1:]}
-    found, since = [], []
-    for call in update.before:
-        if call.name == "backward":
-            since.append(call)
-        elif clears(call, update.optimizer, record.optimizers):
-            found.extend(since)
-            since = []
-    return [call for call in found if call.line in kept and call is not passes[-1]]
-
-
-def is_divided(record: Record) -> bool:
-    """Whether what backward begins from was divided or multiplied by a number, as for accumulation."""
-    roots = [(chain, find_root(record, chain)) for chain in record.chains]
-    return any(chain.name(root) in ("div", "mul") and len(chain.operands(root)) == 1 for chain, root in roots)
-
-
-def find_root(record: Record, chain: Chain) -> int:
-    """What backward begins from, before a scaler has multiplied it; −1 where it is not known."""
-    is_scaled = chain.name(chain.loss) == "mul" and any(call.name.startswith("scaler.") for call in record.calls)
-    return chain.operands(chain.loss)[0] if is_scaled and chain.operands(chain.loss) else chain.loss
