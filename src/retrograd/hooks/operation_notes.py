@@ -60,7 +60,8 @@ def _code_of(method: Any) -> CodeType | None:
 
 
 def _subclasses(owner: type) -> Iterator[type]:
-    for each in owner.__subclasses__():
+    classes: list[type] = type.__subclasses__(owner)
+    for each in classes:
         yield each
         yield from _subclasses(each)
 
