@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from retrograd.comparing.differences import find_context, find_differences, find_dtypes, list_names
+from retrograd.amounts import list_names
+from retrograd.comparing.differences import find_context, find_differences, find_dtypes
 from retrograd.comparing.distance import FORMATS, Distances, Floor, measure
 from retrograd.comparing.divergence import (
     Divergence,

@@ -22,7 +22,7 @@ LOOSE = "optimizer/"
 """How names of tensors begin that an optimizer holds and no model has."""
 
 
-class Gradients:
+class ParameterGradients:
     """Gradients of parameters, as far as a record tells.
 
     Args:
@@ -106,13 +106,6 @@ def _is_as_made(shape: tuple[int, ...], rms: float) -> bool:
 def path_of(name: str) -> str:
     """The path of the module of a parameter."""
     return parse_leniently(name).path
-
-
-def list_names(names: list[str], most: int = 3) -> str:
-    """``a, b, c and 4 others``; one more is named rather than counted."""
-    if len(names) <= most + 1:
-        return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    return f"{', '.join(names[:most])} and {len(names) - most} others"
 
 
 # ---- where a gradient is lost ----

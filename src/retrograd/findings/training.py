@@ -23,9 +23,14 @@ IntArray = npt.NDArray[np.int64]
 MOVED = 0.9
 """A loss that is above this share of what it was at first has not fallen."""
 
+ROSE = 3.0
+"""A loss that is so many times what it was has been thrown off, or has diverged."""
+
+_ADAPTIVE = ("ada", "rmsprop", "rprop", "lion", "lamb", "muon")
+
 
 @dataclass(frozen=True)
-class Updates:
+class UpdateNorms:
     """Changes of parameters by optimizers: arrays of shape ``[parameters, steps]``.
 
     Attributes:
@@ -171,7 +176,7 @@ class Training:
     # ---- updates ----
 
     @cached_property
-    def updates(self) -> Updates:
+    def updates(self) -> UpdateNorms:
         """Changes of parameters by optimizers in training.
 
         Raises:
@@ -183,7 +188,7 @@ class Training:
         return _lay_out_updates(self._record, sites)
 
 
-def _lay_out_updates(record: Record, sites: list[Site]) -> Updates:
+def _lay_out_updates(record: Record, sites: list[Site]) -> UpdateNorms:
     rows, names = record.history.rows, record.history.site_names
     code_of = {name: code for code, name in enumerate(names)}
     line_of = np.full(len(names) + 1, -1)
@@ -204,7 +209,12 @@ def _lay_out_updates(record: Record, sites: list[Site]) -> Updates:
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.where(finite == part["count"], part["m2"] + part["sum"] ** 2 / np.maximum(finite, 1), np.inf)
         delta, weight = np.sqrt(lay_out(squares)), np.sqrt(lay_out(rows["reference"][index]))
-    return Updates(tuple(sites), steps, delta, weight, lay_out(rows["zeros"][index]), lay_out(part["count"]))
+    return UpdateNorms(tuple(sites), steps, delta, weight, lay_out(rows["zeros"][index]), lay_out(part["count"]))
+
+
+def is_adaptive(optimizer: str) -> bool:
+    """Tell by its class whether an optimizer makes updates whose size does not depend on that of the gradients."""
+    return any(name in optimizer.lower() for name in _ADAPTIVE)
 
 
 def divide(numerator: Any, denominator: Any) -> FloatArray:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from retrograd.history.facts import Call, OptimizerMade
 
+HABIT = 0.8
+"""Share of the updates that must be concerned, to be no single slip; our own choice."""
+
 BY_HAND = ""
 """The optimizer of a program that updates by hand."""
 

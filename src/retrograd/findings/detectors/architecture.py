@@ -132,10 +132,11 @@ class WeightsUntied(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        looks: dict[str, list[Parameter]] = {}
-        for fact in record.of(Parameter):
-            if fact.digest and len(fact.shape) == 2:
-                looks.setdefault(fact.name, []).append(fact)
+        looks = {
+            name: known
+            for name, listed in record.looks.items()
+            if (known := [each for each in listed if each.digest and len(each.shape) == 2])
+        }
         if not looks:
             raise CannotTell("no digests of parameters were recorded")
         for first, second in _pair_equal(record, looks):

@@ -96,7 +96,7 @@ def _stack_calls(record: Record, layer: Layer, until: int | None) -> Stack | Non
     return Stack(numbered, norms, layer, f"calls of {layer.path}", float(last / first) if first > 0 else 0.0)
 
 
-class _Depth(Detector):
+class _DepthDetector(Detector):
     """Frame of both detectors."""
 
     def check(self, record: Record) -> Iterator[Finding]:
@@ -137,7 +137,7 @@ class _Depth(Detector):
         }
 
 
-class Vanishing(_Depth):
+class Vanishing(_DepthDetector):
     """Gradients that fall geometrically on their way to the input."""
 
     slug = "vanishing"
@@ -170,7 +170,7 @@ class Vanishing(_Depth):
         )
 
 
-class Exploding(_Depth):
+class Exploding(_DepthDetector):
     """Gradients that grow geometrically on their way to the input."""
 
     slug = "exploding"

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.amounts import list_names
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
@@ -111,10 +112,9 @@ class RateIsZero(Detector):
         for number, group in enumerate(made.groups if made else ()):
             names = [str(name) for name in group.get("parameters", ())]
             if names and all(len(rates) > number and rates[number] == 0 for rates in listed):
-                others = f" and {len(names) - 1} others" if len(names) > 1 else ""
                 yield self.find(
                     "warning",
-                    f"The learning rate of {names[0]}{others} is 0 at all {len(updates)} updates of {optimizer}, "
+                    f"The learning rate of {list_names(names, 1)} is 0 at all {len(updates)} updates of {optimizer}, "
                     "while that of its other groups is not",
                     site=names[0],
                     span=updates,

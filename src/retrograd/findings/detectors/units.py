@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from retrograd.amounts import count_more
 from retrograd.findings.detector import Detector, Words
-from retrograd.findings.finding import Evidence, Finding, count_more
+from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, IntArray, Training
