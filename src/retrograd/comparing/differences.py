@@ -31,14 +31,14 @@ def find_differences(a: Record, b: Record) -> list[Finding]:
 
 
 def _is_said(finding: Finding, other: Finding) -> bool:
-    """Whether another finding implies it: a rate follows from the optimizer, an operation from its module's class."""
+    """Tell whether another finding implies it: an optimizer implies rates, a module's class its operations."""
     if finding.detector == other.detector == "learning-rate":
         return finding.site == other.site and (other.step or 0) <= (finding.step or 0)
     return finding.detector == "operations" and other.detector == "modules" and finding.site == other.site
 
 
 def knows_inputs(a: Record, b: Record) -> bool:
-    """Whether both hold the inputs of their models."""
+    """Tell whether both hold the inputs of their models."""
     return bool(a.of(Input)) and bool(b.of(Input))
 
 

@@ -171,7 +171,7 @@ class Findings(Sequence[Finding]):
 
     @property
     def headline(self) -> str:
-        """How many, in what, after how many checks; one does not apply where nothing that it looks at was recorded."""
+        """The number of findings, in what, after how many checks; one whose subject was not recorded does not apply."""
         count = count_of(len(self), "finding") if len(self) else "no findings"
         about = f" in {self.about}" if self.about else ""
         if self.asked and not about and not len(self):
@@ -191,7 +191,7 @@ class Findings(Sequence[Finding]):
         return self._only(each for each in self._found if each.detector == detector)
 
     def reach(self, severity: Severity) -> bool:
-        """Whether one of them, or of what they explain, is as severe as this, or worse."""
+        """Tell whether one of them, or of what they explain, is as severe as this, or worse."""
         worst = SEVERITIES[: SEVERITIES.index(severity) + 1]
         waiting = list(self._found)
         while waiting:

@@ -1,4 +1,4 @@
-"""How a run trained: its losses, its rates, its updates, and which updates changed nothing."""
+"""The losses, rates and updates of a run, and the updates that changed nothing."""
 
 from __future__ import annotations
 
@@ -131,13 +131,13 @@ class Training:
 
     @property
     def fell(self) -> bool:
-        """Whether the loss ended clearly lower than it began: by a tenth, and by more than its noise."""
+        """True if the loss ended clearly lower than it began: by a tenth, and by more than its noise."""
         start = min(self.initial, self.early)
         return bool(self.late < start - max((1 - MOVED) * abs(start), self.noise if self.noise > 0 else 0.0))
 
     @cached_property
     def is_contest(self) -> bool:
-        """Whether several models are updated in turn, as in a GAN, so that no loss need fall."""
+        """True if several models are updated in turn, as in a GAN, so that no loss need fall."""
         roots = {site.path.partition(".")[0] for site in self._record.of_kind("parameter", "update")}
         updates = [event for event in self._record.events if event.kind == "update"]
         steps = len({event.moment.step for event in updates})
@@ -234,7 +234,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a plain number."""
+    """Tell whether it is a plain number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

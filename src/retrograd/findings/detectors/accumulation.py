@@ -197,16 +197,14 @@ class DoubleBackward(Detector):
                     optimizer,
                     doubled,
                     f"Backward runs {times} times from the same loss ({value:.4g}) before {len(doubled)} of "
-                    f"{len(seen)} "
-                    f"updates, so gradients are {times} times as large as meant",
+                    f"{len(seen)} updates, so gradients are {times} times as large as meant",
                 )
             elif part and several and len(several) >= HABIT * len(meant):
                 yield self._describe(
                     optimizer,
                     several,
                     f"Backward runs from {part}, and then from a sum that holds it, before {len(several)} of "
-                    f"{len(meant)} "
-                    "updates, so its gradients count twice",
+                    f"{len(meant)} updates, so its gradients count twice",
                 )
 
     def _describe(self, optimizer: str, doubled: list[Update], message: str) -> Finding:
@@ -255,7 +253,7 @@ def _most_common(losses: list[Event]) -> tuple[float, int]:
 
 
 def _is_doubled(update: Update, losses: list[Event]) -> bool:
-    """Whether passes of one micro-batch begin from the same value that is not zero."""
+    """Tell whether passes of one micro-batch begin from the same value that is not zero."""
     passes = len(update.named("backward"))
     seen = Counter((event.moment.micro, event.value) for event in losses if event.value == event.value and event.value)
     return passes > 1 and bool(seen) and max(seen.values()) > 1
@@ -327,7 +325,7 @@ class AccumulationNotDivided(Detector):
 
 
 def _is_cut_for_it(update: Update, times: int) -> bool:
-    """Whether the sum of gradients was clipped to a norm that their mean does not reach."""
+    """Tell whether the sum of gradients was clipped to a norm that their mean does not reach."""
     clips = [(call.value, number(call.details.get("max_norm"))) for call in update.named("clip_grad_norm_")]
     return any(most is not None and most < norm <= most * times for norm, most in clips)
 
@@ -355,7 +353,7 @@ def _micro_batches(update: Update) -> int:
 
 
 def is_plain_mean(chain: Chain, number: int) -> bool:
-    """Whether an operation makes a mean that nothing multiplies or divides, or a sum with such a term."""
+    """Tell whether an operation makes a mean that nothing multiplies or divides, or a sum with such a term."""
     name = chain.name(number)
     if name in LOSSES:
         return argument_of(chain.listed[number], "reduction") in (None, "mean")

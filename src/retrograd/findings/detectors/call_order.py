@@ -68,8 +68,7 @@ class NeverSteps(Detector):
         return self.find(
             severity,
             f"{named or 'No optimizer'} {'never' if named else 'ever'} makes an update: backward ran {len(passes)} "
-            "times, and its "
-            "step was not called once",
+            "times, and its step was not called once",
             site=named if "#" in named else "",
             step=passes[0].step if passes else None,
             last_step=passes[-1].step if passes else None,
@@ -84,7 +83,7 @@ class NeverSteps(Detector):
 
 
 def _may_change(record: Record) -> bool:
-    """Whether parameters are changed by hand; steps are counted by that, too, and by gradients that are cleared."""
+    """Tell whether parameters are changed by hand; that counts steps, too, as clearing of gradients does."""
     return (record.last_step or 0) > 0 if record.is_changed is None else record.is_changed
 
 
@@ -146,7 +145,7 @@ class BackwardNeverCalled(Detector):
 
 
 def is_without_gradient(record: Record, optimizer: str) -> bool:
-    """Whether none of an optimizer's parameters ever had a gradient, and parameters of another one had some."""
+    """Tell whether none of an optimizer's parameters ever had a gradient, and parameters of another one had some."""
     gradients = record.once(ParameterGradients)
     made = record.optimizers.get(optimizer)
     names = set(made.parameters) if made else set()
@@ -189,8 +188,7 @@ class StepBeforeBackward(Detector):
                 yield self.find(
                     "note",
                     f"{optimizer} steps at the begin of each round, from the gradient of the round before: the first "
-                    "update has "
-                    "none, and the last gradient is never used",
+                    "update has none, and the last gradient is never used",
                     site=optimizer,
                     step=updates[0].step,
                     line=updates[0].call.line,
@@ -214,7 +212,7 @@ class StepBeforeBackward(Detector):
 
 
 def _is_ahead(calls: list[Call], updates: list[Update]) -> bool:
-    """Whether the program ends with a backward pass without an update, and its step stands before its forward."""
+    """Tell whether the program ends with a backward pass without an update, and its step stands before its forward."""
     passes = [call for call in calls if call.name == "backward"]
     forwards = [call for update in updates for call in update.named("forward") if call.details.get("grad")]
     lines = {call.line for call in (*passes, *forwards)}

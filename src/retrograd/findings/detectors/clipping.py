@@ -83,9 +83,8 @@ class ClipAfterStep(MisplacedClipping):
     words = Words(
         says="Gradients are clipped when the update has used them already.",
         example="Clipping has no effect: clip_grad_norm_ is called after the update, too late for it.",
-        threshold="a call of clip_grad_norm_ or clip_grad_value_ after the update, and none between the last "
-        "backward pass and the "
-        "update, before 80 % of the updates",
+        threshold="a call of clip_grad_norm_ or clip_grad_value_ after the update, and none between the last backward "
+        "pass and the update, before 80 % of the updates",
         source="our own choice",
         guard="several optimizers, and those with a closure, are left out; so is clipping of each micro-batch",
         repair="clip between loss.backward() and optimizer.step().",
@@ -102,8 +101,7 @@ class ClipBeforeBackward(MisplacedClipping):
         says="Gradients are clipped before backward has found them.",
         example="Clipping has no effect: clip_grad_norm_ is called before backward, when there is no gradient yet.",
         threshold="a call of clip_grad_norm_ or clip_grad_value_ before backward, and none between the last backward "
-        "pass and the "
-        "update, before 80 % of the updates, the first one among them",
+        "pass and the update, before 80 % of the updates, the first one among them",
         source="our own choice",
         guard="several optimizers, and those with a closure, are left out; so is clipping of each micro-batch",
         repair="clip between loss.backward() and optimizer.step().",
@@ -111,7 +109,7 @@ class ClipBeforeBackward(MisplacedClipping):
 
 
 def _is_misplaced(update: Update) -> bool:
-    """Whether something is clipped, but nothing behind the last backward pass."""
+    """Tell whether something is clipped, but nothing behind the last backward pass."""
     behind = update.after_last("backward")
     return bool(update.named(*CLIPS)) and not any(call.name in CLIPS for call in behind)
 
@@ -204,7 +202,7 @@ class ClipOtherParameters(Detector):
 
 
 def _has_gradients(record: Record) -> bool:
-    """Whether gradients of parameters are other than zero at most steps."""
+    """Tell whether gradients of parameters are other than zero at most steps."""
     sites = record.of_kind("parameter", "grad")
     return any((record.series(site).abs_max > 0).mean() > HABIT for site in sites)
 

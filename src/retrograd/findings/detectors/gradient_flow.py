@@ -54,7 +54,7 @@ class Stack(NamedTuple):
         return float(10 ** (-self.decades / (len(self.norms) - 1)))
 
     def is_steady(self) -> bool:
-        """Whether most neighbours go the way of the whole, and no single one makes it."""
+        """Tell whether most neighbours go the way of the whole, and no single one makes it."""
         ways = np.diff(np.log10(self.norms)) * np.sign(self.decades)
         largest = np.max(ways, initial=0.0)
         return bool((ways > 0.05).mean() >= STEADY and largest < 0.6 * abs(self.decades))
@@ -111,7 +111,7 @@ class _DepthDetector(Detector):
 
     @abstractmethod
     def is_meant(self, stack: Stack) -> bool:
-        """Whether it goes this way."""
+        """Tell whether it goes this way."""
 
     @abstractmethod
     def tell(self, record: Record, stack: Stack) -> Finding:
@@ -155,7 +155,7 @@ class Vanishing(_DepthDetector):
     explains = ("loss-flat", "not-updated", "underflow")
 
     def is_meant(self, stack: Stack) -> bool:
-        """Whether it falls towards the input."""
+        """Tell whether it falls towards the input."""
         return stack.decades >= DECADES
 
     def tell(self, record: Record, stack: Stack) -> Finding:
@@ -189,7 +189,7 @@ class Exploding(_DepthDetector):
     )  # fmt: skip
 
     def is_meant(self, stack: Stack) -> bool:
-        """Whether it grows towards the input."""
+        """Tell whether it grows towards the input."""
         return stack.decades <= -DECADES
 
     def tell(self, record: Record, stack: Stack) -> Finding:

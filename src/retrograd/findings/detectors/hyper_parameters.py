@@ -208,7 +208,7 @@ class Momentum(Detector):
 
     @staticmethod
     def _settles(record: Record) -> bool:
-        """Whether the loss ends near its lowest, with no swing up on the way."""
+        """Tell whether the loss ends near its lowest, with no swing up on the way."""
         loss = record.once(Training).loss.values
         if len(loss) < 10 or not np.isfinite(loss).all():
             return False

@@ -213,7 +213,7 @@ def _input_rms(record: Record) -> float:
 
 
 def count_classes(record: Record) -> int:
-    """How many classes the first cross-entropy tells apart; 0 where there is none among what was called."""
+    """Count the classes that the first cross-entropy tells apart; 0 where there is none among what was called."""
     for made in record.operations[:1]:
         for operation in made.operations():
             if operation.name in LOSSES and operation.takes:

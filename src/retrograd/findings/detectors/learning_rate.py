@@ -208,8 +208,7 @@ class NotUpdated(Detector):
         says="An optimizer steps and a parameter has a gradient, but the parameter stays as it is.",
         example="blocks.2:weight has a gradient and an update at each of 80 steps, and has not changed.",
         threshold="Δw = 0 at all of at least 5 updates at which the gradient is not zero; or Δw is not, and the "
-        "values are bit "
-        "for bit the same at 4 looks.",
+        "values are bit for bit the same at 4 looks.",
         source="SageMaker Debugger's UnchangedTensor; TrainCheck (MPS addcmul_, Accelerate #2665).",
         guard="Rates of zero, updates that were skipped, and runs in which nothing is updated are left to others.",
         repair="See whether its group has a learning rate of zero, and whether something writes the old value back.",
@@ -241,7 +240,7 @@ class NotUpdated(Detector):
             step=int(record.once(Training).updates.steps[0]),
             last_step=record.last_step,
             line=record.line_of(names[0]) or record.optimizer_line,
-            evidence=[Evidence("updates of zero with a gradient that is not", steps, "≥ 5, all of them")],
+            evidence=[Evidence("updates of zero with a gradient that is not", steps, f"≥ {FEWEST}, all of them")],
             precondition=["other parameters were changed", "the learning rate of its group is not zero"],
             refute="its values differ between two steps",
         )
@@ -255,7 +254,9 @@ class NotUpdated(Detector):
         }
         updates = record.once(Training).updates
         moved = np.nan_to_num(updates.delta, nan=0.0) > TOLD * np.nan_to_num(updates.weight, nan=0.0)
-        changed = {str(site.value) for site, often in zip(updates.sites, moved.sum(axis=1), strict=True) if often >= 5}
+        changed = {
+            str(site.value) for site, often in zip(updates.sites, moved.sum(axis=1), strict=True) if often >= FEWEST
+        }
         return [
             name for name, seen in looks.items() if len(seen) >= 4 and len(set(seen.values())) == 1 and name in changed
         ]

@@ -200,9 +200,8 @@ class NllOnProbabilities(BeforeLoss):
         is_share = name in ("softmax", "sigmoid")
         end = "its value is not a likelihood" if is_share else "it falls without bound as they grow"
         return "critical", (
-            f"nll_loss is given the result of "
-            f"{'a linear layer' if is_product else _LAYERS.get(name, name)}, where it expects log-probabilities: "
-            f"{end}"
+            f"nll_loss is given the result of {'a linear layer' if is_product else _LAYERS.get(name, name)}, where it "
+            f"expects log-probabilities: {end}"
         )
 
 

@@ -117,7 +117,7 @@ def _tell_reason(kind: str, lost: LostGradient | None, path: str) -> str:
 
 
 def _is_one_of_several(record: Record, gradients: ParameterGradients, path: str) -> bool:
-    """Whether it lies in a list of layers of which others were called, or beside one of nearly the same name."""
+    """Tell whether it lies in a list of layers of which others were called, or beside one of nearly the same name."""
     parts = path.split(".")
     for depth in range(len(parts)):
         parent, name = ".".join(parts[:depth]), parts[depth]
@@ -133,7 +133,7 @@ def _is_one_of_several(record: Record, gradients: ParameterGradients, path: str)
 
 
 def _look_alike(name: str, other: str) -> bool:
-    """Whether two names are the same but for a number or a last word: ``head_a``, ``head2``."""
+    """Tell whether two names are the same but for a number or a last word: ``head_a``, ``head2``."""
     stems = {_stem(each) for each in (name, other)}
     return len(stems) == 1 and _is_branch(name)
 
@@ -215,7 +215,7 @@ def _root_of(record: Record, name: str) -> str:
 
 
 def _come_before(record: Record, alone: Sequence[str], trained: Sequence[str]) -> bool:
-    """Whether the forward reaches all modules of these before any that is trained."""
+    """Tell whether the forward reaches all modules of these before any that is trained."""
     order = {path: place for place, path in reversed(list(enumerate(site.path for site in record.of_kind("output"))))}
     early = [order.get(path_of(name), -1) for name in alone]
     late = [order.get(path_of(name), -1) for name in trained]

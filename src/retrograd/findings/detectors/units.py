@@ -203,8 +203,7 @@ class Saturated(Detector):
         return self.find(
             "warning",
             f"The outputs of {layer.path} ({layer.type}) stand at their bounds since step {since}{more}: its mean "
-            "slope is "
-            f"{np.median(slope[begin:]):.1%} of the largest.",
+            f"slope is {np.median(slope[begin:]):.1%} of the largest.",
             site=layer.path,
             step=since,
             last_step=record.last_step,
@@ -275,7 +274,7 @@ class AttentionCollapse(Detector):
 
 @dataclass(frozen=True, slots=True)
 class Sure:
-    """How sure a softmax is: Σp²/Σp at each of some steps, of more than two entries."""
+    """Certainty of a softmax: Σp²/Σp at each of some steps, of more than two entries."""
 
     path: str
     line: str
