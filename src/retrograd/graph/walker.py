@@ -13,7 +13,7 @@ from retrograd.errors import GraphError
 from retrograd.graph.graph import Columns, Graph
 from retrograd.graph.node import Edge, Line, Saved, TensorInfo, count_nonfinite
 from retrograd.graph.origins import Origins, latest_origins
-from retrograd.hooks.names import walk_parameters
+from retrograd.hooks.names import walk_parameters, watched_name
 from retrograd.hooks.nodes import (
     LEAF_NUMBER,
     inputs_of,
@@ -27,7 +27,6 @@ from retrograd.hooks.nodes import (
     variable_of,
 )
 from retrograd.hooks.reach import find_nodes, guard_nodes, read_links
-from retrograd.hooks.watched import watched_name
 
 Place = tuple[str | None, int, Line | None]
 

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.errors import AttachError
 from retrograd.hooks.discovery import construction_line
 from retrograd.hooks.module import is_compiled
+from retrograd.hooks.nested import flatten
 from retrograd.sites.pattern import Candidate
-from retrograd.sites.site import ROOT, Site
+from retrograd.sites.site import ROOT, WATCH, Site
 
 _MOST_SETTINGS = 300
 """Characters of what a module shows of itself."""
@@ -290,3 +292,19 @@ def _parameters_of(module: nn.Module) -> list[inspect.Parameter]:
         return list(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):  # a forward written in C tells nothing
         return []
+
+
+_watched_leaves = WeakIdKeyDictionary()
+
+
+def name_watched_leaves(name: str, value: Any) -> None:
+    """Remember the names of the leaves, which are not held, in a tensor or nest of tensors that is watched by hand."""
+    for keys, tensor in flatten(value, ()):
+        if tensor.requires_grad and tensor.is_leaf:
+            _watched_leaves[tensor] = name, keys
+
+
+def watched_name(leaf: torch.Tensor) -> str | None:
+    """The name that a leaf was watched by: ``"watch/a"``."""
+    found = _watched_leaves.get(leaf) if len(_watched_leaves) else None
+    return None if found is None else str(Site(WATCH + found[0], found[1]))

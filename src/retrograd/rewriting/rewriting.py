@@ -12,12 +12,11 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import CannotRewriteError, RewriteError
 from retrograd.hooks.backward import backward_listeners
+from retrograd.hooks.listeners import hidden_hooks
 from retrograd.hooks.module import CallTap, InputTap, OutputTap, is_compiled
 from retrograd.hooks.names import NamedModule, compiled_regions, name_models, parameter_site, walk_modules
 from retrograd.hooks.optimizer import optimizer_listeners
-from retrograd.hooks.rewriters import announce_rewriter, withdraw_rewriter
-from retrograd.hooks.tables import hidden_hooks
-from retrograd.hooks.watched import leave_watched_tensors, rewrite_watched_tensors
+from retrograd.hooks.rewriters import rewriters, tensor_rewriters
 from retrograd.notices import warn
 from retrograd.progress.steps import held_by
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
@@ -85,7 +84,7 @@ class Rewriting:
         for parameter in self._parameters:
             parameter.remove()
         if self._watched is not None:
-            leave_watched_tensors(self._watched)
+            tensor_rewriters.remove(self._watched)
         if self._joint is not None:
             self._joint.remove()
         hidden_hooks.release()
@@ -146,9 +145,9 @@ class Rewriting:
     def _listen(self) -> None:
         backward_listeners.add(self)
         optimizer_listeners.add(self.clock)
-        announce_rewriter(self)
+        rewriters.add(self)
         self._undo += [
-            lambda: withdraw_rewriter(self),
+            lambda: rewriters.remove(self),
             lambda: backward_listeners.remove(self),
             lambda: optimizer_listeners.remove(self.clock),
         ]
@@ -195,7 +194,7 @@ class Rewriting:
         assert self._assignments is not None
         if self._assignments.may_reach_watched():
             self._watched = WatchedRewriter(self._factory)
-            rewrite_watched_tensors(self._watched)
+            tensor_rewriters.add(self._watched)
 
     # ---- what it is told --------------------------------------------------------------------------------------
 
