@@ -15,7 +15,7 @@ class Rewriter(Protocol):
     """Whoever rewrites gradients while models train."""
 
     def try_rules(self, module: nn.Module, site: Site, gradient: Tensor) -> Tensor:
-        """Give a gradient as the rules for a site would change it; they learn nothing by it, and tell nobody.
+        """Try the rules for a site on a gradient; they learn nothing by it, and tell nobody.
 
         Args:
             module: the module that has the site.
@@ -23,17 +23,17 @@ class Rewriter(Protocol):
             gradient: of the site's shape, in float64 where the model is in float32.
 
         Returns:
-            what would flow on; the very same tensor where no rule changes it.
+            the gradient that would flow on; the very same tensor where no rule changes it.
         """
 
 
-rewriters = Listeners[Rewriter]()
+gradient_rewriters = Listeners[Rewriter]()
 """All that rewrite gradients now."""
 
 
 def try_rules(module: nn.Module, site: Site, gradient: Tensor) -> Tensor:
-    """Give a gradient as all rules would change it, those set first first; the same tensor where there are none."""
-    for rewriter in rewriters:
+    """Try all rules on a gradient, those set first first; returns the same tensor where there are none."""
+    for rewriter in gradient_rewriters:
         gradient = rewriter.try_rules(module, site, gradient)
     return gradient
 
@@ -45,7 +45,7 @@ class TensorRewriter(Protocol):
         """Return the replacement of ``value``, a tensor or a nest of them."""
 
 
-tensor_rewriters = Listeners[TensorRewriter]()
+watched_rewriters = Listeners[TensorRewriter]()
 """All that are asked about watched tensors, in this order."""
 
 
@@ -53,7 +53,7 @@ tensor_rewriters = Listeners[TensorRewriter]()
 @uncompiled
 def rewrite_watched(name: str, value: Any) -> Any:
     """Have every rewriter in turn replace a tensor, or a nest of tensors, that is watched by hand."""
-    for rewriter in tensor_rewriters:
+    for rewriter in watched_rewriters.all:
         value = rewriter.rewrite_watched(name, value)
     return value
 

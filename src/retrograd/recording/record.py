@@ -16,7 +16,7 @@ from retrograd.history.history import History
 from retrograd.history.sink import Sink
 from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.names import name_watched_leaves
-from retrograd.hooks.rewriters import rewrite_watched, tensor_rewriters
+from retrograd.hooks.rewriters import rewrite_watched, watched_rewriters
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
 from retrograd.recording.schedule import Schedule
@@ -189,7 +189,7 @@ def watch(name: str, tensor: T) -> T:
     Raises:
         SiteSyntaxError: for a name that cannot be one.
     """
-    if tensor_rewriters.all:
+    if watched_rewriters.all:
         check_watch_name(name)
         tensor = rewrite_watched(name, tensor)
     if is_compiling():
