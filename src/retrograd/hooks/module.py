@@ -174,35 +174,26 @@ class _After(Hook):
             self.watcher.after_call(module, output)
 
 
-class OutputRewriter(Protocol):
-    """Asked after each forward of a module what it shall return."""
+RewriteOutput = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+"""From a module, its arguments and what it returned to what it shall return."""
 
-    def rewrite_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """What takes the place of ``output``."""
+RewriteInput = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+"""From a module and its arguments to those that it shall be called with."""
 
-
-class InputRewriter(Protocol):
-    """Asked before each forward of a module what it shall be called with."""
-
-    def rewrite_input(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments that take the place of these."""
-
-    def end_call(self, module: nn.Module, output: Any) -> None:
-        """See that the call ended; ``output`` is None when it raised."""
+EndCall = Callable[[nn.Module, Any], None]
+"""Takes a module and what its call returned; None for a call that raised."""
 
 
 class OutputTap:
-    """The hook behind the calls of one module for one rewriter; ``remove()`` takes it away.
+    """The hook after the calls of one module that changes what they return; ``remove()`` takes it away.
 
-    It comes behind the hooks that the user has set so far, and before all that read.
+    It comes after the hooks that the user has set so far, and before all that read.
     """
 
     __slots__ = ("_entry",)
 
-    def __init__(self, module: nn.Module, rewriter: OutputRewriter) -> None:
-        self._entry = set_after(module, _RewriteOutput(rewriter), with_kwargs=True)
+    def __init__(self, module: nn.Module, rewrite: RewriteOutput) -> None:
+        self._entry = set_after(module, _RewriteOutput(rewrite), with_kwargs=True)
         _put_readers_last(module)
 
     def remove(self) -> None:
@@ -211,17 +202,17 @@ class OutputTap:
 
 
 class InputTap:
-    """The hooks around the calls of one module for one rewriter; ``remove()`` takes them away.
+    """The hooks around the calls of one module that change its arguments; ``remove()`` takes them away.
 
-    They come behind the hooks that the user has set so far, and before all that read.
+    They come after the hooks that the user has set so far, and before all that read.
     """
 
     __slots__ = ("_entries",)
 
-    def __init__(self, module: nn.Module, rewriter: InputRewriter) -> None:
+    def __init__(self, module: nn.Module, rewrite: RewriteInput, end: EndCall) -> None:
         self._entries = (
-            set_before(module, _RewriteInput(rewriter)),
-            set_after(module, _EndCall(rewriter), always=True),
+            set_before(module, _RewriteInput(rewrite)),
+            set_after(module, _EndCall(end), always=True),
         )
         _put_readers_last(module)
 
@@ -253,8 +244,8 @@ def _breaks_graph(call: F) -> F:
 class _RewriteOutput(Hook):
     __slots__ = ("_rewrite",)
 
-    def __init__(self, rewriter: OutputRewriter) -> None:
-        self._rewrite = rewriter.rewrite_output
+    def __init__(self, rewrite: RewriteOutput) -> None:
+        self._rewrite = rewrite
 
     @_breaks_graph
     @uncompiled
@@ -265,8 +256,8 @@ class _RewriteOutput(Hook):
 class _RewriteInput(Hook):
     __slots__ = ("_rewrite",)
 
-    def __init__(self, rewriter: InputRewriter) -> None:
-        self._rewrite = rewriter.rewrite_input
+    def __init__(self, rewrite: RewriteInput) -> None:
+        self._rewrite = rewrite
 
     @_breaks_graph
     @uncompiled
@@ -277,8 +268,8 @@ class _RewriteInput(Hook):
 class _EndCall(Hook):
     __slots__ = ("_end",)
 
-    def __init__(self, rewriter: InputRewriter) -> None:
-        self._end = rewriter.end_call
+    def __init__(self, end: EndCall) -> None:
+        self._end = end
 
     @_breaks_graph
     @uncompiled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ class Rewriter(Protocol):
     """Whoever rewrites gradients while models train."""
 
     def try_rules(self, module: nn.Module, site: Site, gradient: Tensor) -> Tensor:
-        """What the rules for a site would make of a gradient; they learn nothing by it, and tell nobody.
+        """Try the rules for a site on a gradient; they learn nothing by it, and tell nobody.
 
         Args:
             module: the module that has the site.
@@ -23,33 +22,17 @@ class Rewriter(Protocol):
             gradient: of the site's shape, in float64 where the model is in float32.
 
         Returns:
-            what would flow on; the very same tensor where no rule changes it.
+            the gradient that would flow on; the very same tensor where no rule changes it.
         """
 
 
-rewriters: tuple[Rewriter, ...] = ()
-"""Those who rewrite now."""
-
-_lock = threading.Lock()
-
-
-def announce_rewriter(rewriter: Rewriter) -> None:
-    """From now on this one may be asked."""
-    global rewriters
-    with _lock:
-        rewriters = (*rewriters, rewriter)
-
-
-def withdraw_rewriter(rewriter: Rewriter) -> None:
-    """From now on it may not."""
-    global rewriters
-    with _lock:
-        rewriters = tuple(other for other in rewriters if other is not rewriter)
+gradient_rewriters = Listeners[Rewriter]()
+"""Who rewrites gradients now."""
 
 
 def try_rules(module: nn.Module, site: Site, gradient: Tensor) -> Tensor:
-    """What all rules would make of a gradient, those set first first; the same tensor where there are none."""
-    for rewriter in rewriters:
+    """Try all rules on a gradient, those set first first; returns the same tensor where there are none."""
+    for rewriter in gradient_rewriters:
         gradient = rewriter.try_rules(module, site, gradient)
     return gradient
 

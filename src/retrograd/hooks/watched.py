@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Protocol
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.listeners import Listeners
 from retrograd.hooks.nested import flatten
 from retrograd.sites.site import WATCH, Site
 
 
 class TensorRewriter(Protocol):
-    """Asked what takes the place of a tensor that is watched by hand."""
+    """Changes tensors that are watched by hand."""
 
     def rewrite_watched(self, name: str, value: Any) -> Any:
-        """What takes the place of ``value``, a tensor or a nest of them."""
+        """Return the tensor, or nest of tensors, that takes the place of ``value``."""
 
 
-rewriters: tuple[TensorRewriter, ...] = ()
-"""Those who are asked, in their order."""
+watched_rewriters = Listeners[TensorRewriter]()
+"""Who may change tensors that are watched by hand."""
 
-_lock = threading.Lock()
 _leaves = WeakIdKeyDictionary()
 
 
@@ -35,29 +34,15 @@ def name_watched_leaves(name: str, value: Any) -> None:
 
 
 def watched_name(leaf: torch.Tensor) -> str | None:
-    """What a leaf was watched as: ``"watch/a"``."""
+    """The name under which a leaf was watched: ``"watch/a"``."""
     found = _leaves.get(leaf) if len(_leaves) else None
     return None if found is None else str(Site(WATCH + found[0], found[1]))
 
 
-def rewrite_watched_tensors(rewriter: TensorRewriter) -> None:
-    """Ask this one, too."""
-    global rewriters
-    with _lock:
-        rewriters = (*rewriters, rewriter)
-
-
-def leave_watched_tensors(rewriter: TensorRewriter) -> None:
-    """Ask it no longer."""
-    global rewriters
-    with _lock:
-        rewriters = tuple(other for other in rewriters if other is not rewriter)
-
-
 @uncompiled
 def rewrite_watched(name: str, value: Any) -> Any:
-    """What all of them together make of it."""
-    for rewriter in rewriters:
+    """Let all rewriters change a value, one after the other; returns what takes its place."""
+    for rewriter in watched_rewriters.all:
         value = rewriter.rewrite_watched(name, value)
     return value
 

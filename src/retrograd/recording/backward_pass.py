@@ -18,7 +18,7 @@ from retrograd.recording.event_log import EventLog
 from retrograd.recording.manual_updates import ManualUpdates
 
 
-class BackwardPass:
+class RecordedPass:
     """Asked by every hook on a gradient whether to record it. Follows the runs of the engine.
 
     Args:

@@ -198,7 +198,7 @@ def count_bytes(tensor: torch.Tensor) -> int:
 
 
 @dataclass(slots=True)
-class Bundle:
+class KeptBatch:
     """Holds what one policy kept of one micro-batch, as it came: most is let go again, so nothing is made of it yet.
 
     Attributes:
@@ -235,26 +235,26 @@ class Holder:
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._held: deque[Bundle] = deque()
+        self._held: deque[KeptBatch] = deque()
 
     @property
     def oldest(self) -> int | None:
         """The oldest step of which something is held."""
         return self._held[0].moment.step if self._held else None
 
-    def add(self, bundle: Bundle) -> int:
-        """Hold a bundle; returns the bytes of what has become too old for it."""
-        self._held.append(bundle)
+    def add(self, batch: KeptBatch) -> int:
+        """Hold a batch; returns the bytes of what has become too old for it."""
+        self._held.append(batch)
         freed = 0
-        while self._held[0].moment.step < bundle.moment.step - self._depth:
+        while self._held[0].moment.step < batch.moment.step - self._depth:
             freed += self._held.popleft().size
         return freed
 
-    def drop_oldest(self) -> Bundle:
+    def drop_oldest(self) -> KeptBatch:
         """Let the oldest micro-batch go."""
         return self._held.popleft()
 
-    def release(self) -> list[Bundle]:
+    def release(self) -> list[KeptBatch]:
         """All that is held, oldest first; it is held no longer."""
         released = list(self._held)
         self._held.clear()
@@ -310,12 +310,12 @@ class TensorKeeper:
         """Take over what one micro-batch kept."""
         self._sources.update(map(_SOURCE, kept))
         for keep, items in self._by_policy(kept):
-            bundle = Bundle(moment, scale, items)
+            batch = KeptBatch(moment, scale, items)
             waiting = self._holders.get(id(keep))
             if waiting is None:
-                self._hand_over(bundle)
+                self._hand_over(batch)
             else:
-                self._held -= waiting[1].add(bundle)
+                self._held -= waiting[1].add(batch)
 
     def pull_triggers(self, moment: Moment, names: Sequence[str], columns: Mapping[str, npt.NDArray[Any]]) -> None:
         """Ask each trigger about rows of statistics, and hand over what its policy holds when it fires."""
@@ -356,8 +356,8 @@ class TensorKeeper:
             warn(f"The budget of {self._budget:,} bytes for kept tensors is spent; retrograd drops what does not fit.")
         self._dropped[", ".join(keep.selection.describe())] += number
 
-    def _hand_over(self, *bundles: Bundle) -> None:
-        for bundle in bundles:
-            self._held -= bundle.size
-            for item in bundle.unpack():
+    def _hand_over(self, *batches: KeptBatch) -> None:
+        for batch in batches:
+            self._held -= batch.size
+            for item in batch.unpack():
                 self._sink.add_tensor(item)

@@ -14,9 +14,9 @@ from retrograd.hooks.distributed import is_rehearsal, running_stage, running_wra
 from retrograd.hooks.engine import current_graph_task
 from retrograd.hooks.listeners import never_raise
 from retrograd.progress.steps import Steps
-from retrograd.recording.backward_pass import BackwardPass
+from retrograd.recording.backward_pass import RecordedPass
 from retrograd.recording.module_watch import mode_now
-from retrograd.recording.site_table import Placements
+from retrograd.recording.site_table import SitePlacements
 from retrograd.recording.taps import Taps
 
 
@@ -31,7 +31,9 @@ class ModelWatch:
         facts: told of forwards.
     """
 
-    def __init__(self, backward: BackwardPass, steps: Steps, taps: Taps, placements: Placements, facts: Facts) -> None:
+    def __init__(
+        self, backward: RecordedPass, steps: Steps, taps: Taps, placements: SitePlacements, facts: Facts
+    ) -> None:
         self._clock = backward.clock
         self._backward = backward
         self.fault = backward.fault

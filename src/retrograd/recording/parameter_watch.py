@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdRef
 from retrograd.hooks.distributed import Exchange, is_summand, local_part
 from retrograd.hooks.engine import count_function_modes, uncompiled, without_functions
 from retrograd.hooks.tensor import watch_gradient
-from retrograd.recording.backward_pass import BackwardPass
+from retrograd.recording.backward_pass import RecordedPass
 from retrograd.recording.mode_buffer import ModeBuffer
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.sites.site import Site
@@ -49,7 +49,7 @@ class ParameterWatch:
 
     def __init__(
         self,
-        backward: BackwardPass,
+        backward: RecordedPass,
         site: Site,
         parameter: torch.Tensor,
         gone: Callable[[Any], None],

@@ -39,7 +39,7 @@ class PlannedSite:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecordingPlan:
     """A list of what would be recorded; print it.
 
     Attributes:
@@ -77,7 +77,7 @@ def plan_recording(
     sites: Pattern | Iterable[Pattern] | None = None,
     tensors: Keep | Pattern | Iterable[Keep | Pattern] | None = None,
     histogram: bool = True,
-) -> Plan:
+) -> RecordingPlan:
     """Tell what :func:`record` would record, given the same arguments, without running the model.
 
     The shapes of activations are known only once the model runs, and so are the leaves of nested outputs.
@@ -110,4 +110,4 @@ def plan_recording(
         )
     rows = sum(site.statistics for site in planned)
     size = rows * (_BYTES_A_ROW + (_BYTES_A_HISTOGRAM if histogram else 0))
-    return Plan(tuple(planned), memory=size, bytes_per_step=size)
+    return RecordingPlan(tuple(planned), memory=size, bytes_per_step=size)

@@ -14,9 +14,8 @@ from torch import nn
 from retrograd.errors import RecordingError
 from retrograd.history.history import History
 from retrograd.history.sink import Sink
-from retrograd.hooks import watched
 from retrograd.hooks.engine import is_compiling, uncompiled
-from retrograd.hooks.watched import name_watched_leaves, rewrite_watched
+from retrograd.hooks.watched import name_watched_leaves, rewrite_watched, watched_rewriters
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
 from retrograd.recording.schedule import Schedule
@@ -189,7 +188,7 @@ def watch(name: str, tensor: T) -> T:
     Raises:
         SiteSyntaxError: for a name that cannot be one.
     """
-    if watched.rewriters:
+    if watched_rewriters.all:
         check_watch_name(name)
         tensor = rewrite_watched(name, tensor)
     if is_compiling():

@@ -29,7 +29,7 @@ from retrograd.hooks.rewriters import intervention_listeners
 from retrograd.hooks.tables import hidden_hooks
 from retrograd.notices import warn
 from retrograd.progress.steps import Steps
-from retrograd.recording.backward_pass import BackwardPass
+from retrograd.recording.backward_pass import RecordedPass
 from retrograd.recording.clock import Clock
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.event_log import EventLog
@@ -43,7 +43,7 @@ from retrograd.recording.optimizer_watch import LooseParameters, OptimizerWatch
 from retrograd.recording.reductions import Reductions
 from retrograd.recording.settings import Settings
 from retrograd.recording.site_recorder import RecorderFactory
-from retrograd.recording.site_table import Placements, RowTable
+from retrograd.recording.site_table import RowTable, SitePlacements
 from retrograd.recording.taps import Taps
 from retrograd.sites.site import ROOT, WATCH, Site
 
@@ -96,10 +96,10 @@ class Recorder:
         self.clock = clock = Clock(self._wants_step, buffers, self._hand_over, steps, self._manual.touched, step)
         clock.is_free = models is None
         events.clock = clock
-        self._backward = BackwardPass(clock, steps, self._manual, events)
+        self._backward = RecordedPass(clock, steps, self._manual, events)
         keeper = TensorKeeper(settings.keeps, settings.tensor_budget, sink)
         self._factory = RecorderFactory(
-            settings, buffers, RowTable(buffers, sink), keeper, Placements(sink), events, self._backward
+            settings, buffers, RowTable(buffers, sink), keeper, SitePlacements(sink), events, self._backward
         )
         self._reductions = Reductions(self._backward)
         self._taps = Taps(self._factory, self._reductions)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from retrograd.hooks.distributed import Averaging, Exchange, find_exchanges, is_averaging, local_part
-from retrograd.recording.backward_pass import BackwardPass
+from retrograd.recording.backward_pass import RecordedPass
 from retrograd.recording.parameter_watch import COPY_LIMIT, ParameterWatch
 
 
@@ -92,7 +92,7 @@ class Reductions:
         left_out: printed sites of gradients that could not be told, at least once, for their size.
     """
 
-    def __init__(self, backward: BackwardPass) -> None:
+    def __init__(self, backward: RecordedPass) -> None:
         self._backward = backward
         self.left_out: set[str] = set()
         self.groups: list[_ExchangedGradients] = []

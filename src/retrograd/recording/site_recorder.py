@@ -17,12 +17,12 @@ from torch import nn
 from retrograd.hooks.distributed import is_sharded, local_part
 from retrograd.hooks.engine import is_transformed, uncompiled
 from retrograd.hooks.tensor import GradientWatch
-from retrograd.recording.backward_pass import BackwardPass
+from retrograd.recording.backward_pass import RecordedPass
 from retrograd.recording.event_log import EventLog
 from retrograd.recording.keep import Keep, KeptSource, TensorKeeper, find_keep
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
 from retrograd.recording.settings import Settings
-from retrograd.recording.site_table import Placements, RowTable
+from retrograd.recording.site_table import RowTable, SitePlacements
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import Site
 from retrograd.statistics.slab import UnreadableTensorError
@@ -117,7 +117,7 @@ class SiteRecorder:
 
     __slots__ = ("_clock", "_enter", "_fault", "_gradient", "_value", "_watch")
 
-    def __init__(self, backward: BackwardPass, value: TensorRecorder | None, gradient: TensorRecorder | None) -> None:
+    def __init__(self, backward: RecordedPass, value: TensorRecorder | None, gradient: TensorRecorder | None) -> None:
         self._clock = backward.clock
         self._enter = backward.enter
         self._fault = backward.fault
@@ -210,9 +210,9 @@ class RecorderFactory:
     buffers: ModeBuffers
     rows: RowTable
     keeper: TensorKeeper
-    placements: Placements
+    placements: SitePlacements
     events: EventLog
-    backward: BackwardPass
+    backward: RecordedPass
     sees_gradients: bool = False
     _made: list[SiteRecorder] = field(default_factory=list)
 

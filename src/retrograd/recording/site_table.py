@@ -133,7 +133,7 @@ class RowTable:
         return [self.sites[row] for row in np.flatnonzero(self._seen)]
 
 
-class Placements:
+class SitePlacements:
     """Finds the placement of each site when its first tensor is seen, and tells all of them in one go.
 
     Where there is one process alone nothing is found, and nothing told.

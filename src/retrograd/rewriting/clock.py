@@ -179,7 +179,7 @@ class RuleClock:
 Remembered = dict[Hashable, list[Mapping[str, Any]]]
 
 
-class NumberedCall:
+class RewrittenCall:
     """A call of a module, with its number.
 
     Attributes:
@@ -196,7 +196,7 @@ class NumberedCall:
         self.remembered: Remembered = {}
 
 
-def has_gradient(call: NumberedCall | None, *, again: bool) -> bool:
+def has_gradient(call: RewrittenCall | None, *, again: bool) -> bool:
     """Whether gradients arrive at what is computed now, and not at what was computed the first time."""
     return not again or call is None or not call.had_grad
 
@@ -206,7 +206,7 @@ class _ThreadCount(threading.local):
         self.serial = -1
         self.count = 0
         self.trained = (-1, 0)
-        self.only: NumberedCall | None = None
+        self.only: RewrittenCall | None = None
 
 
 class CallNumbers:
@@ -219,10 +219,10 @@ class CallNumbers:
     def __init__(self, clock: RuleClock) -> None:
         self._clock = clock
         self._here = _ThreadCount()
-        self._only: NumberedCall | None = None
-        self._parts = CallsOfParts[NumberedCall]()
+        self._only: RewrittenCall | None = None
+        self._parts = CallsOfParts[RewrittenCall]()
 
-    def begin(self) -> NumberedCall:
+    def begin(self) -> RewrittenCall:
         """A call begins that was not there before."""
         return self.note(self.count_on())
 
@@ -243,14 +243,14 @@ class CallNumbers:
         here.count = here.trained[1] if here.trained[0] == serial else 0
         here.serial = serial
 
-    def note(self, number: int) -> NumberedCall:
+    def note(self, number: int) -> RewrittenCall:
         """Remember the call of this number, for the case that a checkpointed part computes it again."""
-        call = NumberedCall(number)
+        call = RewrittenCall(number)
         self._here.only = self._only = call if number == 1 else None
         self._parts.add(call)
         return call
 
-    def find_again(self) -> NumberedCall | None:
+    def find_again(self) -> RewrittenCall | None:
         """The call that is computed again; None where it cannot be told from others."""
         part = part_computed_again()
         if not self._parts.knows(part):

@@ -18,7 +18,7 @@ from retrograd.hooks.reach import FREE_DEPTH
 from retrograd.hooks.tensor import change_gradient
 from retrograd.rewriting.assignments import Assignments
 from retrograd.rewriting.chain import Beside, Noted, RuleChain
-from retrograd.rewriting.clock import NumberedCall, RuleClock, has_gradient
+from retrograd.rewriting.clock import RewrittenCall, RuleClock, has_gradient
 from retrograd.rules.rule import Rule
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import Site
@@ -131,7 +131,7 @@ class SiteRewriter:
         self.needs_input = gradient is not None and gradient.needs_input
         self.name = gradient.name if gradient is not None else value.name if value is not None else ""
 
-    def change_value(self, tensor: Tensor, call: NumberedCall | None, training: bool, *, again: bool) -> Tensor:
+    def change_value(self, tensor: Tensor, call: RewrittenCall | None, training: bool, *, again: bool) -> Tensor:
         """Let the rules change the value.
 
         Args:
@@ -268,7 +268,7 @@ class SiteRewriters:
         self,
         value: Any,
         keys: Keys,
-        call: NumberedCall | None,
+        call: RewrittenCall | None,
         training: bool,
         *,
         again: bool,
