@@ -17,7 +17,7 @@ from retrograd.hooks.engine import (
     next_sequence_number,
     without_functions,
 )
-from retrograd.hooks.input_gradient import InputGradient, edge_of, hook_input_gradients
+from retrograd.hooks.gradients import InputGradient, edge_of, hook_input_gradients
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import is_leaf, number_of

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdRef
 
 from retrograd.hooks.distributed import Exchange, is_summand, local_part
 from retrograd.hooks.engine import count_function_modes, uncompiled, without_functions
-from retrograd.hooks.tensor import watch_gradient
+from retrograd.hooks.gradients import watch_gradient
 from retrograd.recording.backward_pass import RecordedPass
 from retrograd.recording.mode_buffer import ModeBuffer
 from retrograd.recording.site_recorder import TensorRecorder
