@@ -19,7 +19,7 @@ _PART = 64
 """Elements that take as much memory as the object that a part of a tensor is."""
 
 _SIZES = ("size", "input_sizes", "output_size")
-"""CallArguments that tell the shape of a result."""
+"""Arguments that tell the shape of a result."""
 
 
 def count_bytes(name: str, given: CallArguments) -> int:

@@ -22,7 +22,7 @@ LOOSE = "optimizer/"
 """How names of tensors begin that an optimizer holds and no model has."""
 
 
-class Gradients:
+class RecordedGradients:
     """Gradients of parameters, as far as a record tells.
 
     Args:

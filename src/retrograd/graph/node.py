@@ -79,7 +79,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedValue:
     """Something that an operation kept for its backward.
 
     Attributes:
@@ -143,7 +143,7 @@ class Node(NamedNode):
     incoming: tuple[TensorInfo | None, ...] = ()
     edges: tuple[Edge | None, ...] = ()
     outgoing: tuple[TensorInfo | None, ...] = ()
-    saved: tuple[Saved, ...] = ()
+    saved: tuple[SavedValue, ...] = ()
     module: str | None = None
     call: int = 1
     line: Line | None = None

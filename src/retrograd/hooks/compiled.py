@@ -57,14 +57,14 @@ def _install() -> list[Undo]:
 compiled_call_listeners = Listeners[CompiledCallListener](Patch(_install))
 
 
-class _RunningCall(threading.local):
+class _OutermostCall(threading.local):
     frame = 0
     """Identity of the frame of the outermost compiled call in this thread; 0 outside of all."""
 
 
 def _wrap_switch(room: ModuleType) -> Undo:
     original = getattr(room, _NAME)
-    here = _RunningCall()
+    here = _OutermostCall()
     told: dict[int, tuple[CompiledCallListener, ...]] = {}
 
     @functools.wraps(original)

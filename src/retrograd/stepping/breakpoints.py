@@ -21,7 +21,8 @@ from torch import Tensor
 from retrograd.errors import NoSuchNodeError, PatternError
 from retrograd.graph.graph import Graph
 from retrograd.graph.node import Line, Node, holds_nonfinite, matches, norm_of
-from retrograd.stepping.stop import Gradients, Stop
+from retrograd.hooks.node_tap import NodeGradients
+from retrograd.stepping.stop import Stop
 
 FORMS = ("non-finite", "norm > 100", "kind MulBackward0", "line model.py:30", "a glob such as 'blocks.3*'")
 
@@ -50,7 +51,7 @@ class Breakpoint:
 
     text: str
     asks_place: Callable[[Node], bool] | None = None
-    asks_values: Callable[[Gradients], bool] | None = None
+    asks_values: Callable[[NodeGradients], bool] | None = None
 
     def __call__(self, stop: Stop) -> bool:
         if self.asks_place is not None:
@@ -108,7 +109,7 @@ def parse_breakpoint(text: str) -> Breakpoint:
     return Breakpoint(text, lambda node: matches(text, node))
 
 
-def _compare_norm(text: str, sign: str, limit: str) -> Callable[[Gradients], bool]:
+def _compare_norm(text: str, sign: str, limit: str) -> Callable[[NodeGradients], bool]:
     try:
         bound = float(limit)
     except ValueError:

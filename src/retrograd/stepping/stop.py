@@ -13,9 +13,9 @@ from retrograd.errors import StepperError
 from retrograd.graph.graph import Graph
 from retrograd.graph.node import Node
 from retrograd.graph.walker import describe
+from retrograd.hooks.node_tap import NodeGradients
 from retrograd.hooks.nodes import edges_of, inputs_of, is_saved_tensor, peek, saved_of
 
-Gradients = tuple[Tensor | None, ...]
 Change = Tensor | EllipsisType | None
 """A gradient, or ``...`` for the one that is there."""
 
@@ -47,14 +47,14 @@ class Stop:
 
     __slots__ = ("__weakref__", "_changes", "_owner", "incoming", "index", "moment", "outgoing", "position", "taken")
 
-    def __init__(self, owner: GraphOwner, index: int, position: int, incoming: Gradients) -> None:
+    def __init__(self, owner: GraphOwner, index: int, position: int, incoming: NodeGradients) -> None:
         self._owner = owner
         self.index = index
         self.position = position
         self.incoming = incoming
-        self.outgoing: Gradients | None = None
+        self.outgoing: NodeGradients | None = None
         self.moment: Moment = "before"
-        self.taken: Gradients | None = None
+        self.taken: NodeGradients | None = None
         """What the node gets instead of what came in, where that was set."""
         self._changes: tuple[Change, ...] | None = None
 
@@ -131,12 +131,12 @@ class Stop:
         self._changes = gradients
 
 
-def apply_changes(changes: Sequence[Change] | None, gradients: Gradients) -> Gradients:
+def apply_changes(changes: Sequence[Change] | None, gradients: NodeGradients) -> NodeGradients:
     """Gradients with some of them replaced."""
     return gradients if changes is None else _apply(changes, gradients)
 
 
-def _apply(changes: Sequence[Change], gradients: Gradients) -> Gradients:
+def _apply(changes: Sequence[Change], gradients: NodeGradients) -> NodeGradients:
     return tuple(old if new is ... else new for new, old in zip(changes, gradients, strict=True))
 
 

@@ -22,7 +22,7 @@ from retrograd.graph.overwritten import explain_overwritten
 from retrograd.graph.walker import examine
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.listeners import never_raise
-from retrograd.hooks.node_tap import Gradients, NodeHooks, NodeTap, NodeTaps
+from retrograd.hooks.node_tap import NodeGradients, NodeHooks, NodeTap, NodeTaps
 from retrograd.hooks.nodes import inputs_of, is_freed, is_leaf
 from retrograd.hooks.reach import PassNodes
 from retrograd.norms import norm
@@ -148,7 +148,7 @@ class _Examiner:
             self._options.live(self._describe.event(place, end))
 
     @never_raise(INCOMPLETE)
-    def before(self, index: int, incoming: Gradients) -> None:
+    def before(self, index: int, incoming: NodeGradients) -> None:
         """Note what the node is given."""
         node = self._nodes[index]
         self.tell(len(self._log) - 1)
@@ -165,7 +165,7 @@ class _Examiner:
                     self._log.bundles[id(node)] = str(bundle)
 
     @never_raise(INCOMPLETE)
-    def after(self, index: int, outgoing: Gradients) -> None:
+    def after(self, index: int, outgoing: NodeGradients) -> None:
         """Note what the node has given."""
         node = self._nodes[index]
         if self._pending is not None:

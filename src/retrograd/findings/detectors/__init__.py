@@ -3,7 +3,7 @@
 from retrograd.findings.detector import Detector
 from retrograd.findings.detectors.architecture import MissingNonlinearity, SharedByAccident, WeightsUntied
 from retrograd.findings.detectors.batch_norm import BatchNorm
-from retrograd.findings.detectors.broken_graphs import FreedGraph, NoGraph, Overwritten
+from retrograd.findings.detectors.broken_graphs import FreedGraph, NoGraph, OverwrittenTensor
 from retrograd.findings.detectors.call_order import BackwardNeverCalled, NeverSteps, StepBeforeBackward, StepTooSeldom
 from retrograd.findings.detectors.clipping import (
     ClipAfterStep,
@@ -30,7 +30,7 @@ from retrograd.findings.detectors.loss_chain import (
 from retrograd.findings.detectors.loss_sense import BoundedOutput, SummedLoss, WrongSign
 from retrograd.findings.detectors.missing_gradients import LayersInAList, MissingGradient, NotOptimized
 from retrograd.findings.detectors.modes import EvalModeInTraining, TrainModeInEvaluation
-from retrograd.findings.detectors.nonfinite import Kinks, NanBackward, NanForward, NanInput, NanUpdate
+from retrograd.findings.detectors.nonfinite import KinkGradients, NanBackward, NanForward, NanInput, NanUpdate
 from retrograd.findings.detectors.optimizers import BeforeChange, MadeAnew
 from retrograd.findings.detectors.precision import OverflowHeadroom, ScalerChurn, Underflow, UpdateLost
 from retrograd.findings.detectors.ranks import RanksDisagree
@@ -42,7 +42,7 @@ from retrograd.findings.detectors.zero_grad import MisplacedZeroGrad, MissingZer
 
 DETECTORS: tuple[type[Detector], ...] = (
     NanInput, NanForward, NanBackward, NanUpdate,
-    Failed, NoGraph, FreedGraph, Overwritten, LayersInAList, MissingGradient, NotOptimized,
+    Failed, NoGraph, FreedGraph, OverwrittenTensor, LayersInAList, MissingGradient, NotOptimized,
     MissingZeroGrad, MisplacedZeroGrad, NeverSteps, BackwardNeverCalled, StepBeforeBackward, StepTooSeldom,
     DoubleBackward, AccumulationNotDivided, ClipAfterStep, ClipBeforeBackward, ClipBeforeUnscale, ClipOtherParameters,
     RateIsZero,
@@ -56,6 +56,6 @@ DETECTORS: tuple[type[Detector], ...] = (
     DeadUnits, Saturated, AttentionCollapse, EmbeddingUnused, WeightDecayDominates, AdamEpsilon, Momentum, ClipAlwaysOn,
     Underflow, UpdateLost, OverflowHeadroom, ScalerChurn, BatchNorm, RanksDisagree,
     LossSpike, Diverged, LossFlat, LossNoisy,
-    Kinks,
+    KinkGradients,
 )  # fmt: skip
 """All detectors, in the order in which they are asked."""

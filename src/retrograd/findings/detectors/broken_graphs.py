@@ -10,7 +10,7 @@ from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.failed import line_of
 from retrograd.findings.detectors.graphs import tell_carried, tell_taken
 from retrograd.findings.finding import Evidence, Finding, shorten_line
-from retrograd.findings.gradients import Gradients, LostGradient, find_last_cut
+from retrograd.findings.gradients import LostGradient, RecordedGradients, find_last_cut
 from retrograd.findings.record import Record
 from retrograd.history.facts import Call, Operation, Overwrite
 
@@ -102,7 +102,7 @@ def _explain(record: Record, lost: LostGradient | None) -> tuple[str, str]:
             "gradients were switched off (torch.no_grad, inference_mode or set_grad_enabled) where the model was called"
         )
         return called, "call the model outside of torch.no_grad() for the loss that is trained."
-    frozen = record.once(Gradients).frozen
+    frozen = record.once(RecordedGradients).frozen
     weighted = [path for path, each in record.modules.items() if each.get("parameters")]
     if weighted and all(path in frozen for path in weighted):
         return "no parameter of the model requires a gradient", "set requires_grad of what is to be trained."
@@ -212,7 +212,7 @@ def _guess_state(record: Record, chain: Chain) -> tuple[str, str] | None:
     return tell_taken(operation, taken), operation.line
 
 
-class Overwritten(Detector):
+class OverwrittenTensor(Detector):
     """Something that backward needs was written to."""
 
     slug = "overwritten"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding, Severity
-from retrograd.findings.gradients import Gradients
+from retrograd.findings.gradients import RecordedGradients
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.updates import BY_HAND, Update, by_optimizer, list_cleared_passes
 from retrograd.history.facts import Call
@@ -150,7 +150,7 @@ class BackwardNeverCalled(Detector):
 
 def is_without_gradient(record: Record, optimizer: str) -> bool:
     """Whether none of an optimizer's parameters ever had a gradient, and parameters of another one had some."""
-    gradients = record.once(Gradients)
+    gradients = record.once(RecordedGradients)
     made = record.optimizers.get(optimizer)
     names = set(made.parameters) if made else set()
     return bool(names) and not names & gradients.steps.keys() and bool(gradients.held & gradients.steps.keys())

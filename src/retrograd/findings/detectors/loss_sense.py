@@ -34,7 +34,7 @@ LOOKED_AT = 20
 """Steps at which outputs are held against targets."""
 
 
-class Reach(NamedTuple):
+class TargetBounds(NamedTuple):
     """Bounds of targets, from outputs and gradients: one target is at most ``low``, one at least ``high``."""
 
     low: float
@@ -93,7 +93,7 @@ class BoundedOutput(BeforeLoss):
                 yield self._describe_targets(record, chain, made, reach)
             return
 
-    def _describe_targets(self, record: Record, chain: Chain, made: int, reach: Reach) -> Finding:
+    def _describe_targets(self, record: Record, chain: Chain, made: int, reach: TargetBounds) -> Finding:
         name = chain.name(made)
         low, high = BOUNDS[name]
         is_below = reach.low < low
@@ -136,7 +136,7 @@ def _is_square(chain: Chain, number: int) -> bool:
     return name == "square" or (name == "pow" and chain.listed[number].arguments.strip().rstrip(".0") == "2")
 
 
-def find_targets(record: Record, chain: Chain) -> Reach | None:
+def find_targets(record: Record, chain: Chain) -> TargetBounds | None:
     """Find where targets lie, by the gradient of a mean squared error: output − gradient · n / 2."""
     name = f"{chain.fact.name or ROOT}:output"
     try:
@@ -153,7 +153,9 @@ def find_targets(record: Record, chain: Chain) -> Reach | None:
     mean = output.mean[at] - gradient.mean[of] * half
     if not np.isfinite(low).any():
         return None
-    return Reach(float(np.nanmin(low)), float(np.nanmax(high)), float(np.nanmean(mean)), float(np.nanmax(most - least)))
+    return TargetBounds(
+        float(np.nanmin(low)), float(np.nanmax(high)), float(np.nanmean(mean)), float(np.nanmax(most - least))
+    )
 
 
 class WrongSign(Detector):

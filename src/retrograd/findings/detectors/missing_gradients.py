@@ -6,7 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.gradients import LOOSE, Gradients, LostGradient, find_flat, find_lost, list_names, path_of
+from retrograd.findings.gradients import (
+    LOOSE,
+    LostGradient,
+    RecordedGradients,
+    find_flat,
+    find_lost,
+    list_names,
+    path_of,
+)
 from retrograd.findings.record import CannotTell, Record
 
 FEWEST = 3
@@ -34,7 +42,7 @@ class MissingGradient(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at all parameters that optimizers hold, together by module and reason."""
-        gradients = record.once(Gradients)
+        gradients = record.once(RecordedGradients)
         record.need_optimizers()
         trained = [name for name, (_, some) in gradients.steps.items() if some >= FEWEST]
         if not trained:
@@ -53,7 +61,7 @@ class MissingGradient(Detector):
                 yield self._describe(record, kind, lost, names, trained)
 
     def _find_reason(
-        self, record: Record, gradients: Gradients, path: str, missing: Sequence[str]
+        self, record: Record, gradients: RecordedGradients, path: str, missing: Sequence[str]
     ) -> tuple[LostGradient | None, tuple[str, str]]:
         if path not in gradients.called:
             return None, ("spare" if _is_one_of_several(record, gradients, path) else "never called", "")
@@ -72,7 +80,7 @@ class MissingGradient(Detector):
     def _describe(
         self, record: Record, kind: str, lost: LostGradient | None, names: list[str], trained: Sequence[str]
     ) -> Finding:
-        gradients = record.once(Gradients)
+        gradients = record.once(RecordedGradients)
         steps = max(gradients.steps[name][1] for name in trained)
         gets = "get nothing but zeros for a gradient" if kind == "zero" else "never get a gradient"
         verb = gets if len(names) > 1 else gets.replace("get", "gets", 1)
@@ -115,7 +123,7 @@ def _tell_reason(kind: str, lost: LostGradient | None, path: str) -> str:
     return ""
 
 
-def _is_one_of_several(record: Record, gradients: Gradients, path: str) -> bool:
+def _is_one_of_several(record: Record, gradients: RecordedGradients, path: str) -> bool:
     """Whether it lies in a list of layers of which others were called, or beside one of nearly the same name."""
     parts = path.split(".")
     for depth in range(len(parts)):
@@ -165,7 +173,7 @@ class NotOptimized(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at each recorded model of which an optimizer holds something."""
-        gradients = record.once(Gradients)
+        gradients = record.once(RecordedGradients)
         if not gradients.held:
             raise CannotTell("no optimizer was recorded that holds parameters of a recorded model")
         if any(made.unknown for made in record.optimizers.values()):
@@ -181,7 +189,7 @@ class NotOptimized(Detector):
                 yield self._describe(record, alone, elsewhere)
 
     def _describe(self, record: Record, alone: list[str], trained: list[str]) -> Finding:
-        gradients = record.once(Gradients)
+        gradients = record.once(RecordedGradients)
         steps = max(gradients.steps[name][1] for name in alone)
         is_backbone = _come_before(record, alone, trained) and not gradients.are_fresh(alone)
         verb = "get gradients" if len(alone) > 1 else "gets gradients"
@@ -241,7 +249,7 @@ class LayersInAList(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at models that the program itself never calls."""
-        gradients = record.once(Gradients)
+        gradients = record.once(RecordedGradients)
         by_program = {call.about for call in record.called("forward")} & record.models
         if not by_program:
             raise CannotTell("no call of a model was recorded")
