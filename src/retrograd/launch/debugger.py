@@ -26,8 +26,7 @@ from retrograd.hooks.reach import find_nodes, guard_nodes
 from retrograd.hooks.torch_calls import is_stand_in, user_frame
 from retrograd.launch.closing import say_end
 from retrograd.notices import say
-from retrograd.stepping.breakpoints import Breakpoint, Predicate
-from retrograd.stepping.stop import Stop, apply_changes
+from retrograd.stepping.breakpoints import Breakpoint, Predicate, Stop, apply_changes
 
 NON_FINITE = "non-finite"
 

@@ -14,8 +14,7 @@ from retrograd.errors import FreedGraphError
 from retrograd.graph.graph import Graph
 from retrograd.hooks.node_tap import NodeGradients, NodeHooks
 from retrograd.hooks.thread_state import Numbering, ThreadState
-from retrograd.stepping.breakpoints import Predicate
-from retrograd.stepping.stop import Change, Stop, apply_changes
+from retrograd.stepping.breakpoints import Change, Predicate, Stop, apply_changes
 
 _PATIENCE = 0.1
 """Seconds after which a thread that waits looks whether it was interrupted; not all systems tell it."""

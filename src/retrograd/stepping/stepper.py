@@ -22,9 +22,8 @@ from retrograd.graph.origins import Origins
 from retrograd.graph.walker import walk
 from retrograd.hooks.node_tap import NodeGradients
 from retrograd.hooks.thread_state import Numbering
-from retrograd.stepping.breakpoints import Breakpoint, Predicate, parse_breakpoint
+from retrograd.stepping.breakpoints import Breakpoint, Change, Predicate, Stop, parse_breakpoint
 from retrograd.stepping.stepped_pass import SteppedPass
-from retrograd.stepping.stop import Change, Stop
 
 Where = str | Predicate | Sequence[str | Predicate]
 """Where to stop: a breakpoint's text, a predicate on stops (a breakpoint is one), or several of these."""
