@@ -72,7 +72,7 @@ def rerun(node: Any, incoming: Incoming, *, raw: bool = False, create_graph: boo
 
 
 def arrange(node: Any, slot: int | None, incoming: Incoming) -> tuple[Tensor | None, ...]:
-    """One gradient for each that the node takes, and each of the right kind.
+    """Arrange gradients, one for each that the node takes, and each of the right kind.
 
     Args:
         node: the node.
@@ -192,7 +192,7 @@ class CaughtGradients:
 
 
 def _find_leaves(run: EngineRun) -> Iterator[Tensor]:
-    """Whose ``.grad`` a pass may change."""
+    """Find the leaves whose ``.grad`` a pass may change."""
     if run.inputs:
         yield from (each for each in run.inputs if isinstance(each, Tensor))
         return

@@ -104,7 +104,7 @@ class _PendingNode:
 
 
 class _ReplayRun:
-    """One run: first every start is given to ``begin``, then it is finished."""
+    """A run: first every start is given to ``begin``, then it is finished."""
 
     def __init__(self, targets: Targets, *, accumulate: bool) -> None:
         self._targets = targets

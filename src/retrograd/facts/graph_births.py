@@ -1,4 +1,4 @@
-"""Which node of a graph made the first number that is not finite, from what its nodes have saved.
+"""The node of a graph that made the first number that is not finite, found from what its nodes have saved.
 
 A node's result is known where it has saved it, where it can be computed again from what it has saved, and where a node
 that takes it has saved it. Where none of that is so, a node is taken to hand on what it was given.
@@ -114,7 +114,7 @@ class _SeenNode:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is a mean, or a spread, over too few elements, or divides by zero."""
+        """True if it is a mean, or a spread, over too few elements, or divides by zero."""
         total, other = self.saved.get("total_weight"), self.saved.get("other")
         if isinstance(total, Tensor) and total.numel() == 1 and self.saved.get("reduction") != _NO_REDUCTION:
             return bool((total == 0).any())
@@ -213,7 +213,7 @@ class _Tracer:
         return BornInGraph("forward", seen.name, seen.kind, seen.number, reason, seen.operands)
 
     def _find_hidden_row(self, seen: _SeenNode) -> str:
-        """Whether a mask right in front of a softmax hides a whole row."""
+        """Tell whether a mask right in front of a softmax hides a whole row."""
         if seen.name not in ("softmax", "log_softmax"):
             return ""
         dim, before = int(seen.saved.get("dim", -1)), [self._seen.get(node) for node, _ in seen.parents]
@@ -229,7 +229,7 @@ class _Tracer:
 
 
 def find_birth(roots: Sequence[Tensor]) -> BornInGraph | None:
-    """Which node of the graph of these tensors, which are not finite, has made that; None where it cannot be told."""
+    """Find the node that has made these tensors, which are not finite, so; None where it cannot be told."""
     edges = root_edges([root for root in roots if root.grad_fn is not None])
     reach = find_nodes(edges, MOST_NODES)
     guard_nodes(reach.nodes)

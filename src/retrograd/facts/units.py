@@ -86,7 +86,7 @@ class _Streaks:
 
 @dataclass(slots=True)
 class _LookedUpRows:
-    """Which rows of an embedding have been looked up: a mask on its device, and how many look-ups since the last look.
+    """Rows of an embedding that were looked up: a mask on its device, and how many look-ups since the last look.
 
     It is made when the first ones come.
     """

@@ -166,7 +166,7 @@ class Graph:
 
 
 class Columns:
-    """What is known of the nodes, one list a field; equal values are one object."""
+    """Facts about the nodes, one list a field; equal values are one object."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -303,7 +303,7 @@ T = TypeVar("T")
 def order_of_run(
     numbers: Sequence[int | None], edges: Sequence[Iterable[Edge | None]], roots: Sequence[Edge]
 ) -> list[int]:
-    """Of the nodes that are ready, the one with the largest number runs next; leaves before all others.
+    """Order nodes as the engine runs them: of those that are ready the one with the largest number, leaves first.
 
     Numbers count within each thread, and the engine compares those of several threads as they are. Where nodes are on
     several devices, this is the order of each of them.

@@ -154,7 +154,7 @@ def shape_of(described: Any) -> tuple[int, ...] | None:
 
 
 def describe_tensor(shape: Sequence[int] | None, dtype: torch.dtype, device: torch.device) -> TensorInfo:
-    """What a tensor is, as plain data."""
+    """Describe a tensor as plain data."""
     kind = str(dtype).removeprefix("torch.")
     if shape is None:
         return TensorInfo((), f"nested_{kind}", str(device))

@@ -214,7 +214,7 @@ class NodeListener(Protocol):
         """This node is about to run. What is returned is what it gets instead."""
 
     def after(self, index: int, outgoing: NodeGradients) -> NodeGradients | None:
-        """It has run, and has not yet let go of what it had saved. What is returned goes on instead."""
+        """The node has run, and has not yet let go of what it had saved. The gradients returned go on instead."""
 
 
 class NodeHooks:

@@ -1,4 +1,4 @@
-"""One backward pass that is being traced: its hooks, and its log."""
+"""A backward pass that is being traced: its hooks, its log, and the gradients that are on their way when it fails."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def bundle_node(
 
 
 def complete_incoming(node: Any, seen: Any) -> tuple[Tensor | None, ...]:
-    """One gradient for each that a node takes; the first alone is seen where the others are of no use."""
+    """Complete the gradients that a node takes; the first alone is seen where the others are of no use."""
     known = seen if isinstance(seen, tuple) else (seen,)
     return known + (None,) * (len(inputs_of(node)) - len(known))
 
