@@ -3,7 +3,7 @@
 Of forwards with grad it shows only later whether a backward pass follows. When a model is called twice before a
 backward pass, either both calls are trained (two views of one example), or one of them is an evaluation that somebody
 ran without ``no_grad``. Only the backward pass tells. Until then calls of modules are numbered on;
-:mod:`retrograd.recording.attribution` takes the rows of an evaluation apart then.
+:mod:`retrograd.recording.emitter` takes the rows of an evaluation apart then.
 """
 
 from __future__ import annotations

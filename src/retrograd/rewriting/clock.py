@@ -14,8 +14,7 @@ from torch.optim.optimizer import Optimizer
 from retrograd.hooks.checkpoints import CallsOfParts, part_computed_again
 from retrograd.hooks.engine import current_graph_task, grad_enabled
 from retrograd.hooks.reach import DeepGraphGuard
-from retrograd.progress.loss_scales import LossScales
-from retrograd.progress.steps import Steps
+from retrograd.progress.steps import LossScales, Steps
 
 
 class _ThreadClock(threading.local):
