@@ -32,7 +32,7 @@ class Leader:
 
     @property
     def is_known(self) -> bool:
-        """Whether an optimizer makes the steps at all."""
+        """True if an optimizer makes the steps at all."""
         return self.number is not None
 
     def update_begins(self, number: int) -> None:
@@ -75,12 +75,12 @@ class Steps:
 
     @property
     def has_leader(self) -> bool:
-        """Whether an optimizer makes the steps at all."""
+        """True if an optimizer makes the steps at all."""
         return self._leader.is_known
 
     @property
     def has_begun(self) -> bool:
-        """Whether one of the models has run since the last step; where there are no models, anything may have."""
+        """True if one of the models has run since the last step, or if there are no models."""
         return bool(self._ran) or not len(self._numbers_of)
 
     def add_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -93,7 +93,7 @@ class Steps:
             del self._numbers[optimizer]
 
     def knows(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter is of the models."""
+        """True for a parameter of the models."""
         return parameter in self._numbers_of
 
     def model_runs(self, model: nn.Module) -> None:
@@ -134,7 +134,7 @@ class Steps:
         return True
 
     def _does_leader_rest(self) -> bool:
-        """Whether models have run since the last step, and none of them is what the leading optimizer updates."""
+        """True if models have run since the last step, and none of them is updated by the leading optimizer."""
         leader = self._leader.number
         if leader is None or _is_stranger(leader):
             return not self._has_only_strangers
@@ -250,7 +250,7 @@ class UpdatesByHand:
         self._before = [_ParameterState(p, sampled=number < _SAMPLED) for number, p in enumerate(probed)]
 
     def touched(self) -> bool:
-        """Whether an update was made since then, and has not been told yet."""
+        """Tell of an update that was made since then; once of each."""
         if not self._before or not (self._are_others or any(probe.has_changed() for probe in self._before)):
             return False
         self._before.clear()
@@ -261,7 +261,7 @@ class UpdatesByHand:
 
 
 class _ParameterState:
-    """A parameter as it was. Its numbers are compared only where nothing else tells, for that waits for a device."""
+    """A parameter as it was; its numbers are compared only where nothing else tells, for that waits for a device."""
 
     __slots__ = ("_gradient", "_parameter", "_sample", "_version")
 

@@ -140,7 +140,7 @@ class Clock:
 
     @property
     def is_outermost(self) -> bool:
-        """Whether a recorded model runs that no other one has called."""
+        """True if a recorded model runs that no other one has called."""
         return len(self._roots) == 1
 
     @property
@@ -178,7 +178,7 @@ class Clock:
 
     @property
     def is_paused(self) -> bool:
-        """Whether a forward runs that nobody trains with."""
+        """True while a forward runs that nobody trains with."""
         return self._paused is not None
 
     def pause(self, root: int) -> None:

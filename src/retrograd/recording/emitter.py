@@ -288,7 +288,7 @@ class Closed:
     rows: bytes
 
     def place(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Whether each of these rows has been recorded before, so that this is another pass over it."""
+        """Tell which of these rows have been recorded before, so that this is another pass over them."""
         again = np.isin(rows, np.frombuffer(self.rows, np.int32))
         if again.any():
             self.moment = replace(self.moment, backward=self.moment.backward + 1)

@@ -217,7 +217,7 @@ class SlotWatch:
 
     @property
     def was_called(self) -> bool:
-        """Whether anything was ever seen here."""
+        """True if anything was ever seen here."""
         return any(calls.serial for calls in self._buffers)
 
     @property

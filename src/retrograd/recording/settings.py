@@ -73,17 +73,17 @@ class Settings:
             keep.selection.check(candidates)
 
     def wants_statistics(self, candidate: Candidate) -> bool:
-        """Whether this site gets a row."""
+        """True if this site gets a row."""
         return self.statistics and self.selection.wants(candidate)
 
     def may_reach(self, candidate: Candidate) -> bool:
-        """Whether this site, or one nested in it, is wanted for anything."""
+        """True if this site, or one nested in it, is wanted for anything."""
         return (self.statistics and self.selection.may_reach(candidate)) or any(
             keep.selection.may_reach(candidate) for keep in self.keeps
         )
 
     def names(self, key: str) -> bool:
-        """Whether a pattern has this key among its words."""
+        """True if a pattern has this key among its words."""
         patterns = [*self.selection.patterns, *(pattern for keep in self.keeps for pattern in keep.selection.patterns)]
         return any(re.search(rf"\b{key}\b", pattern) for pattern in patterns if isinstance(pattern, str))
 

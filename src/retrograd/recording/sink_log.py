@@ -72,14 +72,14 @@ class EventLog:
         text: str = "",
         moment: Moment | None = None,
     ) -> None:
-        """Something happened once."""
+        """Note something that happened once."""
         try:
             self._sink.add_event(Event(moment or self.clock.moment, kind, name, value, text, time.time()))
         except Exception as error:
             self._count("events", error)  # counted, but no event of its own
 
     def fault(self, where: Site | str, error: Exception) -> None:
-        """An error of ours, at a site or in what was being done; training goes on."""
+        """Note an error of ours, at a site or in what was being done; training goes on."""
         reason = self._count(where, error)
         if reason:
             self.note("fault", str(where), text=reason)
@@ -106,18 +106,18 @@ class EventLog:
 
     @property
     def fact_step(self) -> int:
-        """The step that a fact is of that is seen now."""
+        """Number of the step that a fact belongs to if it is seen now."""
         return self.clock.coming
 
     @property
     def is_fact_recorded(self) -> bool:
-        """Whether that step is recorded, as far as it is known."""
+        """True if that step is recorded, as far as it is known."""
         clock = self.clock
         return clock.on and clock.coming == clock.step
 
     @property
     def fact_moment(self) -> Moment:
-        """When a fact is of that is seen now."""
+        """The moment that a fact belongs to if it is seen now."""
         clock = self.clock
         if clock.coming != clock.step:
             return Moment(clock.coming)

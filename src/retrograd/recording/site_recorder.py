@@ -140,7 +140,7 @@ class SiteRecorder:
 
     @property
     def wants_gradient(self) -> bool:
-        """Whether the gradient is recorded."""
+        """True if the gradient is recorded."""
         return self._gradient is not None
 
     def see_value(self, tensor: torch.Tensor) -> bool:

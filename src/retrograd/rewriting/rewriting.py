@@ -48,7 +48,7 @@ class Rewriting:
 
     @property
     def is_active(self) -> bool:
-        """Whether the rules act."""
+        """True while the rules act."""
         return self._factory.is_active
 
     @property
