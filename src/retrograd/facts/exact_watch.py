@@ -20,7 +20,8 @@ from retrograd.hooks.nodes import name_of, number_of
 from retrograd.hooks.program_watch import ProgramWatch
 from retrograd.hooks.reach import PassNodes
 from retrograd.hooks.saved import version_of
-from retrograd.hooks.writes import Changed, SavedWatch, WriteNotes, program_line
+from retrograd.hooks.torch_calls import user_line
+from retrograd.hooks.writes import Changed, SavedWatch, WriteNotes
 
 _TOLD = 20
 """Writes that torch does not see, of which a run tells at most."""
@@ -107,7 +108,7 @@ class OverwriteWatch(FactSource):
         if self._watch.is_here:
             held = [each for group in optimizer.param_groups for each in group["params"]]
             with without_functions():
-                self.writes.note_update(held, f"{type(optimizer).__name__}.step", program_line())
+                self.writes.note_update(held, f"{type(optimizer).__name__}.step", user_line())
             self._watch.resume()
 
     def end(self) -> None:

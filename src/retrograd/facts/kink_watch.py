@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Kink
 from retrograd.hooks.calls import running_module
-from retrograd.hooks.frames import user_frame
 from retrograd.hooks.nodes import name_of, number_of, root_edges
 from retrograd.hooks.reach import find_nodes, guard_nodes
+from retrograd.hooks.torch_calls import user_frame
 from retrograd.kinks.look import Look, Sighting
 from retrograd.kinks.point import Point, key_of
 

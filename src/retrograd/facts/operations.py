@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import GraphSize, Operations, Softmax
-from retrograd.hooks.calls import OUTSIDE
 from retrograd.hooks.dispatch import carry_out_unseen, is_in_compiled_call, without_graph
-from retrograd.hooks.engine import current_graph_task, grad_enabled, is_transformed
+from retrograd.hooks.engine import OUTSIDE, current_graph_task, grad_enabled, is_transformed
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
 from retrograd.hooks.reach import GraphOutline, NodeSign, outline_graph, sign_node

@@ -17,10 +17,11 @@ from retrograd.graph.node import readable_values
 from retrograd.graph.origins import Origins
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.dispatch import plain_torch
-from retrograd.hooks.flow import Cut, FlowNotes, line_of
+from retrograd.hooks.flow import Cut, FlowNotes
 from retrograd.hooks.node_tap import Gradients, NodeHooks
 from retrograd.hooks.nodes import is_freed, is_leaf, name_of, number_of, root_edges, variable_of
 from retrograd.hooks.reach import PassNodes, Reach, find_nodes, guard_nodes, read_links
+from retrograd.hooks.torch_calls import user_line
 
 Why = Literal[
     "has one", "not yet", "unknown",
@@ -109,7 +110,7 @@ class PassWatch:
         self._hooks: NodeHooks | None = None
         self._pass: PassNodes | None = None
         self.seen = PassSeen(
-            line=line_of(sys._getframe(1)),
+            line=user_line(sys._getframe(1)),
             accumulates=run.accumulates,
             has_inputs=bool(run.inputs),
             is_watched=True,

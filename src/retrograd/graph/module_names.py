@@ -11,7 +11,7 @@ from torch import nn
 
 from retrograd.errors import TraceError
 from retrograd.hooks.calls import Tree
-from retrograd.hooks.names import walk_parameters, walk_paths
+from retrograd.hooks.names import walk_leaves, walk_paths
 from retrograd.sites.site import ROOT
 
 _MANY = 32
@@ -85,7 +85,7 @@ class ModuleNames:
             model = root()
             for path, module in walk_paths(prefix, model) if model is not None else ():
                 self._paths[id(module)] = (weakref.ref(module), path or _name_of_root(module))
-            for name, parameter in walk_parameters([(prefix, model)]) if model is not None else ():
+            for name, parameter in walk_leaves([(prefix, model)]) if model is not None else ():
                 if id(parameter) not in self._parameters:
                     self._parameters[id(parameter)] = (weakref.ref(parameter), name)
 

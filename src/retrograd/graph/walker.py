@@ -13,7 +13,7 @@ from retrograd.errors import GraphError
 from retrograd.graph.graph import Columns, Graph
 from retrograd.graph.node import Edge, Line, Saved, TensorInfo, count_nonfinite
 from retrograd.graph.origins import Origins, latest_origins
-from retrograd.hooks.names import walk_parameters
+from retrograd.hooks.names import walk_leaves, watched_name
 from retrograd.hooks.nodes import (
     LEAF_NUMBER,
     inputs_of,
@@ -27,7 +27,6 @@ from retrograd.hooks.nodes import (
     variable_of,
 )
 from retrograd.hooks.reach import find_nodes, guard_nodes, read_links
-from retrograd.hooks.watched import watched_name
 
 Place = tuple[str | None, int, Line | None]
 
@@ -187,7 +186,7 @@ def name_leaves(
             raise GraphError(f"{name!r} names a {type(tensor).__name__}.", repair="give tensors by name: {'a': a}.")
     models = {"": model} if isinstance(model, nn.Module) else model or {}
     found = WeakTensorKeyDictionary()
-    for name, leaf in (*given.items(), *walk_parameters(models.items())):
+    for name, leaf in (*given.items(), *walk_leaves(models.items())):
         found.setdefault(leaf, name)  # a tied parameter has its first name, as in a recording
     return found
 

@@ -17,12 +17,17 @@ from typing import Any, Protocol
 
 import torch
 
-from retrograd.hooks.engine import current_graph_task, is_backward_compiled, is_tracing, uncompiled, uncompiled_itself
+from retrograd.hooks.engine import (
+    OUTSIDE,
+    current_graph_task,
+    is_backward_compiled,
+    is_tracing,
+    uncompiled,
+    uncompiled_itself,
+)
 from retrograd.hooks.listeners import Listeners, Patch, Undo, replace
 
 _NAME = "_engine_run_backward"
-_OUTSIDE = -1
-"""What torch says is the number of the running pass when none runs."""
 
 
 class BackwardListener(Protocol):
@@ -106,11 +111,11 @@ def _wrap_engine() -> list[Undo]:
         outer = current_graph_task()
         around = _here.inside
         followers = () if is_backward_compiled() else backward_followers.all
-        listeners = backward_listeners.all if outer == _OUTSIDE else ()
+        listeners = backward_listeners.all if outer == OUTSIDE else ()
         if not (followers or listeners) or (around and around[-1] == outer) or is_tracing():
             return original(roots, *args, **kwargs)
         run = _describe(roots, args, kwargs, outer) if followers else None
-        running = _describe_outermost(roots, listeners) if outer == _OUTSIDE else None
+        running = _describe_outermost(roots, listeners) if outer == OUTSIDE else None
         failure: BaseException | None = None
         try:
             _here.inside = (*around, outer)
@@ -137,7 +142,7 @@ def _describe(roots: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: 
         keeps_graph=len(args) > 1 and bool(args[1]),
         creates_graph=len(args) > 2 and bool(args[2]),
         accumulates=bool(kwargs.get("accumulate_grad", False)),
-        is_nested=outer != _OUTSIDE,
+        is_nested=outer != OUTSIDE,
         is_batched=any(isinstance(each, torch.Tensor) and _is_batched(each) for each in gradients),
     )
 

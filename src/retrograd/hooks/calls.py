@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter, itemgetter
 from types import CodeType, FrameType
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.compiled import call_around
-from retrograd.hooks.engine import current_graph_task, current_node, next_sequence_number
+from retrograd.hooks.engine import OUTSIDE, current_graph_task, current_node, next_sequence_number, running_node
 
 MODULE_CALLS = (nn.Module._call_impl.__code__, call_around.__code__)
 """The code that calls a module, which is its first argument."""
@@ -66,9 +66,6 @@ def _count(codes: tuple[CodeType, ...], owner: object) -> int:
         frame = frame.f_back
     return count
 
-
-OUTSIDE = -1
-"""What torch says is the number of the running backward pass when none runs."""
 
 _last = attrgetter("last")
 
@@ -281,6 +278,19 @@ Operation = tuple[int, int, CodeType | None, int, Any, ModuleCall | int | None]
 all the number of the node in whose backward it was called."""
 
 _first = itemgetter(0)
+
+
+def span_at(spans: Sequence[tuple[Any, ...]], number: int) -> int | None:
+    """Which of these made the node with this number; None where it is none of them.
+
+    Args:
+        spans: the first number of each and the one after its last, and anything else; ordered, without overlaps.
+        number: of the node.
+    """
+    index = bisect_right(spans, number, key=_first) - 1
+    return index if index >= 0 and number < spans[index][1] else None
+
+
 _NOTHING: Operation = (-1, 0, None, 0, None, None)
 
 
@@ -303,7 +313,7 @@ class ThreadLog(CallLog):
         """To whom an operation that runs now belongs."""
         if self.top is not None:
             return self.top
-        node = current_node() if current_graph_task() != OUTSIDE else None
+        node = running_node()
         return node._sequence_nr() if node is not None else None
 
     def insert(self, first: int, last: int, *rest: Any) -> None:
@@ -323,9 +333,8 @@ class ThreadLog(CallLog):
 
     def operation_at(self, number: int) -> Operation | None:
         """The operation that made the node with this number."""
-        operations = self.operations
-        operation = operations[bisect_right(operations, number, key=_first) - 1]
-        return operation if operation[0] <= number < operation[1] else None
+        index = span_at(self.operations, number)
+        return None if index is None else self.operations[index]
 
     def clear(self) -> None:
         """Forget what has ended."""

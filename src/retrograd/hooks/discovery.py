@@ -19,11 +19,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.hooks.compiled import keep_compiled_modules_quiet
 from retrograd.hooks.engine import grad_enabled, is_compiling, uncompiled, uncompiled_itself
-from retrograd.hooks.frames import describe_frame, program_frame
-from retrograd.hooks.listeners import Patch, Undo, wrap_method
+from retrograd.hooks.listeners import Entry, Patch, Undo, wrap_method
 from retrograd.hooks.module import set_before_all
 from retrograd.hooks.optimizer import optimizer_listeners
-from retrograd.hooks.tables import Entry
+from retrograd.hooks.torch_calls import describe_frame, program_frame
 
 
 class DiscoveryListener(Protocol):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.hooks.module import CallTap
+from retrograd.hooks.names import fsdp_groups
 from retrograd.hooks.nodes import is_leaf
 from retrograd.norms import join_norms, summing_type
 
@@ -206,11 +207,7 @@ def walk_data_ranks(model: nn.Module) -> Iterable[tuple[nn.Module, frozenset[int
 
 
 def _ranks_of_fsdp(module: nn.Module) -> frozenset[int]:
-    if not any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
-        return frozenset()
-    state: Any = module._get_fsdp_state()  # type: ignore[operator]
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-    meshes = [group.mesh_info.mesh for group in groups if group is not None]
+    meshes = [group.mesh_info.mesh for group in fsdp_groups(module)]
     return frozenset(rank for mesh in meshes for rank in mesh.mesh.flatten().tolist())
 
 

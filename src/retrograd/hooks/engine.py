@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from types import FunctionType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame
@@ -48,15 +48,21 @@ TORCH = parse_version(torch.__version__)
 
 check_torch(torch.__version__)  # first of all, since what is below may not be there in an old torch
 
+OUTSIDE = -1
+"""The number of the running backward pass where none runs."""
+
 current_graph_task = torch._C._current_graph_task_id
-"""Number of the backward pass that runs in this thread; −1 outside of one. Inside a forward hook anything else
-than −1 means that this forward recomputes a checkpointed part: it is not a new call."""
+"""Number of the backward pass that runs in this thread, or ``OUTSIDE``. Inside a forward hook any other number than
+``OUTSIDE`` means that this forward recomputes a checkpointed part: it is not a new call."""
 
 current_node = torch._C._current_autograd_node
 """The node that the running backward pass is at; None outside of one."""
 
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor is seen inside a ``torch.func`` transform, where it has no values of its own."""
+
+is_jit_tracing = torch._C._is_tracing
+"""Whether ``torch.jit.trace`` notes what this thread carries out."""
 
 is_compiling = torch.compiler.is_dynamo_compiling
 """True while torch.compile traces the code. The first question of every hook, so that nothing of ours is traced."""
@@ -98,6 +104,13 @@ def uncompiled_itself(function: F) -> F:
     return _leave(function, eval_frame._FrameExecStrategy(_SKIP, _AS_EVER))
 
 
+def breaks_graph(function: F) -> F:
+    """Decorator for hooks that torch.compile must call as they are, between two graphs: a rule has a memory."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "a rule of retrograd acts here, and it has a memory"  # type: ignore[attr-defined]
+    return function
+
+
 def _leave(function: F, strategy: eval_frame._FrameExecStrategy) -> F:
     assert isinstance(function, FunctionType)
     eval_frame.set_code_exec_strategy(function.__code__, strategy)
@@ -130,7 +143,17 @@ def is_tracing() -> bool:
 def is_abstract() -> bool:
     """Whether tensors stand for others: while a graph is made, in ``torch.func`` transforms, in ``torch.jit.trace``."""
     has_levels = torch._C._functorch.peek_interpreter_stack() is not None
-    return has_levels or torch._C._get_tracing_state() is not None or is_tracing()
+    return has_levels or is_jit_tracing() or is_tracing()
+
+
+def is_in_backward() -> bool:
+    """Tell whether this thread is in a backward pass."""
+    return current_graph_task() != OUTSIDE
+
+
+def running_node() -> Any:
+    """The node that runs in this thread's backward pass; None outside of one."""
+    return current_node() if current_graph_task() != OUTSIDE else None
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:

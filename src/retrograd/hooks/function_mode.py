@@ -22,8 +22,8 @@ from torch.utils._device import DeviceContext
 
 from retrograd.hooks.compiled import compiled_call_listeners, keep_compiled_modules_quiet
 from retrograd.hooks.engine import grad_enabled, is_compiling, uncompiled, uncompiled_itself
-from retrograd.hooks.frames import TORCHS_WAY, SameFrames, find_caller
 from retrograd.hooks.module import EveryCallTap, set_after_all, set_before_all
+from retrograd.hooks.torch_calls import TORCHS_WAY, SameFrames, find_caller
 from retrograd.notices import warn
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.nn.modules import module as modules
 
 from retrograd.hooks.compiled import tables_of
-from retrograd.hooks.engine import is_compiling, uncompiled
-from retrograd.hooks.tables import Entry, Hook
-
-F = TypeVar("F", bound=Callable[..., Any])
+from retrograd.hooks.engine import breaks_graph, is_compiling, uncompiled
+from retrograd.hooks.listeners import Entry, Hook
 
 
 class TapSwitch(Protocol):
@@ -234,20 +232,13 @@ def _only_reads(hook: object) -> bool:
     return isinstance(hook, (_ForwardTap, _After)) or (isinstance(hook, _BeforeForward) and not hook.is_outermost)
 
 
-def _breaks_graph(call: F) -> F:
-    """Decorator for hooks that torch.compile must call as they are, between two graphs: a rule has a memory."""
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]
-    call._torchdynamo_disable_msg = "a rule of retrograd acts here, and it has a memory"  # type: ignore[attr-defined]
-    return call
-
-
 class _RewriteOutput(Hook):
     __slots__ = ("_rewrite",)
 
     def __init__(self, rewrite: RewriteOutput) -> None:
         self._rewrite = rewrite
 
-    @_breaks_graph
+    @breaks_graph
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         return self._rewrite(module, args, kwargs, output)
@@ -259,7 +250,7 @@ class _RewriteInput(Hook):
     def __init__(self, rewrite: RewriteInput) -> None:
         self._rewrite = rewrite
 
-    @_breaks_graph
+    @breaks_graph
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._rewrite(module, args, kwargs)
@@ -271,7 +262,7 @@ class _EndCall(Hook):
     def __init__(self, end: EndCall) -> None:
         self._end = end
 
-    @_breaks_graph
+    @breaks_graph
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._end(module, output)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from retrograd.hooks.engine import current_graph_task, current_node, uncompiled
+from retrograd.hooks.listeners import Entry, enter_node
 from retrograd.hooks.nodes import IDENTITIES_LAST, LEAF_KIND, number_of
 from retrograd.hooks.reach import PassNodes
-from retrograd.hooks.tables import Entry, enter_node
 
 _MOST_HOOKED = 100_000
 """Nodes that are remembered, or those of one graph if there are more: some 100 bytes each."""

@@ -21,16 +21,17 @@ from retrograd.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.hooks.engine import (
     current_node,
     dispatch_modes,
+    is_jit_tracing,
     is_tracing,
     is_transformed,
     uncompiled,
     without_functions,
 )
 from retrograd.hooks.function_mode import FunctionListener, FunctionMode
-from retrograd.hooks.function_names import is_bare, name_function, tensors_of
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
-from retrograd.hooks.nodes import is_python, name_of, number_of, peek, saved_of, variable_of
+from retrograd.hooks.nodes import is_python, is_saved_tensor, name_of, number_of, peek, saved_of, variable_of
 from retrograd.hooks.reach import PassNodes, read_links
+from retrograd.hooks.torch_calls import is_bare, name_function, tensors_of
 
 _MASKING = frozenset(
     {"masked_fill", "where", "full", "full_like", "new_full", "fill", "setitem", "tensor", "as_tensor", "from_numpy"}
@@ -125,7 +126,7 @@ def is_fine(tensor: Tensor) -> bool:
     """Whether all elements are finite; true of what has none to be read."""
     if not tensor.is_floating_point() or is_transformed(tensor) or is_tracing():
         return True
-    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta or _is_traced():
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta or is_jit_tracing():
         return True
     if dispatch_modes():
         return bool(carry_out_unseen(lambda: without_graph(tensor).isfinite().all()))
@@ -137,7 +138,7 @@ def is_fine(tensor: Tensor) -> bool:
 
 def are_fine(tensors: list[Tensor]) -> bool:
     """Whether these are finite, by a norm of each; False where one may not be, and has to be looked at."""
-    if not tensors or dispatch_modes() or _is_traced() or is_tracing():
+    if not tensors or dispatch_modes() or is_jit_tracing() or is_tracing():
         return not tensors
     with torch.no_grad(), without_functions():
         if not all(map(_has_norm, tensors)) or len({each.device for each in tensors}) > 1:
@@ -151,10 +152,6 @@ def _has_norm(tensor: Tensor) -> bool:
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def _is_traced() -> bool:
-    return torch._C._get_tracing_state() is not None
 
 
 class BackwardLook(FunctionListener):
@@ -343,10 +340,10 @@ def read_saved(node: Any) -> dict[str, Any]:
     """What a node has saved: its tensors, detached, and plain values."""
     found: dict[str, Any] = {}
     for name, value in saved_of(node).items():
-        if type(value).__name__ == "SavedTensor":
+        if is_saved_tensor(value):
             tensor = peek(value)
             if tensor is not None:
                 found[name] = tensor
-        elif not isinstance(value, list | tuple) or not any(type(each).__name__ == "SavedTensor" for each in value):
+        elif not isinstance(value, list | tuple) or not any(map(is_saved_tensor, value)):
             found[name] = value
     return found

@@ -14,28 +14,31 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from retrograd.hooks.calls import MODULE_CALLS, OUTSIDE
+from retrograd.hooks.calls import MODULE_CALLS
 from retrograd.hooks.engine import (
+    OUTSIDE,
     current_graph_task,
     grad_enabled,
     inference_enabled,
+    is_jit_tracing,
     is_tracing,
     next_sequence_number,
     uncompiled,
     without_functions,
 )
-from retrograd.hooks.frames import is_inner, is_ours
 from retrograd.hooks.function_mode import ForwardListener
-from retrograd.hooks.function_names import (
+from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
+from retrograd.hooks.reach import DeepGraphGuard
+from retrograd.hooks.torch_calls import (
     VALUES,
     describe_arguments,
     describe_tensor,
     is_bare,
+    is_inner,
+    is_ours,
     name_function,
     tensors_of,
 )
-from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
-from retrograd.hooks.reach import DeepGraphGuard
 
 MADE_BEFORE = -1
 """The number of the operation that made a tensor, where that is none of those noted."""
@@ -210,8 +213,7 @@ class OperationNotes(ForwardListener):
         if len(self.noted) >= self._limit:
             self.is_cut = True
             return False
-        is_traced = is_tracing() or torch._C._get_tracing_state() is not None
-        return self.is_started and not is_traced and current_graph_task() == OUTSIDE
+        return self.is_started and not is_tracing() and not is_jit_tracing() and current_graph_task() == OUTSIDE
 
     def _note(self, taken: _Called, result: Any, frame: FrameType) -> None:
         name = taken.name

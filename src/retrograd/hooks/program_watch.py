@@ -12,25 +12,24 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable
-from operator import itemgetter
 from types import BuiltinFunctionType, CodeType, FrameType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from retrograd.hooks.calls import OUTSIDE
+from retrograd.hooks.calls import span_at
 from retrograd.hooks.engine import (
+    OUTSIDE,
     current_graph_task,
     is_tracing,
     next_sequence_number,
     uncompiled,
     without_functions,
 )
-from retrograd.hooks.frames import user_frame
 from retrograd.hooks.function_mode import ForwardListener
-from retrograd.hooks.function_names import name_function
 from retrograd.hooks.nodes import LEAF_NUMBER
+from retrograd.hooks.torch_calls import name_function, user_frame
 from retrograd.hooks.writes import WriteNotes
 
 SeeResult = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
@@ -265,8 +264,6 @@ _WRITING = frozenset(
 _MOST = 20_000
 """Operations, and calls, that are remembered."""
 
-_first = itemgetter(0)
-
 
 class NodeOrigin(NamedTuple):
     """Where a node was made.
@@ -298,8 +295,8 @@ class NodePlaces:
         self._name_module = name_module
         self._lines: list[tuple[int, int, CodeType, int, Any]] = []
         """First number of an operation's nodes and the one after the last; code and offset of its caller; itself."""
-        self._calls: list[_NumberedCall] = []
-        self._open: list[_NumberedCall] = []
+        self._calls: list[_OpenCall] = []
+        self._open: list[_OpenCall] = []
 
     def note(self, first: int, last: int, code: CodeType, offset: int, operation: Any) -> None:
         """An operation has made nodes."""
@@ -311,7 +308,7 @@ class NodePlaces:
         """A module is called."""
         if len(self._calls) >= _MOST:
             del self._calls[: _MOST // 2]
-        call = _NumberedCall(module)
+        call = _OpenCall(module)
         self._calls.append(call)
         self._open.append(call)
 
@@ -336,8 +333,8 @@ class NodePlaces:
         if number >= LEAF_NUMBER:
             return NodeOrigin()
         module = self._find_module(number)
-        index = bisect_right(self._lines, number, key=_first) - 1
-        if index < 0 or number >= self._lines[index][1]:
+        index = span_at(self._lines, number)
+        if index is None:
             return NodeOrigin(module=module)
         _, _, code, offset, operation = self._lines[index]
         found = next(itertools.islice(code.co_positions(), offset // 2, None), (None,))[0]
@@ -346,7 +343,7 @@ class NodePlaces:
         )
 
     def _find_module(self, number: int) -> str:
-        end = bisect_right(self._calls, number, key=_NumberedCall.begins_at)
+        end = bisect_right(self._calls, number, key=_OpenCall.begins_at)
         for call in reversed(self._calls[:end]):
             module = call.module() if call.holds(number) else None
             path = self._name_module(module) if module is not None else None
@@ -355,7 +352,7 @@ class NodePlaces:
         return ""
 
 
-class _NumberedCall:
+class _OpenCall:
     """A call of a module, and the numbers that nodes made in it can have."""
 
     __slots__ = ("first", "last", "module")

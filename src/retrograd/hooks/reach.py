@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Container, Iterable, Iterator, Sequence
-from operator import methodcaller
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -242,8 +241,6 @@ _FEWEST = 50
 
 _KEY = "retrograd.seen_before"
 
-_number = methodcaller("_sequence_nr")
-
 
 def is_strung(node: Any) -> bool:
     """Whether a node holds a list of nodes seen before it."""
@@ -321,7 +318,7 @@ class DeepGraphGuard:
         self._let_go()
 
     def _hand_over(self) -> None:
-        nodes = list(dict.fromkeys(sorted(self._seen, key=_number)))
+        nodes = list(dict.fromkeys(sorted(self._seen, key=number_of)))
         middle = len(nodes) - min(HOLDERS, len(nodes) // 2)
         below, self._seen = nodes[:middle], nodes[middle:]
         for holder in self._seen:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 
 from retrograd.hooks.engine import current_graph_task, grad_enabled, is_compiling, uncompiled
+from retrograd.hooks.listeners import Hook, hidden_hooks
 from retrograd.hooks.module import set_after, set_before
 from retrograd.hooks.names import ArgumentNames
-from retrograd.hooks.tables import Hook, hidden_hooks
+from retrograd.hooks.saved import top_pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class WayOut:
 
     def __init__(self, model: nn.Module, *, wanted: bool = True) -> None:
         self._is_open = wanted and can_end_early(model)
-        self._saving = _saving_hooks()
+        self._saving = top_pair()
 
     def take(self) -> None:
         """End the forward, if the way is open.
@@ -131,7 +131,7 @@ class WayOut:
         It is not where tensors are saved by hooks that this forward has set: a checkpointed part that never ended
         cannot be computed again.
         """
-        if self._is_open and not (grad_enabled() and _saving_hooks() != self._saving):
+        if self._is_open and not (grad_enabled() and top_pair() != self._saving):
             raise EarlyEnd(self)
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -158,7 +158,3 @@ def _needs_its_end(module: nn.Module) -> bool:
         or _OFFLOADED in vars(module)
         or any(kind.__name__ in _TIDY_UP for kind in type(module).__mro__)
     )
-
-
-def _saving_hooks() -> object:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)

@@ -1,11 +1,12 @@
-"""Who has rules for gradients, to be asked what they would make of one; and who is told of what rules change."""
+"""Rewriters, asked for what they make of a gradient or of a watched tensor, and listeners to what rules change."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from retrograd.hooks.engine import breaks_graph, uncompiled
 from retrograd.hooks.listeners import Listeners
 from retrograd.sites.site import Site
 
@@ -27,7 +28,7 @@ class Rewriter(Protocol):
 
 
 gradient_rewriters = Listeners[Rewriter]()
-"""Who rewrites gradients now."""
+"""All that rewrite gradients now."""
 
 
 def try_rules(module: nn.Module, site: Site, gradient: Tensor) -> Tensor:
@@ -35,6 +36,26 @@ def try_rules(module: nn.Module, site: Site, gradient: Tensor) -> Tensor:
     for rewriter in gradient_rewriters:
         gradient = rewriter.try_rules(module, site, gradient)
     return gradient
+
+
+class TensorRewriter(Protocol):
+    """Rewrites tensors that are watched by hand."""
+
+    def rewrite_watched(self, name: str, value: Any) -> Any:
+        """Return the replacement of ``value``, a tensor or a nest of them."""
+
+
+watched_rewriters = Listeners[TensorRewriter]()
+"""All that are asked about watched tensors, in this order."""
+
+
+@breaks_graph
+@uncompiled
+def rewrite_watched(name: str, value: Any) -> Any:
+    """Have every rewriter in turn replace a tensor, or a nest of tensors, that is watched by hand."""
+    for rewriter in watched_rewriters.all:
+        value = rewriter.rewrite_watched(name, value)
+    return value
 
 
 class InterventionListener(Protocol):

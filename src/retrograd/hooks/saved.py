@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from retrograd.hooks.dispatch import plain_torch
-from retrograd.hooks.engine import current_graph_task, dispatch_modes, is_tracing, is_transformed
-from retrograd.hooks.tables import is_ours
+from retrograd.hooks.engine import dispatch_modes, is_jit_tracing, is_tracing, is_transformed
+from retrograd.hooks.listeners import is_ours
 
 F = TypeVar("F", bound=Callable[..., object])
 Pack = Callable[[Tensor], Any]
@@ -27,9 +27,6 @@ _top = torch._C._autograd._top_saved_tensors_default_hooks
 
 _are_allowed = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 _transform = torch._C._functorch.peek_interpreter_stack
-
-is_jit_tracing = torch._C._is_tracing
-"""Whether ``torch.jit.trace`` notes what this thread carries out."""
 
 _STRIDED = torch.strided
 _PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer})
@@ -109,11 +106,6 @@ def untraced() -> Iterator[None]:
         torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
-def is_in_backward() -> bool:
-    """Whether this thread is in a backward pass."""
-    return current_graph_task() != -1
-
-
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is nothing but a view of memory: no subclass, and not sparse, quantized, fake or batched."""
     return (
@@ -140,11 +132,35 @@ def blank_like(tensor: Tensor) -> Tensor:
     return blank
 
 
-def witness_version(tensor: Tensor) -> Tensor:
-    """A tensor without memory whose ``_version`` is always that of ``tensor``."""
+def witness_version(tensor: Tensor, make_blank: Callable[[Tensor], Tensor] = blank_like) -> Tensor:
+    """A tensor without memory whose ``_version`` is always that of ``tensor``.
+
+    Args:
+        tensor: the tensor; a plain one unless another ``make_blank`` is given.
+        make_blank: makes a tensor of its kind without memory.
+    """
     witness = tensor.detach()
-    witness.data = blank_like(tensor)  # what it shares with the tensor from here on is the counter alone
+    witness.data = make_blank(tensor)  # what it shares with the tensor from here on is the counter alone
     return witness
+
+
+class VersionCount:
+    """Tells whether anybody has written into a tensor's memory since, without holding that memory.
+
+    Args:
+        tensor: the tensor; all views of one memory have one count.
+    """
+
+    __slots__ = ("_version", "_witness")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._witness = witness_version(tensor, lambda each: each.new_empty(0))  # subclasses too
+        self._version = tensor._version
+
+    @property
+    def has_grown(self) -> bool:
+        """True if there was a write."""
+        return self._witness._version != self._version
 
 
 def version_of(tensor: Tensor) -> int:

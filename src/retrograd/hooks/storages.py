@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from retrograd.hooks.checkpoints import frame_of
 from retrograd.hooks.compiled import compiled_call_listeners, keep_compiled_modules_quiet
 from retrograd.hooks.engine import is_compiling, is_transformed, uncompiled
+from retrograd.hooks.listeners import Entry
 from retrograd.hooks.module import set_before_all
 from retrograd.hooks.nodes import is_leaf, is_python, saved_of
 from retrograd.hooks.saved import base_of, is_cast_of_parameter
-from retrograd.hooks.tables import Entry
 
 _LOW = frozenset({torch.bfloat16, torch.float16})
 

@@ -6,7 +6,6 @@ and held against what is there when they run: a write that autograd does not cou
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
@@ -19,12 +18,11 @@ from torch import Tensor
 
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.engine import grad_enabled, uncompiled
-from retrograd.hooks.frames import describe_frame, is_inner, user_frame
 from retrograd.hooks.function_mode import FunctionListener
-from retrograd.hooks.function_names import tensors_of
 from retrograd.hooks.nodes import LEAF_NUMBER, detach, edges_of, identity_of, number_of, saved_tensors_of
 from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.hooks.saved import is_plain, version_of
+from retrograd.hooks.torch_calls import is_inner, tensors_of, user_line
 
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
 _LIMIT = 4096
@@ -92,7 +90,7 @@ class WriteNotes(FunctionListener):
 
     def _note(self, notes: deque[Write], tensor: Tensor, writer: str, frame: FrameType) -> None:
         storage = id(tensor.untyped_storage())
-        notes.append(Write(storage, tensor._version, writer, program_line(frame), self.count))
+        notes.append(Write(storage, tensor._version, writer, user_line(frame), self.count))
         self.count += 1
 
     def note_update(self, tensors: Iterable[Tensor], writer: str, line: str) -> None:
@@ -112,11 +110,6 @@ class WriteNotes(FunctionListener):
         """Those that brought a storage from one version to another, each writer and line once."""
         seen = [each for each in self.writes if each.storage == storage and then < each.version <= now]
         return list({(each.writer, each.line): each for each in reversed(seen)}.values())[::-1]
-
-
-def program_line(frame: FrameType | None = None) -> str:
-    """``file:line`` of the innermost frame that is neither torch's nor ours, from this one outwards."""
-    return describe_frame(user_frame(frame or sys._getframe(1)))
 
 
 def _name_writer(function: Any, frame: FrameType | None) -> str:

@@ -20,10 +20,10 @@ from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.overwritten import explain_overwritten
 from retrograd.graph.walker import walk
 from retrograd.hooks.backward import EngineRun, backward_followers
-from retrograd.hooks.frames import is_stand_in, user_frame
 from retrograd.hooks.node_tap import NodeHooks
 from retrograd.hooks.nodes import is_leaf, root_edges
 from retrograd.hooks.reach import find_nodes, guard_nodes
+from retrograd.hooks.torch_calls import is_stand_in, user_frame
 from retrograd.launch.closing import say_end
 from retrograd.notices import say
 from retrograd.stepping.breakpoints import Breakpoint, Predicate

@@ -30,10 +30,9 @@ import torch
 from retrograd.history.sink import Moment
 from retrograd.hooks.backward import EngineRun, has_asked_for_a_pass
 from retrograd.hooks.engine import at_end_of_backward, is_compiling, is_tracing, is_transformed
-from retrograd.hooks.input_gradient import InputGradient
-from retrograd.hooks.listeners import never_raise
+from retrograd.hooks.gradients import InputGradient
+from retrograd.hooks.listeners import Entry, never_raise
 from retrograd.hooks.reach import DeepGraphGuard
-from retrograd.hooks.tables import Entry
 from retrograd.progress.steps import Steps
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
 from retrograd.recording.schedule import Schedule

@@ -17,10 +17,10 @@ import torch
 
 from retrograd.history.sink import Phase
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.gradients import GradientWatch
+from retrograd.hooks.listeners import Entry
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.reach import DeepGraphGuard
-from retrograd.hooks.tables import Entry
-from retrograd.hooks.tensor import GradientWatch
 from retrograd.recording.settings import Settings
 from retrograd.statistics.custom import CustomStatistics
 from retrograd.statistics.slab import Slab, UnreadableTensorError, make_slab, make_turns

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdRef
 
 from retrograd.hooks.distributed import Averaging, Exchange, find_exchanges, is_averaging, is_summand, local_part
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.tensor import watch_gradient
+from retrograd.hooks.gradients import watch_gradient
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.sites.site import Site

@@ -15,7 +15,8 @@ from retrograd.errors import RecordingError
 from retrograd.history.history import History
 from retrograd.history.sink import Sink
 from retrograd.hooks.engine import is_compiling, uncompiled
-from retrograd.hooks.watched import name_watched_leaves, rewrite_watched, watched_rewriters
+from retrograd.hooks.names import name_watched_leaves
+from retrograd.hooks.rewriters import rewrite_watched, watched_rewriters
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
 from retrograd.recording.schedule import Schedule

@@ -15,7 +15,7 @@ from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
 from retrograd.hooks.distributed import count_processes
-from retrograd.hooks.listeners import never_raise
+from retrograd.hooks.listeners import hidden_hooks, never_raise
 from retrograd.hooks.names import (
     NamedModule,
     compiled_regions,
@@ -26,7 +26,6 @@ from retrograd.hooks.names import (
 from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.hooks.reach import find_leaves
 from retrograd.hooks.rewriters import intervention_listeners
-from retrograd.hooks.tables import hidden_hooks
 from retrograd.notices import warn
 from retrograd.progress.steps import Steps
 from retrograd.recording.clock import Clock, RecordedPass

@@ -16,7 +16,7 @@ from torch import nn
 
 from retrograd.hooks.distributed import is_sharded, local_part
 from retrograd.hooks.engine import is_transformed, uncompiled
-from retrograd.hooks.tensor import GradientWatch
+from retrograd.hooks.gradients import GradientWatch
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.keep import Keep, KeptSource, TensorKeeper, find_keep
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers

@@ -14,9 +14,9 @@ from torch.utils.weak import WeakIdRef
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.distributed import has_other_processes, is_flattened, is_sharded, own_rank, scale_all, total_norm
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.gradients import after_accumulation, change_gradient, leave_gradient
 from retrograd.hooks.optimizer import UpdateTap
 from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
-from retrograd.hooks.tensor import after_accumulation, change_gradient, leave_gradient
 from retrograd.rewriting.clock import RuleClock
 from retrograd.rules.norm_rule import NormRule
 from retrograd.rules.pass_rule import PassRule

@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.engine import current_graph_task, grad_enabled, next_sequence_number
-from retrograd.hooks.input_gradient import change_input_gradient
+from retrograd.hooks.gradients import change_input_gradient
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten, replace_tensors
 from retrograd.rewriting.chain import Noted

@@ -20,8 +20,8 @@ from torch.utils.weak import WeakIdRef
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.distributed import is_flattened, is_sharded
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.gradients import change_gradient, leave_gradient, shares_memory
 from retrograd.hooks.names import parameter_site
-from retrograd.hooks.tensor import change_gradient, leave_gradient, shares_memory
 from retrograd.rewriting.chain import Beside, Noted, RuleChain
 from retrograd.rewriting.module_rewriter import CallInProgress, InputRewriter
 from retrograd.rewriting.site_rewriter import RewriterFactory

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.distributed import own_rank
 from retrograd.hooks.engine import grad_enabled, uncompiled
-from retrograd.hooks.input_gradient import VersionCount, branch
+from retrograd.hooks.gradients import branch, change_gradient
 from retrograd.hooks.nested import Keys, flatten, replace_tensors
 from retrograd.hooks.reach import FREE_DEPTH
-from retrograd.hooks.tensor import change_gradient
+from retrograd.hooks.saved import VersionCount
 from retrograd.rewriting.assignments import Assignments
 from retrograd.rewriting.chain import Beside, Noted, RuleChain
 from retrograd.rewriting.clock import RewrittenCall, RuleClock, has_gradient

@@ -13,6 +13,9 @@ from retrograd.errors import RuleError
 Scheduled = float | Callable[[int], float]
 """A number, or a function from the step to one."""
 
+BELOW_ONE = 1 - 1e-12
+"""Upper bound for the coefficient of a moving average."""
+
 
 def check_number(rule: object, name: str, value: object, low: float = 0.0, high: float = math.inf) -> None:
     """Make sure that a number given to a rule lies between two bounds, bounds included.

@@ -14,10 +14,10 @@ from retrograd.budget.plan import Plan
 from retrograd.budget.planned import Budget, Planned
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.function_mode import FunctionMode
+from retrograd.hooks.listeners import hidden_hooks
 from retrograd.hooks.module import CallTap, EveryCallTap, is_compiled
 from retrograd.hooks.names import NamedModule, walk_modules
 from retrograd.hooks.storages import ParameterStorages
-from retrograd.hooks.tables import hidden_hooks
 from retrograd.hooks.writes import WriteNotes
 from retrograd.policies.overwriting import SaveSite
 from retrograd.policies.policy import Policy, check_policy

@@ -18,8 +18,8 @@ from retrograd.graph.walker import name_leaves
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
 from retrograd.hooks.listeners import never_raise
+from retrograd.hooks.names import watched_name
 from retrograd.hooks.node_tap import NodeTaps
-from retrograd.hooks.watched import watched_name
 from retrograd.runs.ranks import ask_rank
 from retrograd.tracing.pass_log import PassLog, place_finder
 from retrograd.tracing.trace import NodeEvent, Trace, nothing_new
