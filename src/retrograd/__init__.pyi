@@ -18,7 +18,7 @@ from retrograd.features.extractor import extract as extract
 from retrograd.features.stored import open_features as open_features
 from retrograd.findings.explain import explain as explain
 from retrograd.findings.finding import Finding as Finding
-from retrograd.findings.findings import Findings as Findings
+from retrograd.findings.finding import Findings as Findings
 from retrograd.functions.call import Auxiliary as Auxiliary
 from retrograd.functions.function import Function as Function
 from retrograd.gradients.explain import GradientReasons as GradientReasons
