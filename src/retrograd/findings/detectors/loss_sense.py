@@ -34,7 +34,7 @@ LOOKED_AT = 20
 """Steps at which outputs are held against targets."""
 
 
-class Reach(NamedTuple):
+class TargetBounds(NamedTuple):
     """Bounds of targets, from outputs and gradients: one target is at most ``low``, one at least ``high``."""
 
     low: float
@@ -52,18 +52,16 @@ class BoundedOutput(BeforeLoss):
         "them.",
         example="The output ends in relu and cannot be below 0, and targets are: some lie below −4.1.",
         threshold="relu or tanh made the logits of a cross entropy; or a target of a mean squared error beyond the "
-        "bound by more "
-        "than a tenth of the spread of output − target, over up to 20 steps",
+        "bound by more than a tenth of the spread of output − target, over up to 20 steps",
         source="exact: for a mean squared error the gradient of the output is 2 (output − target) / n; the tenth is "
         "our own choice",
         guard="targets are held against bounds only where they follow from the gradient of that very output; "
-        "activations that "
-        "another layer or operation follows are left alone",
+        "activations that another layer or operation follows are left alone",
         repair="leave the last activation out, or bring the targets into its range.",
     )
     explains = SQUASHED
 
-    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+    def judge_maker(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
         """See :class:`BeforeLoss`."""
         name, function = chain.name(maker), chain.name(loss)
         if function not in ("cross_entropy", "binary_cross_entropy_with_logits"):
@@ -93,7 +91,7 @@ class BoundedOutput(BeforeLoss):
                 yield self._describe_targets(record, chain, made, reach)
             return
 
-    def _describe_targets(self, record: Record, chain: Chain, made: int, reach: Reach) -> Finding:
+    def _describe_targets(self, record: Record, chain: Chain, made: int, reach: TargetBounds) -> Finding:
         name = chain.name(made)
         low, high = BOUNDS[name]
         is_below = reach.low < low
@@ -136,7 +134,7 @@ def _is_square(chain: Chain, number: int) -> bool:
     return name == "square" or (name == "pow" and chain.listed[number].arguments.strip().rstrip(".0") == "2")
 
 
-def find_targets(record: Record, chain: Chain) -> Reach | None:
+def find_targets(record: Record, chain: Chain) -> TargetBounds | None:
     """Find where targets lie, by the gradient of a mean squared error: output − gradient · n / 2."""
     name = f"{chain.fact.name or ROOT}:output"
     try:
@@ -153,7 +151,9 @@ def find_targets(record: Record, chain: Chain) -> Reach | None:
     mean = output.mean[at] - gradient.mean[of] * half
     if not np.isfinite(low).any():
         return None
-    return Reach(float(np.nanmin(low)), float(np.nanmax(high)), float(np.nanmean(mean)), float(np.nanmax(most - least)))
+    return TargetBounds(
+        float(np.nanmin(low)), float(np.nanmax(high)), float(np.nanmean(mean)), float(np.nanmax(most - least))
+    )
 
 
 class WrongSign(Detector):
