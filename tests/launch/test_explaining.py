@@ -15,7 +15,7 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.cli import main
-from retrograd.findings.findings import store_findings
+from retrograd.findings.finding import store_findings
 from retrograd.history.facts import NonFinite
 from retrograd.history.sink import Event, Moment
 from retrograd.launch import closing

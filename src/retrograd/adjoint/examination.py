@@ -86,7 +86,7 @@ class Examination:
         self._wide = options.in_double
 
     def make_rows(self) -> list[Row]:
-        """One row for each variable that is selected. The random state is the same after it as before."""
+        """Make a row for each variable that is selected. The random state is the same after it as before."""
         if self._is_transformed():
             return [self._row(self._output_site(), Verdict.NOT_CHECKED, "it runs inside a torch.func transform")]
         try:

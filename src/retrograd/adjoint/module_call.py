@@ -1,4 +1,4 @@
-"""One call of a module as a function that can be asked for its derivatives."""
+"""A call of a module as a function that can be asked for its derivatives."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from retrograd.comparing.differences import find_context, find_differences, find_dtypes, list_names
+from retrograd.amounts import list_names
+from retrograd.comparing.differences import find_context, find_differences, find_dtypes
 from retrograd.comparing.distance import FORMATS, Distances, Floor, measure
 from retrograd.comparing.divergence import (
     Divergence,
@@ -74,7 +75,7 @@ class Comparison:
     __repr__ = __str__
 
     def as_json_lines(self) -> str:
-        """One line of JSON for the verdict, and one for each finding."""
+        """Write the verdict as a line of JSON, and each finding as another."""
         place = self.parting or self.first
         head = {
             "verdict": self.verdict,
@@ -180,7 +181,7 @@ class _Comparing:
         return [told, *after]
 
     def _is_before(self, finding: Finding, place: int, step: int) -> bool:
-        """Whether a difference existed when the runs parted; one of a model's inputs exists before its outputs."""
+        """Tell whether a difference existed when the runs parted; one of a model's inputs exists before its outputs."""
         if finding.detector == "precision" or (finding.step or 0) > step:
             return False
         if finding.detector != "inputs" or finding.step != step:
@@ -210,7 +211,7 @@ class _Comparing:
         return [Finding(detector="initial-parameters", severity="warning", message=message, site=names[0], step=0)]
 
     def _compare_weights(self, step: int) -> tuple[bool, list[str]]:
-        """Whether updates of a step were recorded, and the parameters whose sizes differed before they were updated."""
+        """Tell whether updates of a step were recorded, and list the parameters whose sizes differed before."""
         pairs = self._pairs
         is_update = np.array([name.endswith(".update") for name in pairs.names], np.bool_)[pairs.site]
         places = np.flatnonzero(is_update & (pairs.of_a("step") == step))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.comparing.differences import knows_inputs, list_names
+from retrograd.amounts import list_names
+from retrograd.comparing.differences import knows_inputs
 from retrograd.comparing.distance import GROWTH, UPDATE, Distances, FloatArray, Floor
 from retrograd.comparing.pairs import Pairs
 from retrograd.findings.finding import Evidence, Finding

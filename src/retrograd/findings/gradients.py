@@ -22,7 +22,7 @@ LOOSE = "optimizer/"
 """How names of tensors begin that an optimizer holds and no model has."""
 
 
-class RecordedGradients:
+class ParameterGradients:
     """Gradients of parameters, as far as a record tells.
 
     Args:
@@ -48,7 +48,7 @@ class RecordedGradients:
         }
 
     def is_trained(self, name: str) -> bool:
-        """Whether it had a gradient that was not all zeros."""
+        """Tell whether it had a gradient that was not all zeros."""
         return self.steps.get(name, (0, 0))[1] > 0
 
     @cached_property
@@ -67,7 +67,7 @@ class RecordedGradients:
         return frozenset({name for name, requires in looked.items() if not requires} | modules)
 
     def may_be_frozen(self, name: str) -> bool:
-        """Whether it requires no gradient, or nobody can tell."""
+        """Tell whether it requires no gradient, or nobody can tell."""
         path = path_of(name)
         if name in self.frozen or path in self.frozen:
             return True
@@ -77,14 +77,14 @@ class RecordedGradients:
         return module.get("parameters") != module.get("trainable")
 
     def are_fresh(self, names: list[str]) -> bool:
-        """Whether most weights among these are as large as torch makes them: 1 / √(3 · fan-in), uniform."""
+        """Tell whether most weights among these are as large as torch makes them: 1 / √(3 · fan-in), uniform."""
         looks = {each.name: each for each in reversed(self._record.parameters)}
         weights = [looks[name] for name in names if name in looks and len(looks[name].shape) > 1]
         made = [each for each in weights if _is_as_made(each.shape, each.value)]
         return len(made) > len(weights) / 2
 
     def may_be_used(self, name: str) -> bool:
-        """Whether an operation took a tensor like this parameter, or nobody can tell."""
+        """Tell whether an operation took a tensor like this parameter, or nobody can tell."""
         looks = {each.name: tensor_of(each) for each in self._record.parameters}
         taken = {each for chain in self._record.chains for one in chain.listed for each in one.takes}
         is_seen = any(looks.get(other) in taken for other, (_, some) in self.steps.items() if some)
@@ -106,13 +106,6 @@ def _is_as_made(shape: tuple[int, ...], rms: float) -> bool:
 def path_of(name: str) -> str:
     """The path of the module of a parameter."""
     return parse_leniently(name).path
-
-
-def list_names(names: list[str], most: int = 3) -> str:
-    """``a, b, c and 4 others``; one more is named rather than counted."""
-    if len(names) <= most + 1:
-        return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    return f"{', '.join(names[:most])} and {len(names) - most} others"
 
 
 # ---- where a gradient is lost ----
@@ -202,7 +195,7 @@ def _look_behind(chain: Chain, mine: list[int]) -> LostGradient | None:
 
 
 def _leaves(chain: Chain, cut: int) -> bool:
-    """Whether numbers leave torch by a cut, or behind it."""
+    """Tell whether numbers leave torch by a cut, or behind it."""
     behind = {cut, *chain.descendants((cut,))}
     return any(name_of(chain.listed[number]) in LEAVING | COPYING for number in behind)
 

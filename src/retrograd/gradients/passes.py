@@ -266,7 +266,7 @@ class ZeroWatch:
         self._gave[self._places[index]] = tuple(None if each is None else _is_some(each) for each in outgoing)
 
     def came(self, place: int) -> bool | None:
-        """Whether what came in to a node was not zero; None where it did not run."""
+        """Tell whether what came in to a node was not zero; None where it did not run."""
         return self._came.get(place)
 
     def find_ends(self, place: int) -> list[End]:
@@ -315,7 +315,7 @@ def _is_some(gradient: Tensor | None) -> bool:
 
 
 def has_nonzero(tensor: Tensor) -> bool | None:
-    """Whether an element is not zero; NaN is not. None where that cannot be told."""
+    """Tell whether an element is not zero; NaN is not. None where that cannot be told."""
     with torch.no_grad():
         values = readable_values(tensor)
         return None if values is None else bool((values != 0).any())

@@ -40,7 +40,7 @@ class Reason:
 
     @property
     def is_fine(self) -> bool:
-        """Whether nothing is missing."""
+        """True if nothing is missing."""
         return self.why in FINE
 
     def __str__(self) -> str:
@@ -281,7 +281,7 @@ def _unused(leaf: Leaf, seen: Observations) -> tuple[Why, str, str, str]:
 
 
 def _is_copied(leaf: Leaf, seen: Observations) -> bool:
-    """Whether nothing that is asked of is reached, and leaves that look the same are."""
+    """Tell whether nothing that is asked of is reached, and leaves that look the same are."""
     strangers = {each for one in seen.passes for each in one.strangers}
     keys = {(tuple(each.tensor.shape), str(each.tensor.dtype)) for each in seen.leaves}
     is_reached = any(one.reached for one in seen.passes)

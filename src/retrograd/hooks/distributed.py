@@ -49,7 +49,7 @@ def _is_connected() -> bool:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Tell whether a tensor knows of the parts in other processes: a ``DTensor``, as FSDP2 and tensor parallelism make."""
+    """Tell whether a tensor knows of the parts in other processes: a ``DTensor``, as FSDP2 and the like make."""
     return hasattr(tensor, "full_tensor")
 
 
@@ -64,7 +64,7 @@ def is_flattened(parameter: Tensor) -> bool:
 
 
 def local_part(tensor: Any) -> Any:
-    """The part of a tensor that this process holds, in the same memory; waits for the collective that still brings it."""
+    """This process's part of a tensor, in the same memory; waits for the collective that still brings it."""
     part = tensor.to_local() if is_sharded(tensor) else tensor
     return part.trigger_wait() if type(part).__name__ == "AsyncCollectiveTensor" else part
 

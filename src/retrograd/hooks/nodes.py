@@ -175,7 +175,7 @@ def saved_tensors_of(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _refused_versions(node: Any, name: str, raw: Any) -> tuple[int, int] | None:
-    """Ask autograd for a saved tensor, and read the versions in its refusal. A node's own output is asked of the node."""
+    """Ask autograd for a saved tensor, and read the versions in its refusal. Its own output is asked of the node."""
     attribute = _SAVED + name
     try:
         if hasattr(type(node), attribute):

@@ -112,7 +112,7 @@ class SameFrames:
 
     @uncompiled
     def make(self, frame: FrameType, function: Any) -> Callable[..., Any]:
-        """Make what calls ``(function, args, kwargs)`` as if from this frame, or from that outside of torch's own way."""
+        """Make what calls ``(function, args, kwargs)`` as if from this frame, or the one outside of torch's own way."""
         frame = find_caller(frame, function)
         key = id(frame.f_code), frame.f_lasti
         if key not in self.made:

@@ -1,4 +1,4 @@
-"""Which elements lie at a point, from what an operation is called with: functions to put in a table."""
+"""Functions for a table, which find the elements at a point from what an operation is called with."""
 
 from __future__ import annotations
 

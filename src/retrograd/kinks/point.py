@@ -53,7 +53,7 @@ class Point:
 
     @property
     def holds(self) -> bool:
-        """Whether the torch that runs does so."""
+        """True if the torch that runs does so."""
         return (self.since is None or self.since <= TORCH) and (self.before is None or self.before > TORCH)
 
     @property
@@ -63,7 +63,7 @@ class Point:
 
     @property
     def is_finite(self) -> bool:
-        """Whether torch gives numbers there."""
+        """True if torch gives numbers there."""
         return all(map(math.isfinite, self.gradient))
 
     def __str__(self) -> str:

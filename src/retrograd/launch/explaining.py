@@ -20,7 +20,7 @@ from retrograd.amounts import count_of
 from retrograd.errors import LaunchError
 from retrograd.files import to_utf8
 from retrograd.findings.explain import explain
-from retrograd.findings.findings import Findings, store_findings
+from retrograd.findings.finding import Findings, store_findings
 from retrograd.foreign.text import show_plainly
 from retrograd.launch.interpreter import find_obstacle
 from retrograd.launch.lean import keep_pandas_out

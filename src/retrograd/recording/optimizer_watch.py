@@ -1,10 +1,13 @@
-"""The updates of optimizers: measured, told to the clock and noted; and what they update outside of the models."""
+"""The updates of optimizers: measured, told to the clock and noted; and what they update outside of the models.
+
+An update is measured by a copy of the weights, which stands while ``step`` runs, and no longer.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,15 +15,17 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from retrograd.history.sink import Moment
+from retrograd.hooks.distributed import local_part
+from retrograd.hooks.engine import count_function_modes, without_functions
 from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import parameter_site
 from retrograd.hooks.optimizer import list_optimizers
-from retrograd.progress.loss_scales import LossScales
-from retrograd.progress.steps import Steps, held_by
+from retrograd.progress.steps import LossScales, Steps, held_by
 from retrograd.recording.clock import Clock
-from retrograd.recording.event_log import EventLog
 from retrograd.recording.mode_buffer import ModeBuffer
-from retrograd.recording.parameter_watch import UpdateRecorder
+from retrograd.recording.parameter_watch import COPY_LIMIT, ParameterWatch
+from retrograd.recording.sink_log import EventLog
+from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.recording.taps import Taps
 from retrograd.sites.site import OPTIMIZER, Site
 
@@ -84,6 +89,64 @@ def _make_keys(group: Mapping[str, Any], number: int, index: int) -> tuple[str, 
         return str(number), str(index)
     first, *rest = str(names[index]).split(".")
     return (*parameter_site(OPTIMIZER, first).keys, *rest)
+
+
+Fault = Callable[[Site, Exception], None]
+
+
+class UpdateRecorder:
+    """Measures the updates of the optimizers that step now."""
+
+    def __init__(self, buffer: ModeBuffer) -> None:
+        self._buffer = buffer
+        self._copies: WeakKeyDictionary[Optimizer, list[tuple[ParameterWatch, torch.Tensor]]] = WeakKeyDictionary()
+        self.left_out: set[str] = set()
+
+    def begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch], fault: Fault) -> None:
+        """An update begins: record values and copy those weights whose update is wanted."""
+        if count_function_modes() and self._buffer.custom is None:  # each attribute would pass through them
+            with without_functions():
+                self._begin(optimizer, watches, fault)
+        else:
+            self._begin(optimizer, watches, fault)
+
+    def _begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch], fault: Fault) -> None:
+        self._buffer.touched = True
+        copies: list[tuple[ParameterWatch, torch.Tensor]] = []
+        size = 0
+        for watch in watches:
+            parameter = watch.parameter
+            if parameter is None:
+                continue
+            parameter = local_part(parameter.detach())
+            if watch.value is not None:
+                try:
+                    watch.value.see(parameter)
+                except Exception as error:
+                    fault(watch.value.site, error)
+            if watch.update is None:
+                continue
+            size += parameter.nbytes
+            if size > COPY_LIMIT:
+                self.left_out.add(str(watch.update.site))
+            else:
+                copies.append((watch, parameter.clone()))
+        self._copies[optimizer] = copies
+
+    def end(self, optimizer: Optimizer, fault: Fault) -> None:
+        """The update has been made: measure it."""
+        for watch, before in self._copies.pop(optimizer, ()):
+            update: TensorRecorder = watch.update  # type: ignore[assignment]
+            parameter = watch.parameter
+            try:
+                if parameter is not None:
+                    update.see_update(local_part(parameter.detach()), before)
+            except Exception as error:
+                fault(update.site, error)
+
+    def abandon(self, optimizer: Optimizer) -> None:
+        """The update was not made."""
+        self._copies.pop(optimizer, None)
 
 
 _SKIPPED = "loss scaling found a gradient that is not finite"

@@ -96,7 +96,7 @@ class Recording:
         self._recorder.close(status, error)
 
     def is_of_this_thread(self) -> bool:
-        """Whether the recorded models run in the thread that asks."""
+        """True if the recorded models run in the thread that asks."""
         return threading.get_ident() in (self._thread, self._recorder.clock.thread)
 
     def __enter__(self) -> Self:

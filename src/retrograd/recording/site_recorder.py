@@ -17,12 +17,11 @@ from torch import nn
 from retrograd.hooks.distributed import is_sharded, local_part
 from retrograd.hooks.engine import is_transformed, uncompiled
 from retrograd.hooks.gradients import GradientWatch
-from retrograd.recording.backward_pass import RecordedPass
-from retrograd.recording.event_log import EventLog
+from retrograd.recording.clock import RecordedPass
 from retrograd.recording.keep import Keep, KeptSource, TensorKeeper, find_keep
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
 from retrograd.recording.settings import Settings
-from retrograd.recording.site_table import RowTable, SitePlacements
+from retrograd.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import Site
 from retrograd.statistics.slab import UnreadableTensorError
@@ -141,7 +140,7 @@ class SiteRecorder:
 
     @property
     def wants_gradient(self) -> bool:
-        """Whether the gradient is recorded."""
+        """True if the gradient is recorded."""
         return self._gradient is not None
 
     def see_value(self, tensor: torch.Tensor) -> bool:

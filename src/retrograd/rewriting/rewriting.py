@@ -47,7 +47,7 @@ class Rewriting:
 
     @property
     def is_active(self) -> bool:
-        """Whether the rules act."""
+        """True while the rules act."""
         return self._factory.is_active
 
     @property

@@ -106,7 +106,9 @@ class ZClip(NormRule):
         if max_norm is not None:
             check_number(self, "max_norm", max_norm)
         if option not in _OPTIONS:
-            raise RuleError(f"ZClip: there is no option={option!r}.", repair=f"give one of {', '.join(_OPTIONS)}.")
+            raise RuleError(
+                f"ZClip: option={option!r} is not a valid option.", repair=f"give one of {', '.join(_OPTIONS)}."
+            )
         self.alpha = alpha
         self.z_threshold = z_threshold
         self.max_norm = max_norm

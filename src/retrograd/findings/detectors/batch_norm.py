@@ -86,8 +86,7 @@ class BatchNorm(Detector):
             record,
             layer,
             f"The running statistics of {layer.path} ({layer.type}) are as good as the same at step {looks[0].step} "
-            "and at step "
-            f"{looks[-1].step}: they are hardly updated, and eval mode will use them.",
+            f"and at step {looks[-1].step}: they are hardly updated, and eval mode will use them.",
             Evidence("looks", len(looks), f"≥ 3, all with one digest, or momentum × steps < {HARDLY:g}"),
         )
 
@@ -150,7 +149,7 @@ def estimate_momentum(record: Record, looks: list[Buffer], place: int) -> float:
 
 
 def _is_frozen(record: Record, path: str) -> bool:
-    """Whether no weight of the outermost part that holds a module is trained, though others of the model are."""
+    """Tell whether no weight of the outermost part that holds a module is trained, though others of the model are."""
     part = path.partition(".")[0]
     inside = {name: each for name, each in record.looks.items() if name.startswith((f"{part}.", f"{part}:"))}
     is_still = all(len({each.digest for each in listed}) == 1 < len(listed) for listed in inside.values())
@@ -160,7 +159,7 @@ def _is_frozen(record: Record, path: str) -> bool:
 
 
 def _trains(modes: Modes, path: str) -> bool:
-    """Whether a module was in training mode: as the nearest module around it that is listed."""
+    """Tell whether a module was in training mode: as the nearest module around it that is listed."""
     parts = path.split(".")
     for length in range(len(parts), -1, -1):
         name = ".".join(parts[:length]) or ROOT

@@ -54,7 +54,7 @@ class Stack(NamedTuple):
         return float(10 ** (-self.decades / (len(self.norms) - 1)))
 
     def is_steady(self) -> bool:
-        """Whether most neighbours go the way of the whole, and no single one makes it."""
+        """Tell whether most neighbours go the way of the whole, and no single one makes it."""
         ways = np.diff(np.log10(self.norms)) * np.sign(self.decades)
         largest = np.max(ways, initial=0.0)
         return bool((ways > 0.05).mean() >= STEADY and largest < 0.6 * abs(self.decades))
@@ -96,7 +96,7 @@ def _stack_calls(record: Record, layer: Layer, until: int | None) -> Stack | Non
     return Stack(numbered, norms, layer, f"calls of {layer.path}", float(last / first) if first > 0 else 0.0)
 
 
-class _Depth(Detector):
+class _DepthDetector(Detector):
     """Frame of both detectors."""
 
     def check(self, record: Record) -> Iterator[Finding]:
@@ -111,7 +111,7 @@ class _Depth(Detector):
 
     @abstractmethod
     def is_meant(self, stack: Stack) -> bool:
-        """Whether it goes this way."""
+        """Tell whether it goes this way."""
 
     @abstractmethod
     def tell(self, record: Record, stack: Stack) -> Finding:
@@ -137,7 +137,7 @@ class _Depth(Detector):
         }
 
 
-class Vanishing(_Depth):
+class Vanishing(_DepthDetector):
     """Gradients that fall geometrically on their way to the input."""
 
     slug = "vanishing"
@@ -155,7 +155,7 @@ class Vanishing(_Depth):
     explains = ("loss-flat", "not-updated", "underflow")
 
     def is_meant(self, stack: Stack) -> bool:
-        """Whether it falls towards the input."""
+        """Tell whether it falls towards the input."""
         return stack.decades >= DECADES
 
     def tell(self, record: Record, stack: Stack) -> Finding:
@@ -170,7 +170,7 @@ class Vanishing(_Depth):
         )
 
 
-class Exploding(_Depth):
+class Exploding(_DepthDetector):
     """Gradients that grow geometrically on their way to the input."""
 
     slug = "exploding"
@@ -189,7 +189,7 @@ class Exploding(_Depth):
     )  # fmt: skip
 
     def is_meant(self, stack: Stack) -> bool:
-        """Whether it grows towards the input."""
+        """Tell whether it grows towards the input."""
         return stack.decades <= -DECADES
 
     def tell(self, record: Record, stack: Stack) -> Finding:

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from retrograd.amounts import count_more
 from retrograd.findings.chain import shape_of
 from retrograd.findings.detector import Detector, Words
-from retrograd.findings.finding import Evidence, Finding, count_more
+from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, Training, divide
@@ -212,7 +213,7 @@ def _input_rms(record: Record) -> float:
 
 
 def count_classes(record: Record) -> int:
-    """How many classes the first cross-entropy tells apart; 0 where there is none among what was called."""
+    """Count the classes that the first cross-entropy tells apart; 0 where there is none among what was called."""
     for made in record.operations[:1]:
         for operation in made.operations():
             if operation.name in LOSSES and operation.takes:
@@ -250,15 +251,12 @@ class SymmetricInit(Detector):
             yield self._tell(record, zero, "are zero, and stay so", 0)
 
     def _find_same(self, record: Record) -> list[tuple[str, int, int]]:
-        looks: dict[str, list[tuple[int, int, int]]] = {}
-        for fact in record.parameters:
-            if len(fact.shape) >= 2 and fact.shape[0] > 2 and fact.requires_grad:
-                looks.setdefault(fact.name, []).append((fact.step, fact.same_rows, fact.shape[0]))
         found = []
-        for name, listed in looks.items():
-            steps = [step for step, same, rows in listed if same >= rows]
-            if len(listed) > 1 and len(steps) == len(listed) and self._is_trained(record, name):
-                found.append((name, listed[0][2], steps[-1]))
+        for name, looks in record.looks.items():
+            listed = [each for each in looks if len(each.shape) >= 2 and each.shape[0] > 2 and each.requires_grad]
+            is_same = len(listed) > 1 and all(each.same_rows >= each.shape[0] for each in listed)
+            if is_same and self._is_trained(record, name):
+                found.append((name, listed[0].shape[0], listed[-1].step))
         return found
 
     def _is_trained(self, record: Record, name: str) -> bool:

@@ -146,7 +146,7 @@ def _largest_outputs(record: Record) -> float | None:
 
 
 def _is_taken_as_it_is(chains: Sequence[Chain], given: Input) -> bool:
-    """Whether an affine layer takes what the model was given, in another shape at most."""
+    """Tell whether an affine layer takes what the model was given, in another shape at most."""
     for chain in chains[:1]:
         for number in range(len(chain)):
             if chain.name(number) in AFFINE and chain.maker(number, 0, VIEWS) < 0:

@@ -6,21 +6,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from retrograd.amounts import list_names
 from retrograd.findings.births import Births
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.units import DEAD, list_dead
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.training import MOVED, TOLD, Stillness, Training, Updates
+from retrograd.findings.training import MOVED, ROSE, TOLD, Stillness, Training, UpdateNorms, is_adaptive
 
 LARGE = 0.1
 """‖Δw‖ / ‖w‖ of a step beyond which it may have thrown training off; 1e-3 is usual."""
 
 HUGE = 0.5
 """‖Δw‖ / ‖w‖ beyond which it is said without a rise where the loss is none the better."""
-
-ROSE = 3.0
-"""A loss that is so many times what it was has been thrown off."""
 
 LASTED = 3
 """Steps at which the loss is up, or updates are large, that it takes to be more than a single bad batch."""
@@ -33,13 +31,6 @@ SMALL = {False: 1e-4, True: 5e-6}
 
 FEWEST = 5
 """Updates that it takes to say that they leave a parameter as it is."""
-
-ADAPTIVE = ("adam", "rmsprop", "adagrad", "adadelta", "lion", "lamb", "radam", "nadam", "rprop")
-
-
-def is_adaptive(optimizer: str) -> bool:
-    """Whether the size of its updates does not depend on that of the gradients."""
-    return any(name in optimizer.lower() for name in ADAPTIVE)
 
 
 class LearningRateTooHigh(Detector):
@@ -133,13 +124,13 @@ class LearningRateTooHigh(Detector):
         )
 
 
-def first_large(updates: Updates) -> int | None:
+def first_large(updates: UpdateNorms) -> int | None:
     """The step of the first large update."""
     large = updates.steps[updates.finite_ratio > LARGE]
     return int(large[0]) if len(large) else None
 
 
-def baseline(record: Record, updates: Updates) -> float:
+def baseline(record: Record, updates: UpdateNorms) -> float:
     """The loss before the first large update: the median of those so far, or the first one."""
     steps, loss = record.once(Training).loss
     first = first_large(updates)
@@ -148,7 +139,7 @@ def baseline(record: Record, updates: Updates) -> float:
     return float(np.median(until)) if len(until) else float("nan")
 
 
-def largest_before(updates: Updates, step: int) -> tuple[int, float] | None:
+def largest_before(updates: UpdateNorms, step: int) -> tuple[int, float] | None:
     """The first large update of the stretch of them that ends before a step: its step, and ‖Δw‖/‖w‖ of the largest."""
     before = np.flatnonzero((updates.steps < step) & (updates.steps >= step - 20))
     ratio = updates.finite_ratio[before]
@@ -217,8 +208,7 @@ class NotUpdated(Detector):
         says="An optimizer steps and a parameter has a gradient, but the parameter stays as it is.",
         example="blocks.2:weight has a gradient and an update at each of 80 steps, and has not changed.",
         threshold="Δw = 0 at all of at least 5 updates at which the gradient is not zero; or Δw is not, and the "
-        "values are bit "
-        "for bit the same at 4 looks.",
+        "values are bit for bit the same at 4 looks.",
         source="SageMaker Debugger's UnchangedTensor; TrainCheck (MPS addcmul_, Accelerate #2665).",
         guard="Rates of zero, updates that were skipped, and runs in which nothing is updated are left to others.",
         repair="See whether its group has a learning rate of zero, and whether something writes the old value back.",
@@ -242,16 +232,15 @@ class NotUpdated(Detector):
         return any(group.get("lr") == 0 for group in groups)
 
     def _tell(self, record: Record, names: list[str], steps: int) -> Finding:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         verb = "have gradients and" if len(names) > 1 else "has a gradient and"
         return self.find(
             "warning",
-            f"{names[0]}{more} {verb} an update at each of {steps} steps, and did not change.",
+            f"{list_names(names, 1)} {verb} an update at each of {steps} steps, and did not change.",
             site=names[0],
             step=int(record.once(Training).updates.steps[0]),
             last_step=record.last_step,
             line=record.line_of(names[0]) or record.optimizer_line,
-            evidence=[Evidence("updates of zero with a gradient that is not", steps, "≥ 5, all of them")],
+            evidence=[Evidence("updates of zero with a gradient that is not", steps, f"≥ {FEWEST}, all of them")],
             precondition=["other parameters were changed", "the learning rate of its group is not zero"],
             refute="its values differ between two steps",
         )
@@ -259,24 +248,24 @@ class NotUpdated(Detector):
     @staticmethod
     def _find_put_back(record: Record) -> list[str]:
         """Parameters that updates change, and that are bit for bit the same at all looks."""
-        looks: dict[str, dict[int, str]] = {}
-        for look in record.parameters:
-            if look.digest and look.rank == 0:
-                looks.setdefault(look.name, {})[look.step] = look.digest
+        looks = {
+            name: {look.step: look.digest for look in listed if look.digest and look.rank == 0}
+            for name, listed in record.looks.items()
+        }
         updates = record.once(Training).updates
         moved = np.nan_to_num(updates.delta, nan=0.0) > TOLD * np.nan_to_num(updates.weight, nan=0.0)
-        changed = {str(site.value) for site, often in zip(updates.sites, moved.sum(axis=1), strict=True) if often >= 5}
+        changed = {
+            str(site.value) for site, often in zip(updates.sites, moved.sum(axis=1), strict=True) if often >= FEWEST
+        }
         return [
             name for name, seen in looks.items() if len(seen) >= 4 and len(set(seen.values())) == 1 and name in changed
         ]
 
     def _tell_put_back(self, record: Record, names: list[str]) -> Finding:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         return self.find(
             "critical",
-            f"{names[0]}{more} are changed by each update and are the same again at the next step: something writes "
-            "old "
-            "values back.",
+            f"{list_names(names, 1)} are changed by each update and are the same again at the next step: something "
+            "writes old values back.",
             site=names[0],
             step=int(record.once(Training).updates.steps[0]),
             last_step=record.last_step,

@@ -9,7 +9,7 @@ import numpy as np
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray, IntArray, Training, median
+from retrograd.findings.training import ROSE, FloatArray, IntArray, Training, median
 from retrograd.history.matrix import Curve
 
 SPIKE = 6.0
@@ -17,9 +17,6 @@ SPIKE = 6.0
 
 WINDOW = 128
 """Steps that a running median looks back."""
-
-ROSE = 3.0
-"""A loss that ends at so many times what it was has diverged."""
 
 FAR = 10.0
 """Factor from which on it is more than harder data may make."""

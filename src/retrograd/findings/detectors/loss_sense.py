@@ -52,18 +52,16 @@ class BoundedOutput(BeforeLoss):
         "them.",
         example="The output ends in relu and cannot be below 0, and targets are: some lie below −4.1.",
         threshold="relu or tanh made the logits of a cross entropy; or a target of a mean squared error beyond the "
-        "bound by more "
-        "than a tenth of the spread of output − target, over up to 20 steps",
+        "bound by more than a tenth of the spread of output − target, over up to 20 steps",
         source="exact: for a mean squared error the gradient of the output is 2 (output − target) / n; the tenth is "
         "our own choice",
         guard="targets are held against bounds only where they follow from the gradient of that very output; "
-        "activations that "
-        "another layer or operation follows are left alone",
+        "activations that another layer or operation follows are left alone",
         repair="leave the last activation out, or bring the targets into its range.",
     )
     explains = SQUASHED
 
-    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+    def judge_maker(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
         """See :class:`BeforeLoss`."""
         name, function = chain.name(maker), chain.name(loss)
         if function not in ("cross_entropy", "binary_cross_entropy_with_logits"):

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from retrograd.amounts import list_names
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.gradients import (
-    LOOSE,
-    LostGradient,
-    RecordedGradients,
-    find_flat,
-    find_lost,
-    list_names,
-    path_of,
-)
+from retrograd.findings.gradients import LOOSE, LostGradient, ParameterGradients, find_flat, find_lost, path_of
 from retrograd.findings.record import CannotTell, Record
 
 FEWEST = 3
@@ -42,7 +35,7 @@ class MissingGradient(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at all parameters that optimizers hold, together by module and reason."""
-        gradients = record.once(RecordedGradients)
+        gradients = record.once(ParameterGradients)
         record.need_optimizers()
         trained = [name for name, (_, some) in gradients.steps.items() if some >= FEWEST]
         if not trained:
@@ -61,7 +54,7 @@ class MissingGradient(Detector):
                 yield self._describe(record, kind, lost, names, trained)
 
     def _find_reason(
-        self, record: Record, gradients: RecordedGradients, path: str, missing: Sequence[str]
+        self, record: Record, gradients: ParameterGradients, path: str, missing: Sequence[str]
     ) -> tuple[LostGradient | None, tuple[str, str]]:
         if path not in gradients.called:
             return None, ("spare" if _is_one_of_several(record, gradients, path) else "never called", "")
@@ -80,7 +73,7 @@ class MissingGradient(Detector):
     def _describe(
         self, record: Record, kind: str, lost: LostGradient | None, names: list[str], trained: Sequence[str]
     ) -> Finding:
-        gradients = record.once(RecordedGradients)
+        gradients = record.once(ParameterGradients)
         steps = max(gradients.steps[name][1] for name in trained)
         gets = "get nothing but zeros for a gradient" if kind == "zero" else "never get a gradient"
         verb = gets if len(names) > 1 else gets.replace("get", "gets", 1)
@@ -123,8 +116,8 @@ def _tell_reason(kind: str, lost: LostGradient | None, path: str) -> str:
     return ""
 
 
-def _is_one_of_several(record: Record, gradients: RecordedGradients, path: str) -> bool:
-    """Whether it lies in a list of layers of which others were called, or beside one of nearly the same name."""
+def _is_one_of_several(record: Record, gradients: ParameterGradients, path: str) -> bool:
+    """Tell whether it lies in a list of layers of which others were called, or beside one of nearly the same name."""
     parts = path.split(".")
     for depth in range(len(parts)):
         parent, name = ".".join(parts[:depth]), parts[depth]
@@ -140,7 +133,7 @@ def _is_one_of_several(record: Record, gradients: RecordedGradients, path: str) 
 
 
 def _look_alike(name: str, other: str) -> bool:
-    """Whether two names are the same but for a number or a last word: ``head_a``, ``head2``."""
+    """Tell whether two names are the same but for a number or a last word: ``head_a``, ``head2``."""
     stems = {_stem(each) for each in (name, other)}
     return len(stems) == 1 and _is_branch(name)
 
@@ -173,7 +166,7 @@ class NotOptimized(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at each recorded model of which an optimizer holds something."""
-        gradients = record.once(RecordedGradients)
+        gradients = record.once(ParameterGradients)
         if not gradients.held:
             raise CannotTell("no optimizer was recorded that holds parameters of a recorded model")
         if any(made.unknown for made in record.optimizers.values()):
@@ -189,7 +182,7 @@ class NotOptimized(Detector):
                 yield self._describe(record, alone, elsewhere)
 
     def _describe(self, record: Record, alone: list[str], trained: list[str]) -> Finding:
-        gradients = record.once(RecordedGradients)
+        gradients = record.once(ParameterGradients)
         steps = max(gradients.steps[name][1] for name in alone)
         is_backbone = _come_before(record, alone, trained) and not gradients.are_fresh(alone)
         verb = "get gradients" if len(alone) > 1 else "gets gradients"
@@ -222,7 +215,7 @@ def _root_of(record: Record, name: str) -> str:
 
 
 def _come_before(record: Record, alone: Sequence[str], trained: Sequence[str]) -> bool:
-    """Whether the forward reaches all modules of these before any that is trained."""
+    """Tell whether the forward reaches all modules of these before any that is trained."""
     order = {path: place for place, path in reversed(list(enumerate(site.path for site in record.of_kind("output"))))}
     early = [order.get(path_of(name), -1) for name in alone]
     late = [order.get(path_of(name), -1) for name in trained]
@@ -249,7 +242,7 @@ class LayersInAList(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at models that the program itself never calls."""
-        gradients = record.once(RecordedGradients)
+        gradients = record.once(ParameterGradients)
         by_program = {call.about for call in record.called("forward")} & record.models
         if not by_program:
             raise CannotTell("no call of a model was recorded")

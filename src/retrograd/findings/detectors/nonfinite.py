@@ -223,7 +223,7 @@ LEAST_LOOKS = 2
 Place = tuple[str, str, str, str, str]
 
 
-class KinkGradients(Detector):
+class KinksInBackward(Detector):
     """Says where gradients come from points at which a function has none."""
 
     slug = "kinks"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from retrograd.amounts import list_names
 from retrograd.findings.births import GREW
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
@@ -111,7 +112,7 @@ class BeforeChange(Detector):
                 yield from self._check_replaced(record, *record.optimizers.values())
             return
         made = foreign[0]
-        listed = " and ".join(alone[:2]) + (f" and {len(alone) - 2} others" if len(alone) > 2 else "")
+        listed = list_names(alone, 2)
         yield self.find(
             "critical",
             f"{made.name} updates {made.unknown} tensors that belong to no recorded model, while {listed} "
@@ -135,7 +136,7 @@ class BeforeChange(Detector):
             return
         names, steps = list(stopped), record.once(Stillness).steps
         step = int(steps[min(stopped.values())])
-        listed = " and ".join(names[:2]) + (f" and {len(names) - 2} others" if len(names) > 2 else "")
+        listed = list_names(names, 2)
         verb = "has" if len(names) == 1 else "have"
         yield self.find(
             "critical",

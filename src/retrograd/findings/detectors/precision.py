@@ -65,8 +65,7 @@ class Underflow(Detector):
         yield self.find(
             "warning",
             f"{zeros:.0%} of the gradients of {site.value} are zero, and {share:.0%} of the rest lie below 6.1e-05, "
-            "the "
-            f"smallest normal number of float16; so it is at {len(low)} of {len(sites)} places.",
+            f"the smallest normal number of float16; so it is at {len(low)} of {len(sites)} places.",
             site=str(site.value),
             span=record,
             line=record.line_of(site.path),
@@ -135,8 +134,7 @@ class UpdateLost(Detector):
         yield self.find(
             "note" if fell and still < NEARLY_ALL else "warning",
             f"{still:.0%} of the elements of {site.value} ({kind}) stay as they are at an update, though "
-            f"{1 - zeros:.0%} "
-            f"have a gradient: updates round away, at {len(lost)} of {len(found)} parameters.",
+            f"{1 - zeros:.0%} have a gradient: updates round away, at {len(lost)} of {len(found)} parameters.",
             site=str(site.value),
             step=int(updates.steps[0]),
             last_step=record.last_step,

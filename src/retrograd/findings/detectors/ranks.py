@@ -41,8 +41,7 @@ class RanksDisagree(Detector):
             yield self.find(
                 "critical",
                 f"Ranks {first.shown} and {first.other} hold copies of {first.site} that differ from step "
-                f"{first.step} on"
-                f"{f', and of {len(differing) - 1} more' if len(differing) > 1 else ''}.",
+                f"{first.step} on{f', and of {len(differing) - 1} more' if len(differing) > 1 else ''}.",
                 site=first.site,
                 step=first.step,
                 rank=first.other,
@@ -79,8 +78,7 @@ class RanksDisagree(Detector):
         yield self.find(
             "critical" if drift else "warning",
             f"Ranks {ranks[0]} and {ranks[1]} train models that differ: in {len(apart)} of {len(shared)} parameters, "
-            "from "
-            f"step {begin} on{', though they began alike: gradients are not averaged' if drift else ''}.",
+            f"from step {begin} on{', though they began alike: gradients are not averaged' if drift else ''}.",
             site=name,
             step=begin,
             last_step=listed[-1][0],
@@ -96,7 +94,7 @@ class RanksDisagree(Detector):
 
     @staticmethod
     def _is_whole(record: Record, name: str) -> bool:
-        """Whether what was recorded of its gradient has as many elements as it."""
+        """Tell whether what was recorded of its gradient has as many elements as it."""
         shape = next(look.shape for look in record.parameters if look.name == name)
         site = f"{name}.grad"
         return site in record.history and bool((record.series(site).rows["count"] == math.prod(shape)).all())

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from retrograd.amounts import count_more
 from retrograd.findings.detector import Detector, Words
-from retrograd.findings.finding import Evidence, Finding, count_more
+from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, IntArray, Training
@@ -202,8 +203,7 @@ class Saturated(Detector):
         return self.find(
             "warning",
             f"The outputs of {layer.path} ({layer.type}) stand at their bounds since step {since}{more}: its mean "
-            "slope is "
-            f"{np.median(slope[begin:]):.1%} of the largest.",
+            f"slope is {np.median(slope[begin:]):.1%} of the largest.",
             site=layer.path,
             step=since,
             last_step=record.last_step,
@@ -274,7 +274,7 @@ class AttentionCollapse(Detector):
 
 @dataclass(frozen=True, slots=True)
 class Sure:
-    """How sure a softmax is: Σp²/Σp at each of some steps, of more than two entries."""
+    """Certainty of a softmax: Σp²/Σp at each of some steps, of more than two entries."""
 
     path: str
     line: str
