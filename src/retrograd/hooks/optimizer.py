@@ -67,6 +67,11 @@ def list_optimizers() -> list[Optimizer]:
     return [optimizer for optimizer in found if "param_groups" in vars(optimizer)]
 
 
+def held_by(optimizer: Optimizer) -> list[torch.Tensor]:
+    """The parameters of an optimizer, in their order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 class UpdateTap:
     """A pair of hooks around the updates of one optimizer; ``remove()`` takes both away.
 

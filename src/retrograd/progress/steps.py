@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from retrograd.hooks.distributed import local_part
+from retrograd.hooks.optimizer import held_by
 
 
 class Leader:
@@ -113,17 +114,20 @@ class Steps:
         """Tell of an update that was made without an optimizer of torch since the last pass; once of each."""
         return not self.has_leader and self._by_hand.touched()
 
-    def concerns(self, optimizer: Optimizer) -> bool | None:
-        """Whether an optimizer holds parameters of the models; None if it holds none, and neither does any other."""
+    def counts(self, optimizer: Optimizer, *, otherwise: bool) -> bool:
+        """Tell whether an update counts: that of an optimizer which holds parameters of the models does.
+
+        Args:
+            optimizer: the optimizer.
+            otherwise: the answer for one that holds none of them, while no other does.
+        """
         number = self._numbers.get(optimizer)
         if number is None:
             number = self._numbers[optimizer] = self._make_number(optimizer)
-        if _is_stranger(number):
-            return None if self._has_only_strangers else False
-        return True
+        return otherwise and self._has_only_strangers if _is_stranger(number) else True
 
     def update_begins(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to update; :meth:`concerns` was asked before."""
+        """An optimizer is about to update; :meth:`counts` was asked before."""
         self._leader.update_begins(self._numbers[optimizer])
 
     def ends_step(self, optimizer: Optimizer) -> bool:
@@ -154,11 +158,6 @@ class Steps:
         for parameter in ours:
             self._numbers_of[parameter] = number
         return number
-
-
-def held_by(optimizer: Optimizer) -> Iterable[torch.Tensor]:
-    """The parameters of an optimizer."""
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _is_stranger(number: int) -> bool:

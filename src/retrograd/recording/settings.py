@@ -19,11 +19,11 @@ from retrograd.recording.schedule import Schedule, as_schedule
 from retrograd.sites.pattern import Candidate, Pattern
 from retrograd.sites.selection import Selection
 from retrograd.sites.site import local_gradient
-from retrograd.statistics.custom import CustomStatistics, check_statistic
-from retrograd.statistics.custom import Statistic as CheckedStatistic
+from retrograd.statistics.custom import CustomStatistics, Statistic, check_statistic
 from retrograd.statistics.row import BINS, EXPONENT_BIAS, ROW
 
-Statistic = Any
+UserStatistic = Any
+"""A function from a tensor to one number."""
 
 
 class Settings:
@@ -48,7 +48,7 @@ class Settings:
         sites: Pattern | Iterable[Pattern] | None = None,
         schedule: int | Schedule | None = None,
         tensors: Keep | Pattern | Iterable[Keep | Pattern] | None = None,
-        statistics: bool | Iterable[Statistic] = True,
+        statistics: bool | Iterable[UserStatistic] = True,
         histogram: bool = True,
         tensor_budget: int | str = DEFAULT_BUDGET,
     ) -> None:
@@ -112,7 +112,7 @@ def _list_local(candidates: Sequence[Candidate]) -> list[Candidate]:
     ]
 
 
-def _check_custom(given: Statistic) -> CheckedStatistic:
+def _check_custom(given: UserStatistic) -> Statistic:
     statistic = check_statistic(given)
     if statistic.name in TAKEN_NAMES:
         raise StatisticError(

@@ -162,9 +162,8 @@ class RuleClock:
         self.when_skipped(optimizer)
 
     def _is_heeded(self, optimizer: Optimizer) -> bool:
-        """Whether an update counts. That of an optimizer which holds none of the parameters does if the models ran."""
-        concerns = self.steps.concerns(optimizer)
-        return self.steps.has_begun if concerns is None else concerns
+        """Tell whether an update counts; a stranger's does if the models have run since the last."""
+        return self.steps.counts(optimizer, otherwise=self.steps.has_begun)
 
     def _end_update(self, optimizer: Optimizer) -> None:
         if self._is_heeded(optimizer) and self.steps.ends_step(optimizer):
