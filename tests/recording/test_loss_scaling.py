@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from retrograd.progress.loss_scales import LossScales
+from retrograd.progress.steps import LossScales
 from tests.recording.collector import Collector, collect
 from tests.recording.oracle import assert_row, listen
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from retrograd.hooks.calls import count_calls, count_steps
 from retrograd.hooks.nested import flatten
-from retrograd.recording.manual_updates import ManualUpdates
+from retrograd.progress.steps import UpdatesByHand
 
 # ---- nests ----------------------------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ def assign(net: nn.Linear) -> None:
 @pytest.mark.parametrize("keeps_gradients", [True, False])
 def test_whether_parameters_were_touched(act: Callable[[nn.Linear], None], keeps_gradients: bool) -> None:
     net = nn.Linear(70, 40)
-    manual = ManualUpdates(net.parameters())
+    manual = UpdatesByHand(net.parameters())
     if keeps_gradients:
         net(torch.ones(1, 70)).sum().backward()
     manual.remember()
@@ -99,7 +99,7 @@ def test_whether_parameters_were_touched(act: Callable[[nn.Linear], None], keeps
 
 def test_nothing_is_touched_before_the_first_backward() -> None:
     net = nn.Sequential(nn.LazyLinear(2), nn.Linear(2, 2))
-    manual = ManualUpdates(())
+    manual = UpdatesByHand(())
     manual.add(net.parameters())
     assert not manual.touched()
     manual.remember()

@@ -24,6 +24,7 @@ from retrograd.hooks.calls import Logs
 from retrograd.hooks.flow import FlowNotes
 from retrograd.hooks.forward_log import ForwardLog
 from retrograd.hooks.names import walk_parameters
+from retrograd.hooks.optimizer import held_by
 from retrograd.sites.site import parse_site
 
 Model = nn.Module | Mapping[str, nn.Module]
@@ -69,7 +70,7 @@ def explain_gradients(
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     reasons = GradientReasons(models, leaves, list(_find_held(optimizers, leaves)))
     if optimizers:
-        reasons.hold_against([each for one in optimizers for group in one.param_groups for each in group["params"]])
+        reasons.hold_against([each for one in optimizers for each in held_by(one)])
     if loss is not None:
         reasons.look_at(loss)
     return reasons

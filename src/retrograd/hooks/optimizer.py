@@ -67,6 +67,11 @@ def list_optimizers() -> list[Optimizer]:
     return [optimizer for optimizer in found if "param_groups" in vars(optimizer)]
 
 
+def held_by(optimizer: Optimizer) -> list[torch.Tensor]:
+    """The parameters of an optimizer, in their order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 class UpdateTap:
     """A pair of hooks around the updates of one optimizer; ``remove()`` takes both away.
 
@@ -106,7 +111,7 @@ class _BeforeStep(Hook):
 
 
 def _takes_closure_first(optimizer: Optimizer) -> bool:
-    """Whether the first argument of ``step`` is a closure, as it is of all optimizers of torch."""
+    """Tell whether the first argument of ``step`` is a closure, as it is of all optimizers of torch."""
     return next(iter(inspect.signature(optimizer.step).parameters), "") == "closure"
 
 

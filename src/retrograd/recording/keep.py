@@ -124,7 +124,7 @@ class Keep:
 
     @property
     def copies(self) -> bool:
-        """Whether tensors are copied when they are seen; a part always is, lest it hold the whole."""
+        """True if tensors are copied when they are seen; a part always is, lest it hold the whole."""
         return self.copy or self.part is not None
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:

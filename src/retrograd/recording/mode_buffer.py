@@ -3,7 +3,7 @@
 Of forwards with grad it shows only later whether a backward pass follows. When a model is called twice before a
 backward pass, either both calls are trained (two views of one example), or one of them is an evaluation that somebody
 ran without ``no_grad``. Only the backward pass tells. Until then calls of modules are numbered on;
-:mod:`retrograd.recording.attribution` takes the rows of an evaluation apart then.
+:mod:`retrograd.recording.emitter` takes the rows of an evaluation apart then.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class Forward:
 
     @property
     def is_reached(self) -> bool:
-        """Whether a backward pass has come to what it returned."""
+        """True if a backward pass has come to what it returned."""
         return self._reached.seen
 
     @property
     def is_over(self) -> bool:
-        """Whether no backward pass can come any more, for its graph is gone. False where nothing is known."""
+        """True if no backward pass can come any more, for its graph is gone; False where nothing is known."""
         watches = self._watches
         return watches is not None and not self.is_reached and all(watch.is_over for watch in watches)
 
@@ -159,7 +159,7 @@ class Forwards:
         self._listed.clear()
 
     def may_be_joined(self, root: int) -> bool:
-        """Whether a call of this model that begins now may be trained together with those before it."""
+        """True if a call of this model that begins now may be trained together with those before it."""
         if not any(forward.root == root for forward in self._listed):
             return True
         waiting = [not forward.is_over for forward in self._listed]

@@ -1,13 +1,19 @@
-"""Records what a module returns and is called with, call by call."""
+"""The calls of models and of their modules: whose forward begins, what it returns and is called with."""
 
 from __future__ import annotations
 
+import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
 
+from retrograd.facts.facts import Facts
+from retrograd.hooks.calls import count_calls
+from retrograd.hooks.distributed import is_rehearsal, running_stage, running_wrapper
 from retrograd.hooks.engine import (
     count_function_modes,
     current_graph_task,
@@ -18,10 +24,15 @@ from retrograd.hooks.engine import (
     without_functions,
 )
 from retrograd.hooks.gradients import InputGradient, edge_of, hook_input_gradients
+from retrograd.hooks.listeners import never_raise
+from retrograd.hooks.module import CallTap
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import is_leaf, number_of
+from retrograd.progress.steps import Steps
+from retrograd.recording.clock import RecordedPass
 from retrograd.recording.mode_buffer import CallCount, Mode, ModeBuffer
+from retrograd.recording.sink_log import SitePlacements
 from retrograd.recording.site_recorder import RecorderFactory, SiteRecorder, TensorRecorder
 from retrograd.sites.site import Site
 
@@ -206,7 +217,7 @@ class SlotWatch:
 
     @property
     def was_called(self) -> bool:
-        """Whether anything was ever seen here."""
+        """True if anything was ever seen here."""
         return any(calls.serial for calls in self._buffers)
 
     @property
@@ -279,3 +290,100 @@ class ArgumentWatch(SlotWatch):
             if is_leaf(edge.node) and recorder.gradient is not None:
                 recorder.gradient.copy_from_now_on()
             self._pending.append(InputGradient(recorder.see_gradient, edge, number))
+
+
+class ModelWatch:
+    """Tells the clock and the sources of facts when a model is called.
+
+    Args:
+        backward: the pass that runs, and the clock.
+        steps: told of models that run.
+        placements: told which stage of a pipeline a model is.
+        facts: told of forwards.
+        meet_wrapper: called with a wrapper that calls a model.
+    """
+
+    def __init__(
+        self,
+        backward: RecordedPass,
+        steps: Steps,
+        placements: SitePlacements,
+        facts: Facts,
+        meet_wrapper: Callable[[nn.Module], None],
+    ) -> None:
+        self._clock = backward.clock
+        self._backward = backward
+        self.fault = backward.fault
+        self._steps = steps
+        self._meet_wrapper = meet_wrapper
+        self._taps: list[CallTap] = []
+        self._placements = placements
+        self._facts = facts
+        self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._roots: WeakSet[nn.Module] = WeakSet()
+
+    def add(self, module: nn.Module, name: str | None = None) -> None:
+        """Take each call of this module for a forward of its own; a model of this name, or a part of one."""
+        if name is not None:
+            self._names[module] = name
+        if module not in self._roots:
+            self._roots.add(module)
+            self._taps.append(CallTap(module, self, outermost=True))
+
+    @never_raise()
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A model is called."""
+        clock = self._clock
+        if current_graph_task() != -1 or clock.is_paused:  # a checkpointed part is computed again
+            return
+        if clock.outermost is None and is_rehearsal():
+            clock.pause(id(module))
+            return
+        self._backward.guard.begin_forward((args, kwargs))
+        if clock.entered and not self._backward.is_running:
+            clock.leave_backward(failed=True)  # a pass that we did not see begin has raised
+        if clock.outermost is not None and not self._is_running(clock.outermost, module):
+            clock.forward_left()
+        wrapper = running_wrapper()
+        if wrapper is not None:
+            self._meet_wrapper(wrapper)
+        if clock.outermost is None:
+            self._find_stage(module)
+        clock.forward_begins(id(module), mode_now(), module.training)
+        self._steps.model_runs(module)
+        if clock.is_outermost:
+            self._facts.forward_begins(module, (args, kwargs))
+        buffer = clock.waiting_buffer
+        if buffer is not None:
+            buffer.forwards.begin(id(module), module.training, buffer.serial)
+
+    @never_raise()
+    def after_call(self, module: nn.Module, output: Any) -> None:
+        """The call has ended; the output is None, too, where it has raised."""
+        clock = self._clock
+        failed = output is None and sys.exc_info()[0] is not None
+        if clock.is_paused:
+            clock.go_on(id(module))
+        elif current_graph_task() == -1:
+            buffer = clock.waiting_buffer
+            if buffer is not None:
+                buffer.forwards.end(output, self._backward.guard, self._backward.leaf_handles)
+            if clock.is_outermost:
+                self._facts.forward_ends(module, output, failed)
+            self._backward.guard.pause()
+            clock.forward_ends(id(module), failed)
+
+    def _find_stage(self, model: nn.Module) -> None:
+        stage = running_stage()
+        self._clock.is_piped = stage is not None
+        if stage is not None:
+            self._placements.set_stage(self._names.get(model, ""), stage)
+
+    def remove(self) -> None:
+        """Take every hook back."""
+        for tap in self._taps:
+            tap.remove()
+
+    def _is_running(self, outermost: int, model: nn.Module) -> bool:
+        root = next((each for each in self._roots if id(each) == outermost), None)
+        return root is not None and count_calls(root) > (root is model)

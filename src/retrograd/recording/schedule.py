@@ -1,4 +1,4 @@
-"""Which optimizer steps are recorded.
+"""Schedules: the optimizer steps that are recorded.
 
 Loads without torch: the command line reads schedules too, and must answer within a moment.
 """

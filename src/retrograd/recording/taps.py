@@ -12,11 +12,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
 from retrograd.hooks.distributed import has_other_processes
-from retrograd.hooks.module import CallTap, InputWatcher, unwatch_forward, watch_forward
+from retrograd.hooks.module import CallTap, unwatch_forward, watch_forward
 from retrograd.hooks.names import NamedModule, parameter_site
 from retrograd.recording.module_watch import ArgumentWatch, OutputWatch, SlotCalls, SlotWatch
-from retrograd.recording.parameter_watch import ParameterWatch
-from retrograd.recording.reductions import Reductions
+from retrograd.recording.parameter_watch import ParameterWatch, Reductions
 from retrograd.recording.site_recorder import RecorderFactory, TensorRecorder
 from retrograd.sites.site import LOCAL, OPTIMIZER, WATCH, Site, local_gradient
 
@@ -48,10 +47,6 @@ class Taps:
         self.calls: list[SlotCalls] = []
         self._grad.forwards.calls = self.calls
         self.parameters: dict[int, ParameterWatch] = {}
-
-    def tap_root(self, module: nn.Module, watcher: InputWatcher) -> None:
-        """Tell ``watcher`` of the calls of a model, before and after everything within them."""
-        self._calls.append(CallTap(module, watcher, outermost=True))
 
     def tap_calls(self, entry: NamedModule) -> None:
         """Record what a module returns and is called with, where that is wanted."""

@@ -147,7 +147,7 @@ class RuleChain:
 
     @property
     def has_memory(self) -> bool:
-        """Whether a rule has remembered anything of the site so far."""
+        """True if a rule has remembered anything of the site so far."""
         return any(state.snapshot() for _, state in self._steps)
 
     def remember(self) -> list[Snapshot]:

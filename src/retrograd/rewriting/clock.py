@@ -1,4 +1,4 @@
-"""The clock of rules: the step, the call, and by what the gradients of the running pass are multiplied."""
+"""The clock of rules: the step, the call, and the loss scale of the running pass."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from torch.optim.optimizer import Optimizer
 from retrograd.hooks.checkpoints import CallsOfParts, part_computed_again
 from retrograd.hooks.engine import current_graph_task, grad_enabled
 from retrograd.hooks.reach import DeepGraphGuard
-from retrograd.progress.loss_scales import LossScales
-from retrograd.progress.steps import Steps
+from retrograd.progress.steps import LossScales, Steps
 
 
 class _ThreadClock(threading.local):
@@ -76,7 +75,7 @@ class RuleClock:
 
     @property
     def is_outside(self) -> bool:
-        """Whether this thread is in no call of a model; then a part of one may be called by itself."""
+        """True if this thread is in no call of a model; then a part of one may be called by itself."""
         return self._here.depth == 0
 
     @property
@@ -163,9 +162,8 @@ class RuleClock:
         self.when_skipped(optimizer)
 
     def _is_heeded(self, optimizer: Optimizer) -> bool:
-        """Whether an update counts. That of an optimizer which holds none of the parameters does if the models ran."""
-        concerns = self.steps.concerns(optimizer)
-        return self.steps.has_begun if concerns is None else concerns
+        """Tell whether an update counts; a stranger's does if the models have run since the last."""
+        return self.steps.counts(optimizer, otherwise=self.steps.has_begun)
 
     def _end_update(self, optimizer: Optimizer) -> None:
         if self._is_heeded(optimizer) and self.steps.ends_step(optimizer):
@@ -197,7 +195,7 @@ class RewrittenCall:
 
 
 def has_gradient(call: RewrittenCall | None, *, again: bool) -> bool:
-    """Whether gradients arrive at what is computed now, and not at what was computed the first time."""
+    """Tell whether gradients arrive at what is computed now, and not at what was computed the first time."""
     return not again or call is None or not call.had_grad
 
 

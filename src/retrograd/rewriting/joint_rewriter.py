@@ -15,7 +15,7 @@ from retrograd.errors import CannotRewriteError
 from retrograd.hooks.distributed import has_other_processes, is_flattened, is_sharded, own_rank, scale_all, total_norm
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.gradients import after_accumulation, change_gradient, leave_gradient
-from retrograd.hooks.optimizer import UpdateTap
+from retrograd.hooks.optimizer import UpdateTap, held_by
 from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
 from retrograd.rewriting.clock import RuleClock
 from retrograd.rules.norm_rule import NormRule
@@ -188,7 +188,7 @@ class JointRewriter:
 
     def _parameters(self) -> list[Tensor]:
         optimizer = self._find_optimizer()
-        return _parameters_of(optimizer) if optimizer is not None else []
+        return held_by(optimizer) if optimizer is not None else []
 
     def _before_update(self, times: int) -> None:
         if times > 1:
@@ -259,10 +259,6 @@ class JointRewriter:
                 del optimizer.found_inf  # type: ignore[attr-defined]
 
 
-def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def _check(optimizer: Optimizer, rule: Rule) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise CannotRewriteError(
@@ -270,13 +266,13 @@ def _check(optimizer: Optimizer, rule: Rule) -> None:
             repair="set the rule on the parameters: rg.rewrite(model, {'*:weight.grad': …}).",
             reason="it computes them several times within one update.",
         )
-    if any(map(is_flattened, _parameters_of(optimizer))):
+    if any(map(is_flattened, held_by(optimizer))):
         raise CannotRewriteError(
             "The gradients of FullyShardedDataParallel cannot be rewritten together.",
             repair="shard the model by torch.distributed.fsdp.fully_shard.",
             reason="each process has a part of them and would decide by that alone.",
         )
-    if isinstance(rule, PassRule) and any(map(is_sharded, _parameters_of(optimizer))):
+    if isinstance(rule, PassRule) and any(map(is_sharded, held_by(optimizer))):
         raise CannotRewriteError(
             f"{rule.name} cannot combine the passes of sharded parameters.",
             repair="replicate the model (DistributedDataParallel), or add up the losses and use a rule of the norm.",

@@ -15,10 +15,9 @@ from retrograd.hooks.backward import backward_listeners
 from retrograd.hooks.listeners import hidden_hooks
 from retrograd.hooks.module import CallTap, InputTap, OutputTap, is_compiled
 from retrograd.hooks.names import NamedModule, compiled_regions, name_models, parameter_site, walk_modules
-from retrograd.hooks.optimizer import optimizer_listeners
+from retrograd.hooks.optimizer import held_by, optimizer_listeners
 from retrograd.hooks.rewriters import gradient_rewriters, watched_rewriters
 from retrograd.notices import warn
-from retrograd.progress.steps import held_by
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
 from retrograd.rewriting.joint_rewriter import JointRewriter
 from retrograd.rewriting.module_rewriter import InputRewriter, OutputRewriter, WatchedRewriter
@@ -47,7 +46,7 @@ class Rewriting:
 
     @property
     def is_active(self) -> bool:
-        """Whether the rules act."""
+        """True while the rules act."""
         return self._factory.is_active
 
     @property

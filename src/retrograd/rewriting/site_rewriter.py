@@ -311,5 +311,5 @@ class SiteRewriters:
 
 
 def is_among(tensor: Tensor, given: Any) -> bool:
-    """Whether a tensor is one of those in a nest."""
+    """Tell whether a tensor is one of those in a nest."""
     return any(tensor is each for _, each in flatten(given, ()))
