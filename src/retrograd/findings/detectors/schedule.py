@@ -36,7 +36,7 @@ UNLEARNED = 0.3
 
 
 def list_rates(record: Record) -> dict[str, tuple[list[Update], FloatArray]]:
-    """For each optimizer its updates, and the highest learning rate among its groups at each.
+    """List the updates of each optimizer, with the highest learning rate among its groups at each.
 
     Raises:
         CannotTell: none was recorded.

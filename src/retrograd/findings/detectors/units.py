@@ -139,13 +139,13 @@ def _from_looks(record: Record, layer: Layer) -> Dead | None:
 
 
 def _from_rows(record: Record, layer: Layer) -> Dead | None:
-    """From a layer all of whose outputs are zero."""
+    """Judge a layer all of whose outputs are zero."""
     series = record.series(layer.site)
     return _since(layer, series.steps, series.zero_share == 1, series.count)
 
 
 def _from_gradients(record: Record, layer: Layer) -> Dead | None:
-    """From a layer that a ReLU follows which is not a module: outputs below zero, and no gradient of them."""
+    """Judge a layer before a ReLU that is not a module: its outputs are below zero, and have no gradient."""
     if layer.site.grad not in record.sites:
         return None
     value, gradient = record.series(layer.site), record.series(layer.site.grad)
