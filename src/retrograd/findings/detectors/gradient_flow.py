@@ -156,8 +156,8 @@ class Vanishing(_DepthDetector):
         "first.",
         example="The gradient falls to 0.13 of itself at each of 10 layers, from 0.12 at 18:output to 1.7e-09 at "
         "0:output: the first layers learn next to nothing.",
-        threshold="Over at least 4 layers that have weights the norm of the outputs' gradients falls by 1000 in all, "
-        "at three of four neighbours, and the loss has not fallen by a tenth.",
+        threshold=f"Over at least {LEAST} layers that have weights the norm of the outputs' gradients falls by "
+        f"{10**DECADES:g} in all, at three of four neighbours, and the loss has not fallen by a tenth.",
         source="AutoTrainer: a ratio of first to last below 1e-3; the rest is measured by us.",
         guard="A loss that falls, residual paths and zero-initialised branches (no steady fall), and frozen layers.",
         repair="Use ReLU or a kin in place of sigmoid, weights of variance 2/fan_in, a norm or a residual path.",
@@ -183,8 +183,8 @@ class Exploding(_DepthDetector):
     words = Words(
         says="The gradient grows by a like factor at each layer, or each call, on its way to the input.",
         example="The gradient grows 5.9 times at each of 7 layers, from 0.15 at 12:output to 6,400 at 0:output.",
-        threshold="Over at least 4 layers that have weights the norm of the outputs' gradients grows by 1000 in all, "
-        "at three of four neighbours, and the loss has not fallen by a tenth.",
+        threshold=f"Over at least {LEAST} layers that have weights the norm of the outputs' gradients grows by "
+        f"{10**DECADES:g} in all, at three of four neighbours, and the loss has not fallen by a tenth.",
         source="AutoTrainer: a ratio above 70; raised to 1000 by us.",
         guard="A loss that falls; a single layer that makes the growth; sums that are no chain.",
         repair="Use weights of variance 2/fan_in, a norm after each layer, or clip the norm of the gradient.",
@@ -229,8 +229,8 @@ class HooksScale(Detector):
         example="Something multiplies the gradient behind b:output by 50: the gradient of b:bias is 50 times the sum "
         "of the output's gradient at each of 58 steps.",
         threshold="The sum of a bias's gradient over the sum of its output's gradient is the same to 2 % at no fewer "
-        "than 5 steps, and off 1 by 10 %; or a weight's gradient is below 0.001 of ‖∂L/∂b‖·rms(x)·√fan_in at all of "
-        "10 steps.",
+        f"than {LEAST_STEPS} steps, and off 1 by 10 %; or a weight's gradient is below {LOW:g} of "
+        "‖∂L/∂b‖·rms(x)·√fan_in at all of 10 steps.",
         source="The derivative of a layer by its bias is 1; over 34 healthy runs the factor is 1.000, in bfloat16 "
         "within 3 %.",
         guard="Sums that cancel are left out, and so are several ranks, whose gradients are averaged.",
