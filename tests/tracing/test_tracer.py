@@ -497,7 +497,7 @@ def test_what_did_not_fail_in_a_node_cannot_go_on() -> None:
     with trace(resumable=True) as seen:
         torch.ones(2, requires_grad=True).exp().sum().backward()
     assert seen.pending is None
-    from retrograd.tracing.pending import Pending
+    from retrograd.tracing.traced_pass import Pending
 
     x = torch.ones(1, requires_grad=True).exp()
     with pytest.raises(StepperError):

@@ -59,7 +59,7 @@ class FactTaker(Protocol):
 
     @property
     def is_fact_recorded(self) -> bool:
-        """Whether that is recorded."""
+        """True if that is recorded."""
 
     @property
     def fact_moment(self) -> Moment:
@@ -119,13 +119,13 @@ class Facts:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether this step is."""
+        """True if this step is."""
         taker = self._taker()
         return taker is not None and taker.is_fact_recorded
 
     @property
     def is_look(self) -> bool:
-        """Whether this step is one of the few at which sources may look at what is dear."""
+        """True if this step is one of the few at which sources may look at what is dear."""
         return self.is_recorded and is_look(self._recorded)
 
     @property
@@ -136,7 +136,7 @@ class Facts:
 
     @property
     def recorded(self) -> int:
-        """How many steps were recorded before this one."""
+        """Number of steps that were recorded before this one."""
         return self._recorded
 
     def tell_operations(self, notes: OperationNotes) -> None:

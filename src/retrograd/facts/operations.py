@@ -1,4 +1,4 @@
-"""Which operations stand between a forward and its backward pass.
+"""Operations between a forward and its backward pass.
 
 To note them is dear, and most steps make the same graph. So they are noted at the first two recorded steps, and then at
 the step behind a look at which a graph is met that is unlike all those that were noted.
@@ -193,7 +193,7 @@ class GraphSizes:
         return outline
 
     def _count_living(self) -> int:
-        """How many graphs are still held; those that are gone are forgotten."""
+        """Count the graphs that are still held, and forget those that are gone."""
         self._signs = [sign for sign in self._signs if sign() is not None]
         self._living = len(self._signs)
         return self._living
@@ -240,7 +240,7 @@ class SoftmaxLooks:
 
 
 def _count_entries(arguments: str, result: Tensor) -> int:
-    """How many numbers add up to one: those along the dimension that it was called with, else the last one."""
+    """Count the numbers that add up to one: those along the dimension that it was called with, else the last one."""
     found = re.search(r"\bdim=(-?\d+)", arguments)
     return result.shape[int(found[1]) if found else -1]
 

@@ -34,11 +34,11 @@ class FactHost(Protocol):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether this step is."""
+        """True if this step is."""
 
     @property
     def is_look(self) -> bool:
-        """Whether this step is one of the few at which sources may look at what is dear."""
+        """True if this step is one of the few at which sources may look at what is dear."""
 
     @property
     def now(self) -> Moment:
@@ -46,7 +46,7 @@ class FactHost(Protocol):
 
     @property
     def recorded(self) -> int:
-        """How many steps were recorded before this one."""
+        """Number of steps that were recorded before this one."""
 
     def tell_operations(self, notes: OperationNotes) -> None:
         """Tell all sources which operations stand between a forward and its pass."""
@@ -109,5 +109,5 @@ EVERY = 128
 
 
 def is_look(recorded: int) -> bool:
-    """Whether the step before which so many were recorded is looked at: 0, 1, 2, powers of two, every 128th."""
+    """Tell whether the step before which so many were recorded is looked at: 0, 1, 2, powers of two, every 128th."""
     return recorded % EVERY == 0 or recorded & (recorded - 1) == 0

@@ -85,8 +85,8 @@ class _Streaks:
 
 
 @dataclass(slots=True)
-class _Rows:
-    """Which rows of an embedding have been looked up: a mask on its device, and how many look-ups since the last look.
+class _LookedUpRows:
+    """Rows of an embedding that were looked up: a mask on its device, and how many look-ups since the last look.
 
     It is made when the first ones come.
     """
@@ -134,7 +134,7 @@ class UnitLooks(FactSource):
         self._channels_first: set[str] = set()
         self._held: dict[str, list[_Reduced]] = {}
         self._streaks: dict[str, _Streaks] = {}
-        self._rows: dict[str, _Rows] = {}
+        self._rows: dict[str, _LookedUpRows] = {}
         self._well: set[str] = set()
         """Sites whose last fact told that all units are well; there is no other before that has changed."""
 
@@ -173,7 +173,7 @@ class UnitLooks(FactSource):
 
     def _watch_rows(self, path: str, rows: int) -> None:
         if rows <= _MOST_ROWS:
-            self._rows[path] = _Rows(rows)
+            self._rows[path] = _LookedUpRows(rows)
             self._watch(path, _UnitTap(self._training, lambda args, output: self._see_rows(path, args)))
 
     def _watch(self, path: str, watch: _UnitTap) -> None:

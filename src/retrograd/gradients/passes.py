@@ -18,7 +18,7 @@ from retrograd.graph.origins import Origins
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.flow import Cut, FlowNotes
-from retrograd.hooks.node_tap import Gradients, NodeHooks
+from retrograd.hooks.node_tap import NodeGradients, NodeHooks
 from retrograd.hooks.nodes import is_freed, is_leaf, name_of, number_of, root_edges, variable_of
 from retrograd.hooks.reach import PassNodes, Reach, find_nodes, guard_nodes, read_links
 from retrograd.hooks.torch_calls import user_line
@@ -256,12 +256,12 @@ class ZeroWatch:
         self._came: dict[int, bool] = {}
         self._gave: dict[int, tuple[bool | None, ...]] = {}
 
-    def before(self, index: int, incoming: Gradients) -> None:
+    def before(self, index: int, incoming: NodeGradients) -> None:
         """A node is about to run."""
         place = self._places[index]
         self._came[place] = self._came.get(place, False) or any(map(_is_some, incoming))
 
-    def after(self, index: int, outgoing: Gradients) -> None:
+    def after(self, index: int, outgoing: NodeGradients) -> None:
         """The pass has run."""
         self._gave[self._places[index]] = tuple(None if each is None else _is_some(each) for each in outgoing)
 

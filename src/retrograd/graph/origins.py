@@ -69,7 +69,7 @@ class Origins:
         return self
 
     def __del__(self) -> None:
-        """What a ``with`` without ``as`` has noted is for the walk that comes."""
+        """Leave what a ``with`` without ``as`` has noted for the walk that comes."""
         global _unheld
         if self._is_unasked and _latest and self._turn == _latest[0]:
             _unheld = Origins(self._log, self._names, self.writes)
@@ -157,7 +157,7 @@ _unheld: Origins | None = None
 
 
 def latest_origins() -> Origins | None:
-    """Those that were entered last, if somebody still holds them, or has not yet asked them."""
+    """The origins that were entered last, if somebody still holds them, or has not yet asked them."""
     return _latest[1]() or _unheld
 
 
@@ -221,7 +221,7 @@ def _name_of(function: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ForwardSpan:
-    """One call of a module in the forward.
+    """A call of a module in the forward.
 
     Attributes:
         module: its path.

@@ -34,15 +34,15 @@ class BackwardListener(Protocol):
     """Told of each outermost backward pass, in the thread that asked for it. What it raises ends that pass."""
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """A pass starts from these tensors."""
+        """See that a pass starts from these tensors."""
 
     def backward_ends(self, failed: bool) -> None:
-        """That pass has ended."""
+        """See that the pass ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineRun:
-    """What the engine was called with.
+    """The arguments of one run of the engine.
 
     Attributes:
         roots: tensors and gradient edges at which it begins.
@@ -75,7 +75,7 @@ class BackwardFollower(Protocol):
         """The engine is about to run."""
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """It has ended, with this error if it failed."""
+        """See that the engine has ended, with this error if it failed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +98,7 @@ _here = _RunningPasses()
 
 
 def has_asked_for_a_pass() -> bool:
-    """Whether this thread waits for an outermost pass that was told of. A device's own thread never does."""
+    """Tell whether this thread waits for an outermost pass that was told of. A device's own thread never does."""
     return _here.running is not None
 
 

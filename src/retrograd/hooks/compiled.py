@@ -44,10 +44,10 @@ class CompiledCallListener(Protocol):
     """Told of each outermost call of compiled code, in the thread that makes it. Must not raise."""
 
     def compiled_call_begins(self, function: object, frame: FrameType) -> None:
-        """What ``torch.compile`` was given is about to run; ``frame`` is torch's, below that of the caller."""
+        """See that a compiled function is about to run; ``frame`` is torch's, below that of the caller."""
 
     def compiled_call_ends(self) -> None:
-        """It has returned or raised."""
+        """See that the compiled function has returned or raised."""
 
 
 def _install() -> list[Undo]:
@@ -57,14 +57,14 @@ def _install() -> list[Undo]:
 compiled_call_listeners = Listeners[CompiledCallListener](Patch(_install))
 
 
-class _RunningCall(threading.local):
+class _OutermostCall(threading.local):
     frame = 0
     """Identity of the frame of the outermost compiled call in this thread; 0 outside of all."""
 
 
 def _wrap_switch(room: ModuleType) -> Undo:
     original = getattr(room, _NAME)
-    here = _RunningCall()
+    here = _OutermostCall()
     told: dict[int, tuple[CompiledCallListener, ...]] = {}
 
     @functools.wraps(original)
@@ -166,7 +166,7 @@ _HOOKS_ARE_COMPILED = TORCH >= (2, 14)
 
 
 def tables_of(module: nn.Module) -> Any:
-    """What has the tables of forward hooks, by torch's names, from which hooks of ours on a module are called."""
+    """The owner of the tables of forward hooks, by torch's names, from which hooks of ours on a module are called."""
     call = module._compiled_call_impl
     if call is None or not _HOOKS_ARE_COMPILED:
         return module

@@ -41,7 +41,7 @@ class DiscoveryListener(Protocol):
         """``optimizer.step`` was called."""
 
     def discovery_failed(self, error: Exception) -> None:
-        """One of the above has raised. Nothing more will be told."""
+        """A method of this listener has raised; nothing more will be told."""
 
 
 class ModelDiscovery:
@@ -64,7 +64,7 @@ class ModelDiscovery:
 
     @property
     def armed(self) -> bool:
-        """Whether forward calls are told of."""
+        """True if forward calls are told of."""
         return bool(self._armed)
 
     def arm(self) -> None:
@@ -132,7 +132,7 @@ class ModelDiscovery:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether a part of this model goes through torch.compile."""
+    """Tell whether a part of this model goes through torch.compile."""
     return any(
         "_orig_mod" in module._modules or module._compiled_call_impl is not None for module in nn.Module.modules(model)
     )
@@ -175,7 +175,7 @@ def _given(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None
 
 
 def _note(module: nn.Module) -> None:
-    """What a module is given first, it is given by its constructor."""
+    """Note the line that constructs a module: what a module is given first, it is given by its constructor."""
     if is_compiling() or module in _lines:
         return
     frame: FrameType | None = sys._getframe(2)
@@ -186,7 +186,7 @@ def _note(module: nn.Module) -> None:
 
 
 def _is_its_own(frame: FrameType, module: nn.Module) -> bool:
-    """Whether a frame is of a method of the module, or a library's between such ones."""
+    """Tell whether a frame is of a method of the module, or a library's between such ones."""
     names = frame.f_code.co_varnames
     return bool(names) and frame.f_locals.get(names[0]) is module
 

@@ -1,4 +1,4 @@
-"""What torch says of itself: which version it is, what its engine runs, which modes are on, whether it compiles.
+"""The state of torch: its version, what its engine runs, which modes are on, and whether it compiles.
 
 A torch that is older than the oldest that the tests run with is refused when this is imported.
 """
@@ -122,26 +122,26 @@ _COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
 
 @uncompiled
 def is_backward_compiled() -> bool:
-    """Whether a backward pass that begins now is compiled as one graph, hooks and all."""
+    """Tell whether a backward pass that begins now is compiled as one graph, hooks and all."""
     module = sys.modules.get(_COMPILED_AUTOGRAD)  # not loaded by us: that takes more than a second
     return bool(getattr(module, "compiled_autograd_enabled", False))
 
 
 @uncompiled
 def is_in_compiled_backward() -> bool:
-    """Whether the backward pass that runs now is compiled as one graph; at its end torch calls nobody."""
+    """Tell whether the backward pass that runs now is compiled as one graph; at its end torch calls nobody."""
     module = sys.modules.get(_COMPILED_AUTOGRAD)
     return bool(getattr(module, "in_compiled_autograd_region", False))
 
 
 @uncompiled
 def is_tracing() -> bool:
-    """Whether what runs now only makes a graph (ahead-of-time autograd, export): its tensors have no values."""
+    """Tell whether what runs now only makes a graph (ahead-of-time autograd, export): its tensors have no values."""
     return not (_mode_of_kind(_FAKE) is _mode_of_kind(_FUNCTIONAL) is _mode_of_kind(_PROXY) is None)
 
 
 def is_abstract() -> bool:
-    """Whether tensors stand for others: while a graph is made, in ``torch.func`` transforms, in ``torch.jit.trace``."""
+    """Tell whether tensors stand for others: in ``torch.func``, in ``torch.jit.trace``, or while a graph is made."""
     has_levels = torch._C._functorch.peek_interpreter_stack() is not None
     return has_levels or is_jit_tracing() or is_tracing()
 

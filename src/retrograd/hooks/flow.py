@@ -1,4 +1,4 @@
-"""Which parameters each tensor is made of, and where that was cut off from the graph, as seen by a function mode."""
+"""The flow of parameters into tensors, and its cuts from the graph, as seen by a function mode."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _takes_shape_alone(name: str) -> bool:
 
 
 def _is_in(file: str, function: str, frame: FrameType | None) -> bool:
-    """Whether this runs in a function of one of torch's files, for code of the user's own lies in between."""
+    """Tell whether this runs in a function of one of torch's files, for code of the user's own lies in between."""
     for _ in range(_FAR):
         if frame is None:
             return False

@@ -170,7 +170,7 @@ class ForwardLog:
 
     @uncompiled
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """It has ended."""
+        """Put the mode back as it was before the pass."""
         log = self._logs.begin()
         undo = log.undo_backward.pop() if log.undo_backward else None
         if undo is not None:
@@ -299,7 +299,7 @@ class ThreadListener(Protocol):
         """This thread is about to do its work."""
 
     def thread_ends(self) -> None:
-        """It has done it; told too if it listens no longer, as long as somebody holds the listener."""
+        """This thread has done its work; told too if it listens no longer, as long as somebody holds the listener."""
 
 
 def _begin() -> tuple[ThreadListener, ...]:
@@ -356,7 +356,7 @@ class OperationClock(FunctionListener):
         self._spans: list[int] = []
 
     def seconds_at(self, number: int) -> float | None:
-        """How long the operation took that made the node with this number; it may have made several."""
+        """Seconds that the operation took that made the node with this number; it may have made several."""
         index = span_at(self._operations, number)
         if index is None:
             return None
@@ -409,7 +409,7 @@ class OperationClock(FunctionListener):
 
     @uncompiled
     def compiled_call_ends(self) -> None:
-        """It has ended."""
+        """Put the mode back as it was before the pass."""
         if self._compiled is not None and threading.get_ident() == self._thread:
             begun, self._compiled = self._compiled, None
             self.after(begun, None, None, sys._getframe())

@@ -1,4 +1,4 @@
-"""One function mode, which shows its listener every call of a torch function, and is out of the way where it must be.
+"""A function mode that shows its listener every call of a torch function, and is out of the way where it must be.
 
 Compiled code is left alone, for torch.compile guards its graphs against modes. Some modules compute by other kernels
 where a mode is on; it is not on while they run. A mode belongs to a thread, and nobody else can take it off: the thread
@@ -53,7 +53,7 @@ class FunctionListener:
         raise NotImplementedError
 
     def after(self, seen: Any, function: Any, result: Any, frame: FrameType) -> None:
-        """It has returned.
+        """A function has returned.
 
         Args:
             seen: what :meth:`before` returned.
@@ -64,7 +64,7 @@ class FunctionListener:
         raise NotImplementedError
 
     def fail(self, error: Exception) -> None:
-        """It has raised: a fault of ours must not stop the program."""
+        """This listener has raised: a fault of ours must not stop the program."""
         warn(f"what operations do is not noted any more: {error!r}")
 
 
@@ -195,7 +195,7 @@ class FunctionMode(TorchFunctionMode):
             before_next_call(thread, self._leave_thread)
 
     def is_entered(self) -> bool:
-        """Whether it is on this thread's stack, or put aside for a call of ``backward``."""
+        """Tell whether it is on this thread's stack, or put aside for a call of ``backward``."""
         return self._places[threading.get_ident()] > 0
 
     def thread_begins(self) -> None:
@@ -204,7 +204,7 @@ class FunctionMode(TorchFunctionMode):
         self._begun.add(threading.get_ident())
 
     def thread_ends(self) -> None:
-        """It ends."""
+        """A thread of the program's ends."""
         self._begun.discard(threading.get_ident())
         self._take_off()
         run_errands()
@@ -300,7 +300,7 @@ class ModuleHooks:
 
 
 def is_fused(module: nn.Module, args: tuple[Any, ...]) -> bool:
-    """Whether a module computes by other kernels where a function mode is on, when it is called with this."""
+    """Tell whether a module computes by other kernels where a function mode is on, when it is called with this."""
     if not isinstance(module, _FUSED) or module.training:
         return False
     tensors = [*nn.Module.parameters(module), *(arg for arg in args if isinstance(arg, torch.Tensor))]
@@ -318,7 +318,7 @@ class ForwardListener(FunctionListener):
 
     @property
     def is_started(self) -> bool:
-        """Whether it has been started and not stopped; its mode may be off the stack for a while when it has been."""
+        """True if it has been started and not stopped; its mode may be off the stack for a while when it has been."""
         return self._hooks is not None
 
     def start(self) -> None:
@@ -350,7 +350,7 @@ class ForwardListener(FunctionListener):
 
     @uncompiled
     def module_ends(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Its call has ended."""
+        """The call of a module has ended."""
         if self._fused is not None and self._fused[0] == id(module) and not is_compiling():
             (_, put_on), self._fused = self._fused, None
             put_on()
@@ -365,7 +365,7 @@ class ForwardListener(FunctionListener):
 
     @uncompiled
     def compiled_call_ends(self) -> None:
-        """It has ended."""
+        """Compiled code has ended."""
         if self._aside is not None:
             (put_on, hooks), self._aside = self._aside, None
             hooks.resume()
@@ -376,7 +376,7 @@ Errand = Callable[[], None]
 
 
 class _Errands:
-    """Those of all threads. While there are none nothing is hooked."""
+    """Errands of all threads. Nothing is hooked while there are none."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Errand, ...]] = {}
@@ -392,7 +392,7 @@ class _Errands:
 
     @uncompiled
     def run(self) -> None:
-        """Those of this thread."""
+        """Run the errands of this thread."""
         with self._lock:
             errands = self._waiting.pop(threading.get_ident(), ())
         for errand in errands:

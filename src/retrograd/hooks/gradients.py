@@ -80,7 +80,7 @@ def _table_of(tensor: Tensor) -> Any:
 
 
 def shares_memory(tensor: Tensor) -> bool:
-    """Whether anything besides this one tensor holds the memory that its elements lie in, as far as can be seen.
+    """Tell whether anything besides this one tensor holds the memory that its elements lie in, as far as can be seen.
 
     A gradient of which that is not so becomes the ``.grad`` of a parameter as it is, and is written into later.
     """
@@ -135,7 +135,7 @@ class GradientWatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the tensor that was hooked last is gone, and its node too, so that no gradient of it can come."""
+        """True if the tensor that was hooked last is gone, and its node too, so that no gradient of it can come."""
         return self._table is not None and self._table() is None
 
     def _watch_leaf(self, leaf: Tensor) -> None:
@@ -184,7 +184,7 @@ class InputGradient:
         self._handles: list[Entry] = []
 
     def expect(self, handle: Entry) -> None:
-        """One more part will come, through this hook."""
+        """Expect another part, through this hook."""
         self._parts += 1
         self._missing += 1
         self._handles.append(handle)
@@ -226,7 +226,7 @@ class InputGradient:
 
     @property
     def unfinished(self) -> bool:
-        """Whether some parts have come and others have not (a branch that this pass does not run)."""
+        """True if some parts have come and others have not (a branch that this pass does not run)."""
         return self._missing != self._parts
 
 

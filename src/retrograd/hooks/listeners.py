@@ -37,7 +37,7 @@ Listener = TypeVar("Listener")
 
 
 class Listeners(Generic[Listener]):
-    """Those that are told of one kind of thing, in the order in which they came. Any thread may add and remove.
+    """Listeners to one kind of event, in the order in which they came. Any thread may add and remove.
 
     Args:
         patch: what must stand in torch so that there is something to tell.
@@ -104,7 +104,7 @@ def replace(owner: Any, name: str, replacement: object) -> Undo:
 
 
 class Patch:
-    """What is put into torch with its first user, and taken out with its last.
+    """Replacements that are put into torch with their first user, and taken out with their last.
 
     Args:
         install: puts it there; returns what takes each part out.
@@ -226,12 +226,12 @@ class Hook:
 
 
 def is_ours(hook: object) -> bool:
-    """Whether a hook in a table of torch's was set here."""
+    """Tell whether a hook in a table of torch's was set here."""
     return isinstance(hook, Hook)
 
 
 class Entry:
-    """One hook in a table of torch's, from now until ``remove()``. It does not hold the table.
+    """A hook in a table of torch's, which it does not hold, from now until ``remove()``.
 
     Args:
         hook: what torch is to call.
@@ -283,7 +283,7 @@ def enter_node(register: Callable[[Any], Any], hook: Callable[..., Any]) -> Entr
 
 
 def without_ours(table: OrderedDict[Any, Any]) -> list[tuple[Any, Any]]:
-    """What stands in a table, but for the hooks that were set here."""
+    """The items of a table, without the hooks that were set here."""
     return [item for item in list(table.items()) if not isinstance(item[1], Hook)]
 
 

@@ -27,7 +27,7 @@ class TapSwitch(Protocol):
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calls of this module run as compiled code, so that hooks on the modules within it do not."""
+    """Tell whether calls of this module run as compiled code, so that hooks on the modules within it do not."""
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 

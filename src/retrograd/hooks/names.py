@@ -1,4 +1,4 @@
-"""What the modules of a model, their parameters and their arguments are called, and the sites that each module has.
+"""Names of the modules of a model, of their parameters and arguments, and the sites that each module has.
 
 Paths leave out what wrappers put in: DDP, FSDP, compilers, checkpoints.
 """
@@ -29,7 +29,7 @@ _MOST_SETTINGS = 300
 
 @dataclass(frozen=True, slots=True)
 class NamedModule:
-    """One module of a recorded model.
+    """A module of a recorded model.
 
     Attributes:
         path: its path, without the names that wrappers (DDP, FSDP, torch.compile, checkpointing) put in.
@@ -120,12 +120,12 @@ def _merge(wrapper: NamedModule, wrapped: NamedModule) -> NamedModule:
 
 
 def compiled_regions(entries: Iterable[NamedModule]) -> tuple[str, ...]:
-    """What the paths begin with of modules that lie inside compiled ones; an empty text where the whole model is."""
+    """Beginnings of the paths of modules inside compiled ones; an empty text where the whole model is compiled."""
     return tuple(beginning_of(entry.path) for entry in entries if is_compiled(entry.tapped))
 
 
 def beginning_of(path: str) -> str:
-    """What the paths of all modules within this one begin with."""
+    """The beginning of the paths of all modules within this one."""
     return "" if path == ROOT else f"{path}."
 
 
@@ -263,7 +263,7 @@ _NO_TENSORS = frozenset({"bool", "int", "str", "None"})
 
 
 class ArgumentNames:
-    """Names what a module is called with.
+    """Names of the arguments of a module's calls.
 
     Args:
         module: the module, which is not held.
@@ -298,7 +298,7 @@ class ArgumentNames:
 
 
 def spread_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a model is called with: a tuple or list holds arguments, a mapping named ones; else it is the only one."""
+    """Arguments of a model: a tuple or list holds several, a mapping named ones; anything else is the only one."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return (tuple(batch), {}) if type(batch) in (tuple, list) else ((batch,), {})  # a named tuple is one argument

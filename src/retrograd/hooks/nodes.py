@@ -62,12 +62,12 @@ def name_of(node: Any) -> str:
 
 
 def is_leaf(node: Any) -> bool:
-    """Whether a node only adds what comes in to the ``.grad`` of a leaf."""
+    """Tell whether a node only adds what comes in to the ``.grad`` of a leaf."""
     return type(node) is LEAF_KIND
 
 
 def is_python(node: Any) -> bool:
-    """Whether a node was made by a Python ``Function``."""
+    """Tell whether a node was made by a Python ``Function``."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
@@ -77,7 +77,7 @@ def variable_of(node: Any) -> Tensor | None:
 
 
 def identity_of(node: Any) -> tuple[int, int]:
-    """What tells a node from all others that live at the same time, whatever object it is handed out as."""
+    """A key that tells a node from all others that live at the same time, whatever object it is handed out as."""
     if IDENTITIES_LAST:
         return id(node), number_of(node)
     return node.metadata.setdefault(_KEY, next(_identities)), number_of(node)
@@ -90,13 +90,13 @@ def edges_of(node: Any) -> tuple[tuple[Any, int], ...]:
 
 
 def inputs_of(node: Any) -> tuple[Metadata, ...]:
-    """What must come in: shape, dtype and device of each gradient."""
+    """Shape, dtype and device of each gradient that must come in."""
     described: tuple[Metadata, ...] = node._input_metadata
     return described
 
 
 def saved_of(node: Any) -> dict[str, Any]:
-    """What the operation saved for its backward, without unpacking it.
+    """Read all that the operation saved for its backward, without unpacking it.
 
     Returns:
         Name → a ``SavedTensor`` (see :func:`peek`), a list of them, or a plain value. Of a Python Function all tensors
@@ -110,7 +110,7 @@ def saved_of(node: Any) -> dict[str, Any]:
 
 
 def is_saved_tensor(value: Any) -> bool:
-    """Whether this is torch's own holder of a tensor that a node has saved."""
+    """Tell whether this is torch's own holder of a tensor that a node has saved."""
     return type(value).__name__ == "SavedTensor"
 
 
@@ -138,7 +138,7 @@ def detach(held: Tensor) -> Tensor:
 
 
 def is_freed(node: Any) -> bool:
-    """Whether a backward pass has freed what this node had saved."""
+    """Tell whether a backward pass has freed what this node had saved."""
     saved_of(node)
     try:
         for name, attribute in _saved_names[type(node)]:
@@ -175,7 +175,7 @@ def saved_tensors_of(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _refused_versions(node: Any, name: str, raw: Any) -> tuple[int, int] | None:
-    """What autograd says when it is asked for a saved tensor. A node's own output can be had from the node alone."""
+    """Ask autograd for a saved tensor, and read the versions in its refusal. Its own output is asked of the node."""
     attribute = _SAVED + name
     try:
         if hasattr(type(node), attribute):
@@ -302,7 +302,7 @@ def _materialize(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor | 
 
 
 def _match_edges(node: Any, result: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """One gradient for each tensor among the arguments, from one for each argument.
+    """Match gradients, one for each argument, with edges, one for each tensor among the arguments.
 
     Those that need a gradient are the edges that lead somewhere, in the same order. Where some arguments are no
     tensors, it cannot be told which of the others stand for edges that lead nowhere: there it is None.
@@ -322,7 +322,7 @@ def _match_edges(node: Any, result: tuple[Tensor | None, ...]) -> tuple[Tensor |
 
 
 def _wants_zeros(node: Any) -> bool:
-    """What the ``Function`` set by ``set_materialize_grads``; torch lets it be set, and not be read."""
+    """Read what the ``Function`` set by ``set_materialize_grads``, which torch lets be set, and not be read."""
     offset = _flag_offset()
     return offset is None or ctypes.string_at(id(node) + offset, 1) != b"\0"
 

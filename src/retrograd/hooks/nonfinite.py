@@ -78,7 +78,7 @@ class ResultWatch:
         self._births.clear()
 
     def birth_of(self, tensor: Tensor) -> Any:
-        """What a tensor goes back to that is not finite; None where nothing is known."""
+        """The birth that a tensor goes back to that is not finite; None where nothing is known."""
         known = self._births.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
 
@@ -123,7 +123,7 @@ class ResultWatch:
 
 
 def is_fine(tensor: Tensor) -> bool:
-    """Whether all elements are finite; true of what has none to be read."""
+    """Tell whether all elements are finite; true of what has none to be read."""
     if not tensor.is_floating_point() or is_transformed(tensor) or is_tracing():
         return True
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta or is_jit_tracing():
@@ -137,7 +137,7 @@ def is_fine(tensor: Tensor) -> bool:
 
 
 def are_fine(tensors: list[Tensor]) -> bool:
-    """Whether these are finite, by a norm of each; False where one may not be, and has to be looked at."""
+    """Tell whether these are finite, by a norm of each; False where one may not be, and has to be looked at."""
     if not tensors or dispatch_modes() or is_jit_tracing() or is_tracing():
         return not tensors
     with torch.no_grad(), without_functions():
@@ -183,7 +183,7 @@ class BackwardLook(FunctionListener):
             self._mode.put_on()
 
     def found_in(self, node: Any) -> Any:
-        """What was kept of a birth in this node; None if there was none."""
+        """The note of a birth in this node; None if there was none."""
         return self._found.get(id(node))
 
     @uncompiled
@@ -283,7 +283,7 @@ class GradientBirths:
         self._see((incoming,))
 
     def _see_leaf(self, incoming: tuple[Tensor | None, ...]) -> None:
-        """What has come to no leaf has been masked."""
+        """See what comes to a leaf; numbers that come to none have been masked."""
         if not self._is_applied:
             self._see(incoming)
             self._is_applied = self._found is not None and not _are_fine(incoming)
@@ -337,7 +337,7 @@ def _are_fine(incoming: tuple[Tensor | None, ...]) -> bool:
 
 
 def read_saved(node: Any) -> dict[str, Any]:
-    """What a node has saved: its tensors, detached, and plain values."""
+    """Read all that a node has saved: tensors, detached, and plain values."""
     found: dict[str, Any] = {}
     for name, value in saved_of(node).items():
         if is_saved_tensor(value):

@@ -52,7 +52,7 @@ _APPLY: CodeType | None = getattr(getattr(torch.autograd.Function.apply, "__func
 
 @lru_cache(maxsize=4096)
 def _begins_function(code: CodeType) -> bool:
-    """Whether a frame of this code is the outermost of a call of a Python Function."""
+    """Tell whether a frame of this code is the outermost of a call of a Python Function."""
     if _APPLY is not None:
         return code is _APPLY
     return any(_code_of(vars(each).get("forward")) is code for each in _subclasses(torch.autograd.Function))
@@ -154,7 +154,7 @@ class OperationNotes(ForwardListener):
         self._is_forward = True
 
     def forward_ends(self) -> None:
-        """That call is over: hold no nodes."""
+        """The call of a model is over: hold no nodes."""
         self._is_forward = False
         self._guard.part()
 

@@ -111,7 +111,7 @@ class _BeforeStep(Hook):
 
 
 def _takes_closure_first(optimizer: Optimizer) -> bool:
-    """Whether the first argument of ``step`` is a closure, as it is of all optimizers of torch."""
+    """Tell whether the first argument of ``step`` is a closure, as it is of all optimizers of torch."""
     return next(iter(inspect.signature(optimizer.step).parameters), "") == "closure"
 
 

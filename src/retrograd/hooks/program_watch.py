@@ -86,7 +86,7 @@ class ProgramWatch(ForwardListener):
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the thread that is watched."""
+        """True if this is the thread that is watched."""
         return self._thread == threading.get_ident()
 
     def pause(self) -> None:
@@ -136,7 +136,7 @@ class ProgramWatch(ForwardListener):
         self._fault(error)
 
     def _is_dull(self, kind: int, result: Any) -> bool:
-        """Whether nobody asks for this result."""
+        """Tell whether nobody asks for this result."""
         if self.see_result is None:
             return True
         if not kind & CARRIES or self.is_bad:
@@ -220,7 +220,7 @@ _known: dict[Any, int] = {}
 
 
 def kind_of(function: Any) -> int:
-    """What this torch function can do."""
+    """The kind of a torch function: what it can do, as flags."""
     try:
         return _known[function]
     except KeyError:
@@ -243,7 +243,7 @@ def _find_kind(function: Any) -> int:
 
 
 def _may_write(function: Any, name: str) -> bool:
-    """Of torch's own functions, those in place are known by their names; one in Python may call any."""
+    """Tell by its name whether a function of torch's may write in place; one in Python may call any."""
     if not isinstance(function, _BUILT_IN):
         return True
     is_operator = name.startswith("__") and name.endswith("__")
@@ -285,7 +285,7 @@ class NodeOrigin(NamedTuple):
 
 
 class NodePlaces:
-    """Of one thread.
+    """Places in the program where the nodes of one thread were made.
 
     Args:
         name_module: the path of a module, None where it has no name.
@@ -313,7 +313,7 @@ class NodePlaces:
         self._open.append(call)
 
     def leave(self, module: nn.Module) -> None:
-        """That call has ended, and so have those in it that were left by Ctrl-C."""
+        """The call of this module has ended, and so have calls in it that were left by Ctrl-C."""
         if any(call.module() is module for call in self._open):
             last = next_sequence_number()
             while self._open:

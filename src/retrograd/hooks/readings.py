@@ -20,7 +20,7 @@ from retrograd.hooks.saved import top_pair
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is to be read of one module.
+    """A request to read the calls of one module.
 
     Attributes:
         tapped: the module that gets the hooks.
@@ -144,7 +144,7 @@ class WayOut:
 
 
 def can_end_early(model: nn.Module) -> bool:
-    """Whether nobody misses the end of a forward of this model.
+    """Tell whether nobody misses the end of a forward of this model.
 
     Torch calls no forward hook of the modules that an early end passes through. So there must not be any; nor a
     wrapper that has to tidy up after each forward (FSDP, DDP inside of the model, accelerate's offloading).

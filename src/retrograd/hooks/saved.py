@@ -75,13 +75,13 @@ def top_pair() -> tuple[Pack, Unpack] | None:
 
 
 def belongs_to_checkpoint() -> bool:
-    """Whether what is saved now belongs to a checkpointed part: it is computed again, and need not be kept."""
+    """Tell whether what is saved now belongs to a checkpointed part: it is computed again, and need not be kept."""
     top = _top(True)
     return top is not None and getattr(top[0], "__qualname__", "") in _CHECKPOINTS
 
 
 def can_recompute(module: nn.Module) -> bool:
-    """Whether torch's checkpoint can be used for this call.
+    """Tell whether torch's checkpoint can be used for this call.
 
     Not where hooks are forbidden, nor while ``vmap`` or the like transforms, or ``torch.jit.trace`` notes what is done;
     nor where a hook of the program comes before ours, since it would be given again what it has returned.
@@ -91,13 +91,13 @@ def can_recompute(module: nn.Module) -> bool:
 
 
 def in_forward_mode() -> bool:
-    """Whether tangents are computed: their formulas round otherwise while a dispatch mode looks on."""
+    """Tell whether tangents are computed: their formulas round otherwise while a dispatch mode looks on."""
     return forward_ad._current_level >= 0
 
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """What is done is not noted by ``torch.jit.trace``."""
+    """A block in which ``torch.jit.trace`` notes nothing."""
     state = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
@@ -107,7 +107,7 @@ def untraced() -> Iterator[None]:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is nothing but a view of memory: no subclass, and not sparse, quantized, fake or batched."""
+    """Tell whether a tensor is a mere view of memory: no subclass, and not sparse, quantized, fake or batched."""
     return (
         type(tensor) in _PLAIN
         and tensor.layout is _STRIDED
@@ -164,7 +164,7 @@ class VersionCount:
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often this memory was written to; always 0 for a tensor that does not count."""
+    """The number of writes to this memory; always 0 for a tensor that does not count."""
     try:
         return tensor._version
     except RuntimeError:  # made in inference mode; to ask first costs more than to read
@@ -172,7 +172,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def is_cast_of_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter in another dtype, as autocast makes it, or a view of one."""
+    """Tell whether a tensor is a parameter in another dtype, as autocast makes it, or a view of one."""
     node = tensor.grad_fn
     for _ in range(3):  # the cast, and views of it such as a transpose
         if node is None or not node.next_functions:

@@ -78,7 +78,7 @@ class ParameterStorages:
                 self._known[key] = ParameterStorage(reference, kind, name, layout)
 
     def find(self, storage: torch.UntypedStorage) -> ParameterStorage | None:
-        """What lies in this memory; None where that is not a parameter or buffer."""
+        """Find the parameter or buffer that lies in this memory; None where none does."""
         known = self._known.get(id(storage))
         return known if known is not None and known.storage() is storage else None
 
@@ -90,7 +90,7 @@ class ParameterStorages:
         return found.kind if found.layout == _layout_of(tensor) else f"{found.kind} view", found.name
 
     def include(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
-        """Whether a tensor lies in memory that stays: of a parameter or buffer, or of a cast that autocast holds."""
+        """Tell whether a tensor lies in memory that stays: of a parameter, a buffer, or a cast that autocast holds."""
         if self.find(storage) is not None or type(tensor) is nn.Parameter or isinstance(base_of(tensor), nn.Parameter):
             return True
         return (
@@ -136,7 +136,7 @@ def first_bytes(tensor: Tensor, most: int = _BYTES) -> bytes | Tensor:
 
 
 def count_same_rows(tensor: Tensor, rows: int = 4096, columns: int = 64) -> int:
-    """How many rows of a matrix on the CPU are equal to another one of it, bit for bit.
+    """Count the rows of a matrix on the CPU that are equal to another one of it, bit for bit.
 
     Of more rows or columns than that the first are looked at; where these are equal and there are more columns, all of
     those rows. None where they hold what is not finite: NaN is equal to nothing.
@@ -166,7 +166,7 @@ _OWN = 2
 
 
 def is_held_elsewhere(values: Tensor) -> bool:
-    """Whether anything but this tensor object keeps its memory alive."""
+    """Tell whether anything but this tensor object keeps its memory alive."""
     storage = values.untyped_storage()
     return bool(torch._C._storage_Use_Count(storage._cdata) > _OWN)
 
@@ -176,7 +176,7 @@ _BLIND = frozenset({"CopySlices", "CppFunction"})
 
 
 class KeptByNode(NamedTuple):
-    """One tensor that a node keeps.
+    """A tensor that a node keeps.
 
     Attributes:
         slot: torch's name for it, ``tensors[0]`` of a Python ``Function``, or ``ctx.NAME`` for an attribute.
@@ -210,12 +210,12 @@ def read_kept(node: Any) -> Iterator[KeptByNode]:
 
 
 def is_released(node: Any) -> bool:
-    """Whether a pass has freed what the operation had saved; attributes stay for as long as the node."""
+    """Tell whether a pass has freed what the operation had saved; attributes stay for as long as the node."""
     return all(kept.is_attribute for kept in read_kept(node))
 
 
 def is_blind(node: Any) -> bool:
-    """Whether a node keeps tensors that cannot be seen."""
+    """Tell whether a node keeps tensors that cannot be seen."""
     return type(node).__name__ in _BLIND
 
 
@@ -243,7 +243,7 @@ def hold_key(storage: torch.UntypedStorage) -> object:
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Whether a tensor is one of the program's own, and not seen inside a transform of ``torch.func``."""
+    """Tell whether a tensor is one of the program's own, and not seen inside a transform of ``torch.func``."""
     return not is_transformed(tensor)
 
 
@@ -336,7 +336,7 @@ class ModuleArguments:
                         self._held[key] = hold_key(storage)
 
     def has(self, tensor: Tensor) -> bool:
-        """Whether a module was handed this tensor, or one in the same memory."""
+        """Tell whether a module was handed this tensor, or one in the same memory."""
         return any(key_of(storage) in self._held for storage, _ in storages_of(tensor))
 
     def __contains__(self, key: int) -> bool:
@@ -368,6 +368,6 @@ class ModuleArguments:
 
     @uncompiled
     def compiled_call_ends(self) -> None:
-        """It has ended."""
+        """Compiled code has ended."""
         if self._undo and self._entry is None:
             self._register()

@@ -1,4 +1,4 @@
-"""What torch keeps for each thread by itself, carried from one thread into another.
+"""State that torch keeps for each thread by itself, carried from one thread into another.
 
 A backward pass that runs in a thread of its own must find what it would find in the thread that asked for it: the
 program's hooks, custom functions and checkpoints that run again all depend on it. Nodes that it makes have
@@ -28,7 +28,7 @@ Restore = Callable[[], None]
 
 
 class ThreadState:
-    """What the thread that makes this object has set.
+    """State of the thread that makes this object.
 
     That is: grad mode and inference mode, autocast, default saved-tensor hooks, function and dispatch modes (the
     default device among them), current device and streams, and some switches of autograd.

@@ -93,7 +93,7 @@ def describe_frame(frame: FrameType) -> str:
 
 
 def is_stand_in(frame: FrameType) -> bool:
-    """Whether this frame only looks like one of the program: it holds none of its variables."""
+    """Tell whether this frame only looks like one of the program: it holds none of its variables."""
     return frame.f_code.co_code == _CALL.co_code and frame.f_code.co_varnames == _CALL.co_varnames
 
 
@@ -112,7 +112,7 @@ class SameFrames:
 
     @uncompiled
     def make(self, frame: FrameType, function: Any) -> Callable[..., Any]:
-        """What calls ``(function, args, kwargs)`` as if from this frame, or from that outside of torch's own way."""
+        """Make what calls ``(function, args, kwargs)`` as if from this frame, or the one outside of torch's own way."""
         frame = find_caller(frame, function)
         key = id(frame.f_code), frame.f_lasti
         if key not in self.made:
@@ -210,7 +210,7 @@ def called_name(function: Any) -> str:
 
 
 def is_bare(name: str) -> bool:
-    """Whether a function takes of its operand no more than its shape: ``zeros_like``, ``new_ones``."""
+    """Tell whether a function takes of its operand no more than its shape: ``zeros_like``, ``new_ones``."""
     return name.endswith("_like") or name.startswith("new_")
 
 
@@ -241,7 +241,7 @@ def describe_tensor(tensor: Tensor) -> str:
 
 
 def describe_arguments(name: str, args: Any, kwargs: Mapping[str, Any] | None) -> str:
-    """What is not a tensor: ``dim=-1, keepdim=True``; None is left out."""
+    """Describe the arguments that are not tensors: ``dim=-1, keepdim=True``; None is left out."""
     plain = [each for each in args if not isinstance(each, Tensor) and each is not None]
     given = [_short(each) for each in plain]
     if plain and name in _ALONG and isinstance(plain[0], int | list | tuple) and not isinstance(plain[0], bool):

@@ -1,4 +1,4 @@
-"""Which operation wrote into which memory, and whether what a node has saved was changed by one.
+"""Writes of operations into memory, and what they changed of what nodes have saved.
 
 The writes are a log that explains an error afterwards. Of what nodes have saved digests are taken when they are made,
 and held against what is there when they run: a write that autograd does not count is found too.
@@ -107,7 +107,7 @@ class WriteNotes(FunctionListener):
         return next(iter((*reversed(wrote), *reversed(given))), None)
 
     def between(self, storage: int, then: int, now: int) -> list[Write]:
-        """Those that brought a storage from one version to another, each writer and line once."""
+        """The writes that brought a storage from one version to another, each writer and line once."""
         seen = [each for each in self.writes if each.storage == storage and then < each.version <= now]
         return list({(each.writer, each.line): each for each in reversed(seen)}.values())[::-1]
 
@@ -142,7 +142,7 @@ _UPDATED_BY_THEIR_OWN = frozenset({"running_mean", "running_var"})
 
 
 class SavedDigest(NamedTuple):
-    """What a node had saved, when it was made.
+    """A digest of something that a node saved when it was made.
 
     Attributes:
         name: torch's name for it.
@@ -158,7 +158,7 @@ class SavedDigest(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """What a node has saved is not what it was.
+    """Something that a node has saved and that is not what it was.
 
     Attributes:
         node: the node.
@@ -189,7 +189,7 @@ class SavedWatch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no digest is remembered."""
+        """True if no digest is remembered."""
         return not self._digests
 
     def forward_begins(self) -> None:
@@ -209,7 +209,7 @@ class SavedWatch:
             self._take_digests([each.grad_fn for each in tensors if each.requires_grad], first)
 
     def _take_digests(self, nodes: Iterable[Any], first: int) -> None:
-        """Of all nodes that were made since this number."""
+        """Take digests of what these nodes saved, and those before them that were made since this number."""
         waiting = [node for node in nodes if node is not None]
         for node in waiting:  # grows while it is walked
             self._guard.saw(node)
@@ -226,7 +226,7 @@ class SavedWatch:
                 waiting.extend(following for following, _ in edges_of(node) if following is not None)
 
     def find_changed(self, nodes: Iterable[Any], *, is_kept: bool) -> list[Changed]:
-        """What some nodes have saved and something has changed, where autograd does not see it.
+        """Find what some nodes have saved and something has changed, where autograd does not see it.
 
         Args:
             nodes: those that are about to run.

@@ -23,7 +23,7 @@ from retrograd.graph.overwritten import Overwritten
 
 @dataclass(frozen=True, slots=True)
 class BackwardPass:
-    """One run of the engine.
+    """A run of the engine.
 
     Attributes:
         number: place among the passes of its trace.
@@ -43,7 +43,7 @@ class BackwardPass:
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent(NamedNode):
-    """One run of one node.
+    """A run of a node.
 
     Attributes:
         name: kind of the node, as in ``"AddmmBackward0"``.
@@ -139,7 +139,7 @@ class Trace:
 
     @property
     def events(self) -> list[NodeEvent]:
-        """One for each node that ran, in the order in which they began."""
+        """Events, one for each node that ran, in the order in which they began."""
         self._refresh()
         return self._events
 
