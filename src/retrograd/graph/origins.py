@@ -16,6 +16,7 @@ from retrograd.graph.module_names import GivenNames, SeenNames, name_models
 from retrograd.graph.node import Line
 from retrograd.hooks.calls import Logs, ModuleCall, ThreadLog
 from retrograd.hooks.forward_log import ForwardLog
+from retrograd.hooks.torch_calls import called_name, line_at
 from retrograd.hooks.writes import WriteNotes
 
 LIMIT = 1_000_000
@@ -142,8 +143,8 @@ class Origins:
         key = (id(code), offset, id(function))
         known = self._lines.get(key)
         if known is None:
-            number = next(itertools.islice(code.co_positions(), offset // 2, None), (None,))[0]
-            line = Line(code.co_filename, number or code.co_firstlineno, code.co_name, _name_of(function))
+            name = function if isinstance(function, str) else called_name(function)
+            line = Line(code.co_filename, line_at(code, offset), code.co_name, name)
             known = self._lines[key] = (code, function, line)
         return known[2]
 
@@ -208,15 +209,6 @@ def _describe(call: ModuleCall, thread: int) -> ForwardSpan:
         last=call.last,
         recompute=call.is_recomputed,
     )
-
-
-def _name_of(function: Any) -> str:
-    if isinstance(function, str):
-        return function
-    name = str(getattr(function, "__name__", ""))
-    if name in ("__get__", "__set__"):  # of an attribute, as in tensor.T
-        name = str(getattr(getattr(function, "__self__", None), "__name__", name))
-    return name
 
 
 @dataclass(frozen=True, slots=True)

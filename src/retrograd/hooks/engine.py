@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame
@@ -149,11 +149,6 @@ def is_abstract() -> bool:
 def is_in_backward() -> bool:
     """Tell whether this thread is in a backward pass."""
     return current_graph_task() != OUTSIDE
-
-
-def running_node() -> Any:
-    """The node that runs in this thread's backward pass; None outside of one."""
-    return current_node() if current_graph_task() != OUTSIDE else None
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:

@@ -7,7 +7,6 @@ compared around them.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
 from bisect import bisect_right
@@ -29,7 +28,7 @@ from retrograd.hooks.engine import (
 )
 from retrograd.hooks.function_mode import ForwardListener
 from retrograd.hooks.nodes import LEAF_NUMBER
-from retrograd.hooks.torch_calls import name_function, user_frame
+from retrograd.hooks.torch_calls import line_at, name_function, user_frame
 from retrograd.hooks.writes import WriteNotes
 
 SeeResult = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
@@ -337,10 +336,8 @@ class NodePlaces:
         if index is None:
             return NodeOrigin(module=module)
         _, _, code, offset, operation = self._lines[index]
-        found = next(itertools.islice(code.co_positions(), offset // 2, None), (None,))[0]
-        return NodeOrigin(
-            code.co_filename, found or code.co_firstlineno, code.co_name, name_function(operation), module
-        )
+        line = line_at(code, offset)
+        return NodeOrigin(code.co_filename, line, code.co_name, name_function(operation), module)
 
     def _find_module(self, number: int) -> str:
         end = bisect_right(self._calls, number, key=_OpenCall.begins_at)

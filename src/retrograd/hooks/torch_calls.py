@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -90,6 +91,12 @@ def program_frame(frame: FrameType) -> FrameType:
 def describe_frame(frame: FrameType) -> str:
     """``file:line`` of where a frame is."""
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def line_at(code: CodeType, offset: int) -> int:
+    """The line of an instruction, at this offset in its code; that of the function where it is not known."""
+    line = next(itertools.islice(code.co_positions(), offset // 2, None), (None,))[0]
+    return line or code.co_firstlineno
 
 
 def is_stand_in(frame: FrameType) -> bool:
@@ -202,7 +209,7 @@ def _name(function: Any) -> str:
 
 def called_name(function: Any) -> str:
     """The name of a torch function as it is, or of an attribute that it reads; ``__set__ grad`` where it writes one."""
-    name = str(getattr(function, "__name__", function))
+    name = str(getattr(function, "__name__", type(function).__name__))
     if name in _ACCESS:
         attribute = str(getattr(getattr(function, "__self__", None), "__name__", ""))
         return attribute if name == "__get__" else f"{name} {attribute}"

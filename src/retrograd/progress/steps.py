@@ -37,12 +37,12 @@ class Leader:
         return self.number is not None
 
     def update_begins(self, number: int) -> None:
-        """An optimizer is about to update; the forwards may come before it has (closures)."""
+        """Note that an optimizer is about to update; forwards may run within its step (closures)."""
         if self.number is None:
             self.number = number
 
     def ends_step(self, number: int, rests: Callable[[], bool] = lambda: False) -> bool:
-        """An optimizer has updated; returns whether a step is over thereby.
+        """Note that an optimizer has updated; returns whether that ends a step.
 
         Args:
             number: that of the optimizer.
@@ -98,15 +98,15 @@ class Steps:
         return parameter in self._numbers_of
 
     def model_runs(self, model: nn.Module) -> None:
-        """A model, or a part that is called by itself, runs."""
+        """Note that a model runs, or a part that is called by itself."""
         self._ran.add(model)
 
     def pass_begins(self, leaves: list[torch.Tensor]) -> None:
-        """A pass begins that goes to these leaves, and no model has run so far."""
+        """Note a pass that goes to these leaves, where no model has run so far."""
         self._by_hand.look_at(leaves)
 
     def pass_ends(self) -> None:
-        """A pass has ended: where no optimizer makes the steps, remember the parameters as they are."""
+        """Remember the parameters as they are after a pass, where no optimizer makes the steps."""
         if not self.has_leader:
             self._by_hand.remember()
 
@@ -127,11 +127,11 @@ class Steps:
         return otherwise and self._has_only_strangers if _is_stranger(number) else True
 
     def update_begins(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to update; :meth:`counts` was asked before."""
+        """Note that an optimizer is about to update; :meth:`counts` was asked before."""
         self._leader.update_begins(self._numbers[optimizer])
 
     def ends_step(self, optimizer: Optimizer) -> bool:
-        """An optimizer has updated, or loss scaling has made it leave that out; returns whether a step is over."""
+        """Note an update, or one that loss scaling has left out; returns whether it ends a step."""
         if not self._leader.ends_step(self._numbers[optimizer], self._does_leader_rest):
             return False
         self._ran.clear()
@@ -169,7 +169,7 @@ _MOST = 16
 
 
 class _Scaled:
-    """A loss that was multiplied, and whether a pass has started from it."""
+    """A loss that was multiplied; ``used`` once a pass has started from it."""
 
     __slots__ = ("loss", "scale", "used")
 
@@ -208,7 +208,7 @@ class LossScales:
         return found.scale
 
     def forget(self) -> None:
-        """The losses of a step are done with."""
+        """Forget the losses of a step."""
         self._scaled.clear()
 
 
@@ -232,16 +232,16 @@ class UpdatesByHand:
         self._are_others = False
 
     def add(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Look at these too."""
+        """Watch these parameters, too."""
         self._parameters += map(WeakIdRef, parameters)
 
     def look_at(self, parameters: list[torch.Tensor]) -> None:
-        """A pass begins that goes to these, and to none that is known of otherwise."""
+        """Note a pass that goes to these parameters alone."""
         self._are_others = not any(probe.is_of(each) for probe in self._before for each in parameters)
         self._parameters = list(map(WeakIdRef, parameters))
 
     def remember(self) -> None:
-        """A backward has ended."""
+        """Remember parameters as they are after a backward."""
         self._are_others = False
         trained = (p for p in self._alive() if p.requires_grad and not is_lazy(p))
         reached = list(islice((p for p in self._alive() if p.grad is not None), _PROBES))

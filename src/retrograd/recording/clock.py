@@ -151,7 +151,7 @@ class Clock:
     # ---- forward ----
 
     def forward_begins(self, root: int, mode: Mode, training: bool) -> None:
-        """A recorded model, known by its identity, is called. A root within a root begins nothing."""
+        """Begin a call of a recorded model, known by its identity; a root within a root begins nothing."""
         self._roots.append(root)
         self.is_free = False
         if len(self._roots) > 1:
@@ -167,7 +167,7 @@ class Clock:
         self.buffer = buffer
 
     def forward_ends(self, root: int, failed: bool) -> None:
-        """A call that began has returned, or raised."""
+        """End a call that has returned, or raised."""
         if root not in self._roots:
             return
         while self._roots.pop() != root:
@@ -181,23 +181,23 @@ class Clock:
         return self._paused is not None
 
     def pause(self, root: int) -> None:
-        """Such a forward of a model, known by its identity, begins."""
+        """Record nothing while a forward of this model runs, known by its identity, that nobody trains with."""
         self._paused = root, self.on, self.awake
         self.on = self.awake = False
 
     def go_on(self, root: int) -> None:
-        """Go on after such a forward, if it was that model's."""
+        """Go on recording after such a forward, if it was of this model."""
         if self._paused is not None and self._paused[0] == root:
             _, self.on, self.awake = self._paused
             self._paused = None
 
     def forward_left(self) -> None:
-        """The outermost call was left without a word, by Ctrl-C."""
+        """End all calls: the outermost was left by Ctrl-C, which runs no hooks."""
         self._roots.clear()
         self._finish_forward(failed=True)
 
     def find_buffer(self, mode: Mode) -> ModeBuffer:
-        """The buffer for a forward of this mode that begins now."""
+        """Find the buffer for a forward of this mode that begins now; the step or micro-batch may end thereby."""
         if self.stale:
             self._turn(mode)
         self._saw_forward = True
@@ -206,7 +206,7 @@ class Clock:
     # ---- backward ----
 
     def begin_pass(self) -> None:
-        """A backward pass begins, and no model has run so far."""
+        """Begin a backward pass where no model has run so far."""
         if self.stale:
             self._turn(Mode.GRAD)
         elif self._steps.were_updated_by_hand():  # which shows only by what the pass goes to
@@ -215,7 +215,7 @@ class Clock:
             self.on = self.awake = self._schedule(self.step)
 
     def enter_backward(self) -> bool:
-        """A backward pass has reached its first tap; returns whether anything is recorded still.
+        """Note that a backward pass has reached its first tap; returns whether it is recorded.
 
         That the step is recorded is not asked: the hooks on outputs were set when it was.
         """
@@ -237,7 +237,7 @@ class Clock:
         return True
 
     def leave_backward(self, failed: bool = False) -> None:
-        """The running pass has ended and concerned us; the next forward begins something new."""
+        """End a pass that has reached a tap; the next forward begins something new."""
         self.entered = False
         self.was_reached = True
         if failed:
@@ -257,7 +257,7 @@ class Clock:
     # ---- updates ----
 
     def end_step(self) -> None:
-        """An update has ended the step."""
+        """End the step after its update."""
         self.settle()  # a second update without a forward in between
         self._over = self.stale = self.awake = True
 
@@ -300,7 +300,7 @@ class Clock:
             self.close(buffer)
 
     def _follow_forward(self, buffer: ModeBuffer, root: int, training: bool) -> None:
-        """A forward with grad begins while no pass has come to those before it."""
+        """Join a forward with grad to those before it, which no pass has reached, or close them."""
         if buffer.training and buffer.forwards.may_be_joined(root):
             return
         if buffer.training or training:
@@ -316,7 +316,7 @@ class Clock:
         buffer.serial += 1
 
     def _turn(self, mode: Mode) -> None:
-        """A forward begins after a backward or an update."""
+        """Begin a step or a micro-batch with the first forward after a backward or an update."""
         if self._over or self._steps.were_updated_by_hand():
             self._advance()
         elif mode is Mode.GRAD:
@@ -339,7 +339,7 @@ def _never(step: int) -> bool:
 
 
 class RecordedPass:
-    """Asked by every hook on a gradient whether to record it. Follows the runs of the engine.
+    """Tells every hook on a gradient whether to record it, and follows the runs of the engine.
 
     Args:
         clock: told of passes that reach a recorded tensor.
@@ -369,13 +369,13 @@ class RecordedPass:
         self._old_input_gradients: list[InputGradient] = []
 
     def begin(self, roots: tuple[torch.Tensor, ...], scale: torch.Tensor | None) -> None:
-        """A pass starts from these tensors, whose gradients are multiplied by ``scale``."""
+        """Begin a pass from these tensors, whose gradients are multiplied by ``scale``."""
         self.scale = scale
         if self.clock.on:
             self.losses = tuple(root.detach().clone() for root in roots if _is_loss(root))
 
     def enter(self) -> bool:
-        """The pass has reached its first recorded tensor; returns whether it is recorded."""
+        """Note that the pass has reached its first recorded tensor; returns whether it is recorded."""
         if is_compiling():  # compiled autograd traces hooks too
             return False
         try:
@@ -398,7 +398,7 @@ class RecordedPass:
 
     @never_raise()
     def leave(self, failed: bool = False) -> None:
-        """The pass has ended, and concerned us."""
+        """End a pass that has reached a recorded tensor."""
         self.finish_inputs(failed)
         self.guard.restart()
         self.clock.leave_backward(failed)
@@ -406,9 +406,9 @@ class RecordedPass:
 
     @never_raise()
     def run_begins(self, run: EngineRun) -> None:
-        """Told of every run of the engine.
+        """Step aside from the pass for a run of the engine that is not a part of it.
 
-        One inside a pass that hands its gradients back (a Function that solves an equation backwards, say) is a
+        A run inside a pass that hands its gradients back (a Function that solves an equation backwards, say) is a
         computation of that Function's own. One that adds to ``.grad`` is a part of the pass: a checkpointed one.
         """
         if self._is_aside(run):
@@ -416,7 +416,7 @@ class RecordedPass:
 
     @never_raise()
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """Told when such a run has ended."""
+        """Go on with the pass after such a run."""
         if self._is_aside(run):
             self.clock.come_back()
 
@@ -425,7 +425,7 @@ class RecordedPass:
         return run.is_nested and not run.accumulates and is_ours
 
     def forget_graph(self) -> None:
-        """A forward and all passes over its graph are done with."""
+        """Take back the hooks on a graph when all passes over it are done."""
         self.guard.restart()
         self._old_input_gradients = self.input_gradients[:]
         self.input_gradients.clear()

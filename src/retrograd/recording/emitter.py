@@ -57,11 +57,11 @@ class Emitter:
         self.failed_at: str | None = None
 
     def add_losses(self, moment: Moment, losses: tuple[torch.Tensor, ...], scale: torch.Tensor | None) -> None:
-        """A pass that started from these losses has ended."""
+        """Note the losses from which a pass has started that has ended now."""
         self._losses += [(moment, loss, scale) for loss in losses]
 
     def add_change(self, moment: Moment, site: Site, rule: str, change: torch.Tensor) -> None:
-        """A rule has changed a tensor by this share of it, a scalar on any device."""
+        """Note that a rule has changed a tensor by this share of it, a scalar on any device."""
         self._changes.append((moment, site, rule, change))
 
     def emit(self, buffer: ModeBuffer, moment: Moment, is_closing: bool) -> None:
@@ -199,7 +199,7 @@ class Division:
             yield rename_rows(take_rows(batch, chosen, _find_moment(batch.moment, owner)), self.rows)
 
     def split_kept(self, moment: Moment, kept: Sequence[Kept]) -> Iterator[tuple[Moment, list[Kept]]]:
-        """The same of kept tensors."""
+        """The kept tensors of training, and those of each evaluation, with their moments."""
         by_owner: dict[Forward | None, list[Kept]] = {}
         for source, tensor, version, size in kept:
             owner, target = self.tensor_recorders.get(source, (None, source))

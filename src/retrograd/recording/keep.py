@@ -294,9 +294,9 @@ class TensorKeeper:
         return {source.name for source in self._sources}
 
     def admit(self, keep: Keep, tensor: torch.Tensor) -> int | None:
-        """The bytes of a tensor that was just seen; None when there is no room for it.
+        """Count a tensor that was just seen; returns its bytes, or None when there is no room for it.
 
-        The oldest that wait make room for it.
+        The oldest held tensors make room for it.
         """
         size = count_bytes(tensor)
         while self._held + size > self._budget:
@@ -326,7 +326,7 @@ class TensorKeeper:
                 self._hand_over(*holder.release())
 
     def finish(self, moment: Moment) -> None:
-        """The recording ends: hand over the last steps where that was asked, and tell what was dropped."""
+        """Hand over the last steps where a policy asks for them, and note what was dropped: the recording ends."""
         for keep, holder in self._holders.values():
             held = holder.release()  # what no trigger has asked for is let go
             if keep.when is None:

@@ -139,7 +139,7 @@ class Forwards:
         return self._listed[index]
 
     def begin(self, root: int, training: bool, serial: int) -> None:
-        """A model is called."""
+        """List a call of a model that begins."""
         self._running = None
         if len(self._listed) < MOST_FORWARDS:
             counts = [calls.count if calls.serial == serial else 0 for calls in self.calls] if self._listed else []
@@ -147,13 +147,13 @@ class Forwards:
             self._listed.append(self._running)
 
     def end(self, output: Any, guard: DeepGraphGuard, leaf_handles: list[Entry]) -> None:
-        """The call that began last has returned this."""
+        """Follow what the call has returned that began last."""
         if self._running is not None:
             self._running.follow(output, guard, leaf_handles)
             self._running = None
 
     def restart(self) -> None:
-        """The micro-batch is closed."""
+        """Forget all calls when the micro-batch is closed."""
         for forward in self._listed:
             forward.leave()
         self._listed.clear()

@@ -131,7 +131,7 @@ class SlotWatch:
             calls.unhooked.append((next_sequence_number(), calls.recorders[call]))
 
     def _visit_past_modes(self, recorder: SiteRecorder, tensor: torch.Tensor) -> bool:
-        """The same past function modes, through which each attribute would be read; not where users have statistics."""
+        """Visit a tensor past function modes, which see each read attribute; not where users have statistics."""
         if recorder.value is not None and recorder.value.custom is not None:
             return self._visit(recorder, tensor)
         with without_functions():
@@ -187,7 +187,7 @@ class SlotWatch:
         recorder.watch(tensor)
 
     def _see_again(self, value: Any) -> None:
-        """A reentrant checkpoint ran without grad at first, so only what it computes again has a gradient.
+        """Hook gradients in a reentrant checkpoint, whose first run had no grad: only its second has gradients.
 
         All calls of a checkpointed part have seen the number after that of the part's own node, or, in parts within
         it, a larger one. Parts are computed again from the last to the first, so no call of a later part is left.
@@ -332,7 +332,7 @@ class ModelWatch:
 
     @never_raise()
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A model is called."""
+        """Begin the call of a model."""
         clock = self._clock
         if current_graph_task() != -1 or clock.is_paused:  # a checkpointed part is computed again
             return
@@ -359,7 +359,7 @@ class ModelWatch:
 
     @never_raise()
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """The call has ended; the output is None, too, where it has raised."""
+        """End the call; the output is None, too, where it has raised."""
         clock = self._clock
         failed = output is None and sys.exc_info()[0] is not None
         if clock.is_paused:

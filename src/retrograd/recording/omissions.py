@@ -41,7 +41,7 @@ class RequestedParameter:
 
 
 class RequestedModule:
-    """The sites of one module that were asked for. The module is not held: by the end it may be gone.
+    """The sites of one module that were asked for; the module is not held, and may be gone by the end.
 
     Attributes:
         path: its path.

@@ -50,14 +50,14 @@ class LooseParameters:
         self._groups: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
     def look(self) -> None:
-        """A backward pass begins."""
+        """Look once, when the first backward pass begins, at all optimizers that exist."""
         if not self._has_looked:
             self._has_looked = True
             for optimizer in list_optimizers():
                 self.see(optimizer)
 
     def see(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to update: does it hold anything new?"""
+        """Tap what is new in an optimizer that is about to update."""
         if self._groups.get(optimizer) == len(optimizer.param_groups):
             return
         self._groups[optimizer] = len(optimizer.param_groups)
@@ -109,7 +109,7 @@ class UpdateRecorder:
         self.left_out: set[str] = set()
 
     def begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch]) -> None:
-        """An update begins: record values and copy those weights whose update is wanted."""
+        """Record values before an update, and copy the weights whose update is wanted."""
         if count_function_modes() and self._buffer.custom is None:  # each attribute would pass through them
             with without_functions():
                 self._begin(optimizer, watches)
@@ -140,7 +140,7 @@ class UpdateRecorder:
         self._copies[optimizer] = copies
 
     def end(self, optimizer: Optimizer) -> None:
-        """The update has been made: measure it."""
+        """Measure the update that has been made."""
         for watch, before in self._copies.pop(optimizer, ()):
             update: TensorRecorder = watch.update  # type: ignore[assignment]
             parameter = watch.parameter
@@ -151,7 +151,7 @@ class UpdateRecorder:
                 self._fault(update.site, error)
 
     def abandon(self, optimizer: Optimizer) -> None:
-        """The update was not made."""
+        """Forget the copies for an update that was not made."""
         self._copies.pop(optimizer, None)
 
 
@@ -195,13 +195,13 @@ class OptimizerWatch:
         self._undecided: list[tuple[Moment, str, int, torch.Tensor]] = []
 
     def pass_begins(self) -> None:
-        """A backward pass begins."""
+        """Look for loose parameters before a backward pass."""
         if self._loose is not None:
             self._loose.look()
 
     @never_raise()
     def update_begins(self, optimizer: Optimizer) -> None:
-        """``optimizer.step`` was called."""
+        """Begin to measure an update when ``optimizer.step`` is called."""
         if self._loose is not None:
             self._loose.see(optimizer)
         if not self._is_heeded(optimizer):
@@ -214,7 +214,7 @@ class OptimizerWatch:
 
     @never_raise()
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
-        """The parameters have been changed."""
+        """Measure and note the update when the parameters have been changed."""
         if not self._is_heeded(optimizer):
             return
         self.updates.end(optimizer)
@@ -232,7 +232,7 @@ class OptimizerWatch:
 
     @never_raise()
     def update_skipped(self, optimizer: Optimizer) -> None:
-        """Loss scaling left the parameters alone; the step counts all the same, so that it can be seen."""
+        """Note an update that loss scaling has left out; the step counts all the same, so that it can be seen."""
         if self._is_heeded(optimizer):
             self.updates.abandon(optimizer)
             self._events.note("skipped", type(optimizer).__name__, text=_SKIPPED)
@@ -240,7 +240,7 @@ class OptimizerWatch:
 
     @never_raise()
     def loss_scaled(self, losses: Iterable[torch.Tensor], scale: torch.Tensor) -> None:
-        """The gradients of these losses are ``scale`` times too large."""
+        """Note that the gradients of these losses are ``scale`` times too large."""
         if threading.get_ident() == self._clock.thread:
             self.scales.add(losses, scale)
 
@@ -254,7 +254,7 @@ class OptimizerWatch:
                 self._events.note("update", name, value=count, moment=moment)
 
     def forget_losses(self) -> None:
-        """The passes over a graph are done with, and their updates are known by now."""
+        """Forget the losses when all passes over their graph are done."""
         self.decide()
         self.scales.forget()
 

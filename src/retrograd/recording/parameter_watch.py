@@ -126,7 +126,7 @@ class ReducedGradient:
         self._mark: tuple[int, int] | None = None
 
     def remember(self, room: int) -> int:
-        """A pass begins; returns the bytes that are copied, at most ``room``, of what ``.grad`` holds already."""
+        """Copy what ``.grad`` holds before a pass, in at most ``room`` bytes; returns how many."""
         gradient = _gradient_of(self.watch)
         self.watch.has_come = False
         self._mark = _mark(gradient)
@@ -170,9 +170,9 @@ def _mark(gradient: torch.Tensor | None) -> tuple[int, int] | None:
 
 
 class Reductions:
-    """Reads what reductions add to ``.grad``.
+    """Reads what reductions add to ``.grad``: the mean of what the processes have found in one pass.
 
-    That is the mean of what the processes have found in one pass; after passes that were not reduced themselves (as in
+    After passes that were not reduced themselves (as in
     ``no_sync()``) it is the mean of all that has gathered. What a pass leaves unreduced is not read here at all.
 
     Args:
@@ -190,7 +190,7 @@ class Reductions:
         self._wrappers: WeakSet[nn.Module] = WeakSet()
 
     def add_model(self, model: nn.Module) -> None:
-        """This model is recorded."""
+        """Find the exchanges of a model that is recorded from now on."""
         self._wrappers.update(each for each in model.modules() if is_averaging(each))
         self.groups += map(_ExchangedGradients, find_exchanges(model))
 
@@ -205,7 +205,7 @@ class Reductions:
                 group.gradients.append(ReducedGradient(watch, is_hooked=bool(group.exchange.ranks)))
 
     def meet_wrapper(self, wrapper: nn.Module) -> bool:
-        """A recorded model is called by this wrapper; returns whether it reduces gradients and was not known."""
+        """Add a wrapper that calls a recorded model; returns whether it reduces gradients and was not known."""
         if wrapper in self._wrappers or not is_averaging(wrapper):
             return False
         self._wrappers.add(wrapper)
@@ -215,7 +215,7 @@ class Reductions:
         return True
 
     def pass_begins(self) -> None:
-        """A pass that may be recorded begins."""
+        """Remember all gradients before a pass that may be recorded."""
         room = COPY_LIMIT
         for group in self.groups:
             group.gradients = [each for each in group.gradients if each.watch.parameter is not None]
@@ -225,7 +225,7 @@ class Reductions:
                     self.left_out.add(str(gradient.watch.site.grad))
 
     def pass_ends(self) -> None:
-        """The pass has ended: record what was reduced."""
+        """Record what the pass has reduced."""
         for group in self.groups:
             for gradient in group.finish():
                 self._record(gradient)

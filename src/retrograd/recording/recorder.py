@@ -175,7 +175,7 @@ class Recorder:
 
     @never_raise()
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """Told of every backward pass of the process; those of other threads are not ours."""
+        """Begin a pass, unless another thread runs it."""
         clock, backward = self.clock, self._backward
         if threading.get_ident() != clock.thread:
             return
@@ -195,7 +195,7 @@ class Recorder:
 
     @never_raise()
     def backward_ends(self, failed: bool) -> None:
-        """The pass has ended."""
+        """End the pass."""
         clock, backward = self.clock, self._backward
         if threading.get_ident() != clock.thread:
             return
@@ -217,7 +217,7 @@ class Recorder:
 
     @never_raise()
     def _hand_over(self, buffer: ModeBuffer, moment: Moment, is_closing: bool) -> None:
-        """Take what a buffer holds, which is complete."""
+        """Emit what a buffer holds, which is complete."""
         self._emitter.emit(buffer, moment, is_closing)
         if is_closing and buffer.mode is Mode.GRAD:
             self._facts.drain()

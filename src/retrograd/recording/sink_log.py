@@ -224,12 +224,12 @@ class SitePlacements:
         self._plain = PlainPlacements(())
 
     def add_model(self, model: nn.Module) -> None:
-        """This model is recorded."""
+        """Find the tensor-parallel ranks of a model that is recorded from now on."""
         if has_other_processes():
             self._plain = PlainPlacements(self._plain.ranks or find_tensor_parallel_ranks(model))
 
     def see(self, site: Site, tensor: Tensor) -> None:
-        """An activation is seen for the first time; its gradient is taken to lie as it does."""
+        """Note the placement of an activation at its first call; its gradient is taken to lie as it does."""
         if has_other_processes() and not is_sharded(tensor):  # of the others each tensor tells itself
             placement = self._place_plain(tensor)
             if placement is not None:
@@ -237,11 +237,11 @@ class SitePlacements:
                 self._add(site.grad, placement)
 
     def see_spread(self, site: Site, tensor: Tensor) -> None:
-        """A ``DTensor`` is recorded for the first time."""
+        """Note the placement of a ``DTensor`` that is recorded for the first time."""
         self._add(site, place_spread(tensor))
 
     def see_parameter(self, site: Site, parameter: Tensor, copies: tuple[int, ...]) -> None:
-        """A parameter is watched, or found to be in a wrapper that keeps it the same in these processes."""
+        """Note the placement of a parameter, which a wrapper may keep the same in these processes."""
         if not has_other_processes():
             return
         beside = self._plain.ranks
@@ -256,7 +256,7 @@ class SitePlacements:
         return self._plain.place(tensor) if tensor.grad_fn is not None else None
 
     def set_stage(self, model: str, stage: int) -> None:
-        """The model of this name is a stage of a pipeline."""
+        """Note that the model of this name is a stage of a pipeline."""
         if self._stages.get(model) != stage:
             self._stages[model] = stage
             self._is_told = False

@@ -63,7 +63,7 @@ class TensorRecorder(KeptSource):
         return self.observe
 
     def copy_from_now_on(self) -> None:
-        """Its memory may be used again after all."""
+        """Copy what is kept from now on: its memory may be used again after all."""
         self._copy = True
 
     def see(self, tensor: torch.Tensor) -> None:

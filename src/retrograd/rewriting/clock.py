@@ -61,9 +61,9 @@ class RuleClock:
 
     @property
     def serial(self) -> int:
-        """Another number whenever the calls of modules are counted anew.
+        """A number that changes whenever the calls of modules are counted anew.
 
-        That is with the first forward after a backward pass or an update, and with each one in eval mode or without
+        They are with the first forward after a backward pass or an update, and with each one in eval mode or without
         grad; for each thread by itself. Such a forward in between leaves the count of training as it was.
         """
         return self._here.serial
@@ -92,7 +92,7 @@ class RuleClock:
     # ---- forward ----
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A model is called."""
+        """Begin the call of a model."""
         self.was_run = True
         if current_graph_task() != -1:
             return
@@ -109,7 +109,7 @@ class RuleClock:
             here.serial = here.trained
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """The call has ended."""
+        """End the call."""
         if current_graph_task() != -1:
             return
         here = self._here
@@ -119,21 +119,21 @@ class RuleClock:
             here.ends = -1
 
     def part_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A part of a model is called by itself."""
+        """Count the call of a part of a model that is called by itself."""
         self.before_forward(module, args, kwargs)
-        self.after_call(module, args)  # nobody tells of the end
+        self.after_call(module, args)  # no hook tells of the end
 
     # ---- backward ----
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """A pass starts from these tensors."""
+        """Begin a pass from these tensors."""
         here = self._here
         self.was_run = here.in_backward = True
         here.scale = self._last_scale = here.scales.find(roots)
         self.pass_number += 1
 
     def backward_ends(self, failed: bool) -> None:
-        """The pass has ended."""
+        """End the pass."""
         here = self._here
         here.in_backward = False
         here.scale = None
@@ -143,21 +143,21 @@ class RuleClock:
     # ---- updates ----
 
     def loss_scaled(self, losses: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
-        """Losses were multiplied by ``scale``."""
+        """Note that losses were multiplied by ``scale``."""
         self._is_scaling = True
         self._here.scales.add(losses, scale)
 
     def update_begins(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to update."""
+        """Note that an optimizer is about to update."""
         if self._is_heeded(optimizer):
             self.steps.update_begins(optimizer)
 
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
-        """The optimizer has updated."""
+        """End the step, if the update does."""
         self._end_update(optimizer)
 
     def update_skipped(self, optimizer: Optimizer) -> None:
-        """The optimizer was to update, and loss scaling has left the parameters alone."""
+        """End the step, if an update does that loss scaling has left out."""
         self._end_update(optimizer)
         self.when_skipped(optimizer)
 
@@ -171,7 +171,7 @@ class RuleClock:
             self._ends += 1
             self._here.scales.forget()
             self._last_scale = None
-            self._here.depth = 0  # of a forward that was left by KeyboardInterrupt nobody has told the end
+            self._here.depth = 0  # a forward that was left by KeyboardInterrupt has run no hook at its end
 
 
 Remembered = dict[Hashable, list[Mapping[str, Any]]]
@@ -221,11 +221,11 @@ class CallNumbers:
         self._parts = CallsOfParts[RewrittenCall]()
 
     def begin(self) -> RewrittenCall:
-        """A call begins that was not there before."""
+        """Number a call that was not there before, and remember it."""
         return self.note(self.count_on())
 
     def count_on(self) -> int:
-        """The number of a call that was not there before, where nobody asks for it again."""
+        """Number a call that was not there before, and is not asked for again."""
         here = self._here
         serial = self._clock.serial
         if here.serial != serial:
@@ -249,7 +249,7 @@ class CallNumbers:
         return call
 
     def find_again(self) -> RewrittenCall | None:
-        """The call that is computed again; None where it cannot be told from others."""
+        """Find the call that is computed again; None where it cannot be told from others."""
         part = part_computed_again()
         if not self._parts.knows(part):
             return self._here.only if self._here.count else self._only  # a device's own thread has made no calls

@@ -134,7 +134,7 @@ class InputRewriter:
                 self._leave(module, running)
 
     def _end_interrupted(self, module: nn.Module) -> None:
-        """A call that was left by KeyboardInterrupt runs no hook at its end."""
+        """End calls that were left by KeyboardInterrupt, which runs no hooks."""
         running = self._here.running
         if running:
             around = max(0, count_calls(module) - 1)  # none are seen from compiled code
@@ -181,7 +181,7 @@ class InputRewriter:
         return branched
 
     def _watch_overwritten(self, use: _BranchedArgument, outputs: list[Tensor]) -> None:
-        """A module that writes into its argument has taken the node of ours out of the way."""
+        """Hook the gradient of an argument that the module has written into, past the branch."""
         rewriter, guard = use.rewriter, self._factory.clock.guard
         if (
             rewriter.needs_value
@@ -250,7 +250,7 @@ class OutputRewriter:
         output: Any,
         inputs: Mapping[str, Noted] | None,
     ) -> Any:
-        """The same for all kinds of results, without grad, and where they are computed again."""
+        """Rewrite any kind of result, also without grad and where it is computed again."""
         again = current_graph_task() != -1
         call = self._calls.find_again() if again else self._calls.begin()
         return self._rewriters.rewrite(

@@ -111,7 +111,7 @@ class ParameterOverrides:
         self._layers: dict[str, list[tuple[object, Any]]] = {}
 
     def enter(self) -> None:
-        """A call begins; wait until no other thread is in one."""
+        """Begin a call once no other thread is in one."""
         self._alone.acquire()
 
     def find(self, module: nn.Module, name: str) -> Any:
@@ -127,7 +127,7 @@ class ParameterOverrides:
         attributes[name] = value
 
     def leave(self, module: nn.Module, call: object) -> None:
-        """This call has ended: what it had put there stands for nothing any more."""
+        """End a call, and take back what it has put there."""
         attributes = vars(module)
         for name, layers in list(self._layers.items()):
             layers[:] = [layer for layer in layers if layer[0] is not call]

@@ -204,7 +204,7 @@ class Rewriting:
         return chain.change_again(gradient, site.call, module.training, chain.remember())
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """A backward pass starts from these tensors."""
+        """Begin a pass from these tensors."""
         self.clock.backward_begins(roots)
         for parameter in self._parameters:
             parameter.attach()  # it may have begun to train, or another may be in its place
@@ -213,7 +213,7 @@ class Rewriting:
         self._factory.views.check(forgets=self.clock.is_outside)
 
     def backward_ends(self, failed: bool) -> None:
-        """The pass has ended."""
+        """End the pass."""
         if self._joint is not None:
             self._joint.pass_ends()
         self.clock.backward_ends(failed)

@@ -35,7 +35,7 @@ class WrittenViews:
         self._watched: dict[int, tuple[int, list[tuple[str, VersionCount]]]] = {}
 
     def watch(self, serial: int, site: str, view: Tensor) -> None:
-        """A view whose gradient has rules; what came before another ``serial`` is forgotten."""
+        """Watch a view whose gradient has rules; views of an earlier ``serial`` are forgotten."""
         thread = threading.get_ident()
         found = self._watched.get(thread)
         if found is None or found[0] != serial:
@@ -43,7 +43,7 @@ class WrittenViews:
         found[1].append((site, VersionCount(view)))
 
     def check(self, *, forgets: bool) -> None:
-        """A backward pass begins, which may be that of another thread's forward.
+        """Check all views before a backward pass, which may be that of another thread's forward.
 
         Args:
             forgets: what is written from now on does no harm; not so in a forward that runs a pass of its own.
@@ -58,7 +58,7 @@ class WrittenViews:
                     self._watched.clear()
                     raise CannotRewriteError(
                         f"{site} is a view, and has been written into after the forward: its rules would not be asked.",
-                        repair="let the layer behind it work out of place (inplace=False), or set the rules on its "
+                        repair="let the layer after it work out of place (inplace=False), or set the rules on its "
                         "output.",
                         reason="torch computes the gradient of the view's base instead, and that of the view never.",
                     )
@@ -97,7 +97,7 @@ class RewriterFactory:
         return RuleChain(rules, module, site, self.clock, own_rank())
 
     def watch_view(self, site: str, tensor: Tensor) -> None:
-        """Told of a tensor whose gradient would be lost if it were written into."""
+        """Watch a tensor whose gradient would be lost if it were written into."""
         self.views.watch(self.clock.serial, site, tensor)
 
 
