@@ -52,7 +52,7 @@ class BoundedOutput(BeforeLoss):
         "them.",
         example="The output ends in relu and cannot be below 0, and targets are: some lie below −4.1.",
         threshold="relu or tanh made the logits of a cross entropy; or a target of a mean squared error beyond the "
-        "bound by more than a tenth of the spread of output − target, over up to 20 steps",
+        f"bound by more than a tenth of the spread of output − target, over up to {LOOKED_AT} steps",
         source="exact: for a mean squared error the gradient of the output is 2 (output − target) / n; the tenth is "
         "our own choice",
         guard="targets are held against bounds only where they follow from the gradient of that very output; "
