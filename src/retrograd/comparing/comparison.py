@@ -243,7 +243,7 @@ class _Comparing:
         ]
 
     def _compare_extent(self) -> list[Finding]:
-        """Steps, sites and rows that only one of them has."""
+        """Compare what only one of the runs has: steps, sites and rows."""
         found = []
         last = [each.last_step or 0 for each in (self._a, self._b)]
         if last[0] != last[1]:

@@ -44,11 +44,11 @@ class Pairs:
         return len(self.a)
 
     def columns(self, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """A column of both."""
+        """A column of the rows of both runs."""
         return self.rows_a[name][self.a], self.rows_b[name][self.b]
 
     def of_a(self, name: str) -> npt.NDArray[Any]:
-        """A column of the first."""
+        """A column of the rows of the first run."""
         return self.rows_a[name][self.a]
 
 

@@ -22,7 +22,14 @@ from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.fact import NOW
 from retrograd.history.facts import Units
 from retrograd.hooks.dispatch import carry_out_unseen, without_graph
-from retrograd.hooks.engine import grad_enabled, is_in_backward, is_tracing, is_transformed, without_functions
+from retrograd.hooks.engine import (
+    OUTSIDE,
+    current_graph_task,
+    grad_enabled,
+    is_tracing,
+    is_transformed,
+    without_functions,
+)
 from retrograd.hooks.module import unwatch_forward, watch_forward
 from retrograd.hooks.names import compiled_regions, walk_modules
 from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
@@ -117,7 +124,7 @@ class _UnitTap:
 
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """The forward hook."""
-        if not is_in_backward() and not is_tracing():
+        if current_graph_task() == OUTSIDE and not is_tracing():
             with without_functions():
                 self._see(args, output)
 

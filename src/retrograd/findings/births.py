@@ -76,7 +76,7 @@ class Birth:
 
 
 class Births:
-    """Finds it.
+    """Finds the birth of the first number that is not finite.
 
     Args:
         record: what it reads.

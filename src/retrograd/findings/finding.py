@@ -191,7 +191,7 @@ class Findings(Sequence[Finding]):
         return self._only(each for each in self._found if each.detector == detector)
 
     def reach(self, severity: Severity) -> bool:
-        """Tell whether one of them, or of what they explain, is as severe as this, or worse."""
+        """Tell whether a finding, or one that it explains, is as severe as this, or worse."""
         worst = SEVERITIES[: SEVERITIES.index(severity) + 1]
         waiting = list(self._found)
         while waiting:
@@ -287,7 +287,7 @@ def _draw(finding: Finding) -> str:
 
 
 def store_findings(run: Path, findings: Findings) -> None:
-    """Write all of them, the worst first.
+    """Write all findings of a run, the worst first.
 
     Raises:
         OSError: the folder cannot be written.

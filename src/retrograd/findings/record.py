@@ -121,12 +121,12 @@ class Record:
 
     @property
     def first_step(self) -> int:
-        """The first of them."""
+        """The first recorded step."""
         return int(self.steps[0])
 
     @property
     def last_step(self) -> int | None:
-        """The last of them."""
+        """The last recorded step; None where there is none."""
         return int(self.steps[-1]) if len(self.steps) else None
 
     @cached_property
@@ -145,7 +145,7 @@ class Record:
 
     @property
     def processes(self) -> int:
-        """In how many processes, that have found each other, the program ran; 0 where that is not known."""
+        """Number of processes of the program that have found each other; 0 where that is not known."""
         found = self.manifest.get("processes", 0)
         return found if isinstance(found, int) else 0
 

@@ -109,13 +109,13 @@ class Training:
 
     @cached_property
     def early(self) -> float:
-        """The median of the first losses, a tenth of them, at least three."""
+        """The median of the first tenth of the losses, at least three."""
         head = self.loss.values[: max(3, len(self.loss.values) // 10)]
         return _median(head)
 
     @cached_property
     def late(self) -> float:
-        """The median of the last losses, a fifth of them, at least three; NaN where one of them is not finite."""
+        """The median of the last fifth of the losses, at least three; NaN where one is not finite."""
         return _median(self.loss.values[-max(3, len(self.loss.values) // 5) :])
 
     @property

@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.compiled import call_around
-from retrograd.hooks.engine import OUTSIDE, current_graph_task, current_node, next_sequence_number, running_node
+from retrograd.hooks.engine import OUTSIDE, current_graph_task, current_node, next_sequence_number
 
 MODULE_CALLS = (nn.Module._call_impl.__code__, call_around.__code__)
 """The code that calls a module, which is its first argument."""
@@ -313,7 +313,7 @@ class ThreadLog(CallLog):
         """To whom an operation that runs now belongs."""
         if self.top is not None:
             return self.top
-        node = running_node()
+        node = current_node() if current_graph_task() != OUTSIDE else None
         return node._sequence_nr() if node is not None else None
 
     def insert(self, first: int, last: int, *rest: Any) -> None:

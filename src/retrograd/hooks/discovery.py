@@ -17,10 +17,9 @@ from torch.nn.modules import module as modules
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from retrograd.hooks.compiled import keep_compiled_modules_quiet
 from retrograd.hooks.engine import grad_enabled, is_compiling, uncompiled, uncompiled_itself
 from retrograd.hooks.listeners import Entry, Patch, Undo, wrap_method
-from retrograd.hooks.module import set_before_all
+from retrograd.hooks.module import ModuleHooks
 from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.hooks.torch_calls import describe_frame, program_frame
 
@@ -55,7 +54,7 @@ class ModelDiscovery:
         self._listener = listener
         self._is_stopped = False
         self.blind_call = ""
-        self._armed: list[Callable[[], None]] = []
+        self._calls: ModuleHooks | None = None
         self._standing = [
             Entry(self._join, modules._global_module_registration_hooks),
             Entry(self._give, modules._global_parameter_registration_hooks),
@@ -65,18 +64,18 @@ class ModelDiscovery:
     @property
     def armed(self) -> bool:
         """True if forward calls are told of."""
-        return bool(self._armed)
+        return self._calls is not None
 
     def arm(self) -> None:
         """Begin to tell of forward calls."""
-        if not self._armed and not self._is_stopped:
-            entry = set_before_all(self._call)
-            self._armed = [entry.remove, keep_compiled_modules_quiet(entry.number)]
+        if self._calls is None and not self._is_stopped:
+            self._calls = ModuleHooks(self._call)
 
     def disarm(self) -> None:
         """Tell of forward calls no more."""
-        while self._armed:
-            self._armed.pop()()
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.remove()
 
     def stop(self) -> None:
         """Tell of nothing more. To be used from inside a hook, where torch may be walking through its tables."""
@@ -129,13 +128,6 @@ class ModelDiscovery:
         except Exception as error:  # a fault of ours must not stop the program
             self.stop()
             self._listener.discovery_failed(error)
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Tell whether a part of this model goes through torch.compile."""
-    return any(
-        "_orig_mod" in module._modules or module._compiled_call_impl is not None for module in nn.Module.modules(model)
-    )
 
 
 def _catch_up(module: nn.Module, args: tuple[Any, ...], known: set[int]) -> None:

@@ -18,10 +18,12 @@ from torch._ops import OpOverload, _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from retrograd.hooks.engine import (
+    OUTSIDE,
+    current_graph_task,
+    current_node,
     dispatch_modes,
     is_tracing,
     is_transformed,
-    running_node,
     uncompiled,
 )
 from retrograd.hooks.nodes import is_leaf
@@ -229,7 +231,7 @@ def written_arguments(operation: Any, args: Sequence[Any], kwargs: Mapping[str, 
 
 def leaf_being_added_to() -> Any:
     """The node of a leaf that an engine adds a gradient to at this moment, in this thread; None otherwise."""
-    node = running_node()
+    node = current_node() if current_graph_task() != OUTSIDE else None
     return node if node is not None and is_leaf(node) else None
 
 

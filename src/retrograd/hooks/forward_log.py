@@ -41,8 +41,9 @@ from retrograd.hooks.engine import (
     uncompiled,
     uncompiled_itself,
 )
-from retrograd.hooks.function_mode import FunctionListener, FunctionMode, ModuleHooks, SeveralListeners, is_fused
+from retrograd.hooks.function_mode import FunctionListener, FunctionMode, SeveralListeners, is_fused
 from retrograd.hooks.listeners import Listeners, Patch, Undo, replace
+from retrograd.hooks.module import ModuleHooks
 from retrograd.hooks.torch_calls import is_inner, user_frame
 
 

@@ -16,20 +16,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from retrograd.hooks.compiled import compiled_call_listeners, keep_compiled_modules_quiet
+from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.engine import grad_enabled, is_compiling, uncompiled, uncompiled_itself
-from retrograd.hooks.module import EveryCallTap, set_after_all, set_before_all
+from retrograd.hooks.module import ModuleHooks, hook_every_call
 from retrograd.hooks.torch_calls import TORCHS_WAY, SameFrames, find_caller
 from retrograd.notices import warn
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 """Modules that compute by other kernels where a function mode is on."""
-
-_TABLES = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
 
 
 class FunctionListener:
@@ -257,48 +254,6 @@ def _lowest_place() -> int:
     return 1 if has_device else 0
 
 
-class ModuleHooks:
-    """Two hooks on all modules, which can be out of the way for a while."""
-
-    def __init__(self, before: Any, after: Any) -> None:
-        numbers = {set_before_all(before).number, set_after_all(after).number}
-        self._entries = [
-            (table, number, value)
-            for table in (getattr(modules, name) for name in _TABLES)
-            for number, value in list(table.items())
-            if number in numbers
-        ]
-        self._undo_quiet = keep_compiled_modules_quiet(*numbers)
-        self._pauses = 0
-        self._is_removed = False
-        self._lock = threading.Lock()
-
-    def pause(self) -> None:
-        """Take them out of torch's tables until :meth:`resume`."""
-        with self._lock:
-            self._pauses += 1
-            self._take_out()
-
-    def resume(self) -> None:
-        """Take back one call of :meth:`pause`."""
-        with self._lock:
-            self._pauses -= 1
-            if not self._pauses and not self._is_removed:
-                for table, number, value in self._entries:
-                    table[number] = value
-
-    def remove(self) -> None:
-        """Take them away for good."""
-        with self._lock:
-            self._is_removed = True
-            self._take_out()
-            self._undo_quiet()
-
-    def _take_out(self) -> None:
-        for table, number, _ in self._entries:
-            table.pop(number, None)
-
-
 def is_fused(module: nn.Module, args: tuple[Any, ...]) -> bool:
     """Tell whether a module computes by other kernels where a function mode is on, when it is called with this."""
     if not isinstance(module, _FUSED) or module.training:
@@ -388,7 +343,7 @@ class _Errands:
             self._waiting[thread] = (*self._waiting.get(thread, ()), errand)
             if not self._undo:
                 compiled_call_listeners.add(self)
-                self._undo = [EveryCallTap(self).remove, lambda: compiled_call_listeners.remove(self)]
+                self._undo = [hook_every_call(self).remove, lambda: compiled_call_listeners.remove(self)]
 
     @uncompiled
     def run(self) -> None:

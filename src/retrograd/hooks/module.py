@@ -15,9 +15,11 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.nn.modules import module as modules
 
-from retrograd.hooks.compiled import tables_of
+from retrograd.hooks.compiled import keep_compiled_modules_quiet, tables_of
 from retrograd.hooks.engine import breaks_graph, is_compiling, uncompiled
 from retrograd.hooks.listeners import Entry, Hook
+
+_GLOBAL_TABLES = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
 
 
 class TapSwitch(Protocol):
@@ -29,6 +31,11 @@ class TapSwitch(Protocol):
 def is_compiled(module: nn.Module) -> bool:
     """Tell whether calls of this module run as compiled code, so that hooks on the modules within it do not."""
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
+def has_compiled_part(model: nn.Module) -> bool:
+    """Tell whether a part of this model goes through torch.compile."""
+    return any(map(is_compiled, nn.Module.modules(model)))
 
 
 def set_before(module: nn.Module, hook: Hook, *, is_first: bool = False) -> Entry:
@@ -268,25 +275,67 @@ class _EndCall(Hook):
         self._end(module, output)
 
 
-class EveryCallTap:
-    """A pair of global hooks for one watcher; ``remove()`` takes both away."""
+class ModuleHooks:
+    """A pair of hooks on all modules, which can be out of the way for a while; ``remove()`` takes both away.
 
-    __slots__ = ("_entries",)
+    Args:
+        before: called as ``before(module, args)`` before each forward of any module, and before the module's own hooks.
+        after: called as ``after(module, args, output)`` after each forward, also after an exception; left out, there is
+            no such hook.
+    """
 
-    def __init__(self, watcher: InputWatcher) -> None:
-        @uncompiled
-        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if not is_compiling():
-                watcher.before_forward(module, args, {})
+    def __init__(self, before: Callable[..., None], after: Callable[..., None] | None = None) -> None:
+        numbers = {set_before_all(before).number}
+        if after is not None:
+            numbers.add(set_after_all(after).number)
+        self._entries = [
+            (table, number, value)
+            for table in (getattr(modules, name) for name in _GLOBAL_TABLES)
+            for number, value in list(table.items())
+            if number in numbers
+        ]
+        self._undo_quiet = keep_compiled_modules_quiet(*numbers)
+        self._pauses = 0
+        self._is_removed = False
+        self._lock = threading.Lock()
 
-        @uncompiled
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if not is_compiling():
-                watcher.after_call(module, output)
+    def pause(self) -> None:
+        """Take them out of torch's tables until :meth:`resume`."""
+        with self._lock:
+            self._pauses += 1
+            self._take_out()
 
-        self._entries = (set_before_all(before), set_after_all(after))
+    def resume(self) -> None:
+        """Take back one call of :meth:`pause`."""
+        with self._lock:
+            self._pauses -= 1
+            if not self._pauses and not self._is_removed:
+                for table, number, value in self._entries:
+                    table[number] = value
 
     def remove(self) -> None:
-        """Take the hooks away."""
-        for entry in self._entries:
-            entry.remove()
+        """Take them away for good."""
+        with self._lock:
+            self._is_removed = True
+            self._take_out()
+            self._undo_quiet()
+
+    def _take_out(self) -> None:
+        for table, number, _ in self._entries:
+            table.pop(number, None)
+
+
+def hook_every_call(watcher: InputWatcher) -> ModuleHooks:
+    """Tell a watcher before and after each call of any module."""
+
+    @uncompiled
+    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not is_compiling():
+            watcher.before_forward(module, args, {})
+
+    @uncompiled
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not is_compiling():
+            watcher.after_call(module, output)
+
+    return ModuleHooks(before, after)

@@ -7,7 +7,6 @@ compared around them.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
 from bisect import bisect_right
@@ -29,7 +28,7 @@ from retrograd.hooks.engine import (
 )
 from retrograd.hooks.function_mode import ForwardListener
 from retrograd.hooks.nodes import LEAF_NUMBER
-from retrograd.hooks.torch_calls import name_function, user_frame
+from retrograd.hooks.torch_calls import line_at, name_function, user_frame
 from retrograd.hooks.writes import WriteNotes
 
 SeeResult = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
@@ -47,7 +46,7 @@ class ProgramWatch(ForwardListener):
 
     Args:
         name_module: the path of a module, None where it has no name.
-        fault: told of an error of ours; nothing is noted behind it.
+        fault: told of an error of ours; nothing is noted after it.
 
     Attributes:
         places: where nodes were made.
@@ -196,13 +195,13 @@ _CARRYING = frozenset(
 IDLE = 0
 """Nothing of interest: it reads or sets an attribute, or registers something."""
 MAKES = 1
-"""It makes tensors."""
+"""Makes tensors."""
 WRITES = 2
-"""It may write to what it is given, or hand the memory to NumPy."""
+"""May write to what it is given, or hand the memory to NumPy."""
 CARRIES = 4
-"""It makes what is not finite out of what is not, or by overflow, and in no other way."""
+"""Makes what is not finite out of what is not, or by overflow, and in no other way."""
 SMOOTH = 8
-"""Its derivative is finite where it is finite itself, but for overflow."""
+"""Has a finite derivative where it is finite itself, but for overflow."""
 
 _SMOOTH = frozenset(
     {"add", "__add__", "radd", "sub", "__sub__", "rsub", "mul", "__mul__", "rmul", "__iadd__", "__isub__", "__imul__",
@@ -258,7 +257,7 @@ _WRITING = frozenset(
     {"batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm", "rrelu",
      "fake_quantize_per_channel_affine", "fused_moving_avg_obs_fake_quant"}
 )  # fmt: skip
-"""Those that write to what they are given, though their names do not say so."""
+"""Functions that write to what they are given, though their names do not say so."""
 
 
 _MOST = 20_000
@@ -337,10 +336,8 @@ class NodePlaces:
         if index is None:
             return NodeOrigin(module=module)
         _, _, code, offset, operation = self._lines[index]
-        found = next(itertools.islice(code.co_positions(), offset // 2, None), (None,))[0]
-        return NodeOrigin(
-            code.co_filename, found or code.co_firstlineno, code.co_name, name_function(operation), module
-        )
+        line = line_at(code, offset)
+        return NodeOrigin(code.co_filename, line, code.co_name, name_function(operation), module)
 
     def _find_module(self, number: int) -> str:
         end = bisect_right(self._calls, number, key=_OpenCall.begins_at)

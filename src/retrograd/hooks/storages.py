@@ -21,13 +21,14 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from retrograd.hooks.checkpoints import frame_of
-from retrograd.hooks.compiled import compiled_call_listeners, keep_compiled_modules_quiet
+from retrograd.hooks.compiled import compiled_call_listeners
+from retrograd.hooks.dispatch import sparse_parts
 from retrograd.hooks.engine import is_compiling, is_transformed, uncompiled
-from retrograd.hooks.listeners import Entry
-from retrograd.hooks.module import set_before_all
-from retrograd.hooks.nodes import is_leaf, is_python, saved_of
+from retrograd.hooks.module import ModuleHooks
+from retrograd.hooks.nodes import is_leaf, is_python, is_saved_tensor, saved_of
 from retrograd.hooks.saved import base_of, is_cast_of_parameter
 
+_SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc})
 _LOW = frozenset({torch.bfloat16, torch.float16})
 
 Layout = tuple[torch.Size, tuple[int, ...], int]
@@ -261,7 +262,7 @@ def tensors_in(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _read_slot(slot: str, value: Any) -> Iterator[KeptByNode]:
-    if type(value).__name__ != "SavedTensor":
+    if not is_saved_tensor(value):
         return
     try:
         held = value.data
@@ -290,12 +291,8 @@ def _parts_of(tensor: Tensor) -> Iterator[Tensor]:
         names, _ = tensor.__tensor_flatten__()
         for name in names:
             yield from _parts_of(getattr(tensor, name))
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    elif tensor.layout in _SPARSE:
+        yield from sparse_parts(tensor)
     else:
         yield tensor
 
@@ -310,12 +307,13 @@ class ModuleArguments:
     def __init__(self) -> None:
         self._held: dict[int, object] = {}
         self._undo: list[Callable[[], None]] = []
-        self._entry: Entry | None = None
+        self._calls: ModuleHooks | None = None
         self.at_next_call: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Begin to listen."""
-        self._register()
+        self._calls = ModuleHooks(self._see)
+        self._undo.append(self._calls.remove)
         compiled_call_listeners.add(self)
         self._undo.append(lambda: compiled_call_listeners.remove(self))
 
@@ -323,7 +321,7 @@ class ModuleArguments:
         """Listen no more. What was noted stays."""
         while self._undo:
             self._undo.pop()()
-        self._remove()
+        self._calls = None
         self.at_next_call = None
 
     def note(self, value: Any) -> None:
@@ -342,16 +340,6 @@ class ModuleArguments:
     def __contains__(self, key: int) -> bool:
         return key in self._held
 
-    def _register(self) -> None:
-        self._entry = set_before_all(self._see)
-        self._undo_quiet = keep_compiled_modules_quiet(self._entry.number)
-
-    def _remove(self) -> None:
-        if self._entry is not None:
-            self._entry.remove()
-            self._undo_quiet()
-            self._entry = None
-
     @uncompiled
     def _see(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if is_compiling():
@@ -364,10 +352,11 @@ class ModuleArguments:
     @uncompiled
     def compiled_call_begins(self, function: object, frame: FrameType) -> None:
         """Compiled code begins: torch would take the hook for a part of it."""
-        self._remove()
+        if self._calls is not None:
+            self._calls.pause()
 
     @uncompiled
     def compiled_call_ends(self) -> None:
         """Compiled code has ended."""
-        if self._undo and self._entry is None:
-            self._register()
+        if self._calls is not None:
+            self._calls.resume()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from retrograd.hooks.engine import uncompiled
 
 _OVERRIDES = torch.overrides.__file__
 TORCHS_WAY: CodeType = torch.overrides.handle_torch_function.__code__
-"""Of the call by which functions that torch writes in Python go to a mode."""
+"""Code by which functions that torch writes in Python go to a mode."""
 
 _CALL: CodeType = (lambda function, args, kwargs: function(*args, **kwargs)).__code__  # on one line
 
@@ -92,6 +93,12 @@ def describe_frame(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def line_at(code: CodeType, offset: int) -> int:
+    """The line of an instruction, at this offset in its code; that of the function where it is not known."""
+    line = next(itertools.islice(code.co_positions(), offset // 2, None), (None,))[0]
+    return line or code.co_firstlineno
+
+
 def is_stand_in(frame: FrameType) -> bool:
     """Tell whether this frame only looks like one of the program: it holds none of its variables."""
     return frame.f_code.co_code == _CALL.co_code and frame.f_code.co_varnames == _CALL.co_varnames
@@ -106,7 +113,7 @@ class SameFrames:
 
     def __init__(self) -> None:
         self.made: dict[tuple[int, int], Callable[..., Any]] = {}
-        """By identity of code, which is hashed as a whole each time, and offset in it."""
+        """Identity of code, which is hashed as a whole each time, and offset in it → the stand-in."""
         self._codes: list[CodeType] = []
         """Held, so that no other gets their identities."""
 
@@ -202,7 +209,7 @@ def _name(function: Any) -> str:
 
 def called_name(function: Any) -> str:
     """The name of a torch function as it is, or of an attribute that it reads; ``__set__ grad`` where it writes one."""
-    name = str(getattr(function, "__name__", function))
+    name = str(getattr(function, "__name__", type(function).__name__))
     if name in _ACCESS:
         attribute = str(getattr(getattr(function, "__self__", None), "__name__", ""))
         return attribute if name == "__get__" else f"{name} {attribute}"

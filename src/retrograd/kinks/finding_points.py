@@ -60,7 +60,7 @@ def only_if(condition: Callable[[Arguments], Any], find: Finder) -> Finder:
 
 
 def both(one: Finder, other: Finder) -> Finder:
-    """Find the points of both."""
+    """Find the points that two functions agree on."""
     return lambda given: one(given) & other(given)
 
 

@@ -34,7 +34,7 @@ class MissingZeroGrad(Detector):
         example="Gradients are never cleared: 39 of 39 updates of SGD#1 add to what the batches before had left in "
         ".grad.",
         threshold="no zero_grad between updates, and .grad is neither None nor zero when backward begins, in more "
-        "than half of at least 3 updates",
+        f"than half of at least {FEWEST} updates",
         source="TrainCheck (OSDI 2025) names the fault; the share and the number are our own choice",
         guard="accumulation, which clears every k-th step, has several backward passes an update, not none that is "
         "preceded by clearing; gradients set to None or zero by hand, and those of torch.autograd.grad, are seen as "

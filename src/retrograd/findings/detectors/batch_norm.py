@@ -33,10 +33,10 @@ class BatchNorm(Detector):
         "values, or move though all weights around it are frozen.",
         example="The running statistics of 1 (BatchNorm2d) are as good as the same at step 0 and at step 32: they "
         "are hardly updated.",
-        threshold="Equal digests of running_mean at no fewer than 3 looks while it trains; a momentum above 0.95, or "
-        "one that is below 0.1 when multiplied by the steps (from the means at two looks and of the batch between); "
-        "fewer than 4 values a channel; or other running means at the last look than at the first, of a part of the "
-        "model whose weights all require no gradient and are the same at all looks.",
+        threshold="Equal digests of running_mean at no fewer than 3 looks while it trains; a momentum above "
+        f"{LAST:g}, or one that is below {HARDLY:g} when multiplied by the steps (from the means at two looks and of "
+        f"the batch between); fewer than {FEW} values a channel; or other running means at the last look than at the "
+        "first, of a part of the model whose weights all require no gradient and are the same at all looks.",
         source="Ioffe and Szegedy 2015; what follows from digests and means is exact, the bounds are ours.",
         guard="A norm in eval mode is another fault, or meant; so is one that gets no batch. Frozen copies that follow "
         "another model (teachers, targets) have weights that change.",

@@ -31,7 +31,8 @@ class NeverSteps(Detector):
     words = Words(
         says="Backward runs, and no optimizer ever makes an update.",
         example="SGD#1 never makes an update: backward ran 36 times, and step was not called once.",
-        threshold="5 backward passes and no update, by an optimizer or by hand; 20 where no optimizer was seen at all",
+        threshold=f"{PASSES} backward passes and no update, by an optimizer or by hand; {WITHOUT_OPTIMIZER} where no "
+        "optimizer was seen at all",
         source="our own choice",
         guard="programs that look at gradients in eval mode, or through torch.autograd.grad, are left alone",
         repair="call optimizer.step() after loss.backward(), with its parentheses.",

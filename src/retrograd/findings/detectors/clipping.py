@@ -215,7 +215,7 @@ class ClipAlwaysOn(Detector):
         says="The gradient is clipped to a small part of itself at nearly every step, which divides the learning rate.",
         example="clip_grad_norm_(max_norm=0.0001) leaves 0.0003 of the gradient at 100 of 100 steps: the learning "
         "rate is in truth that much smaller.",
-        threshold="max_norm below 0.05 of the median norm, at 80 % of at least 20 steps.",
+        threshold=f"max_norm below {LEFT:g} of the median norm, at 80 % of at least 20 steps.",
         source="OPT clips at 0.3 to 1 of the usual norm; 80 % and 0.05 are ours.",
         guard="A note where the loss falls, or where the optimizer divides by the gradient (Adam), for there it "
         "costs little.",

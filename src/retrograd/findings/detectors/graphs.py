@@ -68,8 +68,8 @@ class GraphGrows(Detector):
     words = Words(
         says="The graph that backward runs through grows with every step, so something is carried over without detach.",
         example="The graph grows by 5 nodes a step: backward ran through 9 nodes at step 0 and 329 at step 64.",
-        threshold="nodes rise at each of at least 4 looks, or passes of each step, to 3 times their first number, and "
-        "lie within 10 % of a straight line",
+        threshold=f"nodes rise at each of at least {FEWEST} looks, or passes of each step, to 3 times their first "
+        "number, and lie within 10 % of a straight line",
         source="our own choice",
         guard="sequences of different lengths do not grow with the step number",
         repair="detach what is carried over (hidden state, running loss) before it is used in the next step.",

@@ -34,8 +34,8 @@ class WeightDecayDominates(Detector):
         example="Weight decay outweighs the gradient: that of SGD#1, 0.5, makes 98% of an update, and the norm of "
         "the weights fell from 6.67 to 0.0418.",
         threshold="Decay makes more than half of an update, at the median of the first half of the steps (λ‖w‖ "
-        "beside ‖g‖, or lr·λ‖w‖ beside ‖Δw‖ where it is decoupled); and the norm of the weights falls below 0.7 of "
-        "what it was.",
+        "beside ‖g‖, or lr·λ‖w‖ beside ‖Δw‖ where it is decoupled); and the norm of the weights falls below "
+        f"{SHRUNK:g} of what it was.",
         source="Loshchilov and Hutter 2019 on decoupled decay; the bounds are measured by us.",
         guard="A loss that has fallen to a fifth is none, for then small gradients are meant; so are weights that do "
         "not shrink.",
@@ -114,7 +114,7 @@ class AdamEpsilon(Detector):
     words = Words(
         says="ε is larger than the gradients, so that updates are far smaller than the learning rate says.",
         example="ε of Adam#1 is 10, and its gradients are 0.003: updates are 0.0004 of the learning rate.",
-        threshold="ε above 10 times the median gradient, of updates below 0.05 of the learning rate.",
+        threshold=f"ε above 10 times the median gradient, of updates below {SHARE:g} of the learning rate.",
         source="Wortsman et al. 2023 (arXiv 2309.14322): √v below 10 ε; the share is ours.",
         guard="Held against the updates themselves; ε of 1e-6 or less is left alone; so is a loss that falls, up to "
         "an ε of 0.1.",
@@ -174,7 +174,7 @@ class Momentum(Detector):
         "moment.",
         example="The momentum of SGD#1 is 0.9999: it adds up the gradients of 10000 steps, and the run had 100; the "
         "loss swings.",
-        threshold="Momentum or β₁ at least 0.995; or β₁ above √β₂, where Adam need not converge.",
+        threshold=f"Momentum or β₁ at least {LONG:g}; or β₁ above √β₂, where Adam need not converge.",
         source="Kingma and Ba 2015 for β₁ < √β₂; 0.995 is ours (0.9 is usual, 0.99 the highest in use).",
         guard="With momentum alone nothing is said where the loss ends at its lowest fifth.",
         repair="Use 0.9; of Adam betas=(0.9, 0.999).",

@@ -51,9 +51,9 @@ class BadInit(Detector):
         "nothing.",
         example="The weights of 6 layers are too large at the start: outputs grow 5.6 times a layer, from 4.4 at "
         "0:output to 1.9e+05 at 12:output.",
-        threshold="Root mean square of output over input at least 4, at an output of at least 8; over several layers "
-        "in all at least 100. Or half of all weights with a root mean square times √fan_in of at most 0.03, or one "
-        "of at least 10 whose output is not seen, and the loss has not fallen by a tenth.",
+        threshold=f"Root mean square of output over input at least {GAIN:g}, at an output of at least {WIDE:g}; over "
+        "several layers in all at least 100. Or half of all weights with a root mean square times √fan_in of at most "
+        f"{TINY:g}, or one of at least {HUGE:g} whose output is not seen, and the loss has not fallen by a tenth.",
         source="SageMaker Debugger holds a ratio of variances of 10 to be poor; the bounds are measured by us (a "
         "layer of torch's own initialisation has 0.6, one of He's 1.4).",
         guard="Large inputs do not count, for a gain is a ratio; norms and embeddings have none; a loss that falls "

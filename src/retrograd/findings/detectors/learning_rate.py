@@ -41,9 +41,10 @@ class LearningRateTooHigh(Detector):
         says="The updates are so large that the loss goes up by them and does not come back.",
         example="The learning rate of 30 is too high: at step 1 an update changed the weights by 53 times their "
         "norm, the loss rose from 0.652 to 3.6e+08 and ended at 6.33.",
-        threshold="‖Δw‖/‖w‖ > 0.1 just before the loss is 3 times what it was (1.5 times where that is 6 times its "
-        "noise), or not finite, or before most units of a layer die; and it ends above 0.9 of what it was. Or "
-        "‖Δw‖/‖w‖ > 0.5, and it ends no lower, or above half of it where it was 10 times as high for 5 steps.",
+        threshold=f"‖Δw‖/‖w‖ > {LARGE:g} just before the loss is {ROSE:g} times what it was (1.5 times where that is "
+        f"6 times its noise), or not finite, or before most units of a layer die; and it ends above {MOVED:g} of "
+        f"what it was. Or ‖Δw‖/‖w‖ > {HUGE:g}, and it ends no lower, or above half of it where it was 10 times as "
+        "high for 5 steps.",
         source="SageMaker Debugger and practice hold 1e-3 to be usual; 0.1 and 3 are measured by us: 34 healthy runs "
         "stay below one of the two.",
         guard="A loss that has come back is none; nor is one that rose after a usual update (then it was the data).",
@@ -157,7 +158,8 @@ class LearningRateTooLow(Detector):
         says="All updates together have hardly moved the weights, and it is the learning rate that is so small.",
         example="The learning rate of 1e-08 is too low: 100 updates moved the weights by 6e-06 of their norm in all, "
         "and the loss stayed at 0.686.",
-        threshold="Σ ‖Δw‖/‖w‖ < 0.01 over at least 20 steps, with a rate below 1e-4 (5e-6 for Adam and its kin).",
+        threshold=f"Σ ‖Δw‖/‖w‖ < {MINUTE:g} over at least 20 steps, with a rate below 1e-4 (5e-6 for Adam and its "
+        "kin).",
         source="SageMaker Debugger warns of a ratio below 1e-8; the sum is measured by us: 34 healthy runs are above "
         "0.008 with a rate of 2e-5.",
         guard="A loss that falls, gradients that are small themselves, and a rate that is warmed up are none.",
@@ -207,8 +209,8 @@ class NotUpdated(Detector):
     words = Words(
         says="An optimizer steps and a parameter has a gradient, but the parameter stays as it is.",
         example="blocks.2:weight has a gradient and an update at each of 80 steps, and has not changed.",
-        threshold="Δw = 0 at all of at least 5 updates at which the gradient is not zero; or Δw is not, and the "
-        "values are bit for bit the same at 4 looks.",
+        threshold=f"Δw = 0 at all of at least {FEWEST} updates at which the gradient is not zero; or Δw is not, and "
+        "the values are bit for bit the same at 4 looks.",
         source="SageMaker Debugger's UnchangedTensor; TrainCheck (MPS addcmul_, Accelerate #2665).",
         guard="Rates of zero, updates that were skipped, and runs in which nothing is updated are left to others.",
         repair="See whether its group has a learning rate of zero, and whether something writes the old value back.",

@@ -24,7 +24,8 @@ class MissingGradient(Detector):
         says="An optimizer holds parameters that are to be trained and never get a gradient, and why.",
         example="enc:weight and enc:bias never get a gradient, in 30 steps in which head:weight and 2 others do: "
         "`detach` cuts it off from the graph (train.py:10).",
-        threshold="no gradient, or nothing but zeros, in all recorded steps, of which in at least 3 others have one",
+        threshold=f"no gradient, or nothing but zeros, in all recorded steps, of which in at least {FEWEST} others "
+        "have one",
         source="TrainCheck (OSDI 2025) names the fault; the number of steps is our own choice",
         guard="parameters that are frozen, that no optimizer holds, or that had a gradient in any pass (GANs, "
         "alternating losses, zero-initialised gates) are left alone; layers that were never called beside others of "
@@ -154,8 +155,8 @@ class NotOptimized(Detector):
         says="Parameters get gradients and are in no optimizer, so they stay as they were initialised.",
         example="head:weight and head:bias get gradients in 30 steps and are in no optimizer, while the layers before "
         "them are trained.",
-        threshold="gradients in at least 3 steps and no optimizer that holds them, though one holds others of the "
-        "model",
+        threshold=f"gradients in at least {FEWEST} steps and no optimizer that holds them, though one holds others "
+        "of the model",
         source="TrainCheck (OSDI 2025) names the fault; the number of steps is our own choice",
         guard="a model of which no parameter is in an optimizer (teachers, critics, what an input is optimised "
         "through) is left alone, unless it comes before what is trained and has weights as torch makes them; layers "
@@ -231,8 +232,8 @@ class LayersInAList(Detector):
         "them.",
         example="linear (Linear) is called inside of self and gets gradients, but is not part of it: it stands in a "
         "Python list or dict, and no optimizer holds it.",
-        threshold="a module that is called only inside of a model, is none of its parts, gets gradients in at least 3 "
-        "steps, and is in no optimizer",
+        threshold="a module that is called only inside of a model, is none of its parts, gets gradients in at least "
+        f"{FEWEST} steps, and is in no optimizer",
         source="a pattern of PySIAssist (SANER 2024); the number of steps is our own choice",
         guard="layers that an optimizer holds all the same, and those that get no gradient (a teacher that is hidden "
         "on purpose), are left alone",

@@ -28,7 +28,7 @@ class MadeAnew(Detector):
         says="An optimizer is constructed again and again for the same parameters, so its momentum and averages are "
         "lost.",
         example="Adam is made anew 60 times for the same parameters, every 1 updates: its averages never last.",
-        threshold="at least 3 optimizers from one line that hold the same recorded parameters",
+        threshold=f"at least {FEWEST} optimizers from one line that hold the same recorded parameters",
         source="our own choice",
         guard="optimizers of models that are trained one after the other hold other parameters; one without a state "
         "(SGD without momentum) is a note",
@@ -86,7 +86,8 @@ class BeforeChange(Detector):
         example="Adam#1 updates 2 tensors that belong to no recorded model, while 2:weight and 2:bias have gradients "
         "and are in no optimizer.",
         threshold="an optimizer with tensors of no recorded model, while parameters with gradients are in none; or "
-        "parameters that 5 updates or more have changed and none of 5 or more later ones, though they have gradients",
+        f"parameters that {FEWEST_STILL} updates or more have changed and none of {FEWEST_STILL} or more later ones, "
+        "though they have gradients",
         source="our own choice",
         guard="parameters without a gradient, or frozen, are no evidence; loose tensors alone are none either",
         repair="construct the optimizer after the model has its final parameters (moved, copied, layers replaced).",

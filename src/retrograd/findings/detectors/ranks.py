@@ -24,8 +24,8 @@ class RanksDisagree(Detector):
     words = Words(
         says="Ranks that train copies of one model differ in it, or are given the same batches.",
         example="Ranks 0 and 1 have been given the same batches at all of 40 steps: the work of one is wasted.",
-        threshold="Copies that differ in what was recorded of them; 0.9 of all parameters that differ at the last "
-        "look; or equal digests of all inputs at all of at least 3 steps.",
+        threshold=f"Copies that differ in what was recorded of them; {ALL:g} of all parameters that differ at the last "
+        f"look; or equal digests of all inputs at all of at least {ALIKE} steps.",
         source="The BLOOM run and TrainCheck (OSDI 2025) on replicas; both are exact.",
         guard="Copies are only what the recorder knows to be one; sharded parameters are none. Processes that have not "
         "found each other by torch.distributed are not compared. Inputs that are the same at all steps are no data.",

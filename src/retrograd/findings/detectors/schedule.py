@@ -36,7 +36,7 @@ UNLEARNED = 0.3
 
 
 def list_rates(record: Record) -> dict[str, tuple[list[Update], FloatArray]]:
-    """For each optimizer its updates, and the highest learning rate among its groups at each.
+    """List the updates of each optimizer, with the highest learning rate among its groups at each.
 
     Raises:
         CannotTell: none was recorded.
@@ -80,9 +80,9 @@ class RateIsZero(Detector):
     words = Words(
         says="The learning rate is 0, or next to nothing, for most of the run.",
         example="The learning rate of Adam#1 is 0 at all 100 updates (LambdaLR), so nothing is learned.",
-        threshold="0 at all updates, of all groups or of one; or, for 10 updates or more, below 0.01 of its highest "
-        "value in the whole second half or below 0.001 in the whole last third, while the loss is above 0.3 of its "
-        "first value",
+        threshold=f"0 at all updates, of all groups or of one; or, for {FEWEST} updates or more, below 0.01 of its "
+        "highest value in the whole second half or below 0.001 in the whole last third, while the loss is above "
+        f"{UNLEARNED:g} of its first value",
         source="the shares are our own choice: cosine schedules pass below 0.001 in their last 2 %",
         guard="schedules that reach 0 at their end are left alone, and so are runs that had learned before, unless "
         "the rate is 0 exactly for all the rest",
@@ -240,8 +240,8 @@ class SchedulerBeforeStep(Detector):
         says="The scheduler is stepped before the optimizer, so the first value of the schedule is skipped.",
         example="ExponentialLR is stepped before Adam#1 has made its first update, so the first learning rate is "
         "skipped.",
-        threshold="a step of a scheduler ahead of the first update, or ahead of each of more than 3 equal stretches "
-        "of updates, the last one too",
+        threshold=f"a step of a scheduler ahead of the first update, or ahead of each of more than {MANY_EPOCHS} "
+        "equal stretches of updates, the last one too",
         source="torch warns of the same",
         guard="the step that a scheduler makes when it is constructed does not count",
         repair="call scheduler.step() after optimizer.step().",

@@ -70,8 +70,8 @@ class DeadUnits(Detector):
     words = Words(
         says="Most units of a layer have been zero for all samples since a step, so no gradient passes them.",
         example="92 % of the units of relu3 have been zero for all samples since step 40.",
-        threshold="More than half of a layer's units zero at all looks, at least 4 of them over at least 100 "
-        "samples; more than 90 % where the loss falls.",
+        threshold=f"More than half of a layer's units zero at all looks, at least {LOOKS} of them over at least "
+        f"{SAMPLES} samples; more than 90 % where the loss falls.",
         source="SageMaker Debugger's DeadRelu, AutoTrainer (0.7 of the activations); the looks and samples are ours.",
         guard="Zeros of dropout, padding and sparse inputs are of no unit at all looks; only ReLU and its kin are "
         "looked at, and layers whose gradient is zero; where the loss falls half of the units may rest.",
@@ -139,13 +139,13 @@ def _from_looks(record: Record, layer: Layer) -> Dead | None:
 
 
 def _from_rows(record: Record, layer: Layer) -> Dead | None:
-    """From a layer all of whose outputs are zero."""
+    """Judge a layer all of whose outputs are zero."""
     series = record.series(layer.site)
     return _since(layer, series.steps, series.zero_share == 1, series.count)
 
 
 def _from_gradients(record: Record, layer: Layer) -> Dead | None:
-    """From a layer that a ReLU follows which is not a module: outputs below zero, and no gradient of them."""
+    """Judge a layer before a ReLU that is not a module: its outputs are below zero, and have no gradient."""
     if layer.site.grad not in record.sites:
         return None
     value, gradient = record.series(layer.site), record.series(layer.site.grad)
@@ -229,8 +229,8 @@ class AttentionCollapse(Detector):
     words = Words(
         says="A softmax inside of the model gives all its weight to one, so that no gradient passes it.",
         example="The softmax att.sm gives 98 % of its weight to one of all since step 0.",
-        threshold="Σp²/Σp at least 0.95 at the last steps, or 0.7 from the first step on, and the loss has not "
-        "fallen by a tenth.",
+        threshold=f"Σp²/Σp at least {ONE_HOT:g} at the last steps, or {SHARP:g} from the first step on, and the loss "
+        "has not fallen by a tenth.",
         source="Zhai et al. 2023 (arXiv 2303.06296) on entropy collapse; the bound is ours.",
         guard="The last layer may be certain; a loss that falls is none; a softmax of two is none; one inside "
         "of nn.MultiheadAttention or of fused attention is not seen.",
@@ -317,7 +317,7 @@ class EmbeddingUnused(Detector):
     words = Words(
         says="All look-ups of an embedding are of one row, so that its input tells nothing.",
         example="Of the 1000 rows of emb:weight one alone has been looked up in 60 steps.",
-        threshold="One row of at least 4, over at least 4 looks of at least 100 look-ups.",
+        threshold=f"One row of at least 4, over at least {LOOKS} looks of at least {SAMPLES} look-ups.",
         source="Ours; exact.",
         guard="Rows that are rare are not spoken of, only an input that is always the same.",
         repair="See what goes in: the indices are all equal.",
