@@ -33,7 +33,7 @@ ROOM_FOR_EACH = 32
 """Bytes that a program may make for each byte that its bundle holds."""
 
 _NEW_SPARSE = frozenset({"_sparse_coo_tensor_unsafe", "_sparse_coo_tensor_with_dims_and_tensors"})
-"""They make a tensor that takes no more memory than its parts."""
+"""Operations that make a tensor that takes no more memory than its parts."""
 
 
 class CallGuard:

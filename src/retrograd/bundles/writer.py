@@ -45,6 +45,7 @@ from retrograd.files import name_aside, remove_abandoned
 from retrograd.graph.node import Line, SavedValue
 from retrograd.graph.walker import describe, examine
 from retrograd.hooks.dispatch import attributes_of, plain_torch
+from retrograd.hooks.isolation import run_in_fresh_thread
 from retrograd.hooks.nodes import (
     inputs_of,
     is_freed,
@@ -58,7 +59,6 @@ from retrograd.hooks.nodes import (
     saved_of,
     saved_tensors_of,
 )
-from retrograd.hooks.thread_state import run_in_fresh_thread
 from retrograd.randomness import random_kept
 
 _REFUSED = {

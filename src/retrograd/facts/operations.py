@@ -38,7 +38,7 @@ _MOST_GRAPHS = 256
 """Graphs that are remembered."""
 
 _REMEMBERED = 16
-"""How many of those written last are known; a step may have several, such as those of two models in turn."""
+"""Graphs that are known, the last written; a step may have several, such as those of two models in turn."""
 
 
 class ForwardOperations(FactSource):
@@ -217,7 +217,7 @@ class SoftmaxLooks:
         self._host = host
         self._held: list[tuple[Softmax, Tensor]] = []
         self.are_there = False
-        """Whether one has been seen."""
+        """True once one has been seen."""
 
     def see(self, noted: NotedOperation, result: Tensor) -> None:
         """An operation has been called."""

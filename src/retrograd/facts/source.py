@@ -1,4 +1,4 @@
-"""Base class of what finds facts: the recorder tells it what happens, and it notes what it sees."""
+"""Base class of sources of facts: the recorder tells a source of each event, and the source notes facts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class FactHost(Protocol):
 
     @property
     def step(self) -> int:
-        """The step that what happens now belongs to; behind an update, the next one."""
+        """The step that events of now belong to; after an update, the next one."""
 
     @property
     def is_recorded(self) -> bool:
-        """True if this step is."""
+        """True if this step is recorded."""
 
     @property
     def is_look(self) -> bool:
@@ -42,7 +42,7 @@ class FactHost(Protocol):
 
     @property
     def now(self) -> Moment:
-        """When a fact is of that is seen now."""
+        """The moment of a fact that is seen now."""
 
     @property
     def recorded(self) -> int:
@@ -52,10 +52,10 @@ class FactHost(Protocol):
         """Tell all sources which operations stand between a forward and its pass."""
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
-        """The name of its site; None where it belongs to no recorded model."""
+        """The site of a parameter; None where it belongs to no recorded model."""
 
     def name_module(self, module: nn.Module) -> str | None:
-        """Its path; None where it belongs to no recorded model."""
+        """The path of a module; None where it belongs to no recorded model."""
 
 
 class FactSource:

@@ -23,7 +23,7 @@ LIMIT = 1_000_000
 """Operations of one thread that are remembered; some 200 bytes each."""
 
 _DEEPEST = 8
-"""How far back operations in backward passes of backward passes are followed."""
+"""Steps back for which operations in backward passes of backward passes are followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +151,10 @@ class Origins:
 
 _turns = itertools.count(1)
 _latest: tuple[int, Callable[[], Origins | None]] = (0, lambda: None)
-"""Those that were entered last, and how many were before."""
+"""The origins that were entered last, and how many were before."""
 
 _unheld: Origins | None = None
-"""What those have noted, if nobody held them, and nobody had asked them yet; until others are entered."""
+"""Their notes, if nobody held them, and nobody had asked them yet; until others are entered."""
 
 
 def latest_origins() -> Origins | None:
@@ -187,7 +187,7 @@ def record_origins(
             forgotten.
 
     Returns:
-        What is to be entered around the forward.
+        A block to be entered around the forward.
 
     Raises:
         TraceError: ``model`` is not a module; or, on entering, it is being recorded to already.

@@ -32,7 +32,7 @@ from retrograd.hooks.saved import is_plain, push_pair, remove_pair, top_pair, ve
 T = TypeVar("T")
 
 EnoughComputed: type[Exception] = _StopRecomputationError
-"""What torch raises, wherever a tensor is saved, when all that a part had saved is there again."""
+"""Raised by torch, wherever a tensor is saved, when all that a part had saved is there again."""
 
 _SAVES = "_checkpoint_hook.__init__.<locals>.pack_hook"
 _LOADS = "_checkpoint_hook.__init__.<locals>.unpack_hook"
@@ -202,7 +202,7 @@ def _tell(frame: Any, group: Any, tensor: Tensor) -> None:
 
 
 Versions = tuple[int, int]
-"""How often something had been written to in the forward, and now."""
+"""Numbers of writes to something: in the forward, and now."""
 
 
 class RecomputationGuard(Protocol):

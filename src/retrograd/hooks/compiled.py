@@ -204,7 +204,7 @@ class _CompiledCall:
         return args, kwargs
 
     def after(self, args: Any, kwargs: Any, output: Any) -> Any:
-        """Call the hooks behind it; returns the output."""
+        """Call the hooks after the forward; returns the output."""
         for number, hook in tuple(self._forward_hooks.items()):
             given = (args, kwargs) if number in self._forward_hooks_with_kwargs else (args,)
             changed = hook(self._module, *given, output)
@@ -212,7 +212,7 @@ class _CompiledCall:
         return output
 
     def after_failure(self, args: Any) -> None:
-        """Call those that are always called."""
+        """Call the hooks that are called after a failure too."""
         for number, hook in tuple(self._forward_hooks.items()):
             if number in self._forward_hooks_always_called:
                 hook(self._module, args, None)

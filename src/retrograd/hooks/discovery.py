@@ -130,13 +130,6 @@ class ModelDiscovery:
             self._listener.discovery_failed(error)
 
 
-def is_compiled(model: nn.Module) -> bool:
-    """Tell whether a part of this model goes through torch.compile."""
-    return any(
-        "_orig_mod" in module._modules or module._compiled_call_impl is not None for module in nn.Module.modules(model)
-    )
-
-
 def _catch_up(module: nn.Module, args: tuple[Any, ...], known: set[int]) -> None:
     """Run the pre-hooks that were set on a module while it was already being called: torch will not for this call."""
     kwargs = sys._getframe(2).f_locals.get("kwargs", {})  # torch tells a global hook of args alone

@@ -333,7 +333,7 @@ _FORWARD = ("forward_one_chunk",)
 """The method of torch's stages that runs a part of the model on one micro-batch."""
 
 _REHEARSAL = ("_forward_metadata_inference", "_shape_inference")
-"""Those that run it before the first step, on memory that nobody has written to, to learn the shapes."""
+"""Functions that run a stage before the first step, on memory that nobody has written to, to learn the shapes."""
 
 
 def running_stage() -> int | None:

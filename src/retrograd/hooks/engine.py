@@ -19,7 +19,7 @@ from retrograd.errors import TorchVersionError
 F = TypeVar("F", bound=Callable[..., object])
 
 OLDEST = (2, 11)
-"""Also what ``pyproject.toml`` asks for."""
+"""The oldest torch that is supported, as in ``pyproject.toml``."""
 
 
 def parse_version(version: str) -> tuple[int, int]:
@@ -59,10 +59,10 @@ current_node = torch._C._current_autograd_node
 """The node that the running backward pass is at; None outside of one."""
 
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
-"""Whether a tensor is seen inside a ``torch.func`` transform, where it has no values of its own."""
+"""Tell whether a tensor is seen inside a ``torch.func`` transform, where it has no values of its own."""
 
 is_jit_tracing = torch._C._is_tracing
-"""Whether ``torch.jit.trace`` notes what this thread carries out."""
+"""Tell whether ``torch.jit.trace`` notes what this thread carries out."""
 
 is_compiling = torch.compiler.is_dynamo_compiling
 """True while torch.compile traces the code. The first question of every hook, so that nothing of ours is traced."""
@@ -74,11 +74,11 @@ next_sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defi
 
 
 dispatch_modes = torch._C._len_torch_dispatch_stack
-"""How many dispatch modes this thread is in, torch's own included."""
+"""Count the dispatch modes that this thread is in, torch's own included."""
 
 
 count_function_modes = torch._C._len_torch_function_stack
-"""How many function modes this thread is in: every use of torch passes through them first."""
+"""Count the function modes that this thread is in: every use of torch passes through them first."""
 
 
 without_functions = torch._C.DisableTorchFunction

@@ -224,4 +224,4 @@ def _is_in(file: str, function: str, frame: FrameType | None) -> bool:
 
 
 _FAR = 50
-"""How many frames outwards are looked at."""
+"""Frames that are looked at, outwards."""

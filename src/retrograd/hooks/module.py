@@ -33,6 +33,11 @@ def is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
+def has_compiled_part(model: nn.Module) -> bool:
+    """Tell whether a part of this model goes through torch.compile."""
+    return any(map(is_compiled, nn.Module.modules(model)))
+
+
 def set_before(module: nn.Module, hook: Hook, *, is_first: bool = False) -> Entry:
     """Call ``hook(module, args, kwargs)`` before each forward of a module."""
     tables = tables_of(module)  # of a scripted one, too, which refuses to be asked for hooks

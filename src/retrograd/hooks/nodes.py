@@ -26,7 +26,7 @@ number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
 """The sequence number of a node: those made later in one thread have larger ones, and run earlier."""
 
 LEAF_NUMBER = 2**64 - 1
-"""What torch gives the nodes of leaves for a sequence number: they run as soon as they can."""
+"""The sequence number of the nodes of leaves: they run as soon as they can."""
 
 _SAVED = "_saved_"
 _RAW = "_raw_saved_"
@@ -35,7 +35,7 @@ LEAF_KIND: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-define
 """The type of a leaf's node."""
 
 IDENTITIES_LAST = TORCH >= (2, 13)
-"""Whether torch hands out one and the same Python object for a node as long as it lives."""
+"""True if torch hands out one and the same Python object for a node as long as it lives."""
 
 _REFUSED = re.compile(r"is at version (?P<now>\d+); expected version (?P<then>\d+) instead")
 """In the message of autograd's check of what it saved."""

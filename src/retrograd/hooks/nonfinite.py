@@ -159,7 +159,7 @@ class BackwardLook(FunctionListener):
 
     Args:
         see: told of what makes it of finite numbers, while its frame is on the stack; what it returns is kept.
-        fault: told of an error of ours; nothing is looked at behind it.
+        fault: told of an error of ours; nothing is looked at after it.
     """
 
     def __init__(self, see: Callable[[BornOperation], Any], fault: Callable[[Exception], None]) -> None:

@@ -47,7 +47,7 @@ GRAPH_BEFORE = -2
 """The same, where the tensor has a graph: it is not a parameter, and no data."""
 
 _APPLY: CodeType | None = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
-"""Of the call of a Python Function, in whose forward no graph is made; from torch 2.15 on it has no frame."""
+"""Code of the call of a Python Function, in whose forward no graph is made; from torch 2.15 on it has no frame."""
 
 
 @lru_cache(maxsize=4096)
@@ -95,7 +95,7 @@ class _Called(NamedTuple):
     requires_grad: bool
     first: Tensor | None
     number: int
-    """Of the first node that it can make."""
+    """Number of the first node that it can make."""
 
 
 class OperationNotes(ForwardListener):
@@ -104,7 +104,7 @@ class OperationNotes(ForwardListener):
     Args:
         name_module: the path of a module, None where it has no name.
         limit: operations that are noted at most.
-        fault: told of an error of ours; nothing is noted behind it.
+        fault: told of an error of ours; nothing is noted after it.
         see: shown the first result of each.
 
     Attributes:
@@ -129,7 +129,7 @@ class OperationNotes(ForwardListener):
         self._guard = DeepGraphGuard()
         self._is_forward = False
         self._lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
-        """By identity of code and offset in it."""
+        """Identity of code, and offset in it → the code, held, and the line."""
         self.clear()
 
     def clear(self) -> None:

@@ -46,7 +46,7 @@ class ProgramWatch(ForwardListener):
 
     Args:
         name_module: the path of a module, None where it has no name.
-        fault: told of an error of ours; nothing is noted behind it.
+        fault: told of an error of ours; nothing is noted after it.
 
     Attributes:
         places: where nodes were made.
@@ -195,13 +195,13 @@ _CARRYING = frozenset(
 IDLE = 0
 """Nothing of interest: it reads or sets an attribute, or registers something."""
 MAKES = 1
-"""It makes tensors."""
+"""Makes tensors."""
 WRITES = 2
-"""It may write to what it is given, or hand the memory to NumPy."""
+"""May write to what it is given, or hand the memory to NumPy."""
 CARRIES = 4
-"""It makes what is not finite out of what is not, or by overflow, and in no other way."""
+"""Makes what is not finite out of what is not, or by overflow, and in no other way."""
 SMOOTH = 8
-"""Its derivative is finite where it is finite itself, but for overflow."""
+"""Has a finite derivative where it is finite itself, but for overflow."""
 
 _SMOOTH = frozenset(
     {"add", "__add__", "radd", "sub", "__sub__", "rsub", "mul", "__mul__", "rmul", "__iadd__", "__isub__", "__imul__",
@@ -257,7 +257,7 @@ _WRITING = frozenset(
     {"batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm", "rrelu",
      "fake_quantize_per_channel_affine", "fused_moving_avg_obs_fake_quant"}
 )  # fmt: skip
-"""Those that write to what they are given, though their names do not say so."""
+"""Functions that write to what they are given, though their names do not say so."""
 
 
 _MOST = 20_000

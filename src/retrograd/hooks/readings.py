@@ -104,21 +104,21 @@ _OFFLOADED = "_hf_hook"
 """Attribute of the modules whose ``forward`` accelerate has wrapped, to bring weights in before it and out after it."""
 
 
-class EarlyEnd(BaseException):
+class ForwardEnded(BaseException):
     """Ends a forward from a hook within it, and is caught by whoever began that forward.
 
     It is not an ``Exception``: nothing has failed, and code that handles failures need not know of it.
     """
 
-    def __init__(self, way_out: WayOut) -> None:
-        self.way_out = way_out
+    def __init__(self, early_exit: EarlyExit) -> None:
+        self.early_exit = early_exit
         super().__init__("the forward is ended: all that was asked of it has been seen")
 
 
-class WayOut:
-    """The way out of one forward, for its hooks; to be made right before that forward.
+class EarlyExit:
+    """An early exit from one forward, for its hooks; to be made right before that forward.
 
-    It is closed where somebody would miss the end of the forward (see :func:`can_end_early`).
+    The exit is closed where somebody would miss the end of the forward (see :func:`can_end_early`).
     """
 
     def __init__(self, model: nn.Module, *, wanted: bool = True) -> None:
@@ -126,20 +126,20 @@ class WayOut:
         self._saving = top_pair()
 
     def take(self) -> None:
-        """End the forward, if the way is open.
+        """End the forward, if the exit is open.
 
-        It is not where tensors are saved by hooks that this forward has set: a checkpointed part that never ended
-        cannot be computed again.
+        The exit is closed where tensors are saved by hooks that this forward has set: a checkpointed part that never
+        ended cannot be computed again.
         """
         if self._is_open and not (grad_enabled() and top_pair() != self._saving):
-            raise EarlyEnd(self)
+            raise ForwardEnded(self)
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call the model, and come back when it returns or a hook takes this way out."""
+        """Call the model, and come back when it returns or a hook takes this exit."""
         try:
             model(*args, **kwargs)
-        except EarlyEnd as end:
-            if end.way_out is not self:  # it belongs to a forward around this one
+        except ForwardEnded as end:
+            if end.early_exit is not self:  # it belongs to a forward around this one
                 raise
 
 

@@ -74,7 +74,7 @@ class InterventionListener(Protocol):
 
 
 intervention_listeners = Listeners[InterventionListener]()
-"""Those who listen. Asked before anything is told, for telling has a price."""
+"""Listeners, asked for before anything is told, for telling has a price."""
 
 
 def tell_intervention(module: nn.Module | None, site: Site, rule: str, before: Tensor, after: Tensor) -> None:

@@ -19,7 +19,7 @@ from retrograd.hooks.engine import uncompiled
 
 _OVERRIDES = torch.overrides.__file__
 TORCHS_WAY: CodeType = torch.overrides.handle_torch_function.__code__
-"""Of the call by which functions that torch writes in Python go to a mode."""
+"""Code by which functions that torch writes in Python go to a mode."""
 
 _CALL: CodeType = (lambda function, args, kwargs: function(*args, **kwargs)).__code__  # on one line
 
@@ -113,7 +113,7 @@ class SameFrames:
 
     def __init__(self) -> None:
         self.made: dict[tuple[int, int], Callable[..., Any]] = {}
-        """By identity of code, which is hashed as a whole each time, and offset in it."""
+        """Identity of code, which is hashed as a whole each time, and offset in it → the stand-in."""
         self._codes: list[CodeType] = []
         """Held, so that no other gets their identities."""
 

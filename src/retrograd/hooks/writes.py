@@ -138,7 +138,7 @@ _MOST = 20_000
 """Nodes with digests that are remembered."""
 
 _UPDATED_BY_THEIR_OWN = frozenset({"running_mean", "running_var"})
-"""What batch norm saves, writes to itself, and does not use in training."""
+"""Tensors that batch norm saves, writes to itself, and does not use in training."""
 
 
 class SavedDigest(NamedTuple):

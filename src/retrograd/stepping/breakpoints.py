@@ -69,7 +69,7 @@ class Stop:
         self.outgoing: NodeGradients | None = None
         self.moment: Moment = "before"
         self.taken: NodeGradients | None = None
-        """What the node gets instead of what came in, where that was set."""
+        """Gradients that the node gets instead of those that came in, where that was set."""
         self._changes: tuple[Change, ...] | None = None
 
     def __repr__(self) -> str:

@@ -12,8 +12,8 @@ from typing import Literal
 
 from retrograd.errors import FreedGraphError
 from retrograd.graph.graph import Graph
+from retrograd.hooks.isolation import Numbering, ThreadState
 from retrograd.hooks.node_tap import NodeGradients, NodeHooks
-from retrograd.hooks.thread_state import Numbering, ThreadState
 from retrograd.stepping.breakpoints import Change, Predicate, Stop, apply_changes
 
 _PATIENCE = 0.1

@@ -20,8 +20,8 @@ from retrograd.graph.graph import Graph
 from retrograd.graph.node import Node
 from retrograd.graph.origins import Origins
 from retrograd.graph.walker import walk
+from retrograd.hooks.isolation import Numbering
 from retrograd.hooks.node_tap import NodeGradients
-from retrograd.hooks.thread_state import Numbering
 from retrograd.stepping.breakpoints import Breakpoint, Change, Predicate, Stop, parse_breakpoint
 from retrograd.stepping.stepped_pass import SteppedPass
 

@@ -32,7 +32,7 @@ from retrograd.tracing.pass_log import FindPlace, Marks, NameLeaf, PassLog
 from retrograd.tracing.trace import Failure, NodeEvent
 
 INCOMPLETE = "a backward pass was not traced as asked"
-"""What follows from a fault of ours."""
+"""The consequence of a fault of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _measure(gradient: Tensor | None) -> Tensor | None:
 # ---- failure ----
 
 _BEFORE = 5
-"""How many of the nodes before it are told."""
+"""Nodes before it that are told."""
 
 _ENGINE = "_engine_run_backward"
 
