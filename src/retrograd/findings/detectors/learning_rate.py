@@ -70,12 +70,15 @@ class LearningRateTooHigh(Detector):
 
     @staticmethod
     def _find_rise(record: Record, before: float) -> int | None:
-        """The first step at which the loss is far above what it was, if that lasted."""
+        """The first step after a large update at which the loss is far above what it was, if that lasted."""
         training = record.once(Training)
         steps, loss = training.loss
+        since = first_large(training.updates)
+        if since is None or not before > 0:
+            return None
         bound = min(ROSE * before, max(1.5 * before, before + 6 * np.nan_to_num(training.noise, nan=np.inf)))
-        is_up = loss >= bound if record.once(Births).is_sudden else ~(loss < bound)
-        risen = np.flatnonzero(is_up) if before > 0 else np.zeros(0, np.int64)
+        is_up = np.isfinite(loss) & (loss >= bound) if record.once(Births).is_sudden else ~(loss < bound)
+        risen = np.flatnonzero(is_up & (steps > since))
         lasted = max(len(risen), int((training.updates.finite_ratio > LARGE).sum())) * training.stride
         return int(steps[risen[0]]) if len(risen) and lasted >= LASTED else None
 
@@ -100,7 +103,7 @@ class LearningRateTooHigh(Detector):
         training = record.once(Training)
         loss, late, rate = training.loss.values, training.late, training.rates.get(step, training.rate)
         finite = loss[np.isfinite(loss)]
-        named = "The learning rate" if rate is None else f"The learning rate of {rate:g}"
+        named = "The learning rate" if rate is None else f"The learning rate of {rate:.3g}"
         rise = f"the loss rose from {before:.3g} to {finite.max():.3g}"
         rise = rise if finite.max() > ROSE / 2 * before else f"the loss was {before:.3g} before"
         end = f"ended at {late:.3g}" if np.isfinite(late) else "is no longer finite"

@@ -34,6 +34,12 @@ LOOKED_AT = 20
 """Steps at which outputs are held against targets."""
 
 
+_PICKING = frozenset(
+    {"getitem", "gather", "squeeze", "view", "diagonal", "diag", "mul", "sum", "index_select"}
+)  # fmt: skip
+"""Functions that pick log-probabilities out of all, or weight them."""
+
+
 class TargetBounds(NamedTuple):
     """Bounds of targets, from outputs and gradients: one target is at most ``low``, one at least ``high``."""
 
@@ -212,39 +218,40 @@ def _gets_worse(values: np.ndarray[tuple[int], np.dtype[np.float64]], maximises:
 
 
 def _find_negation(chain: Chain, maximises: bool) -> tuple[int, str]:
-    """The operation that has the wrong sign, and what to say of it."""
-    if chain.loss < 0:
-        return -1, ""
+    """The operation that has the wrong sign, and what to say of it; empty where none has."""
     first = chain.loss
+    if first < 0:
+        return -1, ""
     is_negated = chain.name(first) == "neg" or (
         chain.name(first) == "mul" and chain.listed[first].arguments.strip() in ("-1", "-1.0")
     )
     loss = chain.maker(first, 0, frozenset()) if is_negated else first
     name = chain.name(loss)
-    if name in LOSSES or (name == "mean" and _is_square(chain, chain.maker(loss, 0, frozenset()))):
-        what = name if name in LOSSES else "a mean of squares"
-        if is_negated != maximises:
-            how = f"Backward begins from the negative of {what}" if is_negated else f"The optimizer maximises {what}"
-            return first, f"{how}, so training makes {what} larger"
+    what = name if name in LOSSES else "a mean of squares" if _is_mean_of_squares(chain, loss) else ""
+    if what and is_negated == maximises:
         return -1, ""
-    terms = _find_terms(chain, first)
-    if terms and not maximises and all(sign < 0 for _, sign in terms):
+    if what:
+        how = f"Backward begins from the negative of {what}" if is_negated else f"The optimizer maximises {what}"
+        return first, f"{how}, so training makes {what} larger"
+    terms = [] if maximises else _find_terms(chain, first)
+    if terms and all(sign < 0 for _, sign in terms):
         what = chain.name(terms[0][0])
         return first, f"Backward begins from the negative of a sum that holds {what}, so training makes {what} larger"
-    picked = chain.maker(
-        loss, 0, frozenset({"getitem", "gather", "squeeze", "view", "diagonal", "diag", "mul", "sum", "index_select"})
-    )
-    if (
-        name in ("mean", "sum")
-        and not is_negated
-        and not maximises
-        and chain.name(picked) in ("log_softmax", "logsigmoid", "log_prob")
-    ):
-        return (
-            loss,
-            f"Backward begins from a {name} of log-probabilities without a minus, so training makes them smaller",
-        )
+    if not is_negated and not maximises and _is_of_log_probabilities(chain, loss):
+        how = f"Backward begins from a {name} of log-probabilities without a minus"
+        return loss, f"{how}, so training makes them smaller"
     return -1, ""
+
+
+def _is_mean_of_squares(chain: Chain, number: int) -> bool:
+    return chain.name(number) == "mean" and _is_square(chain, chain.maker(number, 0, frozenset()))
+
+
+def _is_of_log_probabilities(chain: Chain, number: int) -> bool:
+    """Tell whether an operation is the mean, or the sum, of some log-probabilities."""
+    if chain.name(number) not in ("mean", "sum"):
+        return False
+    return chain.name(chain.maker(number, 0, _PICKING)) in ("log_softmax", "logsigmoid", "log_prob")
 
 
 def _find_terms(chain: Chain, number: int, sign: int = 1) -> list[tuple[int, int]]:
