@@ -19,8 +19,6 @@ from retrograd.hooks.compiled import keep_compiled_modules_quiet, tables_of
 from retrograd.hooks.engine import breaks_graph, is_compiling, uncompiled
 from retrograd.hooks.listeners import Entry, Hook
 
-_GLOBAL_TABLES = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
-
 
 class TapSwitch(Protocol):
     """Says whether taps have anything to do."""
@@ -60,16 +58,6 @@ def set_after(module: nn.Module, hook: Hook, *, with_kwargs: bool = False, alway
     if always:
         marks.append(tables._forward_hooks_always_called)
     return Entry(hook, tables._forward_hooks, marks=tuple(marks))
-
-
-def set_before_all(hook: Callable[..., None]) -> Entry:
-    """Call ``hook(module, args)`` before each forward of any module, and before the module's own hooks."""
-    return Entry(hook, modules._global_forward_pre_hooks)
-
-
-def set_after_all(hook: Callable[..., None]) -> Entry:
-    """Call ``hook(module, args, output)`` after each forward of any module, also after an exception."""
-    return Entry(hook, modules._global_forward_hooks, marks=(modules._global_forward_hooks_always_called,))
 
 
 class ForwardWatcher(Protocol):
@@ -285,16 +273,13 @@ class ModuleHooks:
     """
 
     def __init__(self, before: Callable[..., None], after: Callable[..., None] | None = None) -> None:
-        numbers = {set_before_all(before).number}
+        before_each, after_each = modules._global_forward_pre_hooks, modules._global_forward_hooks
+        self._places: list[tuple[dict[int, Any], int, Any]] = [(before_each, Entry(before, before_each).number, before)]
         if after is not None:
-            numbers.add(set_after_all(after).number)
-        self._entries = [
-            (table, number, value)
-            for table in (getattr(modules, name) for name in _GLOBAL_TABLES)
-            for number, value in list(table.items())
-            if number in numbers
-        ]
-        self._undo_quiet = keep_compiled_modules_quiet(*numbers)
+            always = modules._global_forward_hooks_always_called
+            number = Entry(after, after_each, marks=(always,)).number
+            self._places += [(always, number, after), (after_each, number, after)]
+        self._undo_quiet = keep_compiled_modules_quiet(*{number for _, number, _ in self._places})
         self._pauses = 0
         self._is_removed = False
         self._lock = threading.Lock()
@@ -310,18 +295,19 @@ class ModuleHooks:
         with self._lock:
             self._pauses -= 1
             if not self._pauses and not self._is_removed:
-                for table, number, value in self._entries:
-                    table[number] = value
+                for table, number, hook in self._places:
+                    table[number] = hook
 
     def remove(self) -> None:
-        """Take them away for good."""
+        """Take them away for good. May be called twice."""
         with self._lock:
-            self._is_removed = True
-            self._take_out()
-            self._undo_quiet()
+            if not self._is_removed:
+                self._is_removed = True
+                self._take_out()
+                self._undo_quiet()
 
     def _take_out(self) -> None:
-        for table, number, _ in self._entries:
+        for table, number, _ in self._places:
             table.pop(number, None)
 
 

@@ -243,11 +243,6 @@ def hold_key(storage: torch.UntypedStorage) -> object:
     return StorageWeakRef(storage)
 
 
-def is_readable(tensor: Tensor) -> bool:
-    """Tell whether a tensor is one of the program's own, and not seen inside a transform of ``torch.func``."""
-    return not is_transformed(tensor)
-
-
 def tensors_in(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
     """Tensors in tuples, lists and dicts, with where they are; no deeper than two levels."""
     if isinstance(value, Tensor):

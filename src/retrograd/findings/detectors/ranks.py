@@ -58,16 +58,8 @@ class RanksDisagree(Detector):
         yield from apart or self._compare_inputs(record)
 
     def _compare_weights(self, record: Record) -> Iterator[Finding]:
-        """Weights of one name that are of one shape, whole on each rank, and differ nearly all of them at the end."""
-        looks: dict[str, dict[int, dict[int, Parameter]]] = {}
-        for look in record.parameters:
-            if look.requires_grad and look.grad in ("some", ""):
-                looks.setdefault(look.name, {}).setdefault(look.step, {})[look.rank] = look
-        shared = {
-            name: [(step, by_rank) for step, by_rank in sorted(by_step.items()) if len(by_rank) > 1]
-            for name, by_step in looks.items()
-        }
-        shared = {name: listed for name, listed in shared.items() if len(listed) > 1 and self._is_whole(record, name)}
+        """Compare weights of one name that are whole on each rank; nearly all of them must differ at the end."""
+        shared = self._list_shared(record)
         apart = {name: listed for name, listed in shared.items() if _differ(listed[-1][1])}
         if not shared or len(apart) < ALL * len(shared):
             return
@@ -91,6 +83,18 @@ class RanksDisagree(Detector):
             refute="the ranks are meant to train models of their own",
             repair="Wrap the model in DistributedDataParallel and call it, not its module.",
         )
+
+    def _list_shared(self, record: Record) -> dict[str, list[tuple[int, dict[int, Parameter]]]]:
+        """List the looks at each parameter that several ranks hold whole: steps, each with a look of each rank."""
+        looks: dict[str, dict[int, dict[int, Parameter]]] = {}
+        for look in record.parameters:
+            if look.requires_grad and look.grad in ("some", ""):
+                looks.setdefault(look.name, {}).setdefault(look.step, {})[look.rank] = look
+        shared = {
+            name: [(step, by_rank) for step, by_rank in sorted(by_step.items()) if len(by_rank) > 1]
+            for name, by_step in looks.items()
+        }
+        return {name: listed for name, listed in shared.items() if len(listed) > 1 and self._is_whole(record, name)}
 
     @staticmethod
     def _is_whole(record: Record, name: str) -> bool:
