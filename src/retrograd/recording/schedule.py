@@ -11,7 +11,7 @@ from retrograd.errors import ScheduleError
 
 Schedule = Callable[[int], bool]
 
-_REPAIR = "give a number of steps, rg.every(n), or a function from step to bool."
+_REPAIR = "give a number of steps, rg.every(n), rg.log_schedule(), or a function from step to bool."
 
 
 class NamedSchedule:

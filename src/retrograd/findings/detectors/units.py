@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class Dead:
         dead, units: how many of how many.
         since: the first step since which they have been.
         seen: at how many looks, or steps.
+        state: how they have been: zero, or below zero before a ReLU that is not a module.
     """
 
     layer: Layer
@@ -56,6 +57,7 @@ class Dead:
     units: int
     since: int
     seen: int
+    state: str = "zero"
 
     @property
     def share(self) -> float:
@@ -92,12 +94,12 @@ class DeadUnits(Detector):
 
     def _tell(self, record: Record, found: list[Dead]) -> Finding:
         worst = max(found, key=lambda dead: dead.share)
-        more = f", and so are those of {count_more(len(found) - 1, 'layer')}" if len(found) > 1 else ""
+        more = f", and so have those of {count_more(len(found) - 1, 'layer')}" if len(found) > 1 else ""
         whole = "All units" if worst.share == 1 else f"{worst.share:.0%} of the units"
         start = "since the first step: they began so" if worst.since <= record.steps[0] else f"since step {worst.since}"
         return self.find(
             "critical" if worst.share == 1 else "warning",
-            f"{whole} of {worst.layer.path} ({worst.layer.type}) have been zero for all samples {start}{more}.",
+            f"{whole} of {worst.layer.path} ({worst.layer.type}) have been {worst.state} for all samples {start}{more}.",
             site=worst.layer.path,
             step=worst.since,
             last_step=record.last_step,
@@ -151,7 +153,9 @@ def _from_gradients(record: Record, layer: Layer) -> Dead | None:
     value, gradient = record.series(layer.site), record.series(layer.site.grad)
     if not np.array_equal(value.steps, gradient.steps):
         return None
-    return _since(layer, value.steps, (value.max <= 0) & (value.min < 0) & (gradient.zero_share == 1), value.count)
+    is_dead = (value.max <= 0) & (value.min < 0) & (gradient.zero_share == 1)
+    found = _since(layer, value.steps, is_dead, value.count)
+    return None if found is None else replace(found, state="below zero, where no gradient passes,")
 
 
 def _since(layer: Layer, steps: np.ndarray, is_dead: np.ndarray, count: FloatArray) -> Dead | None:
