@@ -158,10 +158,10 @@ def find_overwritten(node: Any) -> tuple[str, Tensor, int, int] | None:
         none; tensors that hooks have packed are not asked for, and autograd does not check them.
     """
     for name, raw in saved_tensors_of(node):
-        if raw.unpack_hook is None:
-            tensor, versions = peek(raw), _refused_versions(node, name, raw)
-            if tensor is not None and versions is not None:
-                return name, tensor, *versions
+        tensor = peek(raw) if raw.unpack_hook is None else None
+        versions = _refused_versions(node, name, raw) if tensor is not None else None
+        if tensor is not None and versions is not None and versions[1] == tensor._version:
+            return name, tensor, *versions
     return None
 
 
@@ -175,17 +175,25 @@ def saved_tensors_of(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _refused_versions(node: Any, name: str, raw: Any) -> tuple[int, int] | None:
-    """Ask autograd for a saved tensor, and read the versions in its refusal. Its own output is asked of the node."""
-    attribute = _SAVED + name
+    """Ask autograd for a saved tensor, and read the versions in its refusal."""
     try:
-        if hasattr(type(node), attribute):
-            getattr(node, attribute)
-        else:
-            raw.unpack()
+        _unpack(node, name, raw)
     except RuntimeError as error:
         found = _REFUSED.search(str(error))
         return (int(found["then"]), int(found["now"])) if found else None
     return None
+
+
+def _unpack(node: Any, name: str, raw: Any) -> None:
+    """Have autograd unpack a saved tensor. The node is asked where it can be, as for its own output it has to be."""
+    attribute = _SAVED + name
+    if hasattr(type(node), attribute):
+        getattr(node, attribute)
+    elif hasattr(raw, "unpack"):
+        raw.unpack()
+    else:  # before torch 2.12: with all others of the same name
+        attribute = _SAVED + name.partition("[")[0]
+        getattr(node, attribute if hasattr(type(node), attribute) else "saved_tensors")
 
 
 def run_node(node: Any, incoming: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

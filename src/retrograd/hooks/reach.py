@@ -285,7 +285,9 @@ class DeepGraphGuard:
             self.string(node)
 
     def string(self, node: Any) -> None:
-        """Gather a node of a graph that is deep."""
+        """Gather a node of a graph that is deep; a leaf's is left out, for graphs share it and all of them hold it."""
+        if number_of(node) >= LEAF_NUMBER:
+            return
         thread = threading.get_ident()
         if thread != self._thread:  # its numbers do not compare with those of another thread
             self._let_go()
