@@ -99,7 +99,8 @@ class DeadUnits(Detector):
         start = "since the first step: they began so" if worst.since <= record.steps[0] else f"since step {worst.since}"
         return self.find(
             "critical" if worst.share == 1 else "warning",
-            f"{whole} of {worst.layer.path} ({worst.layer.type}) have been {worst.state} for all samples {start}{more}.",
+            f"{whole} of {worst.layer.path} ({worst.layer.type}) have been {worst.state} for all samples "
+            f"{start}{more}.",
             site=worst.layer.path,
             step=worst.since,
             last_step=record.last_step,
