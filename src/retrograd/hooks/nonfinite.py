@@ -168,17 +168,17 @@ class BackwardLook(FunctionListener):
         self._has_failed = False
         self._mode = FunctionMode()
         self._node: Any = None
-        self._results = ResultWatch(self._note, lambda tensor: None)
+        self._results: ResultWatch | None = None  # while a node runs: it refers to this object
         self._found: dict[int, Any] = {}
 
     def next_node(self, node: Any) -> None:
         """This node is about to run; None where the pass is over."""
         if self._node is not None:
             self._mode.leave()
-            self._results.forget()
-            self._node = None
+            self._node = self._results = None
         if node is not None and is_python(node) and not self._has_failed:
             self._node = node
+            self._results = ResultWatch(self._note, lambda tensor: None)
             self._mode.listener = self
             self._mode.put_on()
 
@@ -196,7 +196,7 @@ class BackwardLook(FunctionListener):
     @uncompiled
     def after(self, seen: tuple[tuple[Any, ...], dict[str, Any]], function: Any, result: Any, frame: FrameType) -> None:
         """Look at what it returned."""
-        if self._node is not None:
+        if self._results is not None:
             with without_functions():
                 self._results.look(function, *seen, result)
 
@@ -265,11 +265,13 @@ class GradientBirths:
         self._saved: dict[int, dict[str, Any]] = {}
         self._found: tuple[Any, Tensor | None] | None = None
         self._is_over = self._is_applied = False
-        self._tap: NodeTap = taps.tap(self._pass, self._see_first, self._see, self._see_leaf)
+        self._tap: NodeTap | None = taps.tap(self._pass, self._see_first, self._see, self._see_leaf)
 
     def end(self) -> BornGradient | None:
         """The run has ended: what was found, if anything."""
-        self._taps.end(self._tap)
+        tap, self._tap = self._tap, None  # it refers to this object
+        if tap is not None:
+            self._taps.end(tap)
         self._look.next_node(None)
         try:
             return self._blame(*self._found) if self._found is not None and self._is_applied else None

@@ -289,7 +289,6 @@ def _state(gradient: torch.Tensor | None) -> tuple[int, int] | None:
 
 
 def _sample(parameter: torch.Tensor) -> torch.Tensor:
-    flat: torch.Tensor = local_part(parameter.detach()).reshape(
-        -1
-    )  # of a DTensor the part that is here: else processes would talk
+    here = local_part(parameter.detach())  # of a DTensor: else processes would talk
+    flat: torch.Tensor = here.reshape(-1)
     return flat[:: max(1, flat.numel() // _SAMPLE)].clone()
