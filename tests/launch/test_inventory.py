@@ -97,7 +97,7 @@ def test_the_last_step_of_a_forked_child(tmp_path: Path) -> None:
     assert code == 0, errors
     (file,) = (tmp_path / "out").glob("rank*/inventory.parquet")
     assert Inventory.load(file).passes == 1
-    assert errors[-1] == "retrograd: taken in 1 process; see it in a browser: out/rank*/inventory.html"
+    assert errors[-1] == "retrograd: listed in 1 process; see it in a browser: out/rank*/inventory.html"
 
 
 @pytest.mark.slow
