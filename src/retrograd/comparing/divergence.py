@@ -108,15 +108,16 @@ def describe_pair(pairs: Pairs, distances: Distances, floor: Floor, place: int) 
     moment = Moment(
         int(rows["step"][a]), int(rows["micro"][a]), int(rows["backward"][a]), PHASES[int(rows["phase"][a])]
     )
-    sizes = [_size(each, int(index[place])) for each, index in ((pairs.rows_a, pairs.a), (pairs.rows_b, pairs.b))]
+    b = int(pairs.b[place])
     return Divergence(
         pairs.names[int(pairs.site[place])],
         moment,
         int(rows["rank"][a]),
         float(distances.usual[place]),
         float(floor.limits[place]),
-        *sizes,
-        (int(rows["count"][a]), int(pairs.rows_b["count"][int(pairs.b[place])])),
+        _size(rows, a),
+        _size(pairs.rows_b, b),
+        (int(rows["count"][a]), int(pairs.rows_b["count"][b])),
     )
 
 
