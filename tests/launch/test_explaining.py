@@ -135,6 +135,16 @@ def test_a_mistake_is_told(at_home: Path, capsys: pytest.CaptureFixture[str], wo
     assert f"[{slug}]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("more", [[], ["--steps", "3"]])
+def test_a_script_without_its_ending_is_told_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cnn.py").touch()
+    assert main(["explain", "cnn", *more]) == 2
+    assert "`retrograd explain cnn.py`" in capsys.readouterr().err
+
+
 def test_where_there_is_no_run_it_says_how_to_make_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -327,6 +327,7 @@ def test_it_saves_and_loads(tmp_path: Path) -> None:
     loaded = Trace.load(seen.save(tmp_path / "trace.json.gz"))
     for name in ("events", "forwards", "passes", "failure", "rank", "epoch", "dropped"):
         assert getattr(loaded, name) == getattr(seen, name), name
+    assert repr(loaded) == f"<Trace of {len(seen.events)} nodes in 1 backward pass>"
 
 
 @pytest.mark.parametrize("content", [b"", b"no trace", b"\x1f\x8b\x08\x00\x00\x00"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -93,15 +94,11 @@ class Comparison:
     def _tell_where(self) -> str:
         if self.parting is not None:
             place = self.parting
-            return (
-                f": they diverge at {place} by {place.distance:.2g} of its size"
-                f" (noise allows {place.limit:.2g}: {self.noise})"
-            )
+            allowed = f" (noise allows {place.limit:.2g}: {self.noise})" if math.isfinite(place.distance) else ""
+            return f": they diverge at {place} {place.tell_distance()}{allowed}"
         if self.first is not None:
-            return (
-                f": they differ from {self.first} on, by {self.first.distance:.2g} of its size there and by"
-                f" {self.largest:.2g} at most ({self.noise})"
-            )
+            most = f" there and by {self.largest:.2g} at most" if math.isfinite(self.largest) else ""
+            return f": they differ from {self.first} on, {self.first.tell_distance()}{most} ({self.noise})"
         return ""
 
 

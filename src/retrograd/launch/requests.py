@@ -31,7 +31,10 @@ def _check_patterns(name: str, patterns: tuple[str, ...]) -> None:
 
 
 def _check_every(name: str, steps: int) -> None:
-    every(steps)
+    if steps < 1:
+        raise ScheduleError(
+            f"{name} {steps} records nothing.", repair=f"give a whole number from 1 on, as in {name} 10."
+        )
 
 
 def _check_number(name: str, number: int) -> None:

@@ -178,6 +178,7 @@ class Spill:
 
 
 _MAX_WAITING = 256 << 20
+_MIN_BYTES = 4 * Policy.min_bytes
 
 
 class Disk(UsedPolicy):
@@ -199,7 +200,7 @@ class Disk(UsedPolicy):
         folder: str | os.PathLike[str] | None = None,
         *,
         max_waiting: int = _MAX_WAITING,
-        min_bytes: int = 4 * Policy.min_bytes,
+        min_bytes: int = _MIN_BYTES,
     ) -> None:
         super().__init__()
         self.folder = (default_folder() if folder is None else Path(folder)).absolute()
@@ -238,6 +239,11 @@ class Disk(UsedPolicy):
             if spill.failure is not None:
                 self._warn(spill.failure)
         self.has_failed = False
+
+    def __repr__(self) -> str:
+        waiting = "" if self.max_waiting == _MAX_WAITING else f", max_waiting={self.max_waiting}"
+        least = "" if self.min_bytes == _MIN_BYTES else f", min_bytes={self.min_bytes}"
+        return f"{type(self).__name__}({str(self.folder)!r}{waiting}{least})"
 
     def _start(self) -> Spill | None:
         if self._spill is not None and self._spill.is_foreign:

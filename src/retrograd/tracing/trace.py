@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from retrograd.amounts import count_of
 from retrograd.errors import CannotBundleError, NoSuchNodeError, TraceError
 from retrograd.files import write_file
 from retrograd.foreign.text import LARGEST, check_fields, check_kinds, expect_file, parse_object
@@ -227,7 +228,8 @@ class Trace:
 
     def __repr__(self) -> str:
         failed = ", the last one failed" if self.failure is not None else ""
-        return f"<Trace of {len(self.events)} nodes in {len(self.passes)} backward passes{failed}>"
+        passes = count_of(len(self.passes), "backward pass", "backward passes")
+        return f"<Trace of {count_of(len(self.events), 'node')} in {passes}{failed}>"
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
