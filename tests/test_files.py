@@ -230,4 +230,12 @@ def test_an_address_is_not_taken_for_a_folder(address: str, tmp_path: Path, monk
         rg.record(nn.Linear(2, 2), address)
     with pytest.raises(RunWriteError, match="is an address"):
         RunRequest(command=("python", "train.py"), shown=address).choose_folder()
+    for use in (
+        lambda: rg.trace(folder=address),
+        lambda: rg.watch_hangs(address).__enter__(),
+        lambda: rg.saved.Disk(address),
+        lambda: rg.extract_dataset(nn.Linear(2, 2), [torch.ones(1, 2)], "self:output", folder=address),
+    ):
+        with pytest.raises(RunWriteError, match="is an address"):
+            use()
     assert not list(tmp_path.iterdir())

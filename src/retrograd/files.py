@@ -33,8 +33,8 @@ def local_folder(path: str | os.PathLike[str]) -> Path:
     if _ADDRESS.match(os.fspath(path)):
         raise RunWriteError(
             f"{os.fspath(path)!r} is an address, not a folder.",
-            repair="give a folder on a local or mounted disk, and copy it when the program has ended.",
-            reason="parts of a run are renamed and continued in place, which object stores cannot do.",
+            repair="give a folder on a local or mounted disk; copy it when the program has ended, if it is to be kept.",
+            reason="files are renamed and continued in place, which object stores cannot do.",
         )
     return Path(path).absolute()
 

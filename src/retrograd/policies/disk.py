@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from retrograd.files import local_folder
 from retrograd.notices import warn
 from retrograd.policies.policy import Packed, Policy, Saved, UsedPolicy
 from retrograd.policies.spill_file import (
@@ -203,7 +204,7 @@ class Disk(UsedPolicy):
         min_bytes: int = _MIN_BYTES,
     ) -> None:
         super().__init__()
-        self.folder = (default_folder() if folder is None else Path(folder)).absolute()
+        self.folder = local_folder(default_folder() if folder is None else folder)
         self.max_waiting = max_waiting
         self.min_bytes = min_bytes
         self._spill: Spill | None = None
