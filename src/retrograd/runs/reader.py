@@ -33,7 +33,7 @@ from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
 from retrograd.runs.parts import explain_damage, read_part
 from retrograd.runs.placements import Placements, find_copies, read_placements
-from retrograd.runs.stored import StoredRows, StoredTensors
+from retrograd.runs.stored import OpenFiles, StoredRows, StoredTensors
 
 _ATTEMPTS = 20
 
@@ -89,6 +89,7 @@ class Run:
         self._parts: dict[PartKey, StoredRows] = {}
         self._event_parts: dict[PartKey, pa.Table] = {}
         self._names = SiteNames()
+        self._files = OpenFiles()
         self.refresh()
 
     @property
@@ -125,6 +126,7 @@ class Run:
         self.ranks = [_load_rank(folder) for folder in folders]
         of_history = folders if len(folders) == 1 else [folder for folder in folders if not is_extra(folder.name)]
         ranks = {parse_rank(folder.name) or 0: folder for folder in of_history}
+        ranks = dict(sorted(ranks.items()))
         placements = {rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history}
         self._open_parts(ranks, placements)
         self._read_events(ranks, placements)
@@ -148,8 +150,10 @@ class Run:
         for rank, folder in ranks.items():
             for _, path in list_parts(folder / STATISTICS):
                 key = _key_of(path, placements[rank])
-                opened[key] = self._parts.get(key) or StoredRows(path, self._names, rank, placements[rank].rename)
+                known, rename = self._parts.get(key), placements[rank].rename
+                opened[key] = known or StoredRows(path, self._names, rank, rename, self._files)
         self._parts = opened
+        self._files.keep_only(opened.values())
 
     def _read_events(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> None:
         """Read part files of events that are new, by the names that sites have in the history."""
