@@ -21,10 +21,12 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from retrograd.hooks.listeners import Patch, Undo, replace
+
+SeeGradient = Callable[[Tensor], None]
 
 _numbers = itertools.count(-1, -1)
 
@@ -83,6 +85,17 @@ class Entry:
             table = find()
             if table is not None:
                 table.pop(self.number, None)
+
+
+def hooks_on(tensor: Tensor) -> Any:
+    """The table of the hooks on a tensor."""
+    table: Any = tensor._backward_hooks
+    if table is None:
+        tensor._backward_hooks = table = OrderedDict()
+        node = tensor.grad_fn
+        if node is not None:
+            node._register_hook_dict(tensor)
+    return table
 
 
 def enter_node(register: Callable[[Any], Any], hook: Callable[..., Any]) -> Entry:

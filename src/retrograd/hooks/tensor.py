@@ -11,9 +11,8 @@ import torch
 
 from retrograd.hooks.reach import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.storages import is_held_elsewhere
-from retrograd.hooks.tables import Entry
+from retrograd.hooks.tables import Entry, SeeGradient, hooks_on
 
-SeeGradient = Callable[[torch.Tensor], None]
 ChangeGradient = Callable[[torch.Tensor | None], torch.Tensor | None]
 
 
@@ -22,7 +21,7 @@ def watch_gradient(tensor: torch.Tensor, see: SeeGradient) -> Entry:
 
     Where tensors are pickled whole, torch says so of each hook that is not marked with ``__torch_unserializable__``.
     """
-    return Entry(see, _table_of(tensor))
+    return Entry(see, hooks_on(tensor))
 
 
 def change_gradient(tensor: torch.Tensor, change: ChangeGradient) -> None:
@@ -31,7 +30,7 @@ def change_gradient(tensor: torch.Tensor, change: ChangeGradient) -> None:
     So the rules of an outer module, whose result it may be too, come before those of an inner one, and all of them
     before whoever reads. :func:`leave_gradient` takes the hook back.
     """
-    table = _table_of(tensor)
+    table = hooks_on(tensor)
     earlier = list(table.items()) if table else ()
     table.clear()  # torch goes by the order of insertion, whatever is moved within the table
     table[change] = change
@@ -50,17 +49,6 @@ def after_accumulation(leaf: torch.Tensor, see: SeeGradient) -> Callable[[], Non
     if table is None:
         leaf._post_accumulate_grad_hooks = table = OrderedDict()
     return Entry(see, table).remove
-
-
-def _table_of(tensor: torch.Tensor) -> Any:
-    """The hooks on a tensor."""
-    table: Any = tensor._backward_hooks
-    if table is None:
-        tensor._backward_hooks = table = OrderedDict()
-        node = tensor.grad_fn
-        if node is not None:
-            node._register_hook_dict(tensor)
-    return table
 
 
 def shares_memory(tensor: torch.Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from retrograd.hooks.input_gradient import InputGradient, edge_of, hook_input_gr
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import is_leaf, number_of
+from retrograd.hooks.tables import SeeGradient
 from retrograd.recording.mode_buffer import CallCount, Mode, ModeBuffer
 from retrograd.recording.site_recorder import RecorderFactory, SiteRecorder, TensorRecorder
 from retrograd.sites.site import Site
@@ -34,6 +36,11 @@ def mode_now() -> Mode:
     if grad_enabled():
         return Mode.GRAD
     return Mode.INFERENCE if inference_enabled() else Mode.NO_GRAD
+
+
+def _mode_of(trains: bool) -> Mode:
+    """Grad mode of compiled code, which runs without grad under an autograd Function that stands for it."""
+    return Mode.GRAD if trains else mode_now()
 
 
 SiteRecorders = dict[Keys, SiteRecorder | None]
@@ -144,14 +151,8 @@ class SlotWatch:
 
     def _see_nested(self, buffer: ModeBuffer, calls: SlotCalls, call: int, value: Any) -> bool:
         hooked = True
-        recorders = calls.recorders[call]
         for keys, tensor in flatten(value, self._keys):
-            if keys not in recorders:
-                site = Site(self.path, keys, call + 1)
-                recorders[keys] = self._make_site_recorder(buffer, site)
-                self._factory.placements.see(site, tensor)
-                calls.plain[call] = recorders.get(self._keys)
-            recorder = recorders[keys]
+            recorder = self._find_recorder(buffer, calls, call, keys, tensor)
             if recorder is None:
                 continue
             try:
@@ -159,6 +160,17 @@ class SlotWatch:
             except Exception as error:
                 self._factory.events.fault(Site(self.path, keys, call + 1), error)
         return hooked
+
+    def _find_recorder(
+        self, buffer: ModeBuffer, calls: SlotCalls, call: int, keys: Keys, tensor: torch.Tensor
+    ) -> SiteRecorder | None:
+        recorders = calls.recorders[call]
+        if keys not in recorders:
+            site = Site(self.path, keys, call + 1)
+            recorders[keys] = self._make_site_recorder(buffer, site)
+            self._factory.placements.see(site, tensor)
+            calls.plain[call] = recorders.get(self._keys)
+        return recorders[keys]
 
     def find_site_recorder(self, buffer: ModeBuffer, call: int, keys: Keys) -> SiteRecorder | None:
         """The recorder of an earlier call with grad, made now if that call did not have these keys."""
@@ -204,6 +216,39 @@ class SlotWatch:
         calls.unhooked.clear()
         buffer.touched = True
 
+    def see_compiled(self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool) -> list[SeeGradient | None]:
+        """Record the tensors of a call that compiled code makes; returns what sees the gradient of each.
+
+        Gradients come without a hook on a tensor, and what is kept is copied, for its memory is used again.
+        """
+        if current_graph_task() != -1:
+            return []
+        clock = self.switch
+        buffer = clock.buffer or clock.find_buffer(_mode_of(trains))
+        if not clock.on:
+            return []
+        calls = self._buffers[buffer.mode]
+        if calls.serial != buffer.serial:
+            self._restart(calls, buffer)
+        call = calls.count
+        calls.count = call + 1
+        if call >= len(calls.plain):
+            call = self._next_call(calls)
+        return [self._see_compiled(buffer, calls, call, (*self._keys, *keys), tensor) for keys, tensor in tensors]
+
+    def _see_compiled(
+        self, buffer: ModeBuffer, calls: SlotCalls, call: int, keys: Keys, tensor: torch.Tensor
+    ) -> SeeGradient | None:
+        recorder = self._find_recorder(buffer, calls, call, keys, tensor)
+        if recorder is None:
+            return None
+        try:
+            recorder.copy_from_now_on()
+            recorder.record(tensor)
+        except Exception as error:
+            self._factory.events.fault(Site(self.path, keys, call + 1), error)
+        return recorder.see_gradient if recorder.wants_gradient else None
+
     @property
     def was_called(self) -> bool:
         """Whether anything was ever seen here."""
@@ -226,6 +271,16 @@ class OutputWatch(SlotWatch):
             self.see(output)
         except Exception as error:
             self._factory.events.fault(Site(self.path, self._keys), error)
+
+    def after_compiled_forward(
+        self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
+    ) -> Sequence[SeeGradient | None]:
+        """Record a call inside compiled code."""
+        try:
+            return self.see_compiled(tensors, trains)
+        except Exception as error:
+            self._factory.events.fault(Site(self.path, self._keys), error)
+            return ()
 
 
 class ArgumentWatch(SlotWatch):

@@ -18,7 +18,6 @@ from retrograd.hooks.distributed import count_processes
 from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import (
     NamedModule,
-    compiled_regions,
     describe_model,
     name_models,
     walk_modules,
@@ -45,7 +44,7 @@ from retrograd.recording.settings import Settings
 from retrograd.recording.site_recorder import RecorderFactory
 from retrograd.recording.site_table import Placements, RowTable
 from retrograd.recording.taps import Taps
-from retrograd.sites.site import ROOT, WATCH, Site
+from retrograd.sites.site import WATCH, Site
 
 
 class Recorder:
@@ -150,13 +149,8 @@ class Recorder:
         self._factory.placements.add_model(model)
         self._reductions.add_model(model)
         self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
-        compiled = compiled_regions(entries)
-        if compiled:
-            listed = ", ".join(region.removesuffix(".") or "the whole model" for region in compiled)
-            self.events.note("note", text=f"compiled, so recorded at the boundary alone: {listed}")
         for entry in entries:
-            if not entry.path.startswith(compiled) or entry.path == ROOT:
-                self._taps.tap_calls(entry)
+            self._taps.tap_calls(entry)
             self._taps.release_loose(entry)
             self._taps.tap_parameters(entry)
         self._models.add(model, name)
