@@ -1,17 +1,17 @@
 """Taps inside compiled code: operations in its graph, which hand tensors to the taps that eager code has.
 
-While torch.compile traces the hook on a module, :func:`trace_tap` puts one operation into the graph, ``retrograd::tap``.
+While torch.compile traces the hook on a module, :func:`trace_tap` puts an operation into the graph: ``retrograd::tap``.
 When the graph is traced once more, with its backward, this becomes two: ``see`` takes what the module returned, and a
 hook on that tensor, set in the trace, becomes ``see_gradient`` in the graph of the backward. Both ask at run time who
-listens, so a graph is the same for every schedule and selection, and with nobody listening.
+listens, so the graph is the same for every schedule and selection, and while nobody listens.
 
-A graph knows a tap by a tensor, its *handle*. A number or a name would be guarded, and like blocks would be compiled one
-by one; with a tensor they share a graph. ``see`` returns a *ticket*, another tensor, which stands for those who are to be
-told of the gradients of this call. Autograd saves it with the activations. Both are found by their address, which
-costs as much as an attribute, and by their content where somebody has copied them.
+A graph knows a tap by a tensor, its *handle*. A number or a name would be guarded, and like blocks would be compiled
+one by one; with a tensor they share a graph. ``see`` returns a *ticket*, another tensor, which stands for those who are
+to be told of the gradients of this call; autograd saves it with the activations. Both are found by their address,
+which costs as much as an attribute, and by their content where somebody has copied them.
 
-An operation of a library costs some 10 µs a call. Inductor is taught to write a plain call of :func:`see` and
-:func:`see_gradient` instead, as it is asked for code.
+A call through torch's dispatcher takes some 10 µs. Inductor is taught to write a plain call of :func:`see` or
+:func:`see_gradient` instead.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 from torch.fx.node import has_side_effect
+from torch.utils.checkpoint import CheckpointPolicy
 
 from retrograd.hooks.engine import is_transformed, uncompiled
 from retrograd.hooks.nested import Keys, flatten
@@ -165,8 +166,7 @@ def _tell(gradient: Tensor | None, ticket: Tensor, index: int) -> None:
 
 def _save_ticket() -> None:
     """A checkpointed part of a graph gives its ticket to the backward graph, and is not seen again there."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-    from torch.utils.checkpoint import CheckpointPolicy
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode  # the compiler has loaded it, and it takes long
 
     mode = get_proxy_mode()
     if mode is None:
@@ -190,7 +190,7 @@ for _operation in (_TAP, _SEE, _SEE_GRADIENT):
 
 
 def _teach_inductor() -> None:
-    """Have inductor write a call of ours where it would go through torch's dispatcher. It is loaded by now, or not used."""
+    """Have inductor write a call of a function of ours. It is loaded by now, or is not used for this graph."""
     lowering: Any = sys.modules.get("torch._inductor.lowering")
     if lowering is None or _SEE in lowering.lowerings:
         return
@@ -204,7 +204,8 @@ def _teach_inductor() -> None:
             if V.graph.cpp_wrapper or not hasattr(wrapper, "add_import_once"):
                 super().codegen(wrapper)
                 return
-            name = self.op_overload._schema.name.rpartition(":")[2]
+            operation: Any = self.op_overload
+            name = operation._schema.name.rpartition(":")[2]
             wrapper.add_import_once(f"from {__name__} import {name} as retrograd_{name}")
             call = f"retrograd_{name}({', '.join(self.codegen_args())})"
             wrapper.writeline(call if name == "see_gradient" else f"{self.get_name()} = {call}")

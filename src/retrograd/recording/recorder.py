@@ -18,6 +18,7 @@ from retrograd.hooks.distributed import count_processes
 from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import (
     NamedModule,
+    compiled_regions,
     describe_model,
     name_models,
     walk_modules,
@@ -44,7 +45,7 @@ from retrograd.recording.settings import Settings
 from retrograd.recording.site_recorder import RecorderFactory
 from retrograd.recording.site_table import Placements, RowTable
 from retrograd.recording.taps import Taps
-from retrograd.sites.site import WATCH, Site
+from retrograd.sites.site import ROOT, WATCH, Site
 
 
 class Recorder:
@@ -149,8 +150,11 @@ class Recorder:
         self._factory.placements.add_model(model)
         self._reductions.add_model(model)
         self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
+        compiled = compiled_regions(entries)
         for entry in entries:
-            self._taps.tap_calls(entry)
+            self._taps.tap_outputs(entry)
+            if not entry.path.startswith(compiled) or entry.path == ROOT:
+                self._taps.tap_inputs(entry)
             self._taps.release_loose(entry)
             self._taps.tap_parameters(entry)
         self._models.add(model, name)
