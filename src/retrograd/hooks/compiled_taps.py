@@ -159,6 +159,7 @@ def _tap(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains
             Entry(partial(_tell, ticket=ticket, index=index), hooks_on(tensor))
 
 
+@uncompiled
 def _tell(gradient: Tensor | None, ticket: Tensor, index: int) -> None:
     if gradient is not None:
         _SEE_GRADIENT(gradient, ticket, index)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from retrograd.hooks.checkpoints import CallsOfParts, part_computed_again
 from retrograd.hooks.engine import (
     count_function_modes,
     current_graph_task,
@@ -22,6 +23,7 @@ from retrograd.hooks.input_gradient import InputGradient, edge_of, hook_input_gr
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import is_leaf, number_of
+from retrograd.hooks.saved import top_pair
 from retrograd.hooks.tables import SeeGradient
 from retrograd.recording.mode_buffer import CallCount, Mode, ModeBuffer
 from retrograd.recording.site_recorder import RecorderFactory, SiteRecorder, TensorRecorder
@@ -85,7 +87,7 @@ class SlotWatch:
         path: the same.
     """
 
-    __slots__ = ("_buffers", "_factory", "_is_crowded", "_keys", "_module", "path", "switch")
+    __slots__ = ("_buffers", "_factory", "_is_crowded", "_keys", "_module", "_parts", "path", "switch")
 
     _visit = staticmethod(SiteRecorder.see_value)
     """Records a tensor; returns whether its gradient is taken care of."""
@@ -98,6 +100,7 @@ class SlotWatch:
         self.path = path
         self._keys = keys
         self._buffers = (SlotCalls(), SlotCalls(), SlotCalls())
+        self._parts = CallsOfParts[list[SeeGradient | None]]()
 
     def see(self, value: Any) -> None:
         """Record the tensors in ``value`` as those of the next call."""
@@ -222,7 +225,7 @@ class SlotWatch:
         Gradients come without a hook on a tensor, and what is kept is copied, for its memory is used again.
         """
         if current_graph_task() != -1:
-            return []
+            return self._parts.find_next(part_computed_again()) or []
         clock = self.switch
         buffer = clock.buffer or clock.find_buffer(_mode_of(trains))
         if not clock.on:
@@ -234,7 +237,10 @@ class SlotWatch:
         calls.count = call + 1
         if call >= len(calls.plain):
             call = self._next_call(calls)
-        return [self._see_compiled(buffer, calls, call, (*self._keys, *keys), tensor) for keys, tensor in tensors]
+        told = [self._see_compiled(buffer, calls, call, (*self._keys, *keys), tensor) for keys, tensor in tensors]
+        if not trains or top_pair() is not None:  # else no checkpoint is around it
+            self._parts.add(told)
+        return told
 
     def _see_compiled(
         self, buffer: ModeBuffer, calls: SlotCalls, call: int, keys: Keys, tensor: torch.Tensor
