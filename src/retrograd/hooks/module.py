@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from retrograd.hooks.compiled import tables_of
+from retrograd.hooks.compiled import has_been_compiled, tables_of
 from retrograd.hooks.compiled_taps import NOBODY, Told, make_handle, make_ticket, trace_tap
 from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.nested import Keys
@@ -171,6 +171,12 @@ def unwatch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
         if not tap.watchers and not tap.is_compiled:
             tap.entry.remove()
             del _taps[module]
+
+
+def is_late(module: nn.Module) -> bool:
+    """Whether this module runs in code that was compiled without a tap of ours on it."""
+    tap = _taps.get(module)
+    return has_been_compiled(module) and not (tap is not None and tap.is_compiled)
 
 
 class CallTap:

@@ -16,6 +16,7 @@ from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
 from retrograd.hooks.distributed import count_processes
 from retrograd.hooks.listeners import never_raise
+from retrograd.hooks.module import is_late
 from retrograd.hooks.names import (
     NamedModule,
     compiled_regions,
@@ -151,6 +152,7 @@ class Recorder:
         self._reductions.add_model(model)
         self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
         compiled = compiled_regions(entries)
+        _warn_of_compiled_code(entries)
         for entry in entries:
             self._taps.tap_outputs(entry)
             if not entry.path.startswith(compiled) or entry.path == ROOT:
@@ -295,6 +297,15 @@ class Recorder:
             unreadable=self.events.unreadable,
             uncopied=self._optimizers.updates.left_out | self._reductions.left_out,
             alone={str(each.site): each.exchange is not None for each in watches if each.is_alone},
+        )
+
+
+def _warn_of_compiled_code(entries: Sequence[NamedModule]) -> None:
+    late = [entry.path for entry in entries if is_late(entry.module)]
+    if late:
+        warn(
+            f"{', '.join(late)} ran as compiled code before the recording began, and what happens inside of it is not "
+            "recorded: call torch._dynamo.reset() once the recording has begun, and it is compiled anew."
         )
 
 
