@@ -140,7 +140,7 @@ class _ForwardTap(Hook):
         return ticket
 
     def watch(self, watchers: tuple[ForwardWatcher, ...]) -> None:
-        """Have these watchers instead; those who have left are told of no more gradients."""
+        """Have these watchers instead, and new tickets."""
         self.watchers = watchers
         self._tickets.clear()
 
