@@ -57,7 +57,7 @@ def test_what_a_tensor_stands_for_is_found_by_a_copy_of_it_too() -> None:
 
 def test_a_tap_that_is_gone_is_told_nothing() -> None:
     class Tap:
-        def see_compiled(self, tensors: Any, trains: bool) -> Tensor:
+        def see_compiled(self, tensors: Any, names: Any, trains: bool) -> Tensor:
             raise AssertionError("it is gone")
 
     tap = Tap()

@@ -129,7 +129,7 @@ def _wait_for_compiler() -> Undo:
 
 
 def has_been_compiled(module: nn.Module) -> bool:
-    """Whether the forward of this class of modules is in compiled code by now, which finds no hook that is set later."""
+    """Whether the forward of such modules is in compiled code by now, which finds no hook that is set later."""
     if _ROOM not in sys.modules:
         return False
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)

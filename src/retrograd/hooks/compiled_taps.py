@@ -43,8 +43,8 @@ _BETWEEN = "\x1f"
 class CompiledTap(Protocol):
     """What a handle leads to."""
 
-    def see_compiled(self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool) -> Tensor:
-        """See the tensors that a module returned, each with its keys; returns the ticket of this call."""
+    def see_compiled(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
+        """See the tensors that a module returned, each with its name; returns the ticket of this call."""
 
 
 class Numbered(Generic[T]):
@@ -111,15 +111,10 @@ def trace_tap(handle: Tensor, output: Any) -> None:
 
 @uncompiled
 def see(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool) -> Tensor:
-    """Hand what a module returned to its taps; returns the ticket of this call.
-
-    Tensors are handed on as new objects: inductor writes into one that is free without counting a version.
-    """
+    """Hand what a module returned to its taps; returns the ticket of this call."""
     find = _taps.find(handle)
     tap = find() if find is not None else None
-    if tap is None:
-        return NOBODY
-    return tap.see_compiled([(_keys(name), tensor) for name, tensor in zip(names, tensors, strict=True)], trains)
+    return NOBODY if tap is None else tap.see_compiled(tensors, names, trains)
 
 
 @uncompiled
@@ -131,8 +126,12 @@ def see_gradient(gradient: Tensor, ticket: Tensor, index: int) -> None:
             tell(gradient.detach())
 
 
-def _keys(name: str) -> Keys:
-    return tuple(name.split(_BETWEEN)) if name else ()
+def name_tensors(tensors: Sequence[Tensor], names: Sequence[str]) -> list[tuple[Keys, Tensor]]:
+    """Tensors as new objects, each with its keys: inductor writes into one that is free without counting a version."""
+    return [
+        (tuple(name.split(_BETWEEN)) if name else (), tensor.detach())
+        for name, tensor in zip(names, tensors, strict=True)
+    ]
 
 
 # ---- the operations -------------------------------------------------------------------------------------------------

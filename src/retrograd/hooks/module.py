@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from retrograd.hooks.compiled import has_been_compiled, tables_of
-from retrograd.hooks.compiled_taps import NOBODY, Told, make_handle, make_ticket, trace_tap
+from retrograd.hooks.compiled_taps import NOBODY, Told, make_handle, make_ticket, name_tensors, trace_tap
 from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.nested import Keys
 from retrograd.hooks.tables import Entry, Hook, SeeGradient
@@ -122,17 +122,18 @@ class _ForwardTap(Hook):
             if watcher.switch.awake:
                 watcher.after_forward(module, args, output)
 
-    def see_compiled(self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool) -> Tensor:
+    def see_compiled(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
         """Tell the watchers of a call inside compiled code; returns its ticket."""
         self.is_compiled = True
-        told = [
-            watcher.after_compiled_forward([(keys, tensor.detach()) for keys, tensor in tensors], trains)
-            for watcher in self.watchers
-            if watcher.switch.awake
-        ]
-        told = [each for each in told if each]
-        if not told:
-            return NOBODY
+        told = []
+        for watcher in self.watchers:
+            if watcher.switch.awake:
+                see = watcher.after_compiled_forward(name_tensors(tensors, names), trains)
+                if see:
+                    told.append(see)
+        return self._find_ticket(told) if told else NOBODY
+
+    def _find_ticket(self, told: Sequence[Sequence[SeeGradient | None]]) -> Tensor:
         by_tensor = tuple(tuple(see for see in each if see is not None) for each in zip(*told, strict=True))
         ticket = self._tickets.get(by_tensor)
         if ticket is None:
