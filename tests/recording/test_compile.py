@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from shutil import which
 from typing import Any
 
 import pytest
@@ -402,3 +403,52 @@ def test_a_gradient_that_comes_twice_and_one_that_comes_late() -> None:
     name = "fork:output.0.grad"
     assert len(recording.history[name].rms) >= 1
     assert model.twice.weight.grad is not None
+
+
+class Wide(nn.Module):
+    """Tensors that are large enough to be remembered once read, in memory that inductor uses again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.acts = nn.ModuleList(nn.Tanh() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, act in zip(self.layers, self.acts, strict=True):
+            x = act(layer(x))
+        return x
+
+
+def train_wide(compile_: Callable[[nn.Module], Any], *, record: bool) -> tuple[Any, Any, dict[str, Any]]:
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(5)
+    model = Wide()
+    call = compile_(model)
+    with rg.record(model, tensors="acts.1*") if record else nullcontext() as recording:
+        for _ in range(2):
+            call(torch.randn(128, 64)).square().mean().backward()
+    seen = bits("", list(model.parameters()) + [parameter.grad for parameter in model.parameters()])
+    return seen, recording and recording.history, count_compiled()
+
+
+@pytest.mark.skipif(which("g++") is None, reason="inductor needs a C++ compiler")
+def test_with_inductor() -> None:
+    """The same bits as without us; the numbers and the kept tensors of eager code, but for the compiler's rounding."""
+
+    def compile_(model: nn.Module) -> Any:
+        return torch.compile(model, fullgraph=True)
+
+    bare, _, counted_bare = train_wide(compile_, record=False)
+    seen, history, counted = train_wide(compile_, record=True)
+    assert seen == bare
+    assert counted == counted_bare
+    _, plain, _ = train_wide(lambda model: model, record=True)
+    assert history.sites == plain.sites
+    for name in plain.sites:
+        for statistic in ("mean", "rms", "min", "max"):
+            found, expected = getattr(history[name], statistic), getattr(plain[name], statistic)
+            torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-3, atol=1e-6, msg=name)
+    for name in ("acts.1:output", "acts.1:output.grad"):
+        for found, expected in zip(history[name].tensors, plain[name].tensors, strict=True):
+            torch.testing.assert_close(found.tensor, expected.tensor, rtol=1e-3, atol=1e-6, msg=name)

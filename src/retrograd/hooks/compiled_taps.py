@@ -166,9 +166,8 @@ def _tell(gradient: Tensor | None, ticket: Tensor, index: int) -> None:
 
 def _save_ticket() -> None:
     """A checkpointed part of a graph gives its ticket to the backward graph, and is not seen again there."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode  # the compiler has loaded it, and it takes long
-
-    mode = get_proxy_mode()
+    room: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")  # not loaded by us: that takes long
+    mode = room.get_proxy_mode() if room is not None else None
     if mode is None:
         return
     node = next((node for node in reversed(mode.tracer.graph.nodes) if node.target is _SEE), None)
@@ -176,15 +175,11 @@ def _save_ticket() -> None:
         node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
-def _nothing(*_: object) -> None:
-    pass
-
-
 _library.impl("tap", _tap, "CompositeImplicitAutograd")
 _library.impl("see", see, "CompositeExplicitAutograd")
-_library.impl("see", lambda *_: torch.empty_like(NOBODY, device="meta"), "Meta")
+torch.library.register_fake("retrograd::see", lambda *_: torch.empty_like(NOBODY), lib=_library)
 _library.impl("see_gradient", see_gradient, "CompositeExplicitAutograd")
-_library.impl("see_gradient", _nothing, "Meta")
+torch.library.register_fake("retrograd::see_gradient", lambda *_: None, lib=_library)
 for _operation in (_TAP, _SEE, _SEE_GRADIENT):
     has_side_effect(_operation)
 
@@ -194,14 +189,13 @@ def _teach_inductor() -> None:
     lowering: Any = sys.modules.get("torch._inductor.lowering")
     if lowering is None or _SEE in lowering.lowerings:
         return
-    from torch._inductor import ir
-    from torch._inductor.virtualized import V
+    ir = lowering.ir
 
-    class PlainCall(ir.FallbackKernel):
+    class PlainCall(ir.FallbackKernel):  # type: ignore[name-defined, misc]
         """One call of a function of this module."""
 
         def codegen(self, wrapper: Any) -> None:
-            if V.graph.cpp_wrapper or not hasattr(wrapper, "add_import_once"):
+            if lowering.V.graph.cpp_wrapper or not hasattr(wrapper, "add_import_once"):
                 super().codegen(wrapper)
                 return
             operation: Any = self.op_overload
