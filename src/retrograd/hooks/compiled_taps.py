@@ -175,9 +175,14 @@ def _save_ticket() -> None:
         node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
+def _new_ticket(*_: object) -> Tensor:
+    """Where a graph is traced. On the CPU, whatever is seen."""
+    return torch.empty(1, dtype=torch.uint32, device="cpu")
+
+
 _library.impl("tap", _tap, "CompositeImplicitAutograd")
 _library.impl("see", see, "CompositeExplicitAutograd")
-torch.library.register_fake("retrograd::see", lambda *_: torch.empty_like(NOBODY), lib=_library)
+torch.library.register_fake("retrograd::see", _new_ticket, lib=_library)
 _library.impl("see_gradient", see_gradient, "CompositeExplicitAutograd")
 torch.library.register_fake("retrograd::see_gradient", lambda *_: None, lib=_library)
 for _operation in (_TAP, _SEE, _SEE_GRADIENT):
