@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    compile_net(lambda: make_mlp(width=8, batch=2, layers=2), CONTENDERS["bare"], options.backend)  # loads the compiler
     for name in options.nets:
         measure_net(name, options.backend, options.contenders, options.rounds, options.seconds)
 
