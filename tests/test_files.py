@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd import files
+from retrograd.errors import RunWriteError
 from retrograd.graph.graph import Graph
 from retrograd.history.history import History
 from retrograd.inventory.inventory import Inventory
+from retrograd.launch.requests import RunRequest
 from retrograd.runs.export import export_csv
 from retrograd.tracing.trace import Trace
 from tests.processes import wait_for_child
@@ -219,3 +221,21 @@ def test_half_of_a_surrogate_pair_stands_in_every_file(tmp_path: Path) -> None:
         WRITERS[name](found, tmp_path / name)
     assert {event.module for event in Trace.load(tmp_path / "trace.json.gz").events} >= {"l\udc80r"}
     assert {node.module for node in Graph.load(tmp_path / "graph.parquet")} >= {"l\\udc80r"}
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/run", "gs://bucket/run", "file:///runs/a"])
+def test_an_address_is_not_taken_for_a_folder(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunWriteError, match="is an address"):
+        rg.record(nn.Linear(2, 2), address)
+    with pytest.raises(RunWriteError, match="is an address"):
+        RunRequest(command=("python", "train.py"), shown=address).choose_folder()
+    for use in (
+        lambda: rg.trace(folder=address),
+        lambda: rg.watch_hangs(address).__enter__(),
+        lambda: rg.saved.Disk(address),
+        lambda: rg.extract_dataset(nn.Linear(2, 2), [torch.ones(1, 2)], "self:output", folder=address),
+    ):
+        with pytest.raises(RunWriteError, match="is an address"):
+            use()
+    assert not list(tmp_path.iterdir())

@@ -44,7 +44,7 @@ MAY_IMPORT = {
     },
     "hooks": {"sites"},
     "memory": set(),
-    "progress": set(),
+    "progress": {"hooks"},
     "rules": {"memory", "history", "sites"},
     "testing": {"findings", "recording", "history", "rules", "memory", "saved", "policies", "functions"},
     "rewriting": {"progress", "rules", "memory", "hooks", "runs", "history", "sites"},

@@ -18,7 +18,7 @@ from retrograd.features.extractor import extract as extract
 from retrograd.features.stored import open_features as open_features
 from retrograd.findings.explain import explain as explain
 from retrograd.findings.finding import Finding as Finding
-from retrograd.findings.findings import Findings as Findings
+from retrograd.findings.finding import Findings as Findings
 from retrograd.functions.call import Auxiliary as Auxiliary
 from retrograd.functions.function import Function as Function
 from retrograd.gradients.explain import GradientReasons as GradientReasons
@@ -35,12 +35,12 @@ from retrograd.kinks.kinks import find_kinks as find_kinks
 from retrograd.recording.keep import Keep as Keep
 from retrograd.recording.keep import on_jump as on_jump
 from retrograd.recording.keep import on_nonfinite as on_nonfinite
-from retrograd.recording.plan import plan_recording as plan_recording
 from retrograd.recording.record import Recording as Recording
 from retrograd.recording.record import record as record
 from retrograd.recording.record import watch as watch
 from retrograd.recording.schedule import every as every
 from retrograd.recording.schedule import log_schedule as log_schedule
+from retrograd.recording.settings import plan_recording as plan_recording
 from retrograd.rewriting.rewriting import Rewriting as Rewriting
 from retrograd.rewriting.rewriting import rewrite as rewrite
 from retrograd.rules.simulation import simulate_rule as simulate_rule

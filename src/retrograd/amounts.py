@@ -1,8 +1,9 @@
-"""Bytes and counts, as people read and write them."""
+"""Bytes, counts and lists of names, as people read and write them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([kmgt])(i?))?b?\s*", re.IGNORECASE)
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -44,3 +45,15 @@ def show_count(count: int) -> str:
 def count_of(count: int, one: str, many: str = "") -> str:
     """``1 node``, ``2,000 nodes``; ``many`` where it is not the word with an s."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def count_more(count: int, one: str) -> str:
+    """``1 more layer``, ``3 more layers``."""
+    return count_of(count, f"more {one}")
+
+
+def list_names(names: Sequence[str], most: int = 3) -> str:
+    """``a, b, c and 4 others``; one more is named rather than counted."""
+    if len(names) <= most + 1:
+        return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    return f"{', '.join(names[:most])} and {len(names) - most:,} others"

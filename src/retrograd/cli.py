@@ -32,7 +32,7 @@ _EXAMPLES = """
 examples:
   retrograd run train.py --lr 0.1                record an unmodified script
   retrograd explain                              what is wrong with the newest run, and what to do
-  retrograd compare runs/first runs/second       where two runs part, and why
+  retrograd compare runs/first runs/second       where two runs diverge, and why
   retrograd report runs/train-20250131-120000    one HTML file that shows the whole run
   retrograd view runs/train-20250131-120000      a table in the terminal
   retrograd trace train.py --lr 0.1              every node of the first backward passes
@@ -81,7 +81,7 @@ class Explain(ExplainOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Command):
-    """Say where two runs part first, and why."""
+    """Say where two runs first diverge, and why."""
 
     name: ClassVar[str] = "compare"
     reads: ClassVar[bool] = True
@@ -92,7 +92,7 @@ examples:
   retrograd compare runs/first/rank00000 runs/first/rank00001
   retrograd compare runs/first runs/second --json
 
-Runs are held against each other in the order in which training reached each site. The exit code is 0 if they are
+Runs are compared in the order in which training reached each site. The exit code is 0 if they are
 the same, but for noise, 1 if they are not, and 2 if they cannot be compared.
 """
 
@@ -134,7 +134,7 @@ class View(Command):
     sites: tuple[str, ...] | None = option(
         "--sites", None, "which sites, as in 'blocks.*:output.grad'", metavar="PATTERN"
     )
-    statistic: str = option("--statistic", "rms", "which statistic (default: rms)")
+    statistic: str = option("--statistic", "rms", "which statistic, such as mean, abs_max or zero_share (default: rms)")
     sort: Literal["calls", "name", "value", "gradient", "zeros", "nonfinite", "update"] = option(
         "--sort", "calls", "call order, name, or a column, largest first", group="form"
     )

@@ -13,12 +13,30 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from retrograd.errors import RunWriteError
+
 UNFINISHED = ".tmp-"
 """Prefix of files that are being written; a reader passes over them, and a later writer removes them."""
 
 _ASIDE = re.compile(rf"{re.escape(UNFINISHED)}[0-9a-f]{{12}}-(?P<name>.+)", re.DOTALL)
+_ADDRESS = re.compile(r"[A-Za-z][\w+.-]+://")
 _ABANDONED_SECONDS = 3600.0
 """What nobody has written to for so long was left by a process that was killed."""
+
+
+def local_folder(path: str | os.PathLike[str]) -> Path:
+    """The absolute path of a folder that is to be written, as the current directory has it.
+
+    Raises:
+        RunWriteError: an address, such as ``s3://bucket/run``, which would be taken for a folder called ``s3:``.
+    """
+    if _ADDRESS.match(os.fspath(path)):
+        raise RunWriteError(
+            f"{os.fspath(path)!r} is an address, not a folder.",
+            repair="give a folder on a local or mounted disk; copy it when the program has ended, if it is to be kept.",
+            reason="files are renamed and continued in place, which object stores cannot do.",
+        )
+    return Path(path).absolute()
 
 
 def create(path: Path) -> BinaryIO:

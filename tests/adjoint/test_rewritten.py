@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from retrograd.adjoint.adjoint_check import Verdict
 from retrograd.adjoint.check import check_adjoint
-from retrograd.hooks.rewriters import announce_rewriter, withdraw_rewriter
+from retrograd.hooks.rewriters import gradient_rewriters
 from retrograd.sites.site import Site
 from tests.adjoint.planted import linear
 
@@ -127,9 +127,9 @@ class Rules:
 def model_with_rules() -> Iterator[tuple[nn.Module, Rules]]:
     model = Net()
     rules = Rules(model, {"body:output.grad": 0.5, "head:bias.grad": 0.0, "stem:input.input.grad": 3.0})
-    announce_rewriter(rules)
+    gradient_rewriters.add(rules)
     yield model, rules
-    withdraw_rewriter(rules)
+    gradient_rewriters.remove(rules)
 
 
 def test_rules_of_ours_are_tried_on_what_a_right_backward_gives(model_with_rules: tuple[nn.Module, Rules]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -249,6 +250,19 @@ def test_another_batch_size(first: History) -> None:
     assert comparison.verdict == "different"
     assert place(comparison) == ("0:output", 0)
     assert "inputs" in slugs(comparison)
+    assert str(comparison).startswith(
+        "different: they diverge at 0:output at step 0 in the number of elements, 256 in A and 128 in B\n"
+    )
+
+
+def test_nan_in_one_of_them(first: History) -> None:
+    def break_(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        next(net.parameters()).data.fill_(math.nan)
+
+    comparison = rg.compare(first, Script(at_step={3: break_}).run())
+    assert place(comparison) == ("0:output", 3)
+    told, _, _ = str(comparison).partition("\n")
+    assert told == "different: they diverge at 0:output at step 3 in the number of elements that are NaN or infinite"
 
 
 def test_runs_that_share_nothing_cannot_be_compared(first: History) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.facts.kink_watch import KinkWatch
-from retrograd.findings.detectors.nonfinite import Kinks
+from retrograd.findings.detectors.nonfinite import KinksInBackward
 from retrograd.findings.explain import explain
 from retrograd.history.facts import Kink, read_facts
 from retrograd.history.history import History
@@ -93,7 +93,7 @@ def test_a_planted_kink_is_noted_with_module_and_line() -> None:
 def test_it_is_told_as_a_note() -> None:
     root = Root()
     history = record(make(root), 3)
-    (finding,) = explain(history, detectors=[Kinks()])
+    (finding,) = explain(history, detectors=[KinksInBackward()])
     assert finding.severity == "note"
     assert (finding.site, finding.step, finding.line) == ("last", 0, f"{__file__}:{SQRT_LINE}")
     assert f"sqrt is called at 0 for {root.zeros[0]} of 12 elements in last" in finding.message
@@ -102,12 +102,12 @@ def test_it_is_told_as_a_note() -> None:
 @pytest.mark.parametrize("last", [nn.Identity(), nn.Hardtanh(), nn.LayerNorm(4)], ids=lambda each: type(each).__name__)
 def test_zeros_of_a_relu_are_nothing_to_tell(last: nn.Module) -> None:
     history = record(make(last), 6)
-    findings = explain(history, detectors=[Kinks()])
+    findings = explain(history, detectors=[KinksInBackward()])
     assert not list(findings)
 
 
 def test_without_looking_it_says_why_it_cannot_tell() -> None:
-    (reason,) = explain(History(), detectors=[Kinks()]).not_checked
+    (reason,) = explain(History(), detectors=[KinksInBackward()]).not_checked
     assert "retrograd explain SCRIPT" in reason.reason
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -184,3 +186,41 @@ def train_watched(model: type[nn.Module], *, is_watched: bool) -> list[torch.Ten
 def test_watching_changes_nothing(model: type[nn.Module]) -> None:
     bare, watched = (train_watched(model, is_watched=each) for each in (False, True))
     assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
+
+
+class Exponential(torch.autograd.Function):
+    """A Function of the program's own, whose backward is looked into."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(result := x.exp())
+        return result.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (result,) = ctx.saved_tensors
+        return gradient * result
+
+
+def test_passes_that_are_watched_hold_no_graph_until_the_collector_comes() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    recorder = Recorder(net, History(), sources=(*SOURCES, *WATCHES))
+    recorder.attach()
+    losses: list[weakref.ref[torch.Tensor]] = []
+    try:
+        for step in range(6):
+            if step == 3:
+                gc.collect()
+                gc.disable()
+            loss = Exponential.apply(net(torch.ones(2, 3))).sum()
+            losses.append(weakref.ref(loss))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        del loss
+        net(torch.ones(2, 3))  # notes end with the step
+        assert [each() for each in losses] == [None] * 6
+    finally:
+        gc.enable()
+        recorder.close()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.findings import Findings, NotChecked
+from retrograd.findings.finding import Evidence, Finding, Findings, NotChecked
 
 SYMPTOM = Finding(detector="flat-loss", severity="note", message="The loss has not fallen since step 12.", step=12)
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import retrograd as rg
+from retrograd.findings.detectors.accumulation import AccumulationNotDivided, DoubleBackward
 from retrograd.findings.detectors.call_order import BackwardNeverCalled, NeverSteps, StepBeforeBackward, StepTooSeldom
-from retrograd.findings.detectors.repeated_backward import AccumulationNotDivided, DoubleBackward
 from retrograd.findings.explain import make_record
 from retrograd.findings.finding import Finding
 from retrograd.history.sink import Event, Moment

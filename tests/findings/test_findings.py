@@ -13,8 +13,7 @@ import torch
 import retrograd as rg
 from retrograd.errors import ExplainError, NotARunError
 from retrograd.findings.detector import Detector, Words
-from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.findings import SHOWN, Findings
+from retrograd.findings.finding import SHOWN, Evidence, Finding, Findings
 from retrograd.findings.record import CannotTell, Record
 from tests.findings.made import BORN, DEAD, MADE, SYMPTOM
 

@@ -3,7 +3,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrograd.findings.detectors.hyper_parameters import AdamEpsilon, ClipAlwaysOn, Momentum, WeightDecayDominates
+from retrograd.findings.detectors.clipping import ClipAlwaysOn
+from retrograd.findings.detectors.hyper_parameters import AdamEpsilon, Momentum, WeightDecayDominates
 from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Call, OptimizerMade
 from retrograd.history.sink import Moment

@@ -3,9 +3,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from retrograd.findings.births import Births
 from retrograd.findings.detectors.learning_rate import LearningRateTooHigh, LearningRateTooLow, NotUpdated
 from retrograd.findings.record import CannotTell, Record
-from retrograd.history.facts import Call, OptimizerMade, Parameter
+from retrograd.history.facts import Call, NonFinite, OptimizerMade, Parameter
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import ask, make_record, spread
 
@@ -55,6 +56,27 @@ def test_a_loss_that_is_no_longer_finite() -> None:
 )
 def test_rates_that_are_not_too_high(losses: Callable[[int], float], ratio: Callable[[int], float]) -> None:
     assert not ask(LearningRateTooHigh, make_run(losses, ratio))
+
+
+def test_a_rate_that_grows_after_the_loss_has_fallen() -> None:
+    record = make_run(lambda step: 4.0 * 0.9**step if step < 40 else 2.0**step, lambda step: 1e-3 * 1.15**step)
+    [found] = ask(LearningRateTooHigh, record)
+    assert found.step == 33  # 1e-3 · 1.15³³ > 0.1
+
+
+def test_an_infinity_that_a_logarithm_makes_is_not_blamed_on_the_rate() -> None:
+    made = NonFinite(
+        name="", value=1, born="forward", line="train.py:4", operation="log", reason="log of 0", moment=Moment(3)
+    )
+    record = make_record(
+        range(60),
+        lambda step: {"0:weight.grad": spread(1.0), "0:weight.update": spread(2.0 if step < 3 else 0.01)},
+        lambda step: 80.0 - step if step < 3 else np.inf,
+        weights=lambda step: {"0:weight": 10.0},
+        facts=[made],
+    )
+    assert record.once(Births).is_sudden
+    assert not ask(LearningRateTooHigh, record)
 
 
 def test_a_nan_that_is_born_in_a_gradient_is_no_rate() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from retrograd.findings.detectors.broken_graphs import FreedGraph, NoGraph, Overwritten
+from retrograd.findings.detectors.broken_graphs import FreedGraph, NoGraph, OverwrittenTensor
 from retrograd.findings.detectors.missing_gradients import MissingGradient, NotOptimized
 from retrograd.findings.explain import explain
 from retrograd.findings.finding import Finding
@@ -24,7 +24,7 @@ from retrograd.runs.ending import describe_exception
 from tests.findings.by_hand import ask
 
 Between = Callable[[Any, Tensor], Tensor]
-ASKED = (MissingGradient, NotOptimized, NoGraph, FreedGraph, Overwritten)
+ASKED = (MissingGradient, NotOptimized, NoGraph, FreedGraph, OverwrittenTensor)
 
 
 class Net(nn.Module):

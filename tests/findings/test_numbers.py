@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from retrograd.findings.finding import count_more, write_plainly
+from retrograd.amounts import count_more
+from retrograd.findings.finding import write_plainly
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_a_group_that_does_not_learn() -> None:
     made = OptimizerMade(name="SGD#1", line="train.py:5", groups=groups, moment=Moment(0))
     [found] = ask(RateIsZero, make_program([made, *calls]))
     assert (found.severity, found.site, found.line) == ("warning", "0:weight", "train.py:5")
-    assert "of 0:weight and 1 others is 0 at all 5 updates" in found.message
+    assert "of 0:weight and 0:bias is 0 at all 5 updates" in found.message
     warm = [make_call(step, "step", {"lr": [0.0 if step < 2 else 0.1, 0.1]}) for step in range(5)]
     assert not ask(RateIsZero, make_program([made, *warm]))
 

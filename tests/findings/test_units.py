@@ -61,6 +61,7 @@ def test_a_layer_below_zero_that_gets_no_gradient() -> None:
     below = {"0:output": -np.arange(1.0, 65), "0:output.grad": np.zeros(64), "0:weight.grad": np.zeros(8)}
     [found] = ask(DeadUnits, make_record(range(20), lambda step: below, FLAT, modules={"self": "M", "0": "Linear"}))
     assert (found.severity, found.site) == ("critical", "0")
+    assert "0 (Linear) have been below zero, where no gradient passes" in found.message
     alive = below | {"0:output.grad": spread(1.0, 64)}  # behind a LeakyReLU
     assert not ask(DeadUnits, make_record(range(20), lambda step: alive, FLAT, modules={"self": "M", "0": "Linear"}))
 

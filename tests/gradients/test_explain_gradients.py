@@ -216,7 +216,7 @@ def test_one_cause_is_one_finding() -> None:
         step(net)
     (finding,) = why.findings
     assert finding.line == line_here(detach)
-    assert "encoder:weight, encoder:bias: .grad is None" in finding.message
+    assert "encoder:weight and encoder:bias: .grad is None" in finding.message
     assert "encoder:weight  None  cut" in str(why)
 
 

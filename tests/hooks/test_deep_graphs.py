@@ -161,3 +161,21 @@ def test_a_kept_node_in_the_middle_stays_whole() -> None:
     assert pulse.alive == 2 * FREE_DEPTH + 8
     del middle
     assert pulse.alive == 0
+
+
+def test_a_leaf_that_several_graphs_share_holds_none_of_them() -> None:
+    guard, pulse = DeepGraphGuard(), Pulse()
+    weight = torch.ones(1, requires_grad=True)
+    leaf = torch.autograd.graph.get_gradient_edge(weight).node
+    for _ in range(3):
+        x = weight
+        for _ in range(FREE_DEPTH // 2):
+            x = x * 1.0
+            pulse.feel(x)
+            guard.saw(x.grad_fn)
+            guard.saw(leaf)
+        guard.part()
+    guard.restart()
+    assert not is_strung(leaf)
+    del x
+    assert pulse.alive == 0

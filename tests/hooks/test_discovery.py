@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from retrograd.hooks.discovery import ModelDiscovery, is_compiled
+from retrograd.hooks.discovery import ModelDiscovery
+from retrograd.hooks.module import has_compiled_part
 
 X = torch.ones(1, 2)
 
@@ -117,7 +118,7 @@ def test_a_fault_of_the_listener_does_not_reach_the_program(listener: Listener, 
 
 def test_torch_does_not_warn_of_our_hook_at_a_compiled_module(listener: Listener, lookout: ModelDiscovery) -> None:
     net = torch.compile(nn.Linear(2, 2), backend="eager")
-    assert is_compiled(net)
+    assert has_compiled_part(net)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         net(X)
@@ -130,8 +131,8 @@ def test_torch_does_not_warn_of_our_hook_at_a_compiled_module(listener: Listener
         handle.remove()
 
 
-def test_is_compiled() -> None:
+def test_has_compiled_part() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    assert not is_compiled(net)
+    assert not has_compiled_part(net)
     net[1].compile(backend="eager")
-    assert is_compiled(net)
+    assert has_compiled_part(net)

@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.features.extractor import extract
-from retrograd.hooks.readings import EarlyEnd, WayOut, can_end_early
+from retrograd.hooks.readings import EarlyExit, ForwardEnded, can_end_early
 
 
 class Counting(nn.Module):
@@ -104,7 +104,7 @@ def test_code_that_catches_everything_goes_on_and_the_feature_is_there() -> None
     model.kind = BaseException
     feature = extract(model, X, "parts.0#1")["parts.0#1"]
     assert model.ran == [0, 1]
-    assert model.log == ["enter", EarlyEnd.__name__, "exit"]
+    assert model.log == ["enter", ForwardEnded.__name__, "exit"]
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(feature, model.parts[0](X))
 
@@ -172,18 +172,18 @@ def test_a_checkpointed_part_ends_early_only_where_it_keeps_no_graph(differentia
 
 
 def test_an_end_that_belongs_to_another_forward_passes_through() -> None:
-    outer, model = WayOut(nn.Identity()), nn.Identity()
-    with pytest.raises(EarlyEnd):
-        WayOut(model).run(Raising(outer), (), {})
+    outer, model = EarlyExit(nn.Identity()), nn.Identity()
+    with pytest.raises(ForwardEnded):
+        EarlyExit(model).run(Raising(outer), (), {})
 
 
 class Raising(nn.Module):
-    def __init__(self, way_out: WayOut) -> None:
+    def __init__(self, exit_: EarlyExit) -> None:
         super().__init__()
-        self.way_out = way_out
+        self.exit_ = exit_
 
     def forward(self) -> None:
-        self.way_out.take()
+        self.exit_.take()
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from retrograd.hooks.listeners import is_ours
 from retrograd.hooks.module import CallTap, is_compiled, unwatch_forward, watch_forward
-from retrograd.hooks.tables import is_ours
 
 
 class Switch:

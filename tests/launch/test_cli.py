@@ -19,7 +19,16 @@ def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["run", "--help"], ["report", "--help"], ["view", "--help"], ["export", "--help"]]
+    "words",
+    [
+        ["--help"],
+        ["help"],
+        ["help", "view"],
+        ["run", "--help"],
+        ["report", "--help"],
+        ["view", "--help"],
+        ["export", "--help"],
+    ],
 )
 def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
@@ -28,6 +37,15 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert text.startswith("usage: retrograd")
     assert "RUN" in text or "examples:" in text
+
+
+def test_help_of_one_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for words in (["help", "compare"], ["compare", "--help"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

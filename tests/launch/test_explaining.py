@@ -15,7 +15,7 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.cli import main
-from retrograd.findings.findings import store_findings
+from retrograd.findings.finding import store_findings
 from retrograd.history.facts import NonFinite
 from retrograd.history.sink import Event, Moment
 from retrograd.launch import closing
@@ -133,6 +133,16 @@ def test_report_and_view_take_the_newest_run_too(at_home: Path, capsys: pytest.C
 def test_a_mistake_is_told(at_home: Path, capsys: pytest.CaptureFixture[str], words: list[str], slug: str) -> None:
     assert main(["explain", *words]) == 2
     assert f"[{slug}]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[], ["--steps", "3"]])
+def test_a_script_without_its_ending_is_told_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cnn.py").touch()
+    assert main(["explain", "cnn", *more]) == 2
+    assert "`retrograd explain cnn.py`" in capsys.readouterr().err
 
 
 def test_where_there_is_no_run_it_says_how_to_make_one(

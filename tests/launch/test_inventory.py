@@ -61,7 +61,7 @@ def test_the_second_step_of_a_script(tmp_path: Path) -> None:
     assert errors[1].startswith("1 backward pass: 7 tensors are kept")
     assert errors[2].split()[:2] == ["module", "tensors"]
     assert errors[-1] == (
-        "retrograd: taken an inventory of backward pass 1; see it in a browser: out/rank*/inventory.html"
+        "retrograd: listed the saved tensors of backward pass 1; see it in a browser: out/rank*/inventory.html"
     )
 
 
@@ -80,7 +80,7 @@ def test_another_step(tmp_path: Path, step: str) -> None:
 def test_a_step_that_is_never_made(tmp_path: Path) -> None:
     code, _, errors = take(tmp_path, "--pass", "9", str(SCRIPTS / "plain_loop.py"))
     assert code == 0
-    assert errors[-1] == "retrograd: nothing was taken: 4 backward passes ran, and --pass 9 counts from 0"
+    assert errors[-1] == "retrograd: nothing was listed: 4 backward passes ran, and --pass 9 counts from 0"
     assert not (tmp_path / "out").exists()
 
 
@@ -97,7 +97,7 @@ def test_the_last_step_of_a_forked_child(tmp_path: Path) -> None:
     assert code == 0, errors
     (file,) = (tmp_path / "out").glob("rank*/inventory.parquet")
     assert Inventory.load(file).passes == 1
-    assert errors[-1] == "retrograd: taken in 1 process; see it in a browser: out/rank*/inventory.html"
+    assert errors[-1] == "retrograd: listed in 1 process; see it in a browser: out/rank*/inventory.html"
 
 
 @pytest.mark.slow

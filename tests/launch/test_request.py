@@ -31,7 +31,8 @@ def test_steps_are_a_schedule() -> None:
 
 def test_what_is_wrong_is_found_before_a_model_is_known() -> None:
     FULL.check()
-    with pytest.raises(ScheduleError):
+    with pytest.raises(ScheduleError) as caught:
         RunRequest(every=0).check()
+    assert caught.value.repair.endswith("--every 10.")
     with pytest.raises(PatternError):
         RunRequest(tensors=("re:[",)).check()

@@ -110,6 +110,11 @@ def test_nine_tenths_of_what_is_saved_are_neither_in_memory_nor_in_the_page_cach
         assert cached_bytes(file._descriptor) <= 0.1 * saved
 
 
+def test_it_says_what_it_was_made_with(tmp_path: Path) -> None:
+    assert repr(Disk(tmp_path)) == f"Disk('{tmp_path}')"
+    assert repr(Disk(tmp_path, max_waiting=5, min_bytes=6)) == f"Disk('{tmp_path}', max_waiting=5, min_bytes=6)"
+
+
 def test_space_is_used_again(tmp_path: Path) -> None:
     model, policy = make_model(), Disk(tmp_path)
     sizes = []

@@ -54,6 +54,7 @@ CHOICES: list[tuple[dict[str, Any], type[RetrogradError], str]] = [
     ({"tensor_budget": "much"}, TensorPolicyError, "500MB"),
     ({"schedule": 0}, ScheduleError, "rg.every"),
     ({"schedule": "often"}, ScheduleError, "rg.every"),
+    ({"schedule": "log"}, ScheduleError, "rg.log_schedule()"),
     ({"schedule": lambda: True}, ScheduleError, "rg.every"),
     ({"statistics": [text]}, StatisticError, "0-d"),
     ({"statistics": [itself]}, StatisticError, "0-d"),

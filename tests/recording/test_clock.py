@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,11 +23,15 @@ ROOT = 10
 
 
 class Led(Steps):
-    """Steps whose optimizers are numbers."""
+    """Steps whose optimizers are numbers, and whose updates by hand are told."""
 
-    def __init__(self, leader: Leader) -> None:
+    def __init__(self, leader: Leader, touched: Callable[[], bool]) -> None:
         super().__init__()
         self._leader = leader
+        self._touched = touched
+
+    def were_updated_by_hand(self) -> bool:
+        return not self.has_leader and self._touched()
 
 
 class Driver:
@@ -36,7 +41,7 @@ class Driver:
         self.buffers = ModeBuffers(Settings())
         self.emitted: list[tuple[Moment, str]] = []
         self.leader = Leader()
-        self.clock = Clock(schedule or every(1), self.buffers, self.emit, Led(self.leader), touched, 0)
+        self.clock = Clock(schedule or every(1), self.buffers, self.emit, Led(self.leader, touched), 0)
         self.notes: dict[Mode, list[str]] = {mode: [] for mode in Mode}
         self.forwards = 0
 

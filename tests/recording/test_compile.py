@@ -184,7 +184,7 @@ def test_a_model_that_was_compiled_before_is_told_of(way: Any) -> None:
     model = Net()
     recorded, call = way(model, "aot_eager")
     call(torch.ones(2, 6))["logits"].sum().backward()
-    with pytest.warns(UserWarning, match=r"torch\._dynamo\.reset\(\)"), rg.record(recorded):
+    with pytest.warns(UserWarning, match=r"torch\.compiler\.reset\(\)"), rg.record(recorded):
         torch._dynamo.reset()
         call(torch.ones(2, 6))["logits"].sum().backward()
     with rg.record(recorded) as recording:  # the taps are in the graph by now

@@ -12,7 +12,7 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.errors import RetrogradWarning
-from retrograd.recording.parameter_watch import UpdateRecorder
+from retrograd.recording.optimizer_watch import UpdateRecorder
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.statistics.slab import UnreadableTensorError
 from tests.recording.collector import Collector, collect

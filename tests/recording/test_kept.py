@@ -14,7 +14,7 @@ import retrograd as rg
 from retrograd.errors import RetrogradWarning, TensorPolicyError
 from retrograd.history.kept import is_overwritten
 from retrograd.history.sink import Moment
-from retrograd.recording.keep import Bundle, Holder, Keep, TensorKeeper, count_bytes, read_limit
+from retrograd.recording.keep import Holder, Keep, KeptBatch, TensorKeeper, count_bytes, read_limit
 from retrograd.sites.site import Site
 from tests.recording.collector import Collector, collect
 from tests.recording.oracle import listen
@@ -298,13 +298,13 @@ def test_the_oldest_make_room_for_the_newest() -> None:
 def test_holding_and_counting() -> None:
     holder = Holder(depth=1)
 
-    def bundle(step: int, *sizes: int) -> Bundle:
-        return Bundle(Moment(step), 1.0, [(Source(Keep("*")), torch.zeros(size), 0, 4 * size) for size in sizes])
+    def make_batch(step: int, *sizes: int) -> KeptBatch:
+        return KeptBatch(Moment(step), 1.0, [(Source(Keep("*")), torch.zeros(size), 0, 4 * size) for size in sizes])
 
     assert holder.oldest is None
-    assert holder.add(bundle(0, 1, 2)) == 0
-    assert holder.add(bundle(1, 3)) == 0
-    assert (holder.oldest, holder.add(bundle(2, 1))) == (0, 12)
+    assert holder.add(make_batch(0, 1, 2)) == 0
+    assert holder.add(make_batch(1, 3)) == 0
+    assert (holder.oldest, holder.add(make_batch(2, 1))) == (0, 12)
     assert holder.drop_oldest().size == 12
     assert [kept.moment.step for released in holder.release() for kept in released.unpack()] == [2]
     assert holder.release() == []

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrograd.history.sink import Moment, RowBatch
-from retrograd.recording.attribution import Closed, LateGradients, split_late
+from retrograd.recording.emitter import Closed, LateGradients, pick_custom, split_late
 from retrograd.recording.mode_buffer import Mode, ModeBuffer
-from retrograd.recording.site_table import pick_custom
 from retrograd.statistics.row import ROW
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from retrograd.progress.loss_scales import LossScales
 from tests.recording.collector import Collector, collect
 from tests.recording.oracle import assert_row, listen
 
@@ -120,24 +119,6 @@ def test_two_losses_are_scaled_before_the_first_pass() -> None:
         first.backward(retain_graph=True)
         second.backward()
     assert [row.scale for row in seen.all("0:output.grad")] == [2.0**12, 2.0**12]
-
-
-def test_scales_are_found_by_loss_and_forgotten() -> None:
-    scales = LossScales()
-    first, second, other = (torch.ones(1) for _ in range(3))
-    assert scales.find([first]) is None
-    one, two = torch.tensor(1.0), torch.tensor(2.0)
-    scales.add([first], one)
-    scales.add([second], two)
-    assert scales.find([second]) is two
-    assert scales.find([other]) is one  # something computed of the loss that still waits
-    assert scales.find([first]) is one
-    assert scales.find([other]) is None  # all have had their pass
-    scales.forget()
-    assert scales.find([second]) is None
-    for _ in range(100):
-        scales.add([first], one)
-    assert len(scales._scaled) <= 16
 
 
 def test_autocast_to_bfloat16() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +9,6 @@ from torch import nn
 
 from retrograd.hooks.calls import count_calls, count_steps
 from retrograd.hooks.nested import flatten
-from retrograd.recording.manual_updates import ManualUpdates
 
 # ---- nests ----------------------------------------------------------------------------------------------------
 
@@ -48,62 +44,6 @@ def test_every_tensor_of_a_nest_is_found_under_its_keys(value: object) -> None:
     for (slot, *path), tensor in found:
         assert slot == "output"
         assert look_up(value, tuple(path)) is tensor
-
-
-# ---- updates by hand ------------------------------------------------------------------------------------------
-
-
-def touch_nothing(net: nn.Linear) -> None:
-    pass
-
-
-def subtract(net: nn.Linear) -> None:
-    with torch.no_grad():
-        net.weight.sub_(0.1)
-
-
-def subtract_past_autograd(net: nn.Linear) -> None:
-    net.weight.data.sub_(0.1)
-
-
-def zero(net: nn.Linear) -> None:
-    net.zero_grad(set_to_none=False)
-
-
-def drop(net: nn.Linear) -> None:
-    net.zero_grad()
-
-
-def replace(net: nn.Linear) -> None:
-    net.weight.grad = torch.ones_like(net.weight)
-
-
-def assign(net: nn.Linear) -> None:
-    net.weight.data = net.weight.data - 0.1
-
-
-@pytest.mark.parametrize("act", [touch_nothing, subtract, subtract_past_autograd, zero, drop, replace, assign])
-@pytest.mark.parametrize("keeps_gradients", [True, False])
-def test_whether_parameters_were_touched(act: Callable[[nn.Linear], None], keeps_gradients: bool) -> None:
-    net = nn.Linear(70, 40)
-    manual = ManualUpdates(net.parameters())
-    if keeps_gradients:
-        net(torch.ones(1, 70)).sum().backward()
-    manual.remember()
-    act(net)
-    unseen = not keeps_gradients and act in (zero, drop)
-    assert manual.touched() == (act is not touch_nothing and not unseen)
-    manual.remember()
-    assert not manual.touched()
-
-
-def test_nothing_is_touched_before_the_first_backward() -> None:
-    net = nn.Sequential(nn.LazyLinear(2), nn.Linear(2, 2))
-    manual = ManualUpdates(())
-    manual.add(net.parameters())
-    assert not manual.touched()
-    manual.remember()
-    assert not manual.touched()
 
 
 # ---- the stack ------------------------------------------------------------------------------------------------

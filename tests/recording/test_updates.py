@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from retrograd.recording import parameter_watch
+from retrograd.recording import optimizer_watch
 from tests.recording.collector import collect
 from tests.recording.oracle import assert_row
 
@@ -142,7 +142,7 @@ def test_what_stays_frozen_is_told() -> None:
 
 
 def test_weights_beyond_the_limit_of_copies_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameter_watch, "COPY_LIMIT", 80)  # bytes: all but the last bias are 80
+    monkeypatch.setattr(optimizer_watch, "COPY_LIMIT", 80)  # bytes: all but the last bias are 80
     net = make_net()
     with collect(net) as seen:
         train(net, torch.optim.SGD(net.parameters(), lr=0.1))

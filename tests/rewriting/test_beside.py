@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import retrograd as rg
 from retrograd.errors import CannotRewriteError, RuleError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.clip_norm import ClipNorm
+from retrograd.rules.clipping import ClipNorm
 from retrograd.rules.rule import Rule, SiteState
 from retrograd.rules.simulation import simulate_rule
 from tests.recording.test_relatives import CHECKPOINTS, Shared, train

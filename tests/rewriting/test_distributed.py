@@ -21,12 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import CannotRewriteError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.clip_norm import ClipNorm
+from retrograd.rules.clipping import ClipNorm, SkipStep, ZClip
 from retrograd.rules.norm_rule import NormRule
-from retrograd.rules.pcgrad import PCGrad
+from retrograd.rules.pass_rule import PCGrad
 from retrograd.rules.rule import Rule, SiteState
-from retrograd.rules.skip_step import SkipStep
-from retrograd.rules.zclip import ZClip
 from tests.processes import Work, run_in_two
 from tests.rewriting.models import make_net, weights
 

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from retrograd.errors import RuleError
 from retrograd.recording.record import watch
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.clamp import ClipValue
-from retrograd.rules.clip_norm import ClipNorm
+from retrograd.rules.clipping import ClipNorm, SkipStep, ZClip
+from retrograd.rules.elements import ClipValue
 from retrograd.rules.norm_rule import NormRule, measure_norm
 from retrograd.rules.rule import Rule, SiteState
-from retrograd.rules.skip_step import SkipStep
-from retrograd.rules.zclip import ZClip
 from tests.rewriting.models import assert_same, gradients, halve
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import CannotRewriteError, RewriteError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.clip_norm import ClipNorm
+from retrograd.rules.clipping import ClipNorm
 from retrograd.rules.norm_rule import NormRule
 from retrograd.rules.pass_rule import PassRule
 from retrograd.rules.rule import SiteState

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from retrograd.errors import RetrogradWarning
 from retrograd.hooks.rewriters import intervention_listeners
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.clip_norm import ClipNorm
+from retrograd.rules.clipping import ClipNorm
 from retrograd.rules.rule import Rule, SiteState
 from tests.rewriting.models import add_one, assert_same, gradients, halve, leave, make_net
 

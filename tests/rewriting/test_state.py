@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from retrograd.errors import RetrogradError, RewriteError
 from retrograd.rewriting.rewriting import Rewriting, rewrite
-from retrograd.rules.clip_norm import ClipNorm
+from retrograd.rules.clipping import ClipNorm
 from retrograd.rules.norm_rule import NormRule
 from retrograd.rules.rule import Rule, SiteState
 from tests.rewriting.models import assert_same, make_net, weights

@@ -13,8 +13,7 @@ from torch import Tensor
 from retrograd.errors import NoSuchNodeError, PatternError
 from retrograd.graph.graph import Graph
 from retrograd.graph.node import Edge, Line, Node, count_nonfinite, holds_nonfinite, norm_of
-from retrograd.stepping.breakpoints import parse_breakpoint
-from retrograd.stepping.stop import Stop
+from retrograd.stepping.breakpoints import Stop, parse_breakpoint
 
 NODES = [
     Node(0, "SumBackward0", 5, edges=(Edge(1, 0),)),

@@ -327,6 +327,7 @@ def test_it_saves_and_loads(tmp_path: Path) -> None:
     loaded = Trace.load(seen.save(tmp_path / "trace.json.gz"))
     for name in ("events", "forwards", "passes", "failure", "rank", "epoch", "dropped"):
         assert getattr(loaded, name) == getattr(seen, name), name
+    assert repr(loaded) == f"<Trace of {len(seen.events)} nodes in 1 backward pass>"
 
 
 @pytest.mark.parametrize("content", [b"", b"no trace", b"\x1f\x8b\x08\x00\x00\x00"])
@@ -497,7 +498,7 @@ def test_what_did_not_fail_in_a_node_cannot_go_on() -> None:
     with trace(resumable=True) as seen:
         torch.ones(2, requires_grad=True).exp().sum().backward()
     assert seen.pending is None
-    from retrograd.tracing.pending import Pending
+    from retrograd.tracing.traced_pass import Pending
 
     x = torch.ones(1, requires_grad=True).exp()
     with pytest.raises(StepperError):

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from retrograd.findings.finding import Finding
-from retrograd.findings.findings import Findings
+from retrograd.findings.finding import Finding, Findings
 from retrograd.views.report import report, write_report
 from retrograd.views.report.findings import describe_findings
 from retrograd.views.report.scope import choose_scope

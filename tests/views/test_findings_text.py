@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from retrograd.findings.finding import Finding
-from retrograd.findings.findings import Findings
+from retrograd.findings.finding import Finding, Findings
 from retrograd.views.findings_text import format_findings, list_findings
 from tests.findings.made import MADE, SYMPTOM
 

@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 
 from retrograd.errors import GraphError
 from retrograd.graph.graph import Graph
-from retrograd.graph.node import Edge, Line, Node, Saved, TensorInfo
+from retrograd.graph.node import Edge, Line, Node, SavedValue, TensorInfo
 from retrograd.views.graph_picture import MOST_BOXES, draw_graph
 from retrograd.views.picture.folds import Fold, make_outline, order_nodes, shown_parts
 from retrograd.views.picture.layers import arrange
@@ -52,7 +52,11 @@ def residual_net(blocks: int = 4) -> Graph:
         nodes += [
             node(i, path, i + 1, i + 3, name="AddBackward0", line=Line("/src/net.py", 12, "forward", "add")),
             node(
-                i + 1, f"{path}.second", i + 2, name="MmBackward0", saved=(Saved("self", TensorInfo((4,), "float32")),)
+                i + 1,
+                f"{path}.second",
+                i + 2,
+                name="MmBackward0",
+                saved=(SavedValue("self", TensorInfo((4,), "float32")),),
             ),
             node(i + 2, f"{path}.first", i + 3, name="MmBackward0"),
         ]
@@ -311,7 +315,7 @@ def test_names_stay_text_and_nothing_is_loaded(tmp_path: Path, suffix: str) -> N
             2,
             name=HOSTILE,
             line=Line(HOSTILE, 1, HOSTILE, HOSTILE),
-            saved=(Saved(HOSTILE, value=HOSTILE),),
+            saved=(SavedValue(HOSTILE, value=HOSTILE),),
         ),
         node(1, HOSTILE.replace(".", "")),
         leaf(2, HOSTILE),

@@ -10,7 +10,7 @@ import torch
 
 from retrograd.errors import GraphError
 from retrograd.graph.graph import Graph
-from retrograd.graph.node import Edge, Line, Node, Saved, TensorInfo
+from retrograd.graph.node import Edge, Line, Node, SavedValue, TensorInfo
 from retrograd.graph.walker import walk
 from retrograd.views.graph_text import MOST_LINES, list_entries, print_graph
 from retrograd.views.picture.folds import Fold, make_outline
@@ -111,7 +111,9 @@ def test_names_cannot_steer_the_terminal() -> None:
     evil = "\x1b[2J[red]x\n"
     graph = graph_of(
         [
-            node(0, evil, 1, name=evil, line=Line(evil, 1, evil, evil), saved=(Saved(evil, TensorInfo((), evil)),)),
+            node(
+                0, evil, 1, name=evil, line=Line(evil, 1, evil, evil), saved=(SavedValue(evil, TensorInfo((), evil)),)
+            ),
             leaf(1, evil),
         ]
     )

@@ -40,6 +40,7 @@ def table(inventory: Inventory, **options: object) -> list[str]:
     file = io.StringIO()
     print_inventory(inventory, file=file, **options)  # type: ignore[arg-type]
     assert "\x1b" not in file.getvalue()
+    assert " \n" not in file.getvalue()
     return [" ".join(line.split()) for line in file.getvalue().splitlines()]
 
 

@@ -53,7 +53,7 @@ def table(history: History, *arguments: object, **options: object) -> str:
 
 def test_a_piped_table_is_plain_and_whole(history: History) -> None:
     assert "\x1b" not in table(history)
-    assert [line.rstrip() for line in table(history).splitlines()] == TABLE.splitlines()
+    assert table(history) == TABLE
 
 
 def test_patterns_choose_and_an_order_sorts(history: History) -> None:
@@ -147,8 +147,21 @@ def test_a_heatmap_in_characters(history: History) -> None:
     file = io.StringIO()
     print_heatmap(history, file=file)
     lines = file.getvalue().splitlines()
-    assert [line.rstrip() for line in lines[:3]] == HEATMAP.splitlines()
+    assert lines[:3] == HEATMAP.splitlines()
     assert lines[3].startswith("rms, log scale, ")
+
+
+@pytest.mark.parametrize(("value", "said"), [(0.0, "0"), (0.25, "0.25")])
+def test_a_heatmap_of_one_number_says_it(value: float, said: str) -> None:
+    file = io.StringIO()
+    print_heatmap(make_history(Numbers(["fc:output.grad"], np.full((1, 5), value))), file=file)
+    assert file.getvalue().splitlines()[2].startswith(f"rms is {said} everywhere; ")
+
+
+def test_numbers_that_only_look_the_same_in_a_heatmap_are_no_constant() -> None:
+    file = io.StringIO()
+    print_heatmap(make_history(Numbers(["fc:output.grad"], np.tile([1.0, 0.5], (1, 100)))), file=file)
+    assert "everywhere" not in file.getvalue()
 
 
 def test_an_empty_history_is_an_empty_table() -> None:

@@ -30,7 +30,7 @@ def table(trace: Trace, **options: object) -> list[str]:
     file = io.StringIO()
     print_trace(trace, file=file, **options)  # type: ignore[arg-type]
     assert "\x1b" not in file.getvalue()
-    return [line.rstrip() for line in file.getvalue().splitlines()]
+    return file.getvalue().splitlines()
 
 
 def names(lines: list[str]) -> list[str]:

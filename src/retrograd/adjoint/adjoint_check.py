@@ -42,7 +42,7 @@ FAILURES = frozenset({Verdict.WRONG, Verdict.NOT_FINITE, Verdict.RANDOM, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison.
+    """A comparison of a derivative with its backward.
 
     Attributes:
         site: the call and the argument or parameter that the derivative is taken with respect to: ``fc:input.x``,

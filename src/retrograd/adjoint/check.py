@@ -224,7 +224,7 @@ _WIDTH = 79
 
 
 class Progress:
-    """One line on standard error, written anew for each module, once a check has taken two seconds.
+    """A line on standard error, written anew for each module, once a check has taken two seconds.
 
     Args:
         total: how many modules may be called.

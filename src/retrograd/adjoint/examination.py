@@ -20,7 +20,7 @@ from retrograd.adjoint.numerics import count_not_finite, inner_product
 from retrograd.adjoint.variable import Variable
 from retrograd.hooks.engine import is_transformed
 from retrograd.hooks.isolation import isolated_autograd
-from retrograd.hooks.names import parameter_site
+from retrograd.hooks.names import ArgumentNames, parameter_site
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.rewriters import try_rules
 from retrograd.randomness import Randomness
@@ -86,7 +86,7 @@ class Examination:
         self._wide = options.in_double
 
     def make_rows(self) -> list[Row]:
-        """One row for each variable that is selected. The random state is the same after it as before."""
+        """Make a row for each variable that is selected. The random state is the same after it as before."""
         if self._is_transformed():
             return [self._row(self._output_site(), Verdict.NOT_CHECKED, "it runs inside a torch.func transform")]
         try:
@@ -130,7 +130,7 @@ class Examination:
     def _open(self, *, bare: bool = False) -> DifferentiableCall:
         """The call, in float64 if it can be run so."""
         visit = self._visit
-        arguments = (visit.module, visit.args, visit.kwargs, self._randomness)
+        arguments = (visit.module, visit.args, visit.kwargs, self._randomness, ArgumentNames(visit.original))
         if self._wide:
             try:
                 return DifferentiableCall(*arguments, bare=bare, adjoint=self._options.adjoint)

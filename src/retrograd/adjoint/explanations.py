@@ -118,7 +118,7 @@ _FEW_ELEMENTS, _MANY_DRAWS, _FEW_DRAWS = 64, 64, 8
 
 
 class Silence:
-    """One call and one of its variables, of which the gradient is zero.
+    """A call and one of its variables, whose gradient is zero.
 
     Args:
         call: the call.

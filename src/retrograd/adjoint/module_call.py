@@ -1,4 +1,4 @@
-"""One call of a module as a function that can be asked for its derivatives."""
+"""A call of a module as a function that can be asked for its derivatives."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from retrograd.hooks.isolation import (
     strip_hooks,
 )
 from retrograd.hooks.module import CallTap
+from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import inputs_of, name_of, number_of, root_edges
 from retrograd.hooks.reach import find_nodes, guard_nodes
@@ -53,6 +54,7 @@ class DifferentiableCall:
         args: its arguments.
         kwargs: those given by name.
         randomness: the random state at the call.
+        names: of its arguments.
         wide: in float64.
         bare: as if nobody had set hooks on it.
         adjoint: to be taken for its backward, with respect to its arguments.
@@ -72,6 +74,7 @@ class DifferentiableCall:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         randomness: Randomness,
+        names: ArgumentNames,
         *,
         wide: bool = True,
         bare: bool = False,
@@ -85,7 +88,7 @@ class DifferentiableCall:
         self._seed: int | None = None
         self._randomness = randomness
         named = [
-            (places, tensor) for places, tensor in name_arguments(module, args, kwargs) if is_differentiable(tensor)
+            (places, tensor) for places, tensor in name_arguments(names, args, kwargs) if is_differentiable(tensor)
         ]
         self._args, self._kwargs, copies = copy_nest(
             (args, kwargs, [tensor for _, tensor in named]), clone_wide if wide else clone

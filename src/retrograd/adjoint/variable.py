@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from retrograd.adjoint.numerics import draw_like
 from retrograd.hooks.names import ArgumentNames
@@ -44,12 +44,12 @@ class Variable:
 
 
 def name_arguments(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    names: ArgumentNames, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[tuple[Keys, ...], Tensor]]:
     """Each tensor once, with the keys of all places where it is given: a query may be the key and the value too."""
     places: dict[int, list[Keys]] = {}
     tensors: dict[int, Tensor] = {}
-    for keys, tensor in flatten(ArgumentNames(module).bind(args, kwargs), ("input",)):
+    for keys, tensor in flatten(names.bind(args, kwargs), ("input",)):
         places.setdefault(id(tensor), []).append(keys)
         tensors[id(tensor)] = tensor
     for identity, tensor in tensors.items():

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from retrograd.budget.measuring import seconds_between, take_time
 from retrograd.budget.simulation import Link
+from retrograd.files import local_folder
 from retrograd.policies.cpu import HostOffloader, Offloaded
 from retrograd.policies.cuda_copies import CudaCopies
 from retrograd.policies.disk import Disk, Spilled
@@ -92,7 +93,7 @@ class Offloader:
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         self.device: torch.device | None = None
         self.destination = ""
-        self._folder = None if folder is None else Path(folder).absolute()
+        self._folder = None if folder is None else local_folder(folder)
         self._backend: DiskBackend | HostBackend | None = None
         self._link: Link | None = None
 

@@ -22,7 +22,7 @@ from retrograd.budget.recipe import Recipe, find_recipe
 from retrograd.budget.simulation import Choice
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.dispatch import CarryOut
-from retrograd.hooks.saved import is_in_backward
+from retrograd.hooks.engine import is_in_backward
 from retrograd.notices import warn
 from retrograd.policies.policy import Packed, Saved, Stays, UsedPolicy
 from retrograd.policies.transfers import InFlight

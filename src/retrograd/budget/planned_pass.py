@@ -91,12 +91,12 @@ class KnownPlans:
 
     @property
     def plans(self) -> list[Plan]:
-        """All of them, the one used last at the end."""
+        """All plans, the one used last at the end."""
         return [known.plan for known in self._known.values()]
 
     @property
     def recompute(self) -> bool:
-        """Ask whether one of them recomputes anything."""
+        """Ask whether a plan recomputes anything."""
         return any(known.wanted for known in self._known.values())
 
     def add(self, keys: Sequence[Key], plan: Plan, *, is_timed: bool = False) -> None:

@@ -160,7 +160,7 @@ _PRECISION = 256
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """Decisions and what comes of them.
+    """Decisions with their time and memory.
 
     Attributes:
         decisions: what becomes of each range.

@@ -248,7 +248,7 @@ class _PassClock:
             self.now = max(self.now, self._written[first])
 
     def fetch(self, position: int) -> None:
-        """Others begin to come back."""
+        """Let other ranges begin to come back."""
         for wanted in self._wanted_at.get(position, ()):
             self._fetch(wanted)
 

@@ -1,1 +1,1 @@
-"""One node as a folder that runs again in another process."""
+"""A node as a folder that runs again in another process."""

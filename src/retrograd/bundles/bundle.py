@@ -23,7 +23,7 @@ from retrograd.bundles.files import (
 from retrograd.bundles.program import Program, Raised, check_program, check_switches
 from retrograd.errors import BundleVersionError
 from retrograd.foreign.text import check_fields
-from retrograd.graph.node import Line, NamedNode, Saved, TensorInfo
+from retrograd.graph.node import Line, NamedNode, SavedValue, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class NodeFacts(NamedNode):
     name: str
     number: int | None
     incoming: tuple[Came | None, ...]
-    saved: tuple[Saved, ...] = ()
+    saved: tuple[SavedValue, ...] = ()
     attributes: Mapping[str, str] | None = None
     failure: NodeFailure | None = None
     module: str | None = None
@@ -223,9 +223,9 @@ def _parse_came(data: dict[str, Any]) -> Came:
     return Came(_parse_info(data["tensor"]), data["nonfinite"])
 
 
-def _parse_saved(data: dict[str, Any]) -> Saved:
+def _parse_saved(data: dict[str, Any]) -> SavedValue:
     tensor = data["tensor"]
-    return Saved(data["name"], None if tensor is None else _parse_info(tensor), data["value"], data["version"])
+    return SavedValue(data["name"], None if tensor is None else _parse_info(tensor), data["value"], data["version"])
 
 
 def _parse_info(data: dict[str, Any]) -> TensorInfo:

@@ -40,7 +40,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class BundledOperation:
-    """One call of an operation of torch.
+    """A call of an operation of torch.
 
     Attributes:
         name: as in ``"aten::add.Tensor"``.

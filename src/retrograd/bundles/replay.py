@@ -165,7 +165,7 @@ def _say_cut_short(bundle: Bundle) -> str:
 # ---- running ----
 
 _CANNOT_BE_MADE = (RuntimeError, AssertionError, TypeError, ValueError, OverflowError, AttributeError, ImportError)
-"""What torch raises where a tensor has a shape, dtype or device that it cannot have here."""
+"""Errors of torch where a tensor has a shape, dtype or device that it cannot have here."""
 
 
 def run_bundle(bundle: Bundle, incoming: Sequence[Tensor | None] | None = None, *, trusted: bool = False) -> Ran:

@@ -15,7 +15,7 @@ from retrograd.bundles.call_arguments import CallArguments, Check, require
 
 
 def _fill(values: Sequence[int], length: int) -> list[int]:
-    """One number for each dimension; a single one stands for all."""
+    """Spread a setting over the dimensions: a single number stands for all."""
     return list(values) * length if len(values) == 1 else list(values)
 
 

@@ -42,9 +42,10 @@ from retrograd.errors import (
     UnsafeBundleError,
 )
 from retrograd.files import name_aside, remove_abandoned
-from retrograd.graph.node import Line, Saved
+from retrograd.graph.node import Line, SavedValue
 from retrograd.graph.walker import describe, examine
 from retrograd.hooks.dispatch import attributes_of, plain_torch
+from retrograd.hooks.isolation import run_in_fresh_thread
 from retrograd.hooks.nodes import (
     inputs_of,
     is_freed,
@@ -58,7 +59,6 @@ from retrograd.hooks.nodes import (
     saved_of,
     saved_tensors_of,
 )
-from retrograd.hooks.thread_state import run_in_fresh_thread
 from retrograd.randomness import random_kept
 
 _REFUSED = {
@@ -314,7 +314,7 @@ def _read_source(line: Line) -> tuple[tuple[int, str], ...]:
     return tuple((number, text) for number, text in found if text or number == line.line)
 
 
-def describe_saved(node: Any) -> tuple[Saved, ...]:
+def describe_saved(node: Any) -> tuple[SavedValue, ...]:
     """The tensors that a node keeps, and how often each has been written to."""
     return tuple(_describe(name, peek(raw)) for name, raw in saved_tensors_of(node))
 
@@ -332,11 +332,11 @@ def tensors_of(node: Any) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in (saved | others).items() if tensor is not None}
 
 
-def _describe(name: str, tensor: Tensor | None) -> Saved:
+def _describe(name: str, tensor: Tensor | None) -> SavedValue:
     if tensor is None:
-        return Saved(name, value="not to be told: None, or packed by hooks")
+        return SavedValue(name, value="not to be told: None, or packed by hooks")
     version = None if tensor.is_inference() else tensor._version
-    return Saved(name, describe(tensor), version=version)
+    return SavedValue(name, describe(tensor), version=version)
 
 
 def _flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from retrograd.comparing.differences import find_context, find_differences, find_dtypes, list_names
+from retrograd.amounts import list_names
+from retrograd.comparing.differences import find_context, find_differences, find_dtypes
 from retrograd.comparing.distance import FORMATS, Distances, Floor, measure
 from retrograd.comparing.divergence import (
     Divergence,
@@ -74,7 +76,7 @@ class Comparison:
     __repr__ = __str__
 
     def as_json_lines(self) -> str:
-        """One line of JSON for the verdict, and one for each finding."""
+        """Write the verdict as a line of JSON, and each finding as another."""
         place = self.parting or self.first
         head = {
             "verdict": self.verdict,
@@ -92,15 +94,11 @@ class Comparison:
     def _tell_where(self) -> str:
         if self.parting is not None:
             place = self.parting
-            return (
-                f": they diverge at {place} by {place.distance:.2g} of its size"
-                f" (noise allows {place.limit:.2g}: {self.noise})"
-            )
+            allowed = f" (noise allows {place.limit:.2g}: {self.noise})" if math.isfinite(place.distance) else ""
+            return f": they diverge at {place} {place.tell_distance()}{allowed}"
         if self.first is not None:
-            return (
-                f": they differ from {self.first} on, by {self.first.distance:.2g} of its size there and by"
-                f" {self.largest:.2g} at most ({self.noise})"
-            )
+            most = f" there and by {self.largest:.2g} at most" if math.isfinite(self.largest) else ""
+            return f": they differ from {self.first} on, {self.first.tell_distance()}{most} ({self.noise})"
         return ""
 
 
@@ -180,7 +178,7 @@ class _Comparing:
         return [told, *after]
 
     def _is_before(self, finding: Finding, place: int, step: int) -> bool:
-        """Whether a difference existed when the runs parted; one of a model's inputs exists before its outputs."""
+        """Tell whether a difference existed when the runs parted; one of a model's inputs exists before its outputs."""
         if finding.detector == "precision" or (finding.step or 0) > step:
             return False
         if finding.detector != "inputs" or finding.step != step:
@@ -210,7 +208,7 @@ class _Comparing:
         return [Finding(detector="initial-parameters", severity="warning", message=message, site=names[0], step=0)]
 
     def _compare_weights(self, step: int) -> tuple[bool, list[str]]:
-        """Whether updates of a step were recorded, and the parameters whose sizes differed before they were updated."""
+        """Tell whether updates of a step were recorded, and list the parameters whose sizes differed before."""
         pairs = self._pairs
         is_update = np.array([name.endswith(".update") for name in pairs.names], np.bool_)[pairs.site]
         places = np.flatnonzero(is_update & (pairs.of_a("step") == step))
@@ -242,7 +240,7 @@ class _Comparing:
         ]
 
     def _compare_extent(self) -> list[Finding]:
-        """Steps, sites and rows that only one of them has."""
+        """Compare what only one of the runs has: steps, sites and rows."""
         found = []
         last = [each.last_step or 0 for each in (self._a, self._b)]
         if last[0] != last[1]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from itertools import zip_longest
 from typing import Any, TypeVar
 
+from retrograd.amounts import list_names
 from retrograd.comparing.pairs import plain_name
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
@@ -30,14 +31,14 @@ def find_differences(a: Record, b: Record) -> list[Finding]:
 
 
 def _is_said(finding: Finding, other: Finding) -> bool:
-    """Whether another finding implies it: a rate follows from the optimizer, an operation from its module's class."""
+    """Tell whether another finding implies it: an optimizer implies rates, a module's class its operations."""
     if finding.detector == other.detector == "learning-rate":
         return finding.site == other.site and (other.step or 0) <= (finding.step or 0)
     return finding.detector == "operations" and other.detector == "modules" and finding.site == other.site
 
 
 def knows_inputs(a: Record, b: Record) -> bool:
-    """Whether both hold the inputs of their models."""
+    """Tell whether both hold the inputs of their models."""
     return bool(a.of(Input)) and bool(b.of(Input))
 
 
@@ -302,12 +303,6 @@ def _number(facts: Iterable[F]) -> Iterator[tuple[Hashable, F]]:
 def _is_other(one: Fact, other: Fact) -> bool:
     digests = [getattr(each, "digest", "") for each in (one, other)]
     return all(digests) and digests[0] != digests[1]
-
-
-def list_names(names: Sequence[str]) -> str:
-    """The first few names, and the number of further ones."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
 
 
 def _first(names: Sequence[str]) -> str:

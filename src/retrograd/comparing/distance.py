@@ -172,8 +172,9 @@ def find_formats(
             values = pairs.columns(name)[which]
             finite = np.isfinite(values)
             telling += np.bincount(pairs.site[finite & ~_is_plain(values)], minlength=len(pairs.names))
-            for number, holds in enumerate((_fits_bfloat16, _fits_float16, _fits_float32)):
-                breaks = np.bincount(pairs.site[finite & ~holds(values)], minlength=len(pairs.names))
+            held = (_fits_bfloat16(values), _fits(values, np.float16), _fits(values, np.float32))
+            for number, holds in enumerate(held):
+                breaks = np.bincount(pairs.site[finite & ~holds], minlength=len(pairs.names))
                 fits[number] &= breaks == 0
         for number, each in enumerate(FORMATS[:-1]):
             fits[number] &= not known[which] or each.name in known[which]
@@ -183,7 +184,7 @@ def find_formats(
 
 
 def _is_plain(values: FloatArray) -> npt.NDArray[np.bool_]:
-    """Whether a number needs at most three bits after the first, such as 0, 6 or 1/32."""
+    """Tell whether a number needs at most three bits after the first, such as 0, 6 or 1/32."""
     mantissa, _ = np.frexp(values)
     return np.asarray(mantissa * 16 == np.rint(mantissa * 16))
 
@@ -194,14 +195,9 @@ def _fits_bfloat16(values: FloatArray) -> npt.NDArray[np.bool_]:
     return np.asarray((single == values) & (single.view(np.int32) & 0xFFFF == 0))
 
 
-def _fits_float16(values: FloatArray) -> npt.NDArray[np.bool_]:
+def _fits(values: FloatArray, dtype: npt.DTypeLike) -> npt.NDArray[np.bool_]:
     with np.errstate(over="ignore"):
-        return np.asarray(values.astype(np.float16) == values)
-
-
-def _fits_float32(values: FloatArray) -> npt.NDArray[np.bool_]:
-    with np.errstate(over="ignore"):
-        return np.asarray(values.astype(np.float32) == values)
+        return np.asarray(values.astype(dtype) == values)
 
 
 class Floor:

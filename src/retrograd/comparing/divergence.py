@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.comparing.differences import knows_inputs, list_names
+from retrograd.amounts import list_names
+from retrograd.comparing.differences import knows_inputs
 from retrograd.comparing.distance import GROWTH, UPDATE, Distances, FloatArray, Floor
 from retrograd.comparing.pairs import Pairs
 from retrograd.findings.finding import Evidence, Finding
@@ -29,6 +31,7 @@ class Divergence:
         distance: their distance, relative to the size of the tensor.
         limit: the distance that noise allows.
         a, b: root mean squares in both.
+        counts: numbers of elements in both.
     """
 
     site: str
@@ -38,6 +41,7 @@ class Divergence:
     limit: float
     a: float
     b: float
+    counts: tuple[int, int]
 
     @property
     def step(self) -> int:
@@ -50,6 +54,15 @@ class Divergence:
         phase = f", {moment.phase}" if moment.phase != "train" else ""
         rank = f" on rank {self.rank}" if self.rank else ""
         return f"{self.site} at step {moment.step}{micro}{phase}{rank}"
+
+    def tell_distance(self) -> str:
+        """Say how far apart the two are, or what keeps them from having a distance."""
+        if math.isfinite(self.distance):
+            return f"by {self.distance:.2g} of its size"
+        one, other = self.counts
+        if one != other:
+            return f"in the number of elements, {one:,} in A and {other:,} in B"
+        return "in the number of elements that are NaN or infinite"
 
 
 def find_first(pairs: Pairs, distances: Distances) -> int | None:
@@ -95,14 +108,16 @@ def describe_pair(pairs: Pairs, distances: Distances, floor: Floor, place: int) 
     moment = Moment(
         int(rows["step"][a]), int(rows["micro"][a]), int(rows["backward"][a]), PHASES[int(rows["phase"][a])]
     )
-    sizes = [_size(each, int(index[place])) for each, index in ((pairs.rows_a, pairs.a), (pairs.rows_b, pairs.b))]
+    b = int(pairs.b[place])
     return Divergence(
         pairs.names[int(pairs.site[place])],
         moment,
         int(rows["rank"][a]),
         float(distances.usual[place]),
         float(floor.limits[place]),
-        *sizes,
+        _size(rows, a),
+        _size(pairs.rows_b, b),
+        (int(rows["count"][a]), int(pairs.rows_b["count"][b])),
     )
 
 

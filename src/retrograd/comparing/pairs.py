@@ -44,11 +44,11 @@ class Pairs:
         return len(self.a)
 
     def columns(self, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """A column of both."""
+        """A column of the rows of both runs."""
         return self.rows_a[name][self.a], self.rows_b[name][self.b]
 
     def of_a(self, name: str) -> npt.NDArray[Any]:
-        """A column of the first."""
+        """A column of the rows of the first run."""
         return self.rows_a[name][self.a]
 
 
@@ -92,7 +92,7 @@ def _pick(rows: Rows, names: Sequence[str], shared: dict[str, int], last: int) -
 
 
 def _make_keys(a: Sequence[IntArray], b: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
-    """One key for each row, from digits that begin at zero; equal rows are numbered."""
+    """Make a key for each row, from digits that begin at zero; equal rows are numbered."""
     keys = [np.zeros(len(each[0]), np.int64) for each in (a, b)]
     for pair in zip(a, b, strict=True):
         _append(keys, pair)
@@ -106,7 +106,7 @@ def _append(keys: list[IntArray], digits: Sequence[IntArray]) -> None:
 
 
 def _count_repeats(key: IntArray) -> IntArray:
-    """How often each key occurred before."""
+    """Count how often each key occurred before."""
     order = np.argsort(key, kind="stable")
     ordered = key[order]
     again = np.flatnonzero(ordered[1:] == ordered[:-1]) + 1

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
-from retrograd.engine.fitting import InputBuffer, add, add_to_grad, check_number, wanted_by
-from retrograd.engine.gradients import Arrived, Edges, Gradients, LeafGradient, Targets, is_several
-from retrograd.engine.one_node import CaughtGradients, arrange, note
+from retrograd.engine.one_node import (
+    CaughtGradients,
+    InputBuffer,
+    add,
+    add_to_grad,
+    arrange,
+    check_number,
+    note,
+    wanted_by,
+)
 from retrograd.errors import ReplayError
 from retrograd.graph.graph import ReadyQueue
+from retrograd.graph.walker import describe
+from retrograd.hooks.node_tap import NodeGradients
 from retrograd.hooks.nodes import edges_of, is_leaf, name_of, number_of, root_edges, run_node, variable_of
 from retrograd.hooks.reach import find_leading, find_nodes, guard_nodes
 
@@ -88,24 +98,24 @@ class _PendingNode:
             self.buffer = InputBuffer(node)
         self.buffer.add(slot, gradient)
 
-    def take(self, node: Any) -> Arrived:
+    def take(self, node: Any) -> NodeGradients:
         arrived, self.buffer = self.buffer or InputBuffer(node), None
         return tuple(arrived.gradients)
 
 
 class _ReplayRun:
-    """One run: first every start is given to ``begin``, then it is finished."""
+    """A run: first every start is given to ``begin``, then it is finished."""
 
     def __init__(self, targets: Targets, *, accumulate: bool) -> None:
         self._targets = targets
         self._accumulate = accumulate
         self._table: dict[Any, _PendingNode] = {}
-        self._starts: list[tuple[Any, Arrived]] = []
+        self._starts: list[tuple[Any, NodeGradients]] = []
         self._ready = ReadyQueue[Any]()
         self._leaves: dict[int, LeafGradient] = {}
         """Leaf's identity → the leaf, and its gradient."""
 
-    def begin(self, node: Any, gradients: Arrived) -> None:
+    def begin(self, node: Any, gradients: NodeGradients) -> None:
         self._starts.append((node, gradients))
 
     def finish(self) -> Gradients:
@@ -211,7 +221,7 @@ class _ReplayRun:
                 self._release(following)
 
 
-def _find_starts(start: Any, incoming: Any) -> Iterator[tuple[Any, Arrived]]:
+def _find_starts(start: Any, incoming: Any) -> Iterator[tuple[Any, NodeGradients]]:
     for key, gradients in _pair(start, incoming):
         node, slot = root_edges([key])[0]
         begins_with_one = gradients is None and not isinstance(start, Mapping)
@@ -231,7 +241,7 @@ def _pair(start: Any, incoming: Any) -> Iterable[tuple[Any, Any]]:
     return zip(start, several, strict=True)
 
 
-def _one(node: Any, slot: int) -> Arrived:
+def _one(node: Any, slot: int) -> NodeGradients:
     """The gradient that torch begins with where none is given: one."""
     expected = wanted_by(node)
     wanted = expected[slot]
@@ -244,3 +254,116 @@ def _one(node: Any, slot: int) -> Arrived:
         )
     one = torch.ones(wanted.shape, dtype=wanted.dtype, device=wanted.device)
     return tuple(one if place == slot else None for place in range(len(expected)))
+
+
+# ---- gradients ----
+
+_MOST_LINES = 20
+
+
+class Gradients(Mapping[Any, Any]):
+    """Gradients by what they arrived at: ``gradients[tensor]``, ``gradients[node]``.
+
+    Keys are the leaves that were reached, or what ``to=`` asked for. Of a tensor it has a gradient, or None where none
+    arrived; of a node a tuple with what came in to it, or None where it was not reached. Keys are told apart by
+    identity.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, entries: list[tuple[Any, Any]]) -> None:
+        self._entries = {id(key): (key, value) for key, value in entries}
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            return self._entries[id(key)][1]
+        except KeyError:
+            raise KeyError(_name(key)) from None
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for key, _ in self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def by_name(self, model: nn.Module) -> dict[str, Tensor | None]:
+        """Gradients of those parameters of the model that are among the keys."""
+        return {name: self[parameter] for name, parameter in model.named_parameters() if parameter in self}
+
+    def __repr__(self) -> str:
+        lines = [f"  {_name(key)}: {_name_value(value)}" for key, value in list(self.items())[:_MOST_LINES]]
+        if len(self) > _MOST_LINES:
+            lines.append(f"  and {len(self) - _MOST_LINES} more")
+        return "\n".join([f"Gradients of {len(self)}", *lines])
+
+
+def _name(key: Any) -> str:
+    if isinstance(key, Tensor):
+        return f"{'leaf' if key.is_leaf else 'tensor'} {describe(key)}"
+    return name_of(key) if hasattr(key, "next_functions") else type(key).__name__
+
+
+def _name_value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_name_value, value))})"
+    return "nothing" if value is None else str(describe(value))
+
+
+# ---- targets ----
+
+Edges = tuple[tuple[Any, int], ...]
+
+
+class LeafGradient(NamedTuple):
+    """The gradient of a leaf."""
+
+    leaf: Tensor
+    gradient: Tensor | None
+
+
+class Targets:
+    """The tensors and nodes that ``to`` names, and the gradients that have arrived there."""
+
+    def __init__(self, to: Any) -> None:
+        keys = [] if to is None else list(to) if is_several(to) else [to]
+        if to is not None and not keys:
+            raise ReplayError("`to` names nothing.", repair="give tensors or nodes, or leave it out for all leaves.")
+        self._edges = [(key, *root_edges([key])[0]) for key in keys]
+        self._arrived: dict[Any, NodeGradients] = {}
+        self.needed: set[Any] = set()
+        self.nodes = {node for _, node, _ in self._edges}
+        self.are_leaves = all(isinstance(key, Tensor) and key.is_leaf for key in keys)
+        self.leaves = {id(key) for key in keys if isinstance(key, Tensor) and key.is_leaf}
+
+    def __bool__(self) -> bool:
+        return bool(self._edges)
+
+    def want(self, node: Any) -> bool:
+        """Tell whether gradients of this node are needed."""
+        return not self._edges or node in self.needed or node in self.nodes
+
+    def record(self, node: Any, arrived: NodeGradients) -> None:
+        if node in self.nodes:
+            self._arrived[node] = arrived
+
+    def collect(self, leaves: dict[int, LeafGradient]) -> Gradients:
+        return Gradients([(key, self._value(key, node, slot, leaves)) for key, node, slot in self._edges])
+
+    def _value(self, key: Any, node: Any, slot: int, leaves: dict[int, LeafGradient]) -> Any:
+        if id(key) in self.leaves:
+            return leaves.get(id(key), LeafGradient(key, None)).gradient
+        arrived = self._arrived.get(node)
+        if arrived is None or key is node:
+            return arrived
+        return arrived[slot]
+
+
+def is_several(given: Any) -> bool:
+    """Tell a list of tensors, nodes and gradient edges from one of them."""
+    return isinstance(given, list | tuple) and not isinstance(given, GradientEdge)

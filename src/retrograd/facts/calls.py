@@ -29,8 +29,8 @@ from retrograd.history.sink import Moment
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.discovery import constructed_optimizers, construction_line
 from retrograd.hooks.engine import grad_enabled
-from retrograd.hooks.frames import program_frame
-from retrograd.hooks.program_calls import call_listeners
+from retrograd.hooks.optimizer import call_listeners
+from retrograd.hooks.torch_calls import program_frame
 from retrograd.sites.site import ROOT
 
 Details = tuple[tuple[str, Any], ...]

@@ -17,10 +17,12 @@ from retrograd.history.facts import Overwrite
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.engine import without_functions
 from retrograd.hooks.nodes import name_of, number_of
+from retrograd.hooks.optimizer import held_by
 from retrograd.hooks.program_watch import ProgramWatch
 from retrograd.hooks.reach import PassNodes
 from retrograd.hooks.saved import version_of
-from retrograd.hooks.writes import Changed, SavedWatch, WriteNotes, program_line
+from retrograd.hooks.torch_calls import user_line
+from retrograd.hooks.writes import Changed, SavedWatch, WriteNotes
 
 _TOLD = 20
 """Writes that torch does not see, of which a run tells at most."""
@@ -105,9 +107,8 @@ class OverwriteWatch(FactSource):
     def update_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has written to its parameters."""
         if self._watch.is_here:
-            held = [each for group in optimizer.param_groups for each in group["params"]]
             with without_functions():
-                self.writes.note_update(held, f"{type(optimizer).__name__}.step", program_line())
+                self.writes.note_update(held_by(optimizer), f"{type(optimizer).__name__}.step", user_line())
             self._watch.resume()
 
     def end(self) -> None:

@@ -59,7 +59,7 @@ class FactTaker(Protocol):
 
     @property
     def is_fact_recorded(self) -> bool:
-        """Whether that is recorded."""
+        """True if that step is recorded."""
 
     @property
     def fact_moment(self) -> Moment:
@@ -113,30 +113,30 @@ class Facts:
 
     @property
     def step(self) -> int:
-        """The step that what happens now belongs to."""
+        """The step that events of now belong to."""
         taker = self._taker()
         return -1 if taker is None else taker.fact_step
 
     @property
     def is_recorded(self) -> bool:
-        """Whether this step is."""
+        """True if this step is recorded."""
         taker = self._taker()
         return taker is not None and taker.is_fact_recorded
 
     @property
     def is_look(self) -> bool:
-        """Whether this step is one of the few at which sources may look at what is dear."""
+        """True if this step is one of the few at which sources may look at what is dear."""
         return self.is_recorded and is_look(self._recorded)
 
     @property
     def now(self) -> Moment:
-        """When a fact is of that is seen now."""
+        """The moment of a fact that is seen now."""
         taker = self._taker()
         return NOW if taker is None else taker.fact_moment
 
     @property
     def recorded(self) -> int:
-        """How many steps were recorded before this one."""
+        """Number of steps that were recorded before this one."""
         return self._recorded
 
     def tell_operations(self, notes: OperationNotes) -> None:
@@ -205,7 +205,7 @@ class Facts:
         self._tell("update_ends", optimizer)
 
     def loss_scaled(self, losses: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
-        """Nothing that sources need."""
+        """Tell nothing: sources do not need it."""
 
     def drain(self) -> None:
         """A device may be waited for."""
@@ -227,7 +227,7 @@ class Facts:
         return next((module for module in wrapped if module in self._modules), model)
 
     def _find_listeners(self, what: str) -> list[MethodType]:
-        """The methods of sources that do something then."""
+        """Find the methods of sources that do something then."""
         found = self._listeners.get(what)
         if found is None:
             found = self._listeners[what] = [

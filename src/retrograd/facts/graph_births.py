@@ -1,4 +1,4 @@
-"""Which node of a graph made the first number that is not finite, from what its nodes have saved.
+"""The node of a graph that made the first number that is not finite, found from what its nodes have saved.
 
 A node's result is known where it has saved it, where it can be computed again from what it has saved, and where a node
 that takes it has saved it. Where none of that is so, a node is taken to hand on what it was given.
@@ -71,7 +71,7 @@ class BornInGraph:
     leaf: Tensor | None = None
 
 
-class _Seen:
+class _SeenNode:
     """A node, what it took and what it made, as far as that is known."""
 
     def __init__(self, node: Any) -> None:
@@ -114,7 +114,7 @@ class _Seen:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is a mean, or a spread, over too few elements, or divides by zero."""
+        """True if it is a mean, or a spread, over too few elements, or divides by zero."""
         total, other = self.saved.get("total_weight"), self.saved.get("other")
         if isinstance(total, Tensor) and total.numel() == 1 and self.saved.get("reduction") != _NO_REDUCTION:
             return bool((total == 0).any())
@@ -135,7 +135,7 @@ class _Tracer:
 
     def __init__(self, nodes: Sequence[Any]) -> None:
         inner = [node for node in nodes if number_of(node) < LEAF_NUMBER]
-        self._seen = {node: _Seen(node) for node in sorted(inner, key=number_of)}
+        self._seen = {node: _SeenNode(node) for node in sorted(inner, key=number_of)}
         self._find_taken()
 
     def trace(self, roots: Mapping[Any, Tensor]) -> BornInGraph | None:
@@ -157,7 +157,7 @@ class _Tracer:
                 if parent is not None and parent.made is None:
                     parent.made = tensor
 
-    def _is_bad(self, seen: _Seen) -> bool:
+    def _is_bad(self, seen: _SeenNode) -> bool:
         if seen.is_empty:
             return True
         if seen.made is None:
@@ -165,17 +165,17 @@ class _Tracer:
         is_meant = seen.name in _MASKING and not bool(seen.made.isnan().any()) and not self._given_bad(seen)
         return not is_meant and not is_fine(seen.made)
 
-    def _given_bad(self, seen: _Seen) -> list[_Seen]:
+    def _given_bad(self, seen: _SeenNode) -> list[_SeenNode]:
         """The nodes that gave it what is not finite."""
         return [self._seen[node] for node, _ in seen.parents if node in self._seen and self._seen[node].is_bad]
 
-    def _pass_down(self, seen: _Seen) -> None:
+    def _pass_down(self, seen: _SeenNode) -> None:
         """Blame the node before one that only hands on."""
         parents = [self._seen[node] for node, _ in seen.parents if node in self._seen]
         if seen.is_bad and seen.name in _CARRIERS and len(parents) == 1 and parents[0].made is None:
             parents[0].is_bad = True
 
-    def _find_births(self, roots: Iterable[Any]) -> Iterator[_Seen]:
+    def _find_births(self, roots: Iterable[Any]) -> Iterator[_SeenNode]:
         """Bad nodes that a root goes back to through bad ones, and that were given nothing bad."""
         waiting, known = [self._seen[root] for root in roots if root in self._seen], set()
         while waiting:
@@ -188,7 +188,7 @@ class _Tracer:
             if not given:
                 yield seen
 
-    def _find_broken(self, seen: _Seen) -> tuple[str, Tensor] | None:
+    def _find_broken(self, seen: _SeenNode) -> tuple[str, Tensor] | None:
         """Find a tensor that is not finite and that no node made: its slot, and the tensor."""
         for slot, tensor in seen.operands.items():
             parent = seen.parent_of(slot)
@@ -201,7 +201,7 @@ class _Tracer:
                 return "parameter", leaf
         return None
 
-    def _describe(self, seen: _Seen) -> BornInGraph:
+    def _describe(self, seen: _SeenNode) -> BornInGraph:
         broken = self._find_broken(seen)
         if broken is not None:
             leaf = self._leaf_of(seen, *broken)
@@ -212,8 +212,8 @@ class _Tracer:
         reason = find_reason(case) or self._find_hidden_row(seen) or _reason_of_result(seen)
         return BornInGraph("forward", seen.name, seen.kind, seen.number, reason, seen.operands)
 
-    def _find_hidden_row(self, seen: _Seen) -> str:
-        """Whether a mask right in front of a softmax hides a whole row."""
+    def _find_hidden_row(self, seen: _SeenNode) -> str:
+        """Tell whether a mask right in front of a softmax hides a whole row."""
         if seen.name not in ("softmax", "log_softmax"):
             return ""
         dim, before = int(seen.saved.get("dim", -1)), [self._seen.get(node) for node, _ in seen.parents]
@@ -221,7 +221,7 @@ class _Tracer:
         is_hidden = any(isinstance(mask, Tensor) and mask.ndim and bool(mask.all(dim).any()) for mask in masks)
         return f"{seen.name} over a row that is all −inf" if is_hidden else ""
 
-    def _leaf_of(self, seen: _Seen, slot: str, tensor: Tensor) -> Tensor | None:
+    def _leaf_of(self, seen: _SeenNode, slot: str, tensor: Tensor) -> Tensor | None:
         parent = seen.parent_of(slot)
         if slot == "parameter":
             return tensor
@@ -229,7 +229,7 @@ class _Tracer:
 
 
 def find_birth(roots: Sequence[Tensor]) -> BornInGraph | None:
-    """Which node of the graph of these tensors, which are not finite, has made that; None where it cannot be told."""
+    """Find the node that has made these tensors, which are not finite, so; None where it cannot be told."""
     edges = root_edges([root for root in roots if root.grad_fn is not None])
     reach = find_nodes(edges, MOST_NODES)
     guard_nodes(reach.nodes)
@@ -239,7 +239,7 @@ def find_birth(roots: Sequence[Tensor]) -> BornInGraph | None:
         return _Tracer(reach.nodes).trace({root.grad_fn: root.detach() for root in roots})
 
 
-def _reason_of_result(seen: _Seen) -> str:
+def _reason_of_result(seen: _SeenNode) -> str:
     """From the result alone, where what was taken is not known."""
     made, dtype = seen.made, seen.dtype
     if seen.name == "div" and seen.is_empty:

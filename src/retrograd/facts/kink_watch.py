@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Kink
 from retrograd.hooks.calls import running_module
-from retrograd.hooks.frames import user_frame
 from retrograd.hooks.nodes import name_of, number_of, root_edges
 from retrograd.hooks.reach import find_nodes, guard_nodes
+from retrograd.hooks.torch_calls import user_frame
 from retrograd.kinks.look import Look, Sighting
 from retrograd.kinks.point import Point, key_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Seen:
+class _CountedSighting:
     """A sighting without its elements.
 
     Attributes:
@@ -47,8 +47,8 @@ class KinkWatch(FactSource):
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
         self._look: Look | None = None
-        self._seen: dict[int, list[_Seen]] = {}
-        self._reached: list[tuple[str, _Seen]] = []
+        self._seen: dict[int, list[_CountedSighting]] = {}
+        self._reached: list[tuple[str, _CountedSighting]] = []
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """Look from here on, at a step that is looked at; what a forward without a backward has shown is dropped."""
@@ -104,11 +104,11 @@ class KinkWatch(FactSource):
         frame = user_frame(sys._getframe(1))
         line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         mask = sighting.lie_there
-        seen = _Seen(sighting.point, mask.sum(), mask.numel(), path or "", line)
+        seen = _CountedSighting(sighting.point, mask.sum(), mask.numel(), path or "", line)
         self._seen.setdefault(sighting.number, []).append(seen)
 
 
-def _make_fact(node: str, seen: _Seen, count: int) -> Kink:
+def _make_fact(node: str, seen: _CountedSighting, count: int) -> Kink:
     point = seen.point
     return Kink(
         name=seen.module,

@@ -1,4 +1,4 @@
-"""Which modules are in training mode."""
+"""Modules that are in training mode."""
 
 from __future__ import annotations
 

@@ -31,13 +31,13 @@ _PARTED = frozenset(
 """Kinds of nodes whose derivative may be infinite where the function is not, or not be needed there."""
 
 _MOST_PARTED, _MOST_SEARCHED, _DEEPEST = 6, 5000, 64
-"""How many of them are looked at; nodes that are searched for them, and how far from the loss."""
+"""Paths that are looked at; nodes that are searched for them, and their greatest distance from the loss."""
 
 MOST_TOLD = 4
 """Times that a loss which was finite before is not, and that are looked into."""
 
 Path = tuple[int, ...]
-"""Which edge to take from each node, beginning at the loss."""
+"""The edge to take from each node, beginning at the loss."""
 
 
 @dataclass(frozen=True, slots=True)

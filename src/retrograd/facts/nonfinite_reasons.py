@@ -212,7 +212,7 @@ def _kind(tensor: Tensor) -> str:
 
 # ---- gradients ----
 
-Saved = Mapping[str, Any]
+SavedValues = Mapping[str, Any]
 
 
 def operation_of(node: str) -> str:
@@ -221,7 +221,7 @@ def operation_of(node: str) -> str:
     return "".join(f"_{each.lower()}" if each.isupper() and place else each.lower() for place, each in enumerate(plain))
 
 
-def find_gradient_reason(node: str, saved: Saved) -> str:
+def find_gradient_reason(node: str, saved: SavedValues) -> str:
     """In words: ``the derivative of sqrt is infinite at 0``; empty where no reason is known."""
     rule = _NODE_RULES.get(node.rstrip("0123456789"))
     return rule(saved) if rule is not None else ""
@@ -231,15 +231,15 @@ def _holds(where: Any) -> bool:
     return bool(where.any()) if isinstance(where, Tensor) else bool(where)
 
 
-def _at(slot: str, point: float, text: str) -> Callable[[Saved], str]:
-    def say(saved: Saved) -> str:
+def _at(slot: str, point: float, text: str) -> Callable[[SavedValues], str]:
+    def say(saved: SavedValues) -> str:
         value = saved.get(slot)
         return text if isinstance(value, Tensor) and _holds(value == point) else ""
 
     return say
 
 
-def _power_saved(saved: Saved) -> str:
+def _power_saved(saved: SavedValues) -> str:
     base, exponent = saved.get("self"), saved.get("exponent")
     if not isinstance(base, Tensor) or exponent is None or not _holds((base == 0) & _below(exponent, 1)):
         return ""
@@ -250,23 +250,23 @@ def _below(exponent: Any, bound: float) -> Any:
     return exponent < bound if isinstance(exponent, Tensor) else torch.tensor(float(exponent) < bound)
 
 
-def _divide_saved(saved: Saved) -> str:
+def _divide_saved(saved: SavedValues) -> str:
     other = saved.get("other")
     return "division by 0" if isinstance(other, Tensor) and _holds(other == 0) else ""
 
 
-def _beyond(saved: Saved) -> str:
+def _beyond(saved: SavedValues) -> str:
     value = saved.get("self")
     is_there = isinstance(value, Tensor) and _holds(value.abs() >= 1)
     return "the derivative of an inverse sine or cosine is infinite at ±1" if is_there else ""
 
 
-def _times(saved: Saved) -> str:
+def _times(saved: SavedValues) -> str:
     values = [each for each in (saved.get("self"), saved.get("other")) if isinstance(each, Tensor)]
     return "0 · inf: a factor is not finite" if any(not _holds(each.isfinite().all()) for each in values) else ""
 
 
-_NODE_RULES: dict[str, Callable[[Saved], str]] = {
+_NODE_RULES: dict[str, Callable[[SavedValues], str]] = {
     "SqrtBackward": _at("result", 0, "the derivative of sqrt is infinite at 0"),
     "RsqrtBackward": _at("result", torch.inf, "the derivative of rsqrt is infinite at 0"),
     "ReciprocalBackward": _at("result", torch.inf, "the derivative of 1/x is infinite at 0"),

@@ -22,11 +22,10 @@ from retrograd.history.facts import NonFinite
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.calls import running_module
 from retrograd.hooks.dispatch import is_in_compiled_call
-from retrograd.hooks.frames import user_frame
-from retrograd.hooks.function_names import tensors_of
 from retrograd.hooks.node_tap import NodeTaps
 from retrograd.hooks.nonfinite import BornGradient, BornOperation, GradientBirths, ResultWatch, are_fine, is_fine
 from retrograd.hooks.program_watch import NodeOrigin, ProgramWatch
+from retrograd.hooks.torch_calls import tensors_of, user_frame
 
 _NAMES = ("self", "other", "third", "fourth")
 _TAUGHT = ("input", "target", "weight")

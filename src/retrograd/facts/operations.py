@@ -1,4 +1,4 @@
-"""Which operations stand between a forward and its backward pass.
+"""Operations between a forward and its backward pass.
 
 To note them is dear, and most steps make the same graph. So they are noted at the first two recorded steps, and then at
 the step behind a look at which a graph is met that is unlike all those that were noted.
@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import GraphSize, Operations, Softmax
-from retrograd.hooks.calls import OUTSIDE
 from retrograd.hooks.dispatch import carry_out_unseen, is_in_compiled_call, without_graph
-from retrograd.hooks.engine import current_graph_task, grad_enabled, is_transformed
+from retrograd.hooks.engine import OUTSIDE, current_graph_task, grad_enabled, is_transformed
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
 from retrograd.hooks.reach import GraphOutline, NodeSign, outline_graph, sign_node
@@ -39,7 +38,7 @@ _MOST_GRAPHS = 256
 """Graphs that are remembered."""
 
 _REMEMBERED = 16
-"""How many of those written last are known; a step may have several, such as those of two models in turn."""
+"""Graphs that are known, the last written; a step may have several, such as those of two models in turn."""
 
 
 class ForwardOperations(FactSource):
@@ -194,7 +193,7 @@ class GraphSizes:
         return outline
 
     def _count_living(self) -> int:
-        """How many graphs are still held; those that are gone are forgotten."""
+        """Count the graphs that are still held, and forget those that are gone."""
         self._signs = [sign for sign in self._signs if sign() is not None]
         self._living = len(self._signs)
         return self._living
@@ -218,7 +217,7 @@ class SoftmaxLooks:
         self._host = host
         self._held: list[tuple[Softmax, Tensor]] = []
         self.are_there = False
-        """Whether one has been seen."""
+        """True once one has been seen."""
 
     def see(self, noted: NotedOperation, result: Tensor) -> None:
         """An operation has been called."""
@@ -241,7 +240,7 @@ class SoftmaxLooks:
 
 
 def _count_entries(arguments: str, result: Tensor) -> int:
-    """How many numbers add up to one: those along the dimension that it was called with, else the last one."""
+    """Count the numbers that add up to one: those along the dimension that it was called with, else the last one."""
     found = re.search(r"\bdim=(-?\d+)", arguments)
     return result.shape[int(found[1]) if found else -1]
 

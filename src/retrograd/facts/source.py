@@ -1,4 +1,4 @@
-"""Base class of what finds facts: the recorder tells it what happens, and it notes what it sees."""
+"""Base class of sources of facts: the recorder tells a source of each event, and the source notes facts."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ class FactHost(Protocol):
 
     @property
     def step(self) -> int:
-        """The step that what happens now belongs to; behind an update, the next one."""
+        """The step that events of now belong to; after an update, the next one."""
 
     @property
     def is_recorded(self) -> bool:
-        """Whether this step is."""
+        """True if this step is recorded."""
 
     @property
     def is_look(self) -> bool:
-        """Whether this step is one of the few at which sources may look at what is dear."""
+        """True if this step is one of the few at which sources may look at what is dear."""
 
     @property
     def now(self) -> Moment:
-        """When a fact is of that is seen now."""
+        """The moment of a fact that is seen now."""
 
     @property
     def recorded(self) -> int:
-        """How many steps were recorded before this one."""
+        """Number of steps that were recorded before this one."""
 
     def tell_operations(self, notes: OperationNotes) -> None:
         """Tell all sources which operations stand between a forward and its pass."""
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
-        """The name of its site; None where it belongs to no recorded model."""
+        """The site of a parameter; None where it belongs to no recorded model."""
 
     def name_module(self, module: nn.Module) -> str | None:
-        """Its path; None where it belongs to no recorded model."""
+        """The path of a module; None where it belongs to no recorded model."""
 
 
 class FactSource:
@@ -109,5 +109,5 @@ EVERY = 128
 
 
 def is_look(recorded: int) -> bool:
-    """Whether the step before which so many were recorded is looked at: 0, 1, 2, powers of two, every 128th."""
+    """Tell whether the step before which so many were recorded is looked at: 0, 1, 2, powers of two, every 128th."""
     return recorded % EVERY == 0 or recorded & (recorded - 1) == 0

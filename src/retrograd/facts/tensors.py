@@ -47,7 +47,7 @@ class StateSource(FactSource):
         self._models: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._has_same_rows: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
         self._readings = Readings()
-        self._looks: dict[str, _Look] = {}
+        self._looks: dict[str, _ModelLook] = {}
         self._step = -1
 
     def model_added(self, name: str, model: nn.Module) -> None:
@@ -88,7 +88,7 @@ class StateSource(FactSource):
 
     def _look(self, name: str, model: nn.Module) -> None:
         known = self._has_same_rows.get(model)
-        look = self._looks[name] = _Look(name, model, self._readings, known)
+        look = self._looks[name] = _ModelLook(name, model, self._readings, known)
         self._has_same_rows[model] = look.has_same_rows
 
     def _write(self) -> None:
@@ -101,7 +101,7 @@ class StateSource(FactSource):
                 self.host.note_many(Buffer, name, {}, _BUFFER_EACH, look.tell_buffers(found), moment)
 
 
-class _Look:
+class _ModelLook:
     """A look at one model."""
 
     def __init__(self, name: str, model: nn.Module, readings: Readings, with_same_rows: set[str] | None) -> None:

@@ -21,9 +21,15 @@ from torch import Tensor, nn
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.fact import NOW
 from retrograd.history.facts import Units
-from retrograd.hooks.calls import OUTSIDE
 from retrograd.hooks.dispatch import carry_out_unseen, without_graph
-from retrograd.hooks.engine import current_graph_task, grad_enabled, is_tracing, is_transformed, without_functions
+from retrograd.hooks.engine import (
+    OUTSIDE,
+    current_graph_task,
+    grad_enabled,
+    is_tracing,
+    is_transformed,
+    without_functions,
+)
 from retrograd.hooks.module import unwatch_forward, watch_forward
 from retrograd.hooks.names import compiled_regions, walk_modules
 from retrograd.hooks.nested import Keys
@@ -87,8 +93,8 @@ class _Streaks:
 
 
 @dataclass(slots=True)
-class _Rows:
-    """Which rows of an embedding have been looked up: a mask on its device, and how many look-ups since the last look.
+class _LookedUpRows:
+    """Rows of an embedding that were looked up: a mask on its device, and how many look-ups since the last look.
 
     It is made when the first ones come.
     """
@@ -140,7 +146,7 @@ class UnitLooks(FactSource):
         self._channels_first: set[str] = set()
         self._held: dict[str, list[_Reduced]] = {}
         self._streaks: dict[str, _Streaks] = {}
-        self._rows: dict[str, _Rows] = {}
+        self._rows: dict[str, _LookedUpRows] = {}
         self._well: set[str] = set()
         """Sites whose last fact told that all units are well; there is no other before that has changed."""
 
@@ -179,7 +185,7 @@ class UnitLooks(FactSource):
 
     def _watch_rows(self, path: str, rows: int) -> None:
         if rows <= _MOST_ROWS:
-            self._rows[path] = _Rows(rows)
+            self._rows[path] = _LookedUpRows(rows)
             self._watch(path, _UnitTap(self._training, lambda args, output: self._see_rows(path, args)))
 
     def _watch(self, path: str, watch: _UnitTap) -> None:

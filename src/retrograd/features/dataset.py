@@ -29,7 +29,7 @@ from retrograd.features.conversion import Conversion, Pool, describe_pool, find_
 from retrograd.features.extractor import Extractor
 from retrograd.features.folder import LOCK, ShardWriter, explain_unwritable, list_shards, read_manifest, write_manifest
 from retrograd.features.stored import StoredFeatures, open_features
-from retrograd.files import remove_unfinished
+from retrograd.files import local_folder, remove_unfinished
 from retrograd.hooks.distributed import describe_process, local_part, shard_again
 from retrograd.notices import warn
 from retrograd.randomness import random_kept
@@ -92,7 +92,7 @@ def extract_dataset(
             a feature is not a tensor with a row for each sample, or changes its shape; the disk is full.
         NoSuchSiteError: the model has no such site.
     """
-    folder = Path(folder).absolute()  # the loader may change the directory
+    folder = local_folder(folder)  # the loader may change the directory
     texts = [sites] if isinstance(sites, str) else list(sites)
     check_order(loader, allow_shuffle=allow_shuffle)
     conversion = Conversion(pool, dtype)

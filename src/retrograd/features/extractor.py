@@ -13,7 +13,7 @@ from retrograd.amounts import count_of
 from retrograd.errors import FeatureError
 from retrograd.features.feature_sites import EVERY_CALL, SLOTS, FeatureSite, Slot, find_feature_sites
 from retrograd.hooks.nested import flatten, replace_tensors
-from retrograd.hooks.readings import Reading, WayOut, read_calls
+from retrograd.hooks.readings import EarlyExit, Reading, read_calls
 from retrograd.sites.pattern import translate_glob
 from retrograd.sites.site import Site, parse_site
 
@@ -113,7 +113,7 @@ class Extractor:
                 "In inference mode there is no graph to keep.", repair="leave torch.inference_mode, or differentiable."
             )
         with torch.set_grad_enabled(self._differentiable):
-            forward = _SeenValues(self._wanted, self._hold, WayOut(self._model, wanted=self._early_end), self._model)
+            forward = _SeenValues(self._wanted, self._hold, EarlyExit(self._model, wanted=self._early_end), self._model)
             with read_calls(forward.readings()):
                 forward.run(args, kwargs)
         return forward.collect()
@@ -122,10 +122,10 @@ class Extractor:
 class _SeenValues:
     """The values that are seen in one forward."""
 
-    def __init__(self, wanted: list[FeatureSite], hold: Hold, way_out: WayOut, model: nn.Module) -> None:
+    def __init__(self, wanted: list[FeatureSite], hold: Hold, early_exit: EarlyExit, model: nn.Module) -> None:
         self._wanted = wanted
         self._hold = hold
-        self._way_out = way_out
+        self._early_exit = early_exit
         self._model = model
         self._calls: dict[tuple[str, Slot], int] = {}
         self._held: list[list[tuple[_Names, Callable[[], Any]]]] = [[] for _ in wanted]
@@ -151,7 +151,7 @@ class _SeenValues:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the model; raises what went wrong while a value was held."""
         try:
-            self._way_out.run(self._model, args, kwargs)
+            self._early_exit.run(self._model, args, kwargs)
         except Exception as error:
             self._explain_failure(error)
             raise
@@ -205,7 +205,7 @@ class _SeenValues:
                 if self._wanted[place].call in (call, EVERY_CALL):
                     self._take(place, call, value)
             if not is_last and (self._failure is not None or not self._missing):
-                self._way_out.take()
+                self._early_exit.take()
 
         return see if places else None
 

@@ -41,7 +41,7 @@ _PARTING = frozenset(
 
 
 def _is_spread_of_one(operation: Operation) -> bool:
-    """Whether it is a standard deviation of a single element, which is 0 / 0."""
+    """Tell whether it is a standard deviation of a single element, which is 0 / 0."""
     taken = shape_of(operation.takes[0]) if operation.takes else None
     is_plain = argument_of(operation, "correction") is None and argument_of(operation, "unbiased") is None
     return name_of(operation) in ("std", "var") and taken is not None and count(taken) == 1 and is_plain
@@ -76,7 +76,7 @@ class Birth:
 
 
 class Births:
-    """Finds it.
+    """Finds the birth of the first number that is not finite.
 
     Args:
         record: what it reads.
@@ -118,7 +118,7 @@ class Births:
     # ---- what came in ----
 
     def _look_behind(self, birth: Birth) -> Birth:
-        """Whether what an operation was given was made without a graph, of inputs that are finite."""
+        """Tell whether what an operation was given was made without a graph, of inputs that are finite."""
         given = [fact for fact in self._record.of(Input) if fact.step == birth.step]
         if not given or any(fact.nonfinite for fact in given):
             return birth
@@ -153,18 +153,18 @@ class Births:
 
     @cached_property
     def is_sudden(self) -> bool:
-        """Whether there is one, and no growth of numbers came before it."""
+        """True if there is one, and no growth of numbers came before it."""
         return self.first is not None and self.growth < 1
 
     @property
     def is_of_size(self) -> bool:
-        """Whether numbers that are too large may have made it."""
+        """True if numbers that are too large may have made it."""
         birth = self.first
         return birth is not None and birth.born != "input" and not any(words in birth.reason for words in _WITHOUT_SIZE)
 
     @cached_property
     def growth(self) -> float:
-        """How far numbers had grown before it, over what counts as growth: 1 and more explains an overflow."""
+        """Growth of numbers before it, over what counts as growth: 1 and more explains an overflow."""
         birth = self.first
         if birth is None or not self.is_of_size:
             return 0.0
@@ -267,7 +267,7 @@ class Births:
         return operation.module == birth.site if birth.site else number in chain.behind_outputs
 
     def _is_harmless(self, step: int) -> bool:
-        """Whether loss scaling has skipped the update, or gradients that overflowed were cleared unused."""
+        """Tell whether loss scaling has skipped the update, or gradients that overflowed were cleared unused."""
         if step in self.skipped:
             return True
         rows, sites = self._rows, [parse_leniently(name) for name in self._record.history.site_names]

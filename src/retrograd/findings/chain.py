@@ -64,7 +64,7 @@ def tensor_of(look: Input | Parameter) -> str:
 
 
 def is_float(tensor: str) -> bool:
-    """Whether a tensor is of a floating type."""
+    """Tell whether a tensor is of a floating type."""
     return tensor.startswith(("float", "bfloat", "double", "half"))
 
 
@@ -134,7 +134,7 @@ class Chain:
         return frozenset(found)
 
     def descendants(self, numbers: tuple[int, ...]) -> frozenset[int]:
-        """The operations that are made of these, those themselves not among them."""
+        """The operations that are made of some, the given ones not among them."""
         begun, found = set(numbers), set()
         for number in range(len(self.listed)):
             if any(each in begun or each in found for each in self.operands(number)):

@@ -48,7 +48,7 @@ def _describe(detector: type[Detector]) -> str:
     named = [f"[{each}](#{each})" for each in detector.explains if each in slugs]
     explained = ", ".join([*named, *(["all notes"] if "*" in detector.explains else [])])
     lines = [
-        ("held against", _escape(words.threshold)),
+        ("threshold", _escape(words.threshold)),
         ("source", _escape(words.source)),
         ("guard", _escape(words.guard)),
         ("repair", _escape(words.repair)),

@@ -9,8 +9,7 @@ from retrograd.amounts import count_of
 from retrograd.errors import ExplainError
 from retrograd.findings.detector import Detector
 from retrograd.findings.detectors import DETECTORS
-from retrograd.findings.finding import SEVERITIES, Finding
-from retrograd.findings.findings import Findings, NotChecked
+from retrograd.findings.finding import SEVERITIES, Finding, Findings, NotChecked
 from retrograd.findings.record import CannotTell, Record
 from retrograd.runs.reader import Given, Run, find_run
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from retrograd.amounts import count_of
+from retrograd.files import to_utf8, write_whole
+from retrograd.runs.layout import FINDINGS
 
 Severity = Literal["critical", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
@@ -127,6 +133,164 @@ def write_plainly(text: str) -> str:
     return _EXPONENT.sub(lambda found: f"{float(found[0]):,.0f}", text)
 
 
-def count_more(count: int, one: str) -> str:
-    """``1 more layer``, ``3 more layers``."""
-    return f"{count} more {one}{'s' * (count != 1)}"
+# ---- findings ----
+
+SHOWN = 5
+"""How many are said by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """A detector that could not be asked, and why."""
+
+    detector: str
+    reason: str
+
+
+class Findings(Sequence[Finding]):
+    """Findings, the worst first, causes before symptoms. True when there is one that is more than a note.
+
+    Args:
+        found: all of them, as ranked.
+        not_checked: what could not be checked.
+        about: what was looked at, in words: ``460 steps at 190 sites``.
+        asked: slugs of all detectors that looked, or tried to.
+    """
+
+    def __init__(
+        self,
+        found: Iterable[Finding] = (),
+        not_checked: Iterable[NotChecked] = (),
+        about: str = "",
+        asked: Iterable[str] = (),
+    ) -> None:
+        self._found = tuple(found)
+        self.not_checked = tuple(not_checked)
+        self.about = about
+        self.asked = tuple(asked)
+
+    @property
+    def headline(self) -> str:
+        """The number of findings, in what, after how many checks; one whose subject was not recorded does not apply."""
+        count = count_of(len(self), "finding") if len(self) else "no findings"
+        about = f" in {self.about}" if self.about else ""
+        if self.asked and not about and not len(self):
+            return "no step was recorded, so there is nothing to check"
+        checks = count_of(len(self.asked), "check")
+        if self.not_checked:
+            checks = f"{len(self.asked) - len(self.not_checked)} of {checks} apply"
+        return f"{count}{about}; {checks}" if self.asked else f"{count}{about}"
+
+    @property
+    def said(self) -> tuple[Finding, ...]:
+        """Findings that are printed by default: at most :data:`SHOWN`."""
+        return self._found[:SHOWN]
+
+    def of(self, detector: str) -> Findings:
+        """Select the findings of one detector."""
+        return self._only(each for each in self._found if each.detector == detector)
+
+    def reach(self, severity: Severity) -> bool:
+        """Tell whether a finding, or one that it explains, is as severe as this, or worse."""
+        worst = SEVERITIES[: SEVERITIES.index(severity) + 1]
+        waiting = list(self._found)
+        while waiting:
+            finding = waiting.pop()
+            if finding.severity in worst:
+                return True
+            waiting.extend(finding.causes)
+        return False
+
+    def _only(self, found: Iterable[Finding]) -> Findings:
+        return Findings(found, self.not_checked, self.about, self.asked)
+
+    @overload
+    def __getitem__(self, index: int) -> Finding: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Finding, ...]: ...
+    def __getitem__(self, index: int | slice) -> Finding | tuple[Finding, ...]:
+        return self._found[index]
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self._found)
+
+    def __bool__(self) -> bool:
+        return any(each.severity != "note" for each in self._found)
+
+    def __str__(self) -> str:
+        lines = [f"{each.severity:<9} {each}" for each in self._found]
+        return "\n".join(lines or ["no findings"])
+
+    def __repr__(self) -> str:
+        return f"<{self.headline}>\n{self}" if self._found else f"<{self.headline}>"
+
+    def _repr_html_(self) -> str:
+        return draw_findings(self._found, self.headline)
+
+    def as_json_lines(self) -> str:
+        """Write each finding as one line of JSON."""
+        return "".join(f"{each.as_json()}\n" for each in self._found)
+
+    @classmethod
+    def of_dicts(cls, found: Iterable[Mapping[str, object]]) -> Findings:
+        """Read them again."""
+        return cls(Finding.of_dict(each) for each in found)
+
+
+# ---- beside the sentence ----
+
+
+def list_place(finding: Finding) -> list[str]:
+    """Where and since when: ``at blocks.3``, ``steps 40 to 59``, ``rank 1``, ``train.py:48``; what is known of it."""
+    step = "" if finding.step is None else f"step {finding.step:,}"
+    if finding.step is not None and finding.last_step is not None and finding.last_step > finding.step:
+        step = f"steps {finding.step:,} to {finding.last_step:,}"
+    rank = "" if finding.rank is None else f"rank {finding.rank}"
+    return [part for part in (f"at {finding.site}" if finding.site else "", step, rank, finding.line) if part]
+
+
+def tell_repair(finding: Finding) -> str:
+    """Say as a sentence what to do; empty where that is not known."""
+    text = finding.repair.rstrip()
+    return text and f"{text[0].upper()}{text[1:]}{'' if text[-1] in '.!?' else '.'}"
+
+
+def list_grounds(finding: Finding) -> Iterator[tuple[str, str]]:
+    """List the grounds of a finding, each with its heading."""
+    yield from (("measured", str(each)) for each in finding.evidence)
+    yield from (("checked", each) for each in finding.precondition)
+    if finding.refute:
+        yield "wrong if", finding.refute
+    yield from (("explains", f"{each} [{each.detector}]") for each in finding.causes)
+
+
+def draw_findings(findings: Sequence[Finding], about: str) -> str:
+    """Findings as a piece of HTML for a notebook, without style of its own but for a rule at the side."""
+    items = "".join(f"<li>{_draw(finding)}</li>" for finding in findings)
+    return f"<div><p>{html.escape(about)}</p><ol>{items}</ol></div>"
+
+
+def _draw(finding: Finding) -> str:
+    place = " · ".join((*list_place(finding), finding.detector))
+    grounds = [*([("to do", tell_repair(finding))] if finding.repair else []), *list_grounds(finding)]
+    lines = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in grounds)
+    return (
+        f"<b>{html.escape(finding.severity)}</b> {html.escape(finding.message)}<br><small>{html.escape(place)}</small>"
+        f"<details><summary>evidence</summary><dl>{lines}</dl></details>"
+    )
+
+
+# ---- in the folder of a run ----
+
+
+def store_findings(run: Path, findings: Findings) -> None:
+    """Write all findings of a run, the worst first.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    with write_whole(run / FINDINGS) as file:
+        file.write(to_utf8(findings.as_json_lines()))

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
@@ -22,7 +21,7 @@ LOOSE = "optimizer/"
 """How names of tensors begin that an optimizer holds and no model has."""
 
 
-class Gradients:
+class ParameterGradients:
     """Gradients of parameters, as far as a record tells.
 
     Args:
@@ -48,7 +47,7 @@ class Gradients:
         }
 
     def is_trained(self, name: str) -> bool:
-        """Whether it had a gradient that was not all zeros."""
+        """Tell whether it had a gradient that was not all zeros."""
         return self.steps.get(name, (0, 0))[1] > 0
 
     @cached_property
@@ -67,7 +66,7 @@ class Gradients:
         return frozenset({name for name, requires in looked.items() if not requires} | modules)
 
     def may_be_frozen(self, name: str) -> bool:
-        """Whether it requires no gradient, or nobody can tell."""
+        """Tell whether it requires no gradient, or nobody can tell."""
         path = path_of(name)
         if name in self.frozen or path in self.frozen:
             return True
@@ -77,14 +76,14 @@ class Gradients:
         return module.get("parameters") != module.get("trainable")
 
     def are_fresh(self, names: list[str]) -> bool:
-        """Whether most weights among these are as large as torch makes them: 1 / √(3 · fan-in), uniform."""
+        """Tell whether most weights among these are as large as torch makes them: 1 / √(3 · fan-in), uniform."""
         looks = {each.name: each for each in reversed(self._record.parameters)}
         weights = [looks[name] for name in names if name in looks and len(looks[name].shape) > 1]
         made = [each for each in weights if _is_as_made(each.shape, each.value)]
         return len(made) > len(weights) / 2
 
     def may_be_used(self, name: str) -> bool:
-        """Whether an operation took a tensor like this parameter, or nobody can tell."""
+        """Tell whether an operation took a tensor like this parameter, or nobody can tell."""
         looks = {each.name: tensor_of(each) for each in self._record.parameters}
         taken = {each for chain in self._record.chains for one in chain.listed for each in one.takes}
         is_seen = any(looks.get(other) in taken for other, (_, some) in self.steps.items() if some)
@@ -108,16 +107,7 @@ def path_of(name: str) -> str:
     return parse_leniently(name).path
 
 
-def list_names(names: list[str], most: int = 3) -> str:
-    """``a, b, c and 4 others``; one more is named rather than counted."""
-    if len(names) <= most + 1:
-        return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    return f"{', '.join(names[:most])} and {len(names) - most} others"
-
-
 # ---- where a gradient is lost ----
-
-How = Literal["cut", "no_grad", "left torch", "not in the loss", "flat"]
 
 DETACHING = frozenset({"detach", "data", "deepcopy"})
 LEAVING = frozenset({"item", "tolist", "numpy", "array", "float", "int", "bool", "index", "complex"})
@@ -127,7 +117,24 @@ COPYING = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "scalar_ten
 FLAT = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside"})
 """Functions whose derivative is zero everywhere."""
 
-_BLIND = {"no_grad": "torch.no_grad()", "inference": "torch.inference_mode()"}
+BLIND = frozenset({"no_grad", "inference"})
+"""Modes in which no operation makes a node."""
+
+CUTS = {
+    "detached": ("`{function}` cuts it off from the graph", "leave `{function}` out there"),
+    "left torch": (
+        "`{function}` makes a number or an array of it, which has no graph",
+        "stay with tensors: leave `{function}` out there",
+    ),
+    "copied": ("`{function}` copies it without its graph", "use the tensor itself"),
+    "no_grad": ("`{function}` runs in torch.no_grad()", "run the forward outside of torch.no_grad()"),
+    "inference": ("`{function}` runs in torch.inference_mode()", "run the forward outside of torch.inference_mode()"),
+    "no derivative": (
+        "`{function}` has no derivative, so what comes after it has no graph",
+        "use a differentiable function there: softmax for argmax, a loss of logits for a count of hits",
+    ),
+}
+"""Ways to lose a graph, each with a sentence and a repair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +142,12 @@ class LostGradient:
     """Where a gradient was lost.
 
     Attributes:
-        how: in a word.
         line: who called the operation.
         operation: its name.
         sentence: what it did, to be said behind a colon.
         repair: what to do.
     """
 
-    how: How
     line: str
     operation: str
     sentence: str
@@ -168,7 +173,7 @@ def find_flat(chains: Iterable[Chain], path: str) -> LostGradient | None:
             if name_of(operation) in FLAT and operation.node:
                 sentence = f"`{operation.name}` is flat, its derivative is zero everywhere"
                 repair = "pass the gradient straight through: x + (x.round() - x).detach()."
-                return LostGradient("flat", operation.line, operation.name, sentence, repair)
+                return LostGradient(operation.line, operation.name, sentence, repair)
     return None
 
 
@@ -182,7 +187,7 @@ def find_last_cut(chain: Chain) -> LostGradient | None:
 
 
 def _look_behind(chain: Chain, mine: list[int]) -> LostGradient | None:
-    blind = [number for number in mine if chain.listed[number].cuts and chain.listed[number].mode in _BLIND]
+    blind = [number for number in mine if chain.listed[number].cuts and chain.listed[number].mode in BLIND]
     if len(blind) == len(mine):
         return describe_cut(chain.listed[blind[0]])
     reached, cuts = _follow(chain, mine)
@@ -198,11 +203,11 @@ def _look_behind(chain: Chain, mine: list[int]) -> LostGradient | None:
         return None
     last = chain.listed[mine[-1]]
     sentence = f"what `{last.name}` made there is no part of the loss"
-    return LostGradient("not in the loss", last.line, last.name, sentence, "add it to the loss, or freeze the layer.")
+    return LostGradient(last.line, last.name, sentence, "add it to the loss, or freeze the layer.")
 
 
 def _leaves(chain: Chain, cut: int) -> bool:
-    """Whether numbers leave torch by a cut, or behind it."""
+    """Tell whether numbers leave torch by a cut, or behind it."""
     behind = {cut, *chain.descendants((cut,))}
     return any(name_of(chain.listed[number]) in LEAVING | COPYING for number in behind)
 
@@ -222,21 +227,14 @@ def _follow(chain: Chain, begun: list[int]) -> tuple[set[int], list[int]]:
 
 def describe_cut(operation: Operation) -> LostGradient:
     """Say how an operation that took an operand with a graph gave a result without one."""
+    function = operation.name.strip("_") if operation.name.startswith("__") else operation.name
+    sentence, repair = (text.format(function=function) for text in CUTS[_find_way(operation)])
+    return LostGradient(operation.line, function, sentence, f"{repair}.")
+
+
+def _find_way(operation: Operation) -> str:
     name = name_of(operation)
-    shown = operation.name.strip("_") if operation.name.startswith("__") else operation.name
-    if name in DETACHING:
-        what, repair = f"`{shown}` cuts it off from the graph", f"leave `{shown}` out there."
-    elif name in LEAVING:
-        what = f"`{shown}` makes a number or an array of it, which has no graph"
-        repair = f"stay with tensors: leave `{shown}` out there."
-    elif name in COPYING:
-        what, repair = f"`{shown}` copies it without its graph", "use the tensor itself."
-    elif operation.mode in _BLIND:
-        where = _BLIND[operation.mode]
-        what, repair = f"`{shown}` runs in {where}", f"run the forward outside of {where}."
-        return LostGradient("no_grad", operation.line, shown, what, repair)
-    else:
-        what = f"`{shown}` has no derivative, so what comes after it has no graph"
-        repair = "use a differentiable function there: softmax for argmax, a loss of logits for a count of hits."
-    how: How = "left torch" if name in LEAVING else "cut"
-    return LostGradient(how, operation.line, shown, what, repair)
+    for names, way in ((DETACHING, "detached"), (LEAVING, "left torch"), (COPYING, "copied")):
+        if name in names:
+            return way
+    return operation.mode if operation.mode in BLIND else "no derivative"

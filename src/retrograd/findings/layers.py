@@ -47,7 +47,7 @@ class Layers:
 
     @cached_property
     def listed(self) -> list[Layer]:
-        """In the order of the first forward."""
+        """The layers, in the order of the first forward."""
         record = self._record
         parents = {path.rpartition(".")[0] for path in record.modules} | record.root_names
         alone = len(record.modules) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -36,6 +37,27 @@ T = TypeVar("T")
 
 class CannotTell(Exception):  # noqa: N818  # no error: an answer
     """Raised where a detector's precondition does not hold, with the reason: ``no learning rate was recorded``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """The exception that ended a run; all is empty where there was none.
+
+    Attributes:
+        kind: its class.
+        message: what it said.
+        module: path of the module in which it was raised, or of the node that raised.
+        node: that node.
+        line: ``file:line`` of the innermost line of the program.
+        in_backward: a backward pass raised it.
+    """
+
+    kind: str = ""
+    message: str = ""
+    module: str = ""
+    node: str = ""
+    line: str = ""
+    in_backward: bool = False
 
 
 class Record:
@@ -99,12 +121,12 @@ class Record:
 
     @property
     def first_step(self) -> int:
-        """The first of them."""
+        """The first recorded step."""
         return int(self.steps[0])
 
     @property
     def last_step(self) -> int | None:
-        """The last of them."""
+        """The last recorded step; None where there is none."""
         return int(self.steps[-1]) if len(self.steps) else None
 
     @cached_property
@@ -123,9 +145,17 @@ class Record:
 
     @property
     def processes(self) -> int:
-        """In how many processes, that have found each other, the program ran; 0 where that is not known."""
+        """Number of processes of the program that have found each other; 0 where that is not known."""
         found = self.manifest.get("processes", 0)
         return found if isinstance(found, int) else 0
+
+    @property
+    def crash(self) -> Crash:
+        """The exception that ended the run."""
+        error = self.error or {}
+        texts = {name: str(error.get(name) or "") for name in ("kind", "message", "module", "node")}
+        lines = error.get("lines") or [""]
+        return Crash(**texts, line=str(lines[-1]).split(" in ")[0], in_backward=bool(error.get("in_backward")))
 
     # ---- facts ----
 
@@ -182,7 +212,7 @@ class Record:
 
     @cached_property
     def is_changed(self) -> bool | None:
-        """Whether any parameter was changed while this was recorded; None where nothing tells."""
+        """True if any parameter was changed while this was recorded; None where nothing tells."""
         if any((self.series(site).abs_max > 0).any() for site in self.of_kind("parameter", "update")):
             return True
         digests: dict[tuple[int, str], list[str]] = {}
@@ -237,7 +267,7 @@ class Record:
 
     @cached_property
     def modes(self) -> list[Modes]:
-        """Which modules train and which evaluate, at the steps at which that changed."""
+        """Modules that train and modules that evaluate, at the steps at which that changed."""
         return self.of(Modes)
 
     @cached_property
@@ -278,7 +308,7 @@ class Record:
 
     @cached_property
     def is_divided(self) -> bool:
-        """Whether what backward begins from was divided or multiplied by a number, as for accumulation."""
+        """True if what backward begins from was divided or multiplied by a number, as for accumulation."""
         roots = [(chain, self.root_of(chain)) for chain in self.chains]
         return any(chain.name(root) in ("div", "mul") and len(chain.operands(root)) == 1 for chain, root in roots)
 

@@ -1,4 +1,4 @@
-"""How a run trained: its losses, its rates, its updates, and which updates changed nothing."""
+"""The losses, rates and updates of a run, and the updates that changed nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,14 @@ IntArray = npt.NDArray[np.int64]
 MOVED = 0.9
 """A loss that is above this share of what it was at first has not fallen."""
 
+ROSE = 3.0
+"""A loss that is so many times what it was has been thrown off, or has diverged."""
+
+_ADAPTIVE = ("ada", "rmsprop", "rprop", "lion", "lamb", "muon")
+
 
 @dataclass(frozen=True)
-class Updates:
+class UpdateNorms:
     """Changes of parameters by optimizers: arrays of shape ``[parameters, steps]``.
 
     Attributes:
@@ -104,13 +109,13 @@ class Training:
 
     @cached_property
     def early(self) -> float:
-        """The median of the first losses, a tenth of them, at least three."""
+        """The median of the first tenth of the losses, at least three."""
         head = self.loss.values[: max(3, len(self.loss.values) // 10)]
         return _median(head)
 
     @cached_property
     def late(self) -> float:
-        """The median of the last losses, a fifth of them, at least three; NaN where one of them is not finite."""
+        """The median of the last fifth of the losses, at least three; NaN where one is not finite."""
         return _median(self.loss.values[-max(3, len(self.loss.values) // 5) :])
 
     @property
@@ -126,13 +131,13 @@ class Training:
 
     @property
     def fell(self) -> bool:
-        """Whether the loss ended clearly lower than it began: by a tenth, and by more than its noise."""
+        """True if the loss ended clearly lower than it began: by a tenth, and by more than its noise."""
         start = min(self.initial, self.early)
         return bool(self.late < start - max((1 - MOVED) * abs(start), self.noise if self.noise > 0 else 0.0))
 
     @cached_property
     def is_contest(self) -> bool:
-        """Whether several models are updated in turn, as in a GAN, so that no loss need fall."""
+        """True if several models are updated in turn, as in a GAN, so that no loss need fall."""
         roots = {site.path.partition(".")[0] for site in self._record.of_kind("parameter", "update")}
         updates = [event for event in self._record.events if event.kind == "update"]
         steps = len({event.moment.step for event in updates})
@@ -171,7 +176,7 @@ class Training:
     # ---- updates ----
 
     @cached_property
-    def updates(self) -> Updates:
+    def updates(self) -> UpdateNorms:
         """Changes of parameters by optimizers in training.
 
         Raises:
@@ -183,7 +188,7 @@ class Training:
         return _lay_out_updates(self._record, sites)
 
 
-def _lay_out_updates(record: Record, sites: list[Site]) -> Updates:
+def _lay_out_updates(record: Record, sites: list[Site]) -> UpdateNorms:
     rows, names = record.history.rows, record.history.site_names
     code_of = {name: code for code, name in enumerate(names)}
     line_of = np.full(len(names) + 1, -1)
@@ -204,7 +209,12 @@ def _lay_out_updates(record: Record, sites: list[Site]) -> Updates:
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.where(finite == part["count"], part["m2"] + part["sum"] ** 2 / np.maximum(finite, 1), np.inf)
         delta, weight = np.sqrt(lay_out(squares)), np.sqrt(lay_out(rows["reference"][index]))
-    return Updates(tuple(sites), steps, delta, weight, lay_out(rows["zeros"][index]), lay_out(part["count"]))
+    return UpdateNorms(tuple(sites), steps, delta, weight, lay_out(rows["zeros"][index]), lay_out(part["count"]))
+
+
+def is_adaptive(optimizer: str) -> bool:
+    """Tell by its class whether an optimizer makes updates whose size does not depend on that of the gradients."""
+    return any(name in optimizer.lower() for name in _ADAPTIVE)
 
 
 def divide(numerator: Any, denominator: Any) -> FloatArray:
@@ -224,7 +234,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a plain number."""
+    """Tell whether it is a plain number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from retrograd.history.facts import Call, OptimizerMade
 
+HABIT = 0.8
+"""Share of the updates that must be concerned, to be no single slip; our own choice."""
+
 BY_HAND = ""
 """The optimizer of a program that updates by hand."""
 
@@ -90,7 +93,7 @@ def by_optimizer(updates: Iterable[Update]) -> dict[str, list[Update]]:
 
 
 def clears(call: Call, optimizer: str, made: Mapping[str, OptimizerMade]) -> bool:
-    """Whether a call of ``zero_grad`` clears all gradients that an optimizer reads."""
+    """Tell whether a call of ``zero_grad`` clears all gradients that an optimizer reads."""
     if call.name != "zero_grad":
         return False
     if call.about == optimizer or call.about in ("", "self") or optimizer not in made:
@@ -114,5 +117,5 @@ def list_cleared_passes(update: Update, made: Mapping[str, OptimizerMade]) -> li
 
 
 def is_within(parameter: str, module: str) -> bool:
-    """Whether ``blocks.3.fc:weight`` is of the module ``blocks``."""
+    """Tell whether ``blocks.3.fc:weight`` is of the module ``blocks``."""
     return parameter.startswith((f"{module}.", f"{module}:"))

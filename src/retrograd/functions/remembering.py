@@ -210,7 +210,7 @@ class Remembering(nn.Module):
 
 @contextmanager
 def remembering_nothing() -> Iterator[None]:
-    """In this thread, for as long as the block runs."""
+    """Remember nothing in this thread, for as long as the block runs."""
     before, _here.remembers_nothing = _here.remembers_nothing, True
     try:
         yield

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from retrograd.amounts import list_names
 from retrograd.errors import GraphError
-from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.findings import Findings
+from retrograd.findings.finding import Evidence, Finding, Findings
 from retrograd.gradients.passes import PassSeen, PassWatch, look_at_graph
 from retrograd.gradients.reasons import WITH, Leaf, Observations, Reason, describe_cut, judge
 from retrograd.graph.module_names import name_models
@@ -24,6 +24,7 @@ from retrograd.hooks.calls import Logs
 from retrograd.hooks.flow import FlowNotes
 from retrograd.hooks.forward_log import ForwardLog
 from retrograd.hooks.names import walk_parameters
+from retrograd.hooks.optimizer import held_by
 from retrograd.sites.site import parse_site
 
 Model = nn.Module | Mapping[str, nn.Module]
@@ -69,7 +70,7 @@ def explain_gradients(
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     reasons = GradientReasons(models, leaves, list(_find_held(optimizers, leaves)))
     if optimizers:
-        reasons.hold_against([each for one in optimizers for group in one.param_groups for each in group["params"]])
+        reasons.hold_against([each for one in optimizers for each in held_by(one)])
     if loss is not None:
         reasons.look_at(loss)
     return reasons
@@ -110,9 +111,6 @@ def _check(models: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> No
 
 DETECTOR = "explain-gradients"
 """Who says these findings."""
-
-_SHOWN = 3
-"""Names that a sentence lists."""
 
 
 class GradientReasons(Mapping[str, Reason]):
@@ -336,10 +334,9 @@ def _say_not_optimized(reason: Reason) -> Reason:
 
 def _find(group: Sequence[Reason]) -> Finding:
     first = group[0]
-    names = ", ".join(each.name for each in group[:_SHOWN])
-    more = f" and {len(group) - _SHOWN} more" if len(group) > _SHOWN else ""
+    names = list_names([each.name for each in group])
     is_loss = first.name == "loss"
-    what = "The loss has no graph" if is_loss else f"{names}{more}: .grad is {first.grad}"
+    what = "The loss has no graph" if is_loss else f"{names}: .grad is {first.grad}"
     return Finding(
         detector=DETECTOR,
         severity="critical" if is_loss else "warning",

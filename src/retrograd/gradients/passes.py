@@ -17,10 +17,11 @@ from retrograd.graph.node import readable_values
 from retrograd.graph.origins import Origins
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.dispatch import plain_torch
-from retrograd.hooks.flow import Cut, FlowNotes, line_of
-from retrograd.hooks.node_tap import Gradients, NodeHooks
+from retrograd.hooks.flow import Cut, FlowNotes
+from retrograd.hooks.node_tap import NodeGradients, NodeHooks
 from retrograd.hooks.nodes import is_freed, is_leaf, name_of, number_of, root_edges, variable_of
 from retrograd.hooks.reach import PassNodes, Reach, find_nodes, guard_nodes, read_links
+from retrograd.hooks.torch_calls import user_line
 
 Why = Literal[
     "has one", "not yet", "unknown",
@@ -109,7 +110,7 @@ class PassWatch:
         self._hooks: NodeHooks | None = None
         self._pass: PassNodes | None = None
         self.seen = PassSeen(
-            line=line_of(sys._getframe(1)),
+            line=user_line(sys._getframe(1)),
             accumulates=run.accumulates,
             has_inputs=bool(run.inputs),
             is_watched=True,
@@ -255,17 +256,17 @@ class ZeroWatch:
         self._came: dict[int, bool] = {}
         self._gave: dict[int, tuple[bool | None, ...]] = {}
 
-    def before(self, index: int, incoming: Gradients) -> None:
+    def before(self, index: int, incoming: NodeGradients) -> None:
         """A node is about to run."""
         place = self._places[index]
         self._came[place] = self._came.get(place, False) or any(map(_is_some, incoming))
 
-    def after(self, index: int, outgoing: Gradients) -> None:
+    def after(self, index: int, outgoing: NodeGradients) -> None:
         """The pass has run."""
         self._gave[self._places[index]] = tuple(None if each is None else _is_some(each) for each in outgoing)
 
     def came(self, place: int) -> bool | None:
-        """Whether what came in to a node was not zero; None where it did not run."""
+        """Tell whether what came in to a node was not zero; None where it did not run."""
         return self._came.get(place)
 
     def find_ends(self, place: int) -> list[End]:
@@ -314,7 +315,7 @@ def _is_some(gradient: Tensor | None) -> bool:
 
 
 def has_nonzero(tensor: Tensor) -> bool | None:
-    """Whether an element is not zero; NaN is not. None where that cannot be told."""
+    """Tell whether an element is not zero; NaN is not. None where that cannot be told."""
     with torch.no_grad():
         values = readable_values(tensor)
         return None if values is None else bool((values != 0).any())

@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from retrograd.findings.gradients import CUTS
 from retrograd.gradients.passes import FlowEnd, PassSeen, Why, has_nonzero
 from retrograd.hooks.flow import Cut, FlowNotes
 from retrograd.hooks.nodes import name_of
@@ -40,7 +41,7 @@ class Reason:
 
     @property
     def is_fine(self) -> bool:
-        """Whether nothing is missing."""
+        """True if nothing is missing."""
         return self.why in FINE
 
     def __str__(self) -> str:
@@ -76,28 +77,13 @@ _ZEROS: dict[Why, tuple[str, str]] = {
 }
 
 _CUTS: dict[str, tuple[Why, str, str]] = {
-    "detached": ("cut", "`{function}` cut what is made of it off from the graph", "leave `{function}` out there"),
     "no_grad": (
         "no_grad",
         "`{function}` ran{ran} while gradients were switched off",
         "run the forward outside of no_grad()",
     ),
-    "inference_mode": (
-        "inference_mode",
-        "`{function}` ran in inference mode",
-        "run the forward outside of inference_mode()",
-    ),
-    "left torch": (
-        "cut",
-        "`{function}` made a number or an array of what is made of it, and these have no graph",
-        "stay with tensors: leave `{function}` out there",
-    ),
-    "copied": ("cut", "`{function}` copied what is made of it without its graph", "use the tensor itself"),
-    "no derivative": (
-        "cut",
-        "`{function}` has no derivative, so that what comes behind it has no graph",
-        "use a differentiable function there (softmax for argmax, a loss of logits for a count of hits)",
-    ),
+    "inference_mode": ("inference_mode", *CUTS["inference"]),
+    **{how: ("cut", *CUTS[how]) for how in ("detached", "left torch", "copied", "no derivative")},
 }
 
 
@@ -281,7 +267,7 @@ def _unused(leaf: Leaf, seen: Observations) -> tuple[Why, str, str, str]:
 
 
 def _is_copied(leaf: Leaf, seen: Observations) -> bool:
-    """Whether nothing that is asked of is reached, and leaves that look the same are."""
+    """Tell whether nothing that is asked of is reached, and leaves that look the same are."""
     strangers = {each for one in seen.passes for each in one.strangers}
     keys = {(tuple(each.tensor.shape), str(each.tensor.dtype)) for each in seen.leaves}
     is_reached = any(one.reached for one in seen.passes)

@@ -20,7 +20,7 @@ from retrograd.errors import DetachedGraphError, GraphError, NoSuchNodeError
 from retrograd.files import make_all_storable, write_file
 from retrograd.foreign.tables import read_table
 from retrograd.foreign.text import check_fields, fits, parse_json
-from retrograd.graph.node import Edge, Line, Node, Saved, TensorInfo, matches
+from retrograd.graph.node import Edge, Line, Node, SavedValue, TensorInfo, matches
 from retrograd.hooks.nodes import LEAF_NUMBER
 
 _SCHEMA = pa.schema(
@@ -166,14 +166,14 @@ class Graph:
 
 
 class Columns:
-    """What is known of the nodes, one list a field; equal values are one object."""
+    """Facts about the nodes, one list a field; equal values are one object."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.numbers: list[int | None] = []
         self.incoming: list[Infos] = []
         self.edges: list[tuple[Edge | None, ...]] = []
-        self.saved: list[tuple[Saved, ...]] = []
+        self.saved: list[tuple[SavedValue, ...]] = []
         self.places: list[tuple[str | None, int, Line | None]] = []
         self.parameters: dict[int, str] = {}
 
@@ -245,14 +245,14 @@ def _write_infos(infos: Infos) -> list[str | None]:
     return [None if info is None else str(info) for info in infos]
 
 
-def _write_saved(saved: Saved) -> dict[str, Any]:
+def _write_saved(saved: SavedValue) -> dict[str, Any]:
     tensor = saved.tensor and str(saved.tensor)
     return {"name": saved.name, "tensor": tensor, "value": saved.value, "version": saved.version}
 
 
 def _read_row(index: int, row: dict[str, Any]) -> Node:
     line = Line(row["file"], row["line"], row["function"], row["operation"]) if row["file"] is not None else None
-    saved = [Saved(each["name"], _parse(each["tensor"]), each["value"], each["version"]) for each in row["saved"]]
+    saved = [SavedValue(each["name"], _parse(each["tensor"]), each["value"], each["version"]) for each in row["saved"]]
     node = Node(
         index=index,
         name=row["name"],
@@ -303,7 +303,7 @@ T = TypeVar("T")
 def order_of_run(
     numbers: Sequence[int | None], edges: Sequence[Iterable[Edge | None]], roots: Sequence[Edge]
 ) -> list[int]:
-    """Of the nodes that are ready, the one with the largest number runs next; leaves before all others.
+    """Order nodes as the engine runs them: of those that are ready the one with the largest number, leaves first.
 
     Numbers count within each thread, and the engine compares those of several threads as they are. Where nodes are on
     several devices, this is the order of each of them.

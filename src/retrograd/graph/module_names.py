@@ -11,7 +11,7 @@ from torch import nn
 
 from retrograd.errors import TraceError
 from retrograd.hooks.calls import Tree
-from retrograd.hooks.names import walk_parameters, walk_paths
+from retrograd.hooks.names import walk_leaves, walk_paths
 from retrograd.sites.site import ROOT
 
 _MANY = 32
@@ -20,7 +20,7 @@ _MANY = 32
 
 class _Held(Protocol):
     def __call__(self) -> object:
-        """What is referred to, while it lives."""
+        """Return what is referred to, while it lives."""
 
 
 class ModuleNames:
@@ -37,7 +37,7 @@ class ModuleNames:
         self._read()
 
     def models(self) -> Iterator[tuple[str, nn.Module]]:
-        """Those that are still there, with their names."""
+        """The models that are still there, with their names."""
         for name, held in self._models:
             model = held()
             if model is not None:
@@ -45,15 +45,15 @@ class ModuleNames:
 
     @property
     def is_alive(self) -> bool:
-        """Whether there is still something to name."""
+        """True if there is still something to name."""
         return any(model() is not None for _, model in self._models)
 
     def is_of(self, model: nn.Module) -> bool:
-        """Whether these are the names of this very model."""
+        """Tell whether these are the names of this very model."""
         return any(mine() is model for _, mine in self._models)
 
     def knows(self, module: nn.Module) -> bool:
-        """Whether the module was part of it when it was last looked at."""
+        """Tell whether the module was part of it when it was last looked at."""
         held, path = self._paths.get(id(module), (None, None))
         return held is not None and held() is module and path is not None
 
@@ -85,7 +85,7 @@ class ModuleNames:
             model = root()
             for path, module in walk_paths(prefix, model) if model is not None else ():
                 self._paths[id(module)] = (weakref.ref(module), path or _name_of_root(module))
-            for name, parameter in walk_parameters([(prefix, model)]) if model is not None else ():
+            for name, parameter in walk_leaves([(prefix, model)]) if model is not None else ():
                 if id(parameter) not in self._parameters:
                     self._parameters[id(parameter)] = (weakref.ref(parameter), name)
 
@@ -137,7 +137,7 @@ class SeenNames:
 
 
 def name_models(model: nn.Module | Mapping[str, nn.Module] | None) -> GivenNames | SeenNames:
-    """What names modules: the models given, or those that will be called.
+    """Make names of modules: in the models given, or in those that will be called.
 
     Raises:
         TraceError: for anything that is not a module.
@@ -154,7 +154,7 @@ def name_models(model: nn.Module | Mapping[str, nn.Module] | None) -> GivenNames
 
 
 def _depth(name: str) -> int:
-    """How much a name says: that of a part of a model that was called by itself says the least."""
+    """Rank a name by how much it says: that of a part of a model that was called by itself says the least."""
     return 0 if name.startswith(f"{ROOT}:") else len(name)
 
 

@@ -1,4 +1,4 @@
-"""One node of a backward graph as plain data, which holds no tensor and no graph; and the numbers in its gradients.
+"""A node of a backward graph as plain data, which holds no tensor and no graph; and the numbers in its gradients.
 
 To look at numbers waits for the tensor's device.
 """
@@ -23,7 +23,7 @@ _INFO = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?: on (?P<device>.+))?"
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a tensor is, without its values. Its text is as in ``float32[4, 3]``."""
+    """A tensor without its values. Its text is as in ``float32[4, 3]``."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -79,7 +79,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedValue:
     """Something that an operation kept for its backward.
 
     Attributes:
@@ -143,7 +143,7 @@ class Node(NamedNode):
     incoming: tuple[TensorInfo | None, ...] = ()
     edges: tuple[Edge | None, ...] = ()
     outgoing: tuple[TensorInfo | None, ...] = ()
-    saved: tuple[Saved, ...] = ()
+    saved: tuple[SavedValue, ...] = ()
     module: str | None = None
     call: int = 1
     line: Line | None = None
@@ -151,12 +151,12 @@ class Node(NamedNode):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether this is where a gradient is added to the ``.grad`` of a leaf."""
+        """True if this is where a gradient is added to the ``.grad`` of a leaf."""
         return self.number is None
 
 
 def matches(pattern: str, node: NamedNode) -> bool:
-    """Whether a glob is meant to match this node: by kind, module, ``module:kind`` or the name of the leaf.
+    """Tell whether a glob is meant to match this node: by kind, module, ``module:kind`` or the name of the leaf.
 
     One with a ``#`` asks for calls, ``fc#1``, ``fc#2:AddmmBackward0``, ``fc#*``; one without means every call.
     """
@@ -170,12 +170,12 @@ def matches(pattern: str, node: NamedNode) -> bool:
 
 
 def holds_nonfinite(gradients: Iterable[Tensor | None]) -> bool:
-    """Whether any of these holds NaN or infinity; False where that cannot be told."""
+    """Tell whether any of these holds NaN or infinity; False where that cannot be told."""
     return any(gradient is not None and not _is_finite(gradient) for gradient in gradients)
 
 
 def count_nonfinite(tensor: Tensor) -> int | None:
-    """How many elements are NaN or infinite; None where that cannot be told."""
+    """Count the elements that are NaN or infinite; None where that cannot be told."""
     with torch.no_grad():
         try:
             values = readable_values(tensor)

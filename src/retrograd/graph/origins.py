@@ -16,13 +16,14 @@ from retrograd.graph.module_names import GivenNames, SeenNames, name_models
 from retrograd.graph.node import Line
 from retrograd.hooks.calls import Logs, ModuleCall, ThreadLog
 from retrograd.hooks.forward_log import ForwardLog
+from retrograd.hooks.torch_calls import called_name, line_at
 from retrograd.hooks.writes import WriteNotes
 
 LIMIT = 1_000_000
 """Operations of one thread that are remembered; some 200 bytes each."""
 
 _DEEPEST = 8
-"""How far back operations in backward passes of backward passes are followed."""
+"""Steps back for which operations in backward passes of backward passes are followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Origins:
         return self
 
     def __del__(self) -> None:
-        """What a ``with`` without ``as`` has noted is for the walk that comes."""
+        """Leave what a ``with`` without ``as`` has noted for the walk that comes."""
         global _unheld
         if self._is_unasked and _latest and self._turn == _latest[0]:
             _unheld = Origins(self._log, self._names, self.writes)
@@ -142,22 +143,22 @@ class Origins:
         key = (id(code), offset, id(function))
         known = self._lines.get(key)
         if known is None:
-            number = next(itertools.islice(code.co_positions(), offset // 2, None), (None,))[0]
-            line = Line(code.co_filename, number or code.co_firstlineno, code.co_name, _name_of(function))
+            name = function if isinstance(function, str) else called_name(function)
+            line = Line(code.co_filename, line_at(code, offset), code.co_name, name)
             known = self._lines[key] = (code, function, line)
         return known[2]
 
 
 _turns = itertools.count(1)
 _latest: tuple[int, Callable[[], Origins | None]] = (0, lambda: None)
-"""Those that were entered last, and how many were before."""
+"""The origins that were entered last, and how many were before."""
 
 _unheld: Origins | None = None
-"""What those have noted, if nobody held them, and nobody had asked them yet; until others are entered."""
+"""Their notes, if nobody held them, and nobody had asked them yet; until others are entered."""
 
 
 def latest_origins() -> Origins | None:
-    """Those that were entered last, if somebody still holds them, or has not yet asked them."""
+    """The origins that were entered last, if somebody still holds them, or has not yet asked them."""
     return _latest[1]() or _unheld
 
 
@@ -186,7 +187,7 @@ def record_origins(
             forgotten.
 
     Returns:
-        What is to be entered around the forward.
+        A block to be entered around the forward.
 
     Raises:
         TraceError: ``model`` is not a module; or, on entering, it is being recorded to already.
@@ -210,18 +211,9 @@ def _describe(call: ModuleCall, thread: int) -> ForwardSpan:
     )
 
 
-def _name_of(function: Any) -> str:
-    if isinstance(function, str):
-        return function
-    name = str(getattr(function, "__name__", ""))
-    if name in ("__get__", "__set__"):  # of an attribute, as in tensor.T
-        name = str(getattr(getattr(function, "__self__", None), "__name__", name))
-    return name
-
-
 @dataclass(frozen=True, slots=True)
 class ForwardSpan:
-    """One call of a module in the forward.
+    """A call of a module in the forward.
 
     Attributes:
         module: its path.

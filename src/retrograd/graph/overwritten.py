@@ -1,4 +1,4 @@
-"""What autograd refused to use since it was written to: who saved it, and who wrote."""
+"""Saved tensors that autograd refuses to use since they were written to: who saved them, and who wrote."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Overwritten:
 
     @property
     def is_updated(self) -> bool:
-        """Whether an optimizer wrote."""
+        """True if an optimizer wrote."""
         return any(each.writer.endswith(".step") for each in self.writes)
 
     def sentence(self) -> str:
-        """Who saved it, and who wrote."""
+        """Say who saved it, and who wrote."""
         what = f"{self.parameter}, {self.tensor}," if self.parameter else f"{self.saved} of {self.node}, {self.tensor},"
         where = f" in {self.module or 'the model itself'}" if self.module is not None else ""
         line = f" at {self.line}" if self.line else ""
@@ -70,13 +70,13 @@ class Overwritten:
         )
 
     def tell_writer(self) -> str:
-        """Who wrote."""
+        """Say who wrote."""
         if not self.writes:
             return "no operation was seen writing, so it was done before it was watched, in a hook, or in compiled code"
         return f"written to by {', then by '.join(map(str, self.writes))}"
 
     def repair(self) -> str:
-        """What to do."""
+        """Say what to do."""
         if self.is_updated:
             return (
                 "call step() after the last backward() through this forward, or run the forward again after step(), or"

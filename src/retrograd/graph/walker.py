@@ -11,9 +11,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.errors import GraphError
 from retrograd.graph.graph import Columns, Graph
-from retrograd.graph.node import Edge, Line, Saved, TensorInfo, count_nonfinite
+from retrograd.graph.node import Edge, Line, SavedValue, TensorInfo, count_nonfinite
 from retrograd.graph.origins import Origins, latest_origins
-from retrograd.hooks.names import walk_parameters
+from retrograd.hooks.names import walk_leaves, watched_name
 from retrograd.hooks.nodes import (
     LEAF_NUMBER,
     inputs_of,
@@ -27,7 +27,6 @@ from retrograd.hooks.nodes import (
     variable_of,
 )
 from retrograd.hooks.reach import find_nodes, guard_nodes, read_links
-from retrograd.hooks.watched import watched_name
 
 Place = tuple[str | None, int, Line | None]
 
@@ -129,8 +128,8 @@ class _Describer:
         origin = self._origins.find(number)
         return (origin.module, origin.call, origin.line) if origin is not None else _NOWHERE
 
-    def _describe_saved(self, node: Any) -> tuple[Saved, ...]:
-        found: list[Saved] = []
+    def _describe_saved(self, node: Any) -> tuple[SavedValue, ...]:
+        found: list[SavedValue] = []
         for name, value in saved_of(node).items():
             several = value if isinstance(value, list | tuple) and any(map(is_saved_tensor, value)) else None
             if several is None:
@@ -139,13 +138,13 @@ class _Describer:
                 found.extend(self._describe_value(f"{name}[{n}]", each) for n, each in enumerate(several))
         return tuple(found)
 
-    def _describe_value(self, name: str, value: Any) -> Saved:
+    def _describe_value(self, name: str, value: Any) -> SavedValue:
         if not is_saved_tensor(value):
-            return Saved(name, value=_shorten(repr(value)))
+            return SavedValue(name, value=_shorten(repr(value)))
         tensor = peek(value)
         if tensor is None:
-            return Saved(name)
-        return Saved(name, self._info(shape_of(tensor), tensor.dtype, tensor.device), version=_version_of(tensor))
+            return SavedValue(name)
+        return SavedValue(name, self._info(shape_of(tensor), tensor.dtype, tensor.device), version=_version_of(tensor))
 
 
 def shape_of(described: Any) -> tuple[int, ...] | None:
@@ -155,7 +154,7 @@ def shape_of(described: Any) -> tuple[int, ...] | None:
 
 
 def describe_tensor(shape: Sequence[int] | None, dtype: torch.dtype, device: torch.device) -> TensorInfo:
-    """What a tensor is, as plain data."""
+    """Describe a tensor as plain data."""
     kind = str(dtype).removeprefix("torch.")
     if shape is None:
         return TensorInfo((), f"nested_{kind}", str(device))
@@ -187,7 +186,7 @@ def name_leaves(
             raise GraphError(f"{name!r} names a {type(tensor).__name__}.", repair="give tensors by name: {'a': a}.")
     models = {"": model} if isinstance(model, nn.Module) else model or {}
     found = WeakTensorKeyDictionary()
-    for name, leaf in (*given.items(), *walk_parameters(models.items())):
+    for name, leaf in (*given.items(), *walk_leaves(models.items())):
         found.setdefault(leaf, name)  # a tied parameter has its first name, as in a recording
     return found
 

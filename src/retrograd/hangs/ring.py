@@ -22,6 +22,7 @@ from threading import get_ident
 from typing import Any
 
 from retrograd.errors import RunWriteError
+from retrograd.files import local_folder
 from retrograd.hangs.rank_state import RankState
 from retrograd.hangs.ring_file import (
     BACK,
@@ -130,7 +131,7 @@ class Ring:
         capacity = 1 << max(capacity - 1, 1).bit_length()
         if run is None:
             return cls(None, rank, capacity)
-        run = Path(run).absolute()
+        run = local_folder(run)
         try:
             run.mkdir(parents=True, exist_ok=True)
             lock = Lock(run / LOCK)

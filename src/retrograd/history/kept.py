@@ -59,7 +59,7 @@ class Kept:
 
     @property
     def overwritten(self) -> bool:
-        """Whether training changed the tensor in place after it was kept, so that it is lost."""
+        """True if training changed the tensor in place after it was kept, so that it is lost."""
         return self.load() is None
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ def read_kept(kept: KeptTensor) -> Kept:
 
 
 def is_overwritten(kept: KeptTensor) -> bool:
-    """Whether the tensor has been changed in place since it was kept; once seen, the answer stays yes.
+    """Tell whether the tensor has been changed in place since it was kept; once seen, the answer stays yes.
 
     A tensor made in inference mode counts no versions, so a copy of it must be kept.
     """

@@ -141,7 +141,7 @@ class Series:
         return [int(call) for call in np.unique(self._site_calls[self._chosen])]
 
     def means(self, call: int) -> bool:
-        """Whether this call is selected."""
+        """Tell whether this call is selected."""
         return self._choice.call in (None, call)
 
     @property

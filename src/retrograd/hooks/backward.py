@@ -17,27 +17,32 @@ from typing import Any, Protocol
 
 import torch
 
-from retrograd.hooks.engine import current_graph_task, is_backward_compiled, is_tracing, uncompiled, uncompiled_itself
+from retrograd.hooks.engine import (
+    OUTSIDE,
+    current_graph_task,
+    is_backward_compiled,
+    is_tracing,
+    uncompiled,
+    uncompiled_itself,
+)
 from retrograd.hooks.listeners import Listeners, Patch, Undo, replace
 
 _NAME = "_engine_run_backward"
-_OUTSIDE = -1
-"""What torch says is the number of the running pass when none runs."""
 
 
 class BackwardListener(Protocol):
     """Told of each outermost backward pass, in the thread that asked for it. What it raises ends that pass."""
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """A pass starts from these tensors."""
+        """See that a pass starts from these tensors."""
 
     def backward_ends(self, failed: bool) -> None:
-        """That pass has ended."""
+        """See that the pass ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineRun:
-    """What the engine was called with.
+    """The arguments of one run of the engine.
 
     Attributes:
         roots: tensors and gradient edges at which it begins.
@@ -70,7 +75,7 @@ class BackwardFollower(Protocol):
         """The engine is about to run."""
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """It has ended, with this error if it failed."""
+        """See that the engine has ended, with this error if it failed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +98,7 @@ _here = _RunningPasses()
 
 
 def has_asked_for_a_pass() -> bool:
-    """Whether this thread waits for an outermost pass that was told of. A device's own thread never does."""
+    """Tell whether this thread waits for an outermost pass that was told of. A device's own thread never does."""
     return _here.running is not None
 
 
@@ -106,11 +111,11 @@ def _wrap_engine() -> list[Undo]:
         outer = current_graph_task()
         around = _here.inside
         followers = () if is_backward_compiled() else backward_followers.all
-        listeners = backward_listeners.all if outer == _OUTSIDE else ()
+        listeners = backward_listeners.all if outer == OUTSIDE else ()
         if not (followers or listeners) or (around and around[-1] == outer) or is_tracing():
             return original(roots, *args, **kwargs)
         run = _describe(roots, args, kwargs, outer) if followers else None
-        running = _describe_outermost(roots, listeners) if outer == _OUTSIDE else None
+        running = _describe_outermost(roots, listeners) if outer == OUTSIDE else None
         failure: BaseException | None = None
         try:
             _here.inside = (*around, outer)
@@ -137,7 +142,7 @@ def _describe(roots: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: 
         keeps_graph=len(args) > 1 and bool(args[1]),
         creates_graph=len(args) > 2 and bool(args[2]),
         accumulates=bool(kwargs.get("accumulate_grad", False)),
-        is_nested=outer != _OUTSIDE,
+        is_nested=outer != OUTSIDE,
         is_batched=any(isinstance(each, torch.Tensor) and _is_batched(each) for each in gradients),
     )
 

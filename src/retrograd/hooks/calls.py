@@ -1,4 +1,4 @@
-"""Which calls of modules, and which updates, run in a thread, and which nodes were made in each.
+"""Calls of modules that run in a thread, updates that run there, and the nodes that were made in each.
 
 A call that was left by ``KeyboardInterrupt``, or an optimizer's step that raised, runs no hook at its end. So whoever
 counts beginnings and ends by hooks alone loses count. The frame of a call that has ended is no longer on the stack:
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter, itemgetter
 from types import CodeType, FrameType
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.compiled import call_around
-from retrograd.hooks.engine import current_graph_task, current_node, next_sequence_number
+from retrograd.hooks.engine import OUTSIDE, current_graph_task, current_node, next_sequence_number
 
 MODULE_CALLS = (nn.Module._call_impl.__code__, call_around.__code__)
 """The code that calls a module, which is its first argument."""
@@ -29,12 +29,12 @@ _STEPS = (Optimizer.profile_hook_step(lambda: None).__code__,)
 
 
 def count_calls(module: nn.Module) -> int:
-    """How many calls of a module, one within the other, this thread is in."""
+    """Count the calls of a module, one within the other, that this thread is in."""
     return _count(MODULE_CALLS, module)
 
 
 def count_steps(optimizer: Optimizer) -> int:
-    """How many steps of an optimizer this thread is in: two where a subclass calls the ``step`` of its parent."""
+    """Count the steps of an optimizer that this thread is in: two where a subclass calls the ``step`` of its parent."""
     return _count(_STEPS, optimizer)
 
 
@@ -66,9 +66,6 @@ def _count(codes: tuple[CodeType, ...], owner: object) -> int:
         frame = frame.f_back
     return count
 
-
-OUTSIDE = -1
-"""What torch says is the number of the running backward pass when none runs."""
 
 _last = attrgetter("last")
 
@@ -151,7 +148,7 @@ class Names(Protocol):
 
 
 class ModuleCall:
-    """One call of a module. It does not hold the module."""
+    """A call of a module, which it does not hold."""
 
     __slots__ = (
         "around", "begin", "call", "end", "first", "frame", "is_recomputed", "is_wrapped", "last", "module", "path",
@@ -254,7 +251,7 @@ def _identities(frame: FrameType | None) -> Iterable[int]:
 
 
 def _calls_before(path: str, logs: Iterable[CallLog]) -> dict[str, int]:
-    """How often this module and those within it had been called before the call that is now run again."""
+    """Count how often this module and those within it had been called before the call that is now run again."""
     node = current_node()
     number = node._sequence_nr() if node is not None else 0
     for log in logs:
@@ -281,11 +278,24 @@ Operation = tuple[int, int, CodeType | None, int, Any, ModuleCall | int | None]
 all the number of the node in whose backward it was called."""
 
 _first = itemgetter(0)
+
+
+def span_at(spans: Sequence[tuple[Any, ...]], number: int) -> int | None:
+    """Find the place of the span that holds this number of a node; None where none does.
+
+    Args:
+        spans: the first number of each and the one after its last, and anything else; ordered, without overlaps.
+        number: of the node.
+    """
+    index = bisect_right(spans, number, key=_first) - 1
+    return index if index >= 0 and number < spans[index][1] else None
+
+
 _NOTHING: Operation = (-1, 0, None, 0, None, None)
 
 
 class ThreadLog(CallLog):
-    """What one thread did.
+    """The operations and module calls of one thread.
 
     Attributes:
         operations: those that made nodes, ordered by number; they do not overlap.
@@ -323,9 +333,8 @@ class ThreadLog(CallLog):
 
     def operation_at(self, number: int) -> Operation | None:
         """The operation that made the node with this number."""
-        operations = self.operations
-        operation = operations[bisect_right(operations, number, key=_first) - 1]
-        return operation if operation[0] <= number < operation[1] else None
+        index = span_at(self.operations, number)
+        return None if index is None else self.operations[index]
 
     def clear(self) -> None:
         """Forget what has ended."""

@@ -32,7 +32,7 @@ from retrograd.hooks.saved import is_plain, push_pair, remove_pair, top_pair, ve
 T = TypeVar("T")
 
 EnoughComputed: type[Exception] = _StopRecomputationError
-"""What torch raises, wherever a tensor is saved, when all that a part had saved is there again."""
+"""Raised by torch, wherever a tensor is saved, when all that a part had saved is there again."""
 
 _SAVES = "_checkpoint_hook.__init__.<locals>.pack_hook"
 _LOADS = "_checkpoint_hook.__init__.<locals>.unpack_hook"
@@ -42,17 +42,17 @@ _RUN: CodeType = _engine_run_backward.__code__
 
 
 def is_failure(error: BaseException | None) -> bool:
-    """Whether a backward pass that ended with this error has failed, and was not left by a part that had enough."""
+    """Tell whether a backward pass that ended with this error has failed: a part that had enough may have left it."""
     return error is not None and not isinstance(error, EnoughComputed)
 
 
 def parts_running() -> list[Any]:
-    """What stands for the checkpointed parts, one within the other, whose forward runs now for the first time.
+    """Find what stands for the checkpointed parts, one within the other, whose forward runs for the first time now.
 
     A part within one that is computed again runs for the first time then: torch makes it anew.
     """
     parts = [] if grad_enabled() else _reentrant_parts()  # that kind runs without grad, and is found on the stack
-    save, load = _top_hooks() or (None, None)
+    save, load = top_pair() or (None, None)
     if getattr(save, "__qualname__", "") == _SAVES:
         parts += _other_parts(save, load)
     return parts
@@ -74,7 +74,7 @@ def _other_parts(save: Any, load: Any) -> list[Any]:
     part = dict(zip(own.__code__.co_freevars, own.__closure__, strict=True))["frame"].cell_contents
     torch._C._autograd._pop_saved_tensors_default_hooks()
     try:
-        below = _top_hooks()
+        below = top_pair()
         if below is None or below[0].__qualname__ != _SAVES:
             return [part]
         if save is not own:  # the pair around the checkpoint's own, which is next
@@ -84,13 +84,8 @@ def _other_parts(save: Any, load: Any) -> list[Any]:
         torch._C._autograd._push_saved_tensors_default_hooks(save, load)
 
 
-def _top_hooks() -> tuple[Any, Any] | None:
-    hooks: tuple[Any, Any] | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks
-
-
 def part_computed_again() -> Any:
-    """What stands for the part that a backward pass computes again now; None outside of one.
+    """Find what stands for the part that a backward pass computes again now; None outside of one.
 
     The reentrant kind runs a pass of its own over what it has computed again. What a node or a hook of that pass runs
     is not part of it any more.
@@ -123,7 +118,7 @@ class CallsOfParts(Generic[T]):
             self._parts.setdefault(part, ([], {}))[0].append(call)
 
     def knows(self, part: Any) -> bool:
-        """Whether a call was made in this part."""
+        """Tell whether a call was made in this part."""
         return part is not None and part in self._parts
 
     def find_next(self, part: Any) -> T | None:
@@ -150,7 +145,7 @@ class RecomputeListener(Protocol):
     """Told of what checkpoints keep when they run their function again. Must not raise."""
 
     def recomputed(self, holder: object, tensor: Tensor) -> None:
-        """What this holder stands for is there again."""
+        """See a tensor that was computed again, and the holder that stands for it."""
 
 
 def frame_of(raw: Any) -> Any | None:
@@ -207,7 +202,7 @@ def _tell(frame: Any, group: Any, tensor: Tensor) -> None:
 
 
 Versions = tuple[int, int]
-"""How often something had been written to in the forward, and now."""
+"""Numbers of writes to something: in the forward, and now."""
 
 
 class RecomputationGuard(Protocol):
@@ -217,10 +212,10 @@ class RecomputationGuard(Protocol):
         """The first run is over, or has raised."""
 
     def second_run(self) -> AbstractContextManager[None]:
-        """What the second run, and another one of a retained graph, is made in."""
+        """Return a block for the second run, and for each further one of a retained graph."""
 
     def take_sample(self, tensor: Tensor) -> Any:
-        """What is to be kept of a tensor that the first run saves; None if it is not to be compared."""
+        """Return a sample of a tensor that the first run saves; None if it is not to be compared."""
 
     def compare(self, sample: Any, tensor: Tensor) -> None:
         """The second run has saved this tensor in its place."""
@@ -358,7 +353,7 @@ class _SecondRun:
         self._before: list[tuple[nn.Module, str, Tensor | None, Tensor | None]] = []
 
     def end_first(self) -> None:
-        """What the forward itself writes to may change again: an embedding with ``max_norm`` does."""
+        """Let those change again that the forward itself writes to, as an embedding with ``max_norm`` does."""
         self._parameters = [each for each in self._parameters if version_of(each[0]) == each[1]]
         self._guard.end_first()
 

@@ -46,10 +46,10 @@ class CompiledCallListener(Protocol):
     """Told of each outermost call of compiled code, in the thread that makes it. Must not raise."""
 
     def compiled_call_begins(self, function: object, frame: FrameType) -> None:
-        """What ``torch.compile`` was given is about to run; ``frame`` is torch's, below that of the caller."""
+        """See that a compiled function is about to run; ``frame`` is torch's, below that of the caller."""
 
     def compiled_call_ends(self) -> None:
-        """It has returned or raised."""
+        """See that the compiled function has returned or raised."""
 
 
 def _install() -> list[Undo]:
@@ -59,14 +59,14 @@ def _install() -> list[Undo]:
 compiled_call_listeners = Listeners[CompiledCallListener](Patch(_install))
 
 
-class _RunningCall(threading.local):
+class _OutermostCall(threading.local):
     frame = 0
     """Identity of the frame of the outermost compiled call in this thread; 0 outside of all."""
 
 
 def _wrap_switch(room: ModuleType) -> Undo:
     original = getattr(room, _NAME)
-    here = _RunningCall()
+    here = _OutermostCall()
     told: dict[int, tuple[CompiledCallListener, ...]] = {}
 
     @functools.wraps(original)
@@ -129,7 +129,7 @@ def _wait_for_compiler() -> Undo:
 
 
 def has_been_compiled(module: nn.Module) -> bool:
-    """Whether the forward of such modules is in compiled code by now, which finds no hook that is set later."""
+    """Tell whether the forward of such modules is in compiled code by now, which finds no hook that is set later."""
     if _ROOM not in sys.modules:
         return False
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
@@ -176,7 +176,7 @@ _HOOKS_ARE_COMPILED = TORCH >= (2, 14)
 
 
 def tables_of(module: nn.Module) -> Any:
-    """What has the tables of forward hooks, by torch's names, from which hooks of ours on a module are called."""
+    """The owner of the tables of forward hooks, by torch's names, from which hooks of ours on a module are called."""
     call = module._compiled_call_impl
     if call is None or not _HOOKS_ARE_COMPILED:
         return module
@@ -214,7 +214,7 @@ class _CompiledCall:
         return args, kwargs
 
     def after(self, args: Any, kwargs: Any, output: Any) -> Any:
-        """Call the hooks behind it; returns the output."""
+        """Call the hooks after the forward; returns the output."""
         for number, hook in tuple(self._forward_hooks.items()):
             given = (args, kwargs) if number in self._forward_hooks_with_kwargs else (args,)
             changed = hook(self._module, *given, output)
@@ -222,7 +222,7 @@ class _CompiledCall:
         return output
 
     def after_failure(self, args: Any) -> None:
-        """Call those that are always called."""
+        """Call the hooks that are called after a failure too."""
         for number, hook in tuple(self._forward_hooks.items()):
             if number in self._forward_hooks_always_called:
                 hook(self._module, args, None)

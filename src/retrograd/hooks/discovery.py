@@ -17,13 +17,11 @@ from torch.nn.modules import module as modules
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from retrograd.hooks.compiled import keep_compiled_modules_quiet
 from retrograd.hooks.engine import grad_enabled, is_compiling, uncompiled, uncompiled_itself
-from retrograd.hooks.frames import describe_frame, program_frame
-from retrograd.hooks.listeners import Patch, Undo, wrap_method
-from retrograd.hooks.module import set_before_all
+from retrograd.hooks.listeners import Entry, Patch, Undo, wrap_method
+from retrograd.hooks.module import ModuleHooks
 from retrograd.hooks.optimizer import optimizer_listeners
-from retrograd.hooks.tables import Entry
+from retrograd.hooks.torch_calls import describe_frame, program_frame
 
 
 class DiscoveryListener(Protocol):
@@ -42,7 +40,7 @@ class DiscoveryListener(Protocol):
         """``optimizer.step`` was called."""
 
     def discovery_failed(self, error: Exception) -> None:
-        """One of the above has raised. Nothing more will be told."""
+        """A method of this listener has raised; nothing more will be told."""
 
 
 class ModelDiscovery:
@@ -56,7 +54,7 @@ class ModelDiscovery:
         self._listener = listener
         self._is_stopped = False
         self.blind_call = ""
-        self._armed: list[Callable[[], None]] = []
+        self._calls: ModuleHooks | None = None
         self._standing = [
             Entry(self._join, modules._global_module_registration_hooks),
             Entry(self._give, modules._global_parameter_registration_hooks),
@@ -65,19 +63,19 @@ class ModelDiscovery:
 
     @property
     def armed(self) -> bool:
-        """Whether forward calls are told of."""
-        return bool(self._armed)
+        """True if forward calls are told of."""
+        return self._calls is not None
 
     def arm(self) -> None:
         """Begin to tell of forward calls."""
-        if not self._armed and not self._is_stopped:
-            entry = set_before_all(self._call)
-            self._armed = [entry.remove, keep_compiled_modules_quiet(entry.number)]
+        if self._calls is None and not self._is_stopped:
+            self._calls = ModuleHooks(self._call)
 
     def disarm(self) -> None:
         """Tell of forward calls no more."""
-        while self._armed:
-            self._armed.pop()()
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.remove()
 
     def stop(self) -> None:
         """Tell of nothing more. To be used from inside a hook, where torch may be walking through its tables."""
@@ -132,13 +130,6 @@ class ModelDiscovery:
             self._listener.discovery_failed(error)
 
 
-def is_compiled(model: nn.Module) -> bool:
-    """Whether a part of this model goes through torch.compile."""
-    return any(
-        "_orig_mod" in module._modules or module._compiled_call_impl is not None for module in nn.Module.modules(model)
-    )
-
-
 def _catch_up(module: nn.Module, args: tuple[Any, ...], known: set[int]) -> None:
     """Run the pre-hooks that were set on a module while it was already being called: torch will not for this call."""
     kwargs = sys._getframe(2).f_locals.get("kwargs", {})  # torch tells a global hook of args alone
@@ -176,7 +167,7 @@ def _given(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None
 
 
 def _note(module: nn.Module) -> None:
-    """What a module is given first, it is given by its constructor."""
+    """Note the line that constructs a module: what a module is given first, it is given by its constructor."""
     if is_compiling() or module in _lines:
         return
     frame: FrameType | None = sys._getframe(2)
@@ -187,7 +178,7 @@ def _note(module: nn.Module) -> None:
 
 
 def _is_its_own(frame: FrameType, module: nn.Module) -> bool:
-    """Whether a frame is of a method of the module, or a library's between such ones."""
+    """Tell whether a frame is of a method of the module, or a library's between such ones."""
     names = frame.f_code.co_varnames
     return bool(names) and frame.f_locals.get(names[0]) is module
 

@@ -18,6 +18,7 @@ from torch._ops import OpOverload, _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from retrograd.hooks.engine import (
+    OUTSIDE,
     current_graph_task,
     current_node,
     dispatch_modes,
@@ -49,12 +50,12 @@ class OperationTap(TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Whether torch.compile does as if it were not there; else it would compile nothing."""
+        """Tell whether torch.compile does as if it were not there; else it would compile nothing."""
         return True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch wraps the method below, which loads the compiler when it is first called: seconds."""
+        """Tell whether torch wraps the method below, which loads the compiler when it is first called: seconds."""
         return False
 
     def __init__(self, carry_out: CarryOut) -> None:
@@ -105,7 +106,7 @@ class OperationTap(TorchDispatchMode):
 
 
 def is_in_compiled_call() -> bool:
-    """Whether this thread is in a call of what torch.compile has compiled.
+    """Tell whether this thread is in a call of what torch.compile has compiled.
 
     When that is left torch sets back whether modes are asked at all. A tap that has been taken off meanwhile would
     leave a thread in which torch asks modes that are not there, and every operation fails.
@@ -194,12 +195,12 @@ def below_autograd() -> Iterator[None]:
 
 
 def is_operation(function: Any) -> bool:
-    """Whether this is an operation with a schema, not one that takes functions as arguments."""
+    """Tell whether this is an operation with a schema, not one that takes functions as arguments."""
     return isinstance(function, OpOverload)
 
 
 def entry_of(function: Any) -> Any:
-    """What carries out an operation when it is called, with one Python frame less where torch only passes it on."""
+    """The function that carries out an operation, with one Python frame less where torch only passes it on."""
     return function._op if type(function) is OpOverload else function
 
 
@@ -215,7 +216,7 @@ def find_operation(name: str) -> Any:
 
 
 def is_random(operation: Any) -> bool:
-    """Whether an operation draws from torch's default generator."""
+    """Tell whether an operation draws from torch's default generator."""
     return torch.Tag.nondeterministic_seeded in operation.tags
 
 
@@ -230,7 +231,7 @@ def written_arguments(operation: Any, args: Sequence[Any], kwargs: Mapping[str, 
 
 def leaf_being_added_to() -> Any:
     """The node of a leaf that an engine adds a gradient to at this moment, in this thread; None otherwise."""
-    node = current_node() if current_graph_task() != -1 else None
+    node = current_node() if current_graph_task() != OUTSIDE else None
     return node if node is not None and is_leaf(node) else None
 
 
@@ -258,7 +259,7 @@ def memory_of(tensor: Tensor) -> int:
 
 
 def is_zero_symbol(tensor: Tensor) -> bool:
-    """Whether a tensor has no memory because all of it is zero."""
+    """Tell whether a tensor has no memory because all of it is zero."""
     return tensor._is_zerotensor()
 
 
@@ -310,5 +311,5 @@ def set_version(tensor: Tensor, version: int) -> None:
 
 
 def attributes_of(node: Any) -> dict[str, Any]:
-    """What a Python Function has put on its context, besides saved tensors."""
+    """All that a Python Function has put on its context, besides saved tensors."""
     return dict(getattr(node, "__dict__", {}))

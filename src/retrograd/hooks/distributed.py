@@ -1,4 +1,4 @@
-"""What a program in several processes has of its own: which process this is, what it holds of a tensor, who reduces.
+"""A program in several processes: which process this is, its part of a tensor, and how gradients are reduced.
 
 What the processes hold of one tensor is the same, a part each, a summand each, or each something of its own. It is read
 from what is there: meshes and placements of ``DTensor``s, the groups of wrappers, and for a plain tensor under tensor
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.hooks.module import CallTap
+from retrograd.hooks.names import fsdp_groups
 from retrograd.hooks.nodes import is_leaf
 from retrograd.norms import join_norms, summing_type
 
@@ -29,7 +30,7 @@ def count_processes() -> int:
 
 
 def has_other_processes() -> bool:
-    """Whether the program runs in several processes that have found each other."""
+    """Tell whether the program runs in several processes that have found each other."""
     return count_processes() > 1
 
 
@@ -39,7 +40,7 @@ def own_rank() -> int:
 
 
 def describe_process() -> str | None:
-    """Which of several processes this is, ``"0 of 2"``; None where it is the only one."""
+    """Name this process among several, ``"0 of 2"``; None where it is the only one."""
     return f"{own_rank()} of {torch.distributed.get_world_size()}" if has_other_processes() else None
 
 
@@ -48,22 +49,22 @@ def _is_connected() -> bool:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it knows of the parts that other processes hold: a ``DTensor``, as FSDP2 and tensor parallelism make."""
+    """Tell whether a tensor knows of the parts in other processes: a ``DTensor``, as FSDP2 and the like make."""
     return hasattr(tensor, "full_tensor")
 
 
 def is_summand(tensor: Tensor) -> bool:
-    """Whether it is this process's addend of a sum that nobody has formed yet: a ``DTensor`` that is partial."""
+    """Tell whether it is this process's addend of a sum that nobody has formed yet: a ``DTensor`` that is partial."""
     return type(tensor) is not Tensor and any(each.is_partial() for each in getattr(tensor, "placements", ()))
 
 
 def is_flattened(parameter: Tensor) -> bool:
-    """Whether it is one of ``FullyShardedDataParallel`` (FSDP1): a part that nothing tells from a whole."""
+    """Tell whether it is one of ``FullyShardedDataParallel`` (FSDP1): a part that nothing tells from a whole."""
     return bool(getattr(parameter, "_fsdp_flattened", False))
 
 
 def local_part(tensor: Any) -> Any:
-    """What this process holds of a tensor, in the same memory; waits for the collective that still brings it."""
+    """This process's part of a tensor, in the same memory; waits for the collective that still brings it."""
     part = tensor.to_local() if is_sharded(tensor) else tensor
     return part.trigger_wait() if type(part).__name__ == "AsyncCollectiveTensor" else part
 
@@ -83,7 +84,7 @@ _MOST_NODES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What this process holds at a site.
+    """The part of a site's tensor that this process holds.
 
     Attributes:
         holds: ``copy``: the same as others; ``shard``: a part of a tensor that others hold the rest of; ``summand``:
@@ -103,7 +104,7 @@ def place_own() -> Placement:
 
 
 def place_copies(ranks: Iterable[int]) -> Placement:
-    """These have the same."""
+    """The placement of a tensor of which each of these processes has the same copy."""
     found = tuple(sorted({own_rank(), *ranks}))
     return Placement("copy" if len(found) > 1 else "own", found)
 
@@ -206,11 +207,7 @@ def walk_data_ranks(model: nn.Module) -> Iterable[tuple[nn.Module, frozenset[int
 
 
 def _ranks_of_fsdp(module: nn.Module) -> frozenset[int]:
-    if not any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
-        return frozenset()
-    state: Any = module._get_fsdp_state()  # type: ignore[operator]
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-    meshes = [group.mesh_info.mesh for group in groups if group is not None]
+    meshes = [group.mesh_info.mesh for group in fsdp_groups(module)]
     return frozenset(rank for mesh in meshes for rank in mesh.mesh.flatten().tolist())
 
 
@@ -233,7 +230,7 @@ def _ranks_beside(mesh: Any, data: frozenset[int]) -> set[int]:
 
 
 class Exchange:
-    """What reduces the gradients of some parameters.
+    """A reduction of the gradients of some parameters over all processes.
 
     Attributes:
         ranks: the processes that get the very same gradients; empty where each gets a part.
@@ -245,19 +242,19 @@ class Exchange:
         self._parameters = WeakIdKeyDictionary(dict.fromkeys(parameters))
 
     def reduces(self, parameter: Tensor) -> bool:
-        """Whether the gradient of this parameter is among them."""
+        """Tell whether the gradient of this parameter is among them."""
         return parameter in self._parameters
 
     def has_begun(self) -> bool:
-        """Whether gradients that have come are being reduced, or have been; asked after a pass that brought some."""
+        """Tell whether the reduction of gradients that came in a pass has begun; asked after such a pass."""
         return True
 
     def has_ended(self) -> bool:
-        """Whether all of them have been."""
+        """Tell whether all gradients have been reduced."""
         return True
 
     def close(self) -> None:
-        """What was reduced has been seen."""
+        """Begin anew: the reduced gradients have been seen."""
 
     def remove(self) -> None:
         """Take all hooks away."""
@@ -284,7 +281,7 @@ class Averaging(Exchange):
             self._is_due = True
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """That call has ended."""
+        """Do nothing at the end of a call."""
 
     def has_begun(self) -> bool:
         return self._is_due
@@ -307,7 +304,7 @@ class Averaging(Exchange):
 
 
 def find_exchanges(model: nn.Module) -> Iterator[Exchange]:
-    """Those of a model and its modules."""
+    """Find the reductions of a model and its modules."""
     for module in model.modules():
         if is_averaging(module):
             yield Averaging(module)
@@ -322,7 +319,7 @@ def find_exchanges(model: nn.Module) -> Iterator[Exchange]:
 
 
 def is_averaging(module: nn.Module) -> bool:
-    """Whether it is a ``DistributedDataParallel`` of several processes; one alone has nothing to reduce."""
+    """Tell whether it is a ``DistributedDataParallel`` of several processes; one alone has nothing to reduce."""
     return type(module).__name__ == "DistributedDataParallel" and module.process_group.size() > 1  # type: ignore[operator]
 
 
@@ -336,7 +333,7 @@ _FORWARD = ("forward_one_chunk",)
 """The method of torch's stages that runs a part of the model on one micro-batch."""
 
 _REHEARSAL = ("_forward_metadata_inference", "_shape_inference")
-"""Those that run it before the first step, on memory that nobody has written to, to learn the shapes."""
+"""Functions that run a stage before the first step, on memory that nobody has written to, to learn the shapes."""
 
 
 def running_stage() -> int | None:
@@ -346,7 +343,7 @@ def running_stage() -> int | None:
 
 
 def is_rehearsal() -> bool:
-    """Whether a stage in this thread runs its part of the model for the shapes alone."""
+    """Tell whether a stage in this thread runs its part of the model for the shapes alone."""
     return _find_stage(_REHEARSAL) is not None
 
 

@@ -1,4 +1,4 @@
-"""What torch says of itself: which version it is, what its engine runs, which modes are on, whether it compiles.
+"""The state of torch: its version, what its engine runs, which modes are on, and whether it compiles.
 
 A torch that is older than the oldest that the tests run with is refused when this is imported.
 """
@@ -19,7 +19,7 @@ from retrograd.errors import TorchVersionError
 F = TypeVar("F", bound=Callable[..., object])
 
 OLDEST = (2, 11)
-"""Also what ``pyproject.toml`` asks for."""
+"""The oldest torch that is supported, as in ``pyproject.toml``."""
 
 
 def parse_version(version: str) -> tuple[int, int]:
@@ -48,15 +48,21 @@ TORCH = parse_version(torch.__version__)
 
 check_torch(torch.__version__)  # first of all, since what is below may not be there in an old torch
 
+OUTSIDE = -1
+"""The number of the running backward pass where none runs."""
+
 current_graph_task = torch._C._current_graph_task_id
-"""Number of the backward pass that runs in this thread; −1 outside of one. Inside a forward hook anything else
-than −1 means that this forward recomputes a checkpointed part: it is not a new call."""
+"""Number of the backward pass that runs in this thread, or ``OUTSIDE``. Inside a forward hook any other number than
+``OUTSIDE`` means that this forward recomputes a checkpointed part: it is not a new call."""
 
 current_node = torch._C._current_autograd_node
 """The node that the running backward pass is at; None outside of one."""
 
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
-"""Whether a tensor is seen inside a ``torch.func`` transform, where it has no values of its own."""
+"""Tell whether a tensor is seen inside a ``torch.func`` transform, where it has no values of its own."""
+
+is_jit_tracing = torch._C._is_tracing
+"""Tell whether ``torch.jit.trace`` notes what this thread carries out."""
 
 is_compiling = torch.compiler.is_dynamo_compiling
 """True while torch.compile traces the code. The first question of every hook, so that nothing of ours is traced."""
@@ -68,11 +74,11 @@ next_sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defi
 
 
 dispatch_modes = torch._C._len_torch_dispatch_stack
-"""How many dispatch modes this thread is in, torch's own included."""
+"""Count the dispatch modes that this thread is in, torch's own included."""
 
 
 count_function_modes = torch._C._len_torch_function_stack
-"""How many function modes this thread is in: every use of torch passes through them first."""
+"""Count the function modes that this thread is in: every use of torch passes through them first."""
 
 
 without_functions = torch._C.DisableTorchFunction
@@ -98,6 +104,13 @@ def uncompiled_itself(function: F) -> F:
     return _leave(function, eval_frame._FrameExecStrategy(_SKIP, _AS_EVER))
 
 
+def breaks_graph(function: F) -> F:
+    """Decorator for hooks that torch.compile must call as they are, between two graphs: a rule has a memory."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "a rule of retrograd acts here, and it has a memory"  # type: ignore[attr-defined]
+    return function
+
+
 def _leave(function: F, strategy: eval_frame._FrameExecStrategy) -> F:
     assert isinstance(function, FunctionType)
     eval_frame.set_code_exec_strategy(function.__code__, strategy)
@@ -109,28 +122,33 @@ _COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
 
 @uncompiled
 def is_backward_compiled() -> bool:
-    """Whether a backward pass that begins now is compiled as one graph, hooks and all."""
+    """Tell whether a backward pass that begins now is compiled as one graph, hooks and all."""
     module = sys.modules.get(_COMPILED_AUTOGRAD)  # not loaded by us: that takes more than a second
     return bool(getattr(module, "compiled_autograd_enabled", False))
 
 
 @uncompiled
 def is_in_compiled_backward() -> bool:
-    """Whether the backward pass that runs now is compiled as one graph; at its end torch calls nobody."""
+    """Tell whether the backward pass that runs now is compiled as one graph; at its end torch calls nobody."""
     module = sys.modules.get(_COMPILED_AUTOGRAD)
     return bool(getattr(module, "in_compiled_autograd_region", False))
 
 
 @uncompiled
 def is_tracing() -> bool:
-    """Whether what runs now only makes a graph (ahead-of-time autograd, export): its tensors have no values."""
+    """Tell whether what runs now only makes a graph (ahead-of-time autograd, export): its tensors have no values."""
     return not (_mode_of_kind(_FAKE) is _mode_of_kind(_FUNCTIONAL) is _mode_of_kind(_PROXY) is None)
 
 
 def is_abstract() -> bool:
-    """Whether tensors stand for others: while a graph is made, in ``torch.func`` transforms, in ``torch.jit.trace``."""
+    """Tell whether tensors stand for others: in ``torch.func``, in ``torch.jit.trace``, or while a graph is made."""
     has_levels = torch._C._functorch.peek_interpreter_stack() is not None
-    return has_levels or torch._C._get_tracing_state() is not None or is_tracing()
+    return has_levels or is_jit_tracing() or is_tracing()
+
+
+def is_in_backward() -> bool:
+    """Tell whether this thread is in a backward pass."""
+    return current_graph_task() != OUTSIDE
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Which parameters each tensor is made of, and where that was cut off from the graph, as seen by a function mode."""
+"""The flow of parameters into tensors, and its cuts from the graph, as seen by a function mode."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.hooks.calls import Logs
 from retrograd.hooks.engine import grad_enabled, inference_enabled, uncompiled
-from retrograd.hooks.frames import user_frame
 from retrograd.hooks.function_mode import FunctionListener
-from retrograd.hooks.function_names import VALUES, is_bare, tensors_of
 from retrograd.hooks.nodes import root_edges, variable_of
 from retrograd.hooks.reach import find_nodes
+from retrograd.hooks.torch_calls import VALUES, called_name, is_bare, tensors_of, user_line
 
 How = Literal["detached", "no_grad", "inference_mode", "left torch", "copied", "no derivative"]
 
@@ -115,9 +114,9 @@ class FlowNotes(FunctionListener):
     @uncompiled
     def after(self, seen: tuple[Any, ...], function: Any, result: Any, frame: FrameType) -> None:
         """Note what its result is made of, or what it has switched."""
-        name = name_function(function)
+        name = called_name(function)
         if name == "_set_grad_enabled":
-            self._switched = "" if seen[0] else line_of(frame)
+            self._switched = "" if seen[0] else user_line(frame)
         elif name in ("__set__ grad", "zero_", "_foreach_zero_"):
             self._note_clearing(name, seen, frame)
         elif name in ("requires_grad_", "__set__ requires_grad") and any(each is False for each in seen):
@@ -147,7 +146,7 @@ class FlowNotes(FunctionListener):
             sources, cuts = sources | flow.sources, cuts | flow.cuts
             place = self._places.get(operand)
             if place is not None:
-                self.uses[place].append(ParameterUse(name, line_of(frame), self._logs.running_path(), grad_enabled()))
+                self.uses[place].append(ParameterUse(name, user_line(frame), self._logs.running_path(), grad_enabled()))
         results = [operands[0]] if name == "__setitem__" else tensors_of((result,), None)
         is_cut = sources and (name in VALUES or any(not each.requires_grad for each in results))
         if name in VALUES:
@@ -164,7 +163,7 @@ class FlowNotes(FunctionListener):
     def _describe_cut(self, name: str, sources: int, results: list[Tensor], frame: FrameType) -> Cut:
         how = _explain_cut(name, results)
         switched = self._switched if how == "no_grad" else ""
-        return Cut(name, how, line_of(frame), self._logs.running_path(), sources, switched)
+        return Cut(name, how, user_line(frame), self._logs.running_path(), sources, switched)
 
     def _flow_of(self, tensor: Tensor) -> _Flow:
         place = self._places.get(tensor)
@@ -187,12 +186,12 @@ class FlowNotes(FunctionListener):
         if name == "__set__ grad" and seen[1] is not None:
             return
         for each in tensors_of(seen, None):
-            self.cleared[id(each)] = line_of(frame)
+            self.cleared[id(each)] = user_line(frame)
 
     def _note_freezing(self, tensor: Any, frame: FrameType) -> None:
         place = self._places.get(tensor) if isinstance(tensor, Tensor) else None
         if place is not None:
-            self.frozen[place] = line_of(frame)
+            self.frozen[place] = user_line(frame)
 
 
 def _explain_cut(name: str, results: list[Tensor]) -> How:
@@ -209,27 +208,12 @@ def _explain_cut(name: str, results: list[Tensor]) -> How:
     return "no derivative" if grad_enabled() else "no_grad"
 
 
-def name_function(function: Any) -> str:
-    """The name of a torch function, or of an attribute that it reads; ``__set__ grad`` where it writes one."""
-    name = str(getattr(function, "__name__", function))
-    if name in ("__get__", "__set__"):
-        attribute = str(getattr(getattr(function, "__self__", None), "__name__", ""))
-        return f"{name} {attribute}" if name == "__set__" else attribute
-    return name
-
-
-def line_of(frame: FrameType) -> str:
-    """``file:line`` of the user's code around a frame."""
-    user = user_frame(frame)
-    return f"{user.f_code.co_filename}:{user.f_lineno}"
-
-
 def _takes_shape_alone(name: str) -> bool:
     return is_bare(name) and name != "new_tensor"
 
 
 def _is_in(file: str, function: str, frame: FrameType | None) -> bool:
-    """Whether this runs in a function of one of torch's files, for code of the user's own lies in between."""
+    """Tell whether this runs in a function of one of torch's files, for code of the user's own lies in between."""
     for _ in range(_FAR):
         if frame is None:
             return False
@@ -240,4 +224,4 @@ def _is_in(file: str, function: str, frame: FrameType | None) -> bool:
 
 
 _FAR = 50
-"""How many frames outwards are looked at."""
+"""Frames that are looked at, outwards."""

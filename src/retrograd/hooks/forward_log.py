@@ -1,4 +1,4 @@
-"""What the forward does, noted raw while it runs: which operation made the nodes of which numbers, and where.
+"""Notes of a running forward: which operation made the nodes of which numbers, where, and how long it took.
 
 Nodes made in one thread are numbered in order; so an operation, and a call of a module, is known by the numbers before
 and after it. Calls of modules are seen by hooks on all modules, operations by a function mode. Both are out of the way
@@ -9,6 +9,8 @@ tells of every node that is made, but not by which function; so the mode is used
 
 All threads of a program, those of pools and of subclasses too, run through one method of ``threading.Thread``. A
 wrapper stands in its place while somebody listens.
+
+A clock is read around every operation that makes nodes, if asked for. Compiled code counts as one operation.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
@@ -27,9 +30,10 @@ from torch.autograd.function import BackwardCFunction
 
 from retrograd.errors import TraceError
 from retrograd.hooks.backward import EngineRun, backward_followers
-from retrograd.hooks.calls import OUTSIDE, Logs, ModuleCall, Names, ThreadLog, frame_of_call
+from retrograd.hooks.calls import Logs, ModuleCall, Names, ThreadLog, frame_of_call, span_at
 from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.engine import (
+    OUTSIDE,
     current_graph_task,
     grad_enabled,
     is_compiling,
@@ -37,9 +41,10 @@ from retrograd.hooks.engine import (
     uncompiled,
     uncompiled_itself,
 )
-from retrograd.hooks.frames import is_inner, user_frame
-from retrograd.hooks.function_mode import FunctionListener, FunctionMode, ModuleHooks, SeveralListeners, is_fused
+from retrograd.hooks.function_mode import FunctionListener, FunctionMode, SeveralListeners, is_fused
 from retrograd.hooks.listeners import Listeners, Patch, Undo, replace
+from retrograd.hooks.module import ModuleHooks
+from retrograd.hooks.torch_calls import is_inner, user_frame
 
 
 class ForwardLog:
@@ -166,7 +171,7 @@ class ForwardLog:
 
     @uncompiled
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """It has ended."""
+        """Put the mode back as it was before the pass."""
         log = self._logs.begin()
         undo = log.undo_backward.pop() if log.undo_backward else None
         if undo is not None:
@@ -295,7 +300,7 @@ class ThreadListener(Protocol):
         """This thread is about to do its work."""
 
     def thread_ends(self) -> None:
-        """It has done it; told too if it listens no longer, as long as somebody holds the listener."""
+        """This thread has done its work; told too if it listens no longer, as long as somebody holds the listener."""
 
 
 def _begin() -> tuple[ThreadListener, ...]:
@@ -326,3 +331,95 @@ def _wrap() -> list[Undo]:
 
 
 thread_listeners = Listeners[ThreadListener](Patch(_wrap))
+
+
+_PASSES = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
+"""No operations: what is made while they run is made by checkpoints and double backward."""
+
+_now = time.perf_counter_ns
+
+TimedOperation = tuple[int, int, int, int]
+"""First number and the one after the last of the nodes it made; begin and end, by ``time.perf_counter_ns``."""
+
+
+_Begun = tuple[Any, int, int]
+"""An event of the device, the number of the next node, and the time, as an operation begins."""
+
+
+class OperationClock(FunctionListener):
+    """Times the operations of the thread that starts it; on a GPU how long they run there, as its events tell."""
+
+    def __init__(self) -> None:
+        self._thread = 0
+        self._compiled: _Begun | None = None
+        self._operations: list[TimedOperation] = []
+        self._events: list[tuple[Any, Any]] | None = [] if torch.cuda.is_available() else None
+        self._spans: list[int] = []
+
+    def seconds_at(self, number: int) -> float | None:
+        """Seconds that the operation took that made the node with this number; it may have made several."""
+        index = span_at(self._operations, number)
+        if index is None:
+            return None
+        _, _, begin, end = self._operations[index]
+        return self._spans[index] / 1e9 if self._spans else (end - begin) / 1e9
+
+    def read_device(self) -> None:
+        """Wait for the device and read what was measured on it."""
+        if self._events:
+            torch.cuda.synchronize()
+            self._spans = [int(begin.elapsed_time(end) * 1e6) for begin, end in self._events]
+            self._events.clear()
+
+    @property
+    def ends(self) -> list[tuple[int, int]]:
+        """For each operation the number after those of its nodes, and when it had ended."""
+        return [(last, end) for _, last, _, end in self._operations]
+
+    def start(self) -> None:
+        """Time this thread from now on."""
+        self._thread = threading.get_ident()
+        compiled_call_listeners.add(self)
+
+    def stop(self) -> None:
+        """Time nothing more."""
+        self._thread = 0
+        compiled_call_listeners.remove(self)
+
+    @uncompiled
+    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> _Begun | None:
+        """Read the clock."""
+        if threading.get_ident() != self._thread or current_graph_task() != OUTSIDE:
+            return None
+        return self._begin()
+
+    @uncompiled
+    def after(self, begun: _Begun, function: Any, result: Any, frame: FrameType) -> None:
+        """Note the time if nodes were made."""
+        end, (mark, first, begin), last = _now(), begun, next_sequence_number()
+        if last != first and function not in _PASSES:
+            self._operations.append((first, last, begin, end))
+            if self._events is not None:
+                self._events.append((mark, _mark()))
+
+    @uncompiled
+    def compiled_call_begins(self, function: object, frame: FrameType) -> None:
+        """Compiled code begins."""
+        if threading.get_ident() == self._thread:
+            self._compiled = self._begin()
+
+    @uncompiled
+    def compiled_call_ends(self) -> None:
+        """Put the mode back as it was before the pass."""
+        if self._compiled is not None and threading.get_ident() == self._thread:
+            begun, self._compiled = self._compiled, None
+            self.after(begun, None, None, sys._getframe())
+
+    def _begin(self) -> _Begun:
+        return _mark() if self._events is not None else None, next_sequence_number(), _now()
+
+
+def _mark() -> Any:
+    mark = torch.cuda.Event(enable_timing=True)
+    mark.record()
+    return mark

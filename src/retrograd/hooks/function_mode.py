@@ -1,4 +1,4 @@
-"""One function mode, which shows its listener every call of a torch function, and is out of the way where it must be.
+"""A function mode that shows its listener every call of a torch function, and is out of the way where it must be.
 
 Compiled code is left alone, for torch.compile guards its graphs against modes. Some modules compute by other kernels
 where a mode is on; it is not on while they run. A mode belongs to a thread, and nobody else can take it off: the thread
@@ -16,20 +16,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from retrograd.hooks.compiled import compiled_call_listeners, keep_compiled_modules_quiet
+from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.engine import grad_enabled, is_compiling, uncompiled, uncompiled_itself
-from retrograd.hooks.frames import TORCHS_WAY, SameFrames, find_caller
-from retrograd.hooks.module import EveryCallTap, set_after_all, set_before_all
+from retrograd.hooks.module import ModuleHooks, hook_every_call
+from retrograd.hooks.torch_calls import TORCHS_WAY, SameFrames, find_caller
 from retrograd.notices import warn
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 """Modules that compute by other kernels where a function mode is on."""
-
-_TABLES = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
 
 
 class FunctionListener:
@@ -53,7 +50,7 @@ class FunctionListener:
         raise NotImplementedError
 
     def after(self, seen: Any, function: Any, result: Any, frame: FrameType) -> None:
-        """It has returned.
+        """A function has returned.
 
         Args:
             seen: what :meth:`before` returned.
@@ -64,7 +61,7 @@ class FunctionListener:
         raise NotImplementedError
 
     def fail(self, error: Exception) -> None:
-        """It has raised: a fault of ours must not stop the program."""
+        """This listener has raised: a fault of ours must not stop the program."""
         warn(f"what operations do is not noted any more: {error!r}")
 
 
@@ -195,7 +192,7 @@ class FunctionMode(TorchFunctionMode):
             before_next_call(thread, self._leave_thread)
 
     def is_entered(self) -> bool:
-        """Whether it is on this thread's stack, or put aside for a call of ``backward``."""
+        """Tell whether it is on this thread's stack, or put aside for a call of ``backward``."""
         return self._places[threading.get_ident()] > 0
 
     def thread_begins(self) -> None:
@@ -204,7 +201,7 @@ class FunctionMode(TorchFunctionMode):
         self._begun.add(threading.get_ident())
 
     def thread_ends(self) -> None:
-        """It ends."""
+        """A thread of the program's ends."""
         self._begun.discard(threading.get_ident())
         self._take_off()
         run_errands()
@@ -257,50 +254,8 @@ def _lowest_place() -> int:
     return 1 if has_device else 0
 
 
-class ModuleHooks:
-    """Two hooks on all modules, which can be out of the way for a while."""
-
-    def __init__(self, before: Any, after: Any) -> None:
-        numbers = {set_before_all(before).number, set_after_all(after).number}
-        self._entries = [
-            (table, number, value)
-            for table in (getattr(modules, name) for name in _TABLES)
-            for number, value in list(table.items())
-            if number in numbers
-        ]
-        self._undo_quiet = keep_compiled_modules_quiet(*numbers)
-        self._pauses = 0
-        self._is_removed = False
-        self._lock = threading.Lock()
-
-    def pause(self) -> None:
-        """Take them out of torch's tables until :meth:`resume`."""
-        with self._lock:
-            self._pauses += 1
-            self._take_out()
-
-    def resume(self) -> None:
-        """Take back one call of :meth:`pause`."""
-        with self._lock:
-            self._pauses -= 1
-            if not self._pauses and not self._is_removed:
-                for table, number, value in self._entries:
-                    table[number] = value
-
-    def remove(self) -> None:
-        """Take them away for good."""
-        with self._lock:
-            self._is_removed = True
-            self._take_out()
-            self._undo_quiet()
-
-    def _take_out(self) -> None:
-        for table, number, _ in self._entries:
-            table.pop(number, None)
-
-
 def is_fused(module: nn.Module, args: tuple[Any, ...]) -> bool:
-    """Whether a module computes by other kernels where a function mode is on, when it is called with this."""
+    """Tell whether a module computes by other kernels where a function mode is on, when it is called with this."""
     if not isinstance(module, _FUSED) or module.training:
         return False
     tensors = [*nn.Module.parameters(module), *(arg for arg in args if isinstance(arg, torch.Tensor))]
@@ -318,7 +273,7 @@ class ForwardListener(FunctionListener):
 
     @property
     def is_started(self) -> bool:
-        """Whether it has been started and not stopped; its mode may be off the stack for a while when it has been."""
+        """True if it has been started and not stopped; its mode may be off the stack for a while when it has been."""
         return self._hooks is not None
 
     def start(self) -> None:
@@ -350,7 +305,7 @@ class ForwardListener(FunctionListener):
 
     @uncompiled
     def module_ends(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Its call has ended."""
+        """The call of a module has ended."""
         if self._fused is not None and self._fused[0] == id(module) and not is_compiling():
             (_, put_on), self._fused = self._fused, None
             put_on()
@@ -365,7 +320,7 @@ class ForwardListener(FunctionListener):
 
     @uncompiled
     def compiled_call_ends(self) -> None:
-        """It has ended."""
+        """Compiled code has ended."""
         if self._aside is not None:
             (put_on, hooks), self._aside = self._aside, None
             hooks.resume()
@@ -376,7 +331,7 @@ Errand = Callable[[], None]
 
 
 class _Errands:
-    """Those of all threads. While there are none nothing is hooked."""
+    """Errands of all threads. Nothing is hooked while there are none."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Errand, ...]] = {}
@@ -388,11 +343,11 @@ class _Errands:
             self._waiting[thread] = (*self._waiting.get(thread, ()), errand)
             if not self._undo:
                 compiled_call_listeners.add(self)
-                self._undo = [EveryCallTap(self).remove, lambda: compiled_call_listeners.remove(self)]
+                self._undo = [hook_every_call(self).remove, lambda: compiled_call_listeners.remove(self)]
 
     @uncompiled
     def run(self) -> None:
-        """Those of this thread."""
+        """Run the errands of this thread."""
         with self._lock:
             errands = self._waiting.pop(threading.get_ident(), ())
         for errand in errands:

@@ -8,20 +8,20 @@ The hook is removed with its last watcher.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from retrograd.hooks.compiled import has_been_compiled, tables_of
+from retrograd.hooks.compiled import has_been_compiled, keep_compiled_modules_quiet, tables_of
 from retrograd.hooks.compiled_taps import NOBODY, Told, make_handle, make_ticket, name_tensors, trace_tap
-from retrograd.hooks.engine import is_compiling, uncompiled
+from retrograd.hooks.engine import breaks_graph, is_compiling, uncompiled
+from retrograd.hooks.gradients import SeeGradient
+from retrograd.hooks.listeners import Entry, Hook, hidden_hooks
 from retrograd.hooks.nested import Keys
-from retrograd.hooks.tables import Entry, Hook, SeeGradient
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class TapSwitch(Protocol):
@@ -31,8 +31,13 @@ class TapSwitch(Protocol):
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calls of this module run as compiled code, so that hooks on the modules within it do not."""
+    """Tell whether calls of this module run as compiled code, so that hooks on the modules within it do not."""
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
+def has_compiled_part(model: nn.Module) -> bool:
+    """Tell whether a part of this model goes through torch.compile."""
+    return any(map(is_compiled, nn.Module.modules(model)))
 
 
 def set_before(module: nn.Module, hook: Hook, *, is_first: bool = False) -> Entry:
@@ -57,16 +62,6 @@ def set_after(module: nn.Module, hook: Hook, *, with_kwargs: bool = False, alway
     if always:
         marks.append(tables._forward_hooks_always_called)
     return Entry(hook, tables._forward_hooks, marks=tuple(marks))
-
-
-def set_before_all(hook: Callable[..., None]) -> Entry:
-    """Call ``hook(module, args)`` before each forward of any module, and before the module's own hooks."""
-    return Entry(hook, modules._global_forward_pre_hooks)
-
-
-def set_after_all(hook: Callable[..., None]) -> Entry:
-    """Call ``hook(module, args, output)`` after each forward of any module, also after an exception."""
-    return Entry(hook, modules._global_forward_hooks, marks=(modules._global_forward_hooks_always_called,))
 
 
 class ForwardWatcher(Protocol):
@@ -104,12 +99,13 @@ class InputWatcher(Protocol):
 
 
 class _ForwardTap(Hook):
-    __slots__ = ("__weakref__", "_tickets", "entry", "handle", "is_compiled", "watchers")
+    __slots__ = ("__weakref__", "_is_hidden", "_tickets", "entry", "handle", "is_compiled", "watchers")
 
     def __init__(self, module: nn.Module) -> None:
         self.watchers: tuple[ForwardWatcher, ...] = ()
         self.handle = make_handle(self)
         self.is_compiled = False
+        self._is_hidden = False
         self._tickets: dict[Told, Tensor] = {}
         self.entry = set_after(module, self)
 
@@ -145,6 +141,13 @@ class _ForwardTap(Hook):
         self.watchers = watchers
         self._tickets.clear()
 
+    def stay(self) -> None:
+        """Stay for as long as the module does, unseen by whoever copies it."""
+        if not self._is_hidden:
+            self._is_hidden = True
+            hidden_hooks.hold()
+            weakref.finalize(self, hidden_hooks.release).atexit = False
+
 
 _lock = threading.Lock()
 _taps: WeakKeyDictionary[nn.Module, _ForwardTap] = WeakKeyDictionary()
@@ -169,13 +172,15 @@ def unwatch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
         if tap is None:
             return
         tap.watch(tuple(other for other in tap.watchers if other is not watcher))
-        if not tap.watchers and not tap.is_compiled:
+        if not tap.watchers and tap.is_compiled:
+            tap.stay()
+        elif not tap.watchers:
             tap.entry.remove()
             del _taps[module]
 
 
 def is_late(module: nn.Module) -> bool:
-    """Whether this module runs in code that was compiled without a tap of ours on it."""
+    """Tell whether this module runs in code that was compiled without a tap of ours on it."""
     tap = _taps.get(module)
     return has_been_compiled(module) and not (tap is not None and tap.is_compiled)
 
@@ -225,35 +230,26 @@ class _After(Hook):
             self.watcher.after_call(module, output)
 
 
-class OutputRewriter(Protocol):
-    """Asked after each forward of a module what it shall return."""
+RewriteOutput = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+"""From a module, its arguments and what it returned to what it shall return."""
 
-    def rewrite_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """What takes the place of ``output``."""
+RewriteInput = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+"""From a module and its arguments to those that it shall be called with."""
 
-
-class InputRewriter(Protocol):
-    """Asked before each forward of a module what it shall be called with."""
-
-    def rewrite_input(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments that take the place of these."""
-
-    def end_call(self, module: nn.Module, output: Any) -> None:
-        """See that the call ended; ``output`` is None when it raised."""
+EndCall = Callable[[nn.Module, Any], None]
+"""Takes a module and what its call returned; None for a call that raised."""
 
 
 class OutputTap:
-    """The hook behind the calls of one module for one rewriter; ``remove()`` takes it away.
+    """The hook after the calls of one module that changes what they return; ``remove()`` takes it away.
 
-    It comes behind the hooks that the user has set so far, and before all that read.
+    It comes after the hooks that the user has set so far, and before all that read.
     """
 
     __slots__ = ("_entry",)
 
-    def __init__(self, module: nn.Module, rewriter: OutputRewriter) -> None:
-        self._entry = set_after(module, _RewriteOutput(rewriter), with_kwargs=True)
+    def __init__(self, module: nn.Module, rewrite: RewriteOutput) -> None:
+        self._entry = set_after(module, _RewriteOutput(rewrite), with_kwargs=True)
         _put_readers_last(module)
 
     def remove(self) -> None:
@@ -262,17 +258,17 @@ class OutputTap:
 
 
 class InputTap:
-    """The hooks around the calls of one module for one rewriter; ``remove()`` takes them away.
+    """The hooks around the calls of one module that change its arguments; ``remove()`` takes them away.
 
-    They come behind the hooks that the user has set so far, and before all that read.
+    They come after the hooks that the user has set so far, and before all that read.
     """
 
     __slots__ = ("_entries",)
 
-    def __init__(self, module: nn.Module, rewriter: InputRewriter) -> None:
+    def __init__(self, module: nn.Module, rewrite: RewriteInput, end: EndCall) -> None:
         self._entries = (
-            set_before(module, _RewriteInput(rewriter)),
-            set_after(module, _EndCall(rewriter), always=True),
+            set_before(module, _RewriteInput(rewrite)),
+            set_after(module, _EndCall(end), always=True),
         )
         _put_readers_last(module)
 
@@ -294,20 +290,13 @@ def _only_reads(hook: object) -> bool:
     return isinstance(hook, (_ForwardTap, _After)) or (isinstance(hook, _BeforeForward) and not hook.is_outermost)
 
 
-def _breaks_graph(call: F) -> F:
-    """Decorator for hooks that torch.compile must call as they are, between two graphs: a rule has a memory."""
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]
-    call._torchdynamo_disable_msg = "a rule of retrograd acts here, and it has a memory"  # type: ignore[attr-defined]
-    return call
-
-
 class _RewriteOutput(Hook):
     __slots__ = ("_rewrite",)
 
-    def __init__(self, rewriter: OutputRewriter) -> None:
-        self._rewrite = rewriter.rewrite_output
+    def __init__(self, rewrite: RewriteOutput) -> None:
+        self._rewrite = rewrite
 
-    @_breaks_graph
+    @breaks_graph
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         return self._rewrite(module, args, kwargs, output)
@@ -316,10 +305,10 @@ class _RewriteOutput(Hook):
 class _RewriteInput(Hook):
     __slots__ = ("_rewrite",)
 
-    def __init__(self, rewriter: InputRewriter) -> None:
-        self._rewrite = rewriter.rewrite_input
+    def __init__(self, rewrite: RewriteInput) -> None:
+        self._rewrite = rewrite
 
-    @_breaks_graph
+    @breaks_graph
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._rewrite(module, args, kwargs)
@@ -328,34 +317,74 @@ class _RewriteInput(Hook):
 class _EndCall(Hook):
     __slots__ = ("_end",)
 
-    def __init__(self, rewriter: InputRewriter) -> None:
-        self._end = rewriter.end_call
+    def __init__(self, end: EndCall) -> None:
+        self._end = end
 
-    @_breaks_graph
+    @breaks_graph
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._end(module, output)
 
 
-class EveryCallTap:
-    """A pair of global hooks for one watcher; ``remove()`` takes both away."""
+class ModuleHooks:
+    """A pair of hooks on all modules, which can be out of the way for a while; ``remove()`` takes both away.
 
-    __slots__ = ("_entries",)
+    Args:
+        before: called as ``before(module, args)`` before each forward of any module, and before the module's own hooks.
+        after: called as ``after(module, args, output)`` after each forward, also after an exception; left out, there is
+            no such hook.
+    """
 
-    def __init__(self, watcher: InputWatcher) -> None:
-        @uncompiled
-        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if not is_compiling():
-                watcher.before_forward(module, args, {})
+    def __init__(self, before: Callable[..., None], after: Callable[..., None] | None = None) -> None:
+        before_each, after_each = modules._global_forward_pre_hooks, modules._global_forward_hooks
+        self._places: list[tuple[dict[int, Any], int, Any]] = [(before_each, Entry(before, before_each).number, before)]
+        if after is not None:
+            always = modules._global_forward_hooks_always_called
+            number = Entry(after, after_each, marks=(always,)).number
+            self._places += [(always, number, after), (after_each, number, after)]
+        self._undo_quiet = keep_compiled_modules_quiet(*{number for _, number, _ in self._places})
+        self._pauses = 0
+        self._is_removed = False
+        self._lock = threading.Lock()
 
-        @uncompiled
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if not is_compiling():
-                watcher.after_call(module, output)
+    def pause(self) -> None:
+        """Take them out of torch's tables until :meth:`resume`."""
+        with self._lock:
+            self._pauses += 1
+            self._take_out()
 
-        self._entries = (set_before_all(before), set_after_all(after))
+    def resume(self) -> None:
+        """Take back one call of :meth:`pause`."""
+        with self._lock:
+            self._pauses -= 1
+            if not self._pauses and not self._is_removed:
+                for table, number, hook in self._places:
+                    table[number] = hook
 
     def remove(self) -> None:
-        """Take the hooks away."""
-        for entry in self._entries:
-            entry.remove()
+        """Take them away for good. May be called twice."""
+        with self._lock:
+            if not self._is_removed:
+                self._is_removed = True
+                self._take_out()
+                self._undo_quiet()
+
+    def _take_out(self) -> None:
+        for table, number, _ in self._places:
+            table.pop(number, None)
+
+
+def hook_every_call(watcher: InputWatcher) -> ModuleHooks:
+    """Tell a watcher before and after each call of any module."""
+
+    @uncompiled
+    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not is_compiling():
+            watcher.before_forward(module, args, {})
+
+    @uncompiled
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not is_compiling():
+            watcher.after_call(module, output)
+
+    return ModuleHooks(before, after)

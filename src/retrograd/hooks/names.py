@@ -1,4 +1,4 @@
-"""What the modules of a model, their parameters and their arguments are called, and the sites that each module has.
+"""Names of the modules of a model, of their parameters and arguments, and the sites that each module has.
 
 Paths leave out what wrappers put in: DDP, FSDP, compilers, checkpoints.
 """
@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.errors import AttachError
 from retrograd.hooks.discovery import construction_line
 from retrograd.hooks.module import is_compiled
+from retrograd.hooks.nested import flatten
 from retrograd.sites.pattern import Candidate
-from retrograd.sites.site import ROOT, Site
+from retrograd.sites.site import ROOT, WATCH, Site
 
 _MOST_SETTINGS = 300
 """Characters of what a module shows of itself."""
@@ -27,7 +29,7 @@ _MOST_SETTINGS = 300
 
 @dataclass(frozen=True, slots=True)
 class NamedModule:
-    """One module of a recorded model.
+    """A module of a recorded model.
 
     Attributes:
         path: its path, without the names that wrappers (DDP, FSDP, torch.compile, checkpointing) put in.
@@ -118,12 +120,12 @@ def _merge(wrapper: NamedModule, wrapped: NamedModule) -> NamedModule:
 
 
 def compiled_regions(entries: Iterable[NamedModule]) -> tuple[str, ...]:
-    """What the paths begin with of modules that lie inside compiled ones; an empty text where the whole model is."""
+    """Beginnings of the paths of modules inside compiled ones; an empty text where the whole model is compiled."""
     return tuple(beginning_of(entry.path) for entry in entries if is_compiled(entry.tapped))
 
 
 def beginning_of(path: str) -> str:
-    """What the paths of all modules within this one begin with."""
+    """The beginning of the paths of all modules within this one."""
     return "" if path == ROOT else f"{path}."
 
 
@@ -204,6 +206,40 @@ def walk_parameters(models: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[s
                     yield _name_parameter(path, key), parameter
 
 
+def walk_leaves(models: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter of some named models as a backward graph may have it, with its name.
+
+    FSDP2 shards a parameter, and gathers the whole one into a tensor of its own, which is then the leaf of the graph.
+    Such tensors come after all that are parameters of a module at the moment.
+    """
+    named = list(models)
+    yield from walk_parameters(named)
+    for prefix, model in named:
+        modules = list(walk_paths(prefix, model))
+        path_of = {id(module): path for path, module in modules}
+        for _, module in modules:
+            for owner, key, whole in _gathered_parameters(module):
+                if id(owner) in path_of:
+                    yield _name_parameter(path_of[id(owner)], key), whole
+
+
+def _gathered_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+    for group in fsdp_groups(module):
+        for parameter in group.fsdp_params:
+            whole, home = getattr(parameter, "_unsharded_param", None), parameter._module_info
+            if whole is not None:  # it was gathered before
+                yield home.module, home.param_name, whole
+
+
+def fsdp_groups(module: nn.Module) -> list[Any]:
+    """Groups of parameters that FSDP2 shards at this very module."""
+    if not any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
+        return []
+    state: Any = module._get_fsdp_state()  # type: ignore[operator]
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
 def walk_buffers(models: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Every buffer of some named models with its name, as a parameter would have it."""
     for prefix, model in models:
@@ -227,7 +263,7 @@ _NO_TENSORS = frozenset({"bool", "int", "str", "None"})
 
 
 class ArgumentNames:
-    """Names what a module is called with.
+    """Names of the arguments of a module's calls.
 
     Args:
         module: the module, which is not held.
@@ -262,7 +298,7 @@ class ArgumentNames:
 
 
 def spread_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a model is called with: a tuple or list holds arguments, a mapping named ones; else it is the only one."""
+    """Arguments of a model: a tuple or list holds several, a mapping named ones; anything else is the only one."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return (tuple(batch), {}) if type(batch) in (tuple, list) else ((batch,), {})  # a named tuple is one argument
@@ -290,3 +326,19 @@ def _parameters_of(module: nn.Module) -> list[inspect.Parameter]:
         return list(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):  # a forward written in C tells nothing
         return []
+
+
+_watched_leaves = WeakIdKeyDictionary()
+
+
+def name_watched_leaves(name: str, value: Any) -> None:
+    """Remember the names of the leaves, which are not held, in a tensor or nest of tensors that is watched by hand."""
+    for keys, tensor in flatten(value, ()):
+        if tensor.requires_grad and tensor.is_leaf:
+            _watched_leaves[tensor] = name, keys
+
+
+def watched_name(leaf: torch.Tensor) -> str | None:
+    """The name that a leaf was watched by: ``"watch/a"``."""
+    found = _watched_leaves.get(leaf) if len(_watched_leaves) else None
+    return None if found is None else str(Site(WATCH + found[0], found[1]))

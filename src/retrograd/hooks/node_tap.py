@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from retrograd.hooks.engine import current_graph_task, current_node, uncompiled
+from retrograd.hooks.listeners import Entry, enter_node
 from retrograd.hooks.nodes import IDENTITIES_LAST, LEAF_KIND, number_of
 from retrograd.hooks.reach import PassNodes
-from retrograd.hooks.tables import Entry, enter_node
 
 _MOST_HOOKED = 100_000
 """Nodes that are remembered, or those of one graph if there are more: some 100 bytes each."""
@@ -204,17 +204,17 @@ class _HookedNodes:
         self.hooked.update((number_of(node), id(node)) for node in nodes)
 
 
-Gradients = tuple[Tensor | None, ...]
+NodeGradients = tuple[Tensor | None, ...]
 
 
 class NodeListener(Protocol):
     """Called around each node, in the thread that runs it. May raise: the pass ends."""
 
-    def before(self, index: int, incoming: Gradients) -> Gradients | None:
+    def before(self, index: int, incoming: NodeGradients) -> NodeGradients | None:
         """This node is about to run. What is returned is what it gets instead."""
 
-    def after(self, index: int, outgoing: Gradients) -> Gradients | None:
-        """It has run, and has not yet let go of what it had saved. What is returned goes on instead."""
+    def after(self, index: int, outgoing: NodeGradients) -> NodeGradients | None:
+        """The node has run, and has not yet let go of what it had saved. The gradients returned go on instead."""
 
 
 class NodeHooks:
@@ -247,10 +247,10 @@ class _FirstPassListener:
         self._listener = listener
         self._task: int | None = None
 
-    def before(self, index: int, incoming: Gradients) -> Gradients | None:
+    def before(self, index: int, incoming: NodeGradients) -> NodeGradients | None:
         return self._listener.before(index, incoming) if self._is_first() else None
 
-    def after(self, index: int, outgoing: Gradients) -> Gradients | None:
+    def after(self, index: int, outgoing: NodeGradients) -> NodeGradients | None:
         return self._listener.after(index, outgoing) if self._is_first() else None
 
     def _is_first(self) -> bool:
@@ -262,11 +262,11 @@ class _FirstPassListener:
 
 def _make_hooks(listener: NodeListener) -> tuple[Any, Any]:
     @uncompiled
-    def before(index: int, incoming: Gradients) -> Gradients | None:
+    def before(index: int, incoming: NodeGradients) -> NodeGradients | None:
         return listener.before(index, incoming)
 
     @uncompiled
-    def after(index: int, outgoing: Gradients, incoming: Gradients) -> Gradients | None:
+    def after(index: int, outgoing: NodeGradients, incoming: NodeGradients) -> NodeGradients | None:
         return listener.after(index, outgoing)
 
     return before, after

@@ -26,7 +26,7 @@ number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
 """The sequence number of a node: those made later in one thread have larger ones, and run earlier."""
 
 LEAF_NUMBER = 2**64 - 1
-"""What torch gives the nodes of leaves for a sequence number: they run as soon as they can."""
+"""The sequence number of the nodes of leaves: they run as soon as they can."""
 
 _SAVED = "_saved_"
 _RAW = "_raw_saved_"
@@ -35,7 +35,7 @@ LEAF_KIND: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-define
 """The type of a leaf's node."""
 
 IDENTITIES_LAST = TORCH >= (2, 13)
-"""Whether torch hands out one and the same Python object for a node as long as it lives."""
+"""True if torch hands out one and the same Python object for a node as long as it lives."""
 
 _REFUSED = re.compile(r"is at version (?P<now>\d+); expected version (?P<then>\d+) instead")
 """In the message of autograd's check of what it saved."""
@@ -62,12 +62,12 @@ def name_of(node: Any) -> str:
 
 
 def is_leaf(node: Any) -> bool:
-    """Whether a node only adds what comes in to the ``.grad`` of a leaf."""
+    """Tell whether a node only adds what comes in to the ``.grad`` of a leaf."""
     return type(node) is LEAF_KIND
 
 
 def is_python(node: Any) -> bool:
-    """Whether a node was made by a Python ``Function``."""
+    """Tell whether a node was made by a Python ``Function``."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
@@ -77,7 +77,7 @@ def variable_of(node: Any) -> Tensor | None:
 
 
 def identity_of(node: Any) -> tuple[int, int]:
-    """What tells a node from all others that live at the same time, whatever object it is handed out as."""
+    """A key that tells a node from all others that live at the same time, whatever object it is handed out as."""
     if IDENTITIES_LAST:
         return id(node), number_of(node)
     return node.metadata.setdefault(_KEY, next(_identities)), number_of(node)
@@ -90,13 +90,13 @@ def edges_of(node: Any) -> tuple[tuple[Any, int], ...]:
 
 
 def inputs_of(node: Any) -> tuple[Metadata, ...]:
-    """What must come in: shape, dtype and device of each gradient."""
+    """Shape, dtype and device of each gradient that must come in."""
     described: tuple[Metadata, ...] = node._input_metadata
     return described
 
 
 def saved_of(node: Any) -> dict[str, Any]:
-    """What the operation saved for its backward, without unpacking it.
+    """Read all that the operation saved for its backward, without unpacking it.
 
     Returns:
         Name → a ``SavedTensor`` (see :func:`peek`), a list of them, or a plain value. Of a Python Function all tensors
@@ -110,7 +110,7 @@ def saved_of(node: Any) -> dict[str, Any]:
 
 
 def is_saved_tensor(value: Any) -> bool:
-    """Whether this is torch's own holder of a tensor that a node has saved."""
+    """Tell whether this is torch's own holder of a tensor that a node has saved."""
     return type(value).__name__ == "SavedTensor"
 
 
@@ -138,7 +138,7 @@ def detach(held: Tensor) -> Tensor:
 
 
 def is_freed(node: Any) -> bool:
-    """Whether a backward pass has freed what this node had saved."""
+    """Tell whether a backward pass has freed what this node had saved."""
     saved_of(node)
     try:
         for name, attribute in _saved_names[type(node)]:
@@ -158,10 +158,10 @@ def find_overwritten(node: Any) -> tuple[str, Tensor, int, int] | None:
         none; tensors that hooks have packed are not asked for, and autograd does not check them.
     """
     for name, raw in saved_tensors_of(node):
-        if raw.unpack_hook is None:
-            tensor, versions = peek(raw), _refused_versions(node, name, raw)
-            if tensor is not None and versions is not None:
-                return name, tensor, *versions
+        tensor = peek(raw) if raw.unpack_hook is None else None
+        versions = _refused_versions(node, name, raw) if tensor is not None else None
+        if tensor is not None and versions is not None and versions[1] == tensor._version:
+            return name, tensor, *versions
     return None
 
 
@@ -175,17 +175,25 @@ def saved_tensors_of(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _refused_versions(node: Any, name: str, raw: Any) -> tuple[int, int] | None:
-    """What autograd says when it is asked for a saved tensor. A node's own output can be had from the node alone."""
-    attribute = _SAVED + name
+    """Ask autograd for a saved tensor, and read the versions in its refusal."""
     try:
-        if hasattr(type(node), attribute):
-            getattr(node, attribute)
-        else:
-            raw.unpack()
+        _unpack(node, name, raw)
     except RuntimeError as error:
         found = _REFUSED.search(str(error))
         return (int(found["then"]), int(found["now"])) if found else None
     return None
+
+
+def _unpack(node: Any, name: str, raw: Any) -> None:
+    """Have autograd unpack a saved tensor. The node is asked where it can be, as for its own output it has to be."""
+    attribute = _SAVED + name
+    if hasattr(type(node), attribute):
+        getattr(node, attribute)
+    elif hasattr(raw, "unpack"):
+        raw.unpack()
+    else:  # before torch 2.12: with all others of the same name
+        attribute = _SAVED + name.partition("[")[0]
+        getattr(node, attribute if hasattr(type(node), attribute) else "saved_tensors")
 
 
 def run_node(node: Any, incoming: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -302,7 +310,7 @@ def _materialize(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor | 
 
 
 def _match_edges(node: Any, result: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """One gradient for each tensor among the arguments, from one for each argument.
+    """Match gradients, one for each argument, with edges, one for each tensor among the arguments.
 
     Those that need a gradient are the edges that lead somewhere, in the same order. Where some arguments are no
     tensors, it cannot be told which of the others stand for edges that lead nowhere: there it is None.
@@ -322,7 +330,7 @@ def _match_edges(node: Any, result: tuple[Tensor | None, ...]) -> tuple[Tensor |
 
 
 def _wants_zeros(node: Any) -> bool:
-    """What the ``Function`` set by ``set_materialize_grads``; torch lets it be set, and not be read."""
+    """Read what the ``Function`` set by ``set_materialize_grads``, which torch lets be set, and not be read."""
     offset = _flag_offset()
     return offset is None or ctypes.string_at(id(node) + offset, 1) != b"\0"
 

@@ -21,16 +21,17 @@ from retrograd.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.hooks.engine import (
     current_node,
     dispatch_modes,
+    is_jit_tracing,
     is_tracing,
     is_transformed,
     uncompiled,
     without_functions,
 )
 from retrograd.hooks.function_mode import FunctionListener, FunctionMode
-from retrograd.hooks.function_names import is_bare, name_function, tensors_of
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
-from retrograd.hooks.nodes import is_python, name_of, number_of, peek, saved_of, variable_of
+from retrograd.hooks.nodes import is_python, is_saved_tensor, name_of, number_of, peek, saved_of, variable_of
 from retrograd.hooks.reach import PassNodes, read_links
+from retrograd.hooks.torch_calls import is_bare, name_function, tensors_of
 
 _MASKING = frozenset(
     {"masked_fill", "where", "full", "full_like", "new_full", "fill", "setitem", "tensor", "as_tensor", "from_numpy"}
@@ -77,7 +78,7 @@ class ResultWatch:
         self._births.clear()
 
     def birth_of(self, tensor: Tensor) -> Any:
-        """What a tensor goes back to that is not finite; None where nothing is known."""
+        """The birth that a tensor goes back to that is not finite; None where nothing is known."""
         known = self._births.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
 
@@ -122,10 +123,10 @@ class ResultWatch:
 
 
 def is_fine(tensor: Tensor) -> bool:
-    """Whether all elements are finite; true of what has none to be read."""
+    """Tell whether all elements are finite; true of what has none to be read."""
     if not tensor.is_floating_point() or is_transformed(tensor) or is_tracing():
         return True
-    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta or _is_traced():
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta or is_jit_tracing():
         return True
     if dispatch_modes():
         return bool(carry_out_unseen(lambda: without_graph(tensor).isfinite().all()))
@@ -136,8 +137,8 @@ def is_fine(tensor: Tensor) -> bool:
 
 
 def are_fine(tensors: list[Tensor]) -> bool:
-    """Whether these are finite, by a norm of each; False where one may not be, and has to be looked at."""
-    if not tensors or dispatch_modes() or _is_traced() or is_tracing():
+    """Tell whether these are finite, by a norm of each; False where one may not be, and has to be looked at."""
+    if not tensors or dispatch_modes() or is_jit_tracing() or is_tracing():
         return not tensors
     with torch.no_grad(), without_functions():
         if not all(map(_has_norm, tensors)) or len({each.device for each in tensors}) > 1:
@@ -153,16 +154,12 @@ def _has_norm(tensor: Tensor) -> bool:
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def _is_traced() -> bool:
-    return torch._C._get_tracing_state() is not None
-
-
 class BackwardLook(FunctionListener):
     """Its mode is on the stack of the thread that runs the node, from the hook before it to that before the next one.
 
     Args:
         see: told of what makes it of finite numbers, while its frame is on the stack; what it returns is kept.
-        fault: told of an error of ours; nothing is looked at behind it.
+        fault: told of an error of ours; nothing is looked at after it.
     """
 
     def __init__(self, see: Callable[[BornOperation], Any], fault: Callable[[Exception], None]) -> None:
@@ -171,22 +168,22 @@ class BackwardLook(FunctionListener):
         self._has_failed = False
         self._mode = FunctionMode()
         self._node: Any = None
-        self._results = ResultWatch(self._note, lambda tensor: None)
+        self._results: ResultWatch | None = None  # while a node runs: it refers to this object
         self._found: dict[int, Any] = {}
 
     def next_node(self, node: Any) -> None:
         """This node is about to run; None where the pass is over."""
         if self._node is not None:
             self._mode.leave()
-            self._results.forget()
-            self._node = None
+            self._node = self._results = None
         if node is not None and is_python(node) and not self._has_failed:
             self._node = node
+            self._results = ResultWatch(self._note, lambda tensor: None)
             self._mode.listener = self
             self._mode.put_on()
 
     def found_in(self, node: Any) -> Any:
-        """What was kept of a birth in this node; None if there was none."""
+        """The note of a birth in this node; None if there was none."""
         return self._found.get(id(node))
 
     @uncompiled
@@ -199,7 +196,7 @@ class BackwardLook(FunctionListener):
     @uncompiled
     def after(self, seen: tuple[tuple[Any, ...], dict[str, Any]], function: Any, result: Any, frame: FrameType) -> None:
         """Look at what it returned."""
-        if self._node is not None:
+        if self._results is not None:
             with without_functions():
                 self._results.look(function, *seen, result)
 
@@ -268,11 +265,13 @@ class GradientBirths:
         self._saved: dict[int, dict[str, Any]] = {}
         self._found: tuple[Any, Tensor | None] | None = None
         self._is_over = self._is_applied = False
-        self._tap: NodeTap = taps.tap(self._pass, self._see_first, self._see, self._see_leaf)
+        self._tap: NodeTap | None = taps.tap(self._pass, self._see_first, self._see, self._see_leaf)
 
     def end(self) -> BornGradient | None:
         """The run has ended: what was found, if anything."""
-        self._taps.end(self._tap)
+        tap, self._tap = self._tap, None  # it refers to this object
+        if tap is not None:
+            self._taps.end(tap)
         self._look.next_node(None)
         try:
             return self._blame(*self._found) if self._found is not None and self._is_applied else None
@@ -286,7 +285,7 @@ class GradientBirths:
         self._see((incoming,))
 
     def _see_leaf(self, incoming: tuple[Tensor | None, ...]) -> None:
-        """What has come to no leaf has been masked."""
+        """See what comes to a leaf; numbers that come to none have been masked."""
         if not self._is_applied:
             self._see(incoming)
             self._is_applied = self._found is not None and not _are_fine(incoming)
@@ -340,13 +339,13 @@ def _are_fine(incoming: tuple[Tensor | None, ...]) -> bool:
 
 
 def read_saved(node: Any) -> dict[str, Any]:
-    """What a node has saved: its tensors, detached, and plain values."""
+    """Read all that a node has saved: tensors, detached, and plain values."""
     found: dict[str, Any] = {}
     for name, value in saved_of(node).items():
-        if type(value).__name__ == "SavedTensor":
+        if is_saved_tensor(value):
             tensor = peek(value)
             if tensor is not None:
                 found[name] = tensor
-        elif not isinstance(value, list | tuple) or not any(type(each).__name__ == "SavedTensor" for each in value):
+        elif not isinstance(value, list | tuple) or not any(map(is_saved_tensor, value)):
             found[name] = value
     return found

@@ -44,7 +44,7 @@ _VIEWS = (
     "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsafe_chunk", "unsafe_split",
     "unsafe_split_with_sizes", "_unsafe_view", "unsqueeze", "view", "view_as_complex", "view_as_real",
 )  # fmt: skip
-"""They share the memory of what they are given, though the schema of some does not say so."""
+"""Operations that share the memory of what they are given, though the schema of some does not say so."""
 
 _ELEMENTWISE = (
     "abs", "add", "addcdiv", "addcmul", "ceil", "clamp", "clamp_max", "clamp_min", "copysign", "cos", "cosh", "div",
@@ -55,7 +55,7 @@ _ELEMENTWISE = (
 )  # fmt: skip
 
 _BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
-"""They write into running statistics without saying so. While training they do not read them."""
+"""Operations that write into running statistics without saying so, and do not read them while training."""
 
 _NORMALISATIONS = {
     **dict.fromkeys(_BATCH_NORMS, "batch norm"),
@@ -121,8 +121,8 @@ _UNREPEATABLE = frozenset({
     "_cudnn_rnn", "miopen_rnn", "batch_norm_update_stats", "batch_norm_gather_stats",
     "batch_norm_gather_stats_with_counts", "cumsum", "cumsum_", "median",
 })  # fmt: skip
-"""They take memory from elsewhere; or write or add up in an order that is not the same twice on every device; or write
-into a state without saying so."""
+"""Operations that take memory from elsewhere, that write or add up in an order that is not the same twice on every
+device, or that write into a state without saying so."""
 
 
 def _name_node(operation: str) -> str:

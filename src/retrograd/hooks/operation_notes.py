@@ -14,28 +14,31 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from retrograd.hooks.calls import MODULE_CALLS, OUTSIDE
+from retrograd.hooks.calls import MODULE_CALLS
 from retrograd.hooks.engine import (
+    OUTSIDE,
     current_graph_task,
     grad_enabled,
     inference_enabled,
+    is_jit_tracing,
     is_tracing,
     next_sequence_number,
     uncompiled,
     without_functions,
 )
-from retrograd.hooks.frames import is_inner, is_ours
 from retrograd.hooks.function_mode import ForwardListener
-from retrograd.hooks.function_names import (
+from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
+from retrograd.hooks.reach import DeepGraphGuard
+from retrograd.hooks.torch_calls import (
     VALUES,
     describe_arguments,
     describe_tensor,
     is_bare,
+    is_inner,
+    is_ours,
     name_function,
     tensors_of,
 )
-from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
-from retrograd.hooks.reach import DeepGraphGuard
 
 MADE_BEFORE = -1
 """The number of the operation that made a tensor, where that is none of those noted."""
@@ -44,12 +47,12 @@ GRAPH_BEFORE = -2
 """The same, where the tensor has a graph: it is not a parameter, and no data."""
 
 _APPLY: CodeType | None = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
-"""Of the call of a Python Function, in whose forward no graph is made; from torch 2.15 on it has no frame."""
+"""Code of the call of a Python Function, in whose forward no graph is made; from torch 2.15 on it has no frame."""
 
 
 @lru_cache(maxsize=4096)
 def _begins_function(code: CodeType) -> bool:
-    """Whether a frame of this code is the outermost of a call of a Python Function."""
+    """Tell whether a frame of this code is the outermost of a call of a Python Function."""
     if _APPLY is not None:
         return code is _APPLY
     return any(_code_of(vars(each).get("forward")) is code for each in _subclasses(torch.autograd.Function))
@@ -92,7 +95,7 @@ class _Called(NamedTuple):
     requires_grad: bool
     first: Tensor | None
     number: int
-    """Of the first node that it can make."""
+    """Number of the first node that it can make."""
 
 
 class OperationNotes(ForwardListener):
@@ -101,7 +104,7 @@ class OperationNotes(ForwardListener):
     Args:
         name_module: the path of a module, None where it has no name.
         limit: operations that are noted at most.
-        fault: told of an error of ours; nothing is noted behind it.
+        fault: told of an error of ours; nothing is noted after it.
         see: shown the first result of each.
 
     Attributes:
@@ -126,7 +129,7 @@ class OperationNotes(ForwardListener):
         self._guard = DeepGraphGuard()
         self._is_forward = False
         self._lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
-        """By identity of code and offset in it."""
+        """Identity of code, and offset in it → the code, held, and the line."""
         self.clear()
 
     def clear(self) -> None:
@@ -151,7 +154,7 @@ class OperationNotes(ForwardListener):
         self._is_forward = True
 
     def forward_ends(self) -> None:
-        """That call is over: hold no nodes."""
+        """The call of a model is over: hold no nodes."""
         self._is_forward = False
         self._guard.part()
 
@@ -210,8 +213,7 @@ class OperationNotes(ForwardListener):
         if len(self.noted) >= self._limit:
             self.is_cut = True
             return False
-        is_traced = is_tracing() or torch._C._get_tracing_state() is not None
-        return self.is_started and not is_traced and current_graph_task() == OUTSIDE
+        return self.is_started and not is_tracing() and not is_jit_tracing() and current_graph_task() == OUTSIDE
 
     def _note(self, taken: _Called, result: Any, frame: FrameType) -> None:
         name = taken.name

@@ -1,23 +1,33 @@
-"""Where each optimizer update begins and ends, and what loss scaling does to it."""
+"""Calls by which a program trains: optimizer updates, loss scaling, cleared and clipped gradients, learning rates.
+
+A program may have imported torch's functions before anybody listens. So the wrapped functions are methods, which are
+looked up in their class, and those that public functions call in turn, which they look up in their module. A method
+that a class of the user's own overrides without calling torch's is not seen.
+"""
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.optim import lr_scheduler
 from torch.optim import optimizer as optimizers
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from retrograd.hooks.calls import count_steps
-from retrograd.hooks.engine import uncompiled, uncompiled_itself
-from retrograd.hooks.listeners import Listeners, Patch, Undo, wrap_method
-from retrograd.hooks.tables import Entry, Hook
+from retrograd.hooks.engine import is_compiling, is_tracing, uncompiled, uncompiled_itself
+from retrograd.hooks.listeners import Entry, Hook, Listeners, Patch, Undo, replace, wrap_method
 
 
 class OptimizerListener(Protocol):
@@ -39,20 +49,27 @@ class OptimizerListener(Protocol):
         """``losses`` are what came of multiplying by ``scale`` (a copy, one element, on its own device)."""
 
 
-class _RunningUpdate(threading.local):
+class _Here(threading.local):
+    depth = 0
+    """Calls that this thread is in: one that torch makes within another one is not the program's."""
     told = 0
     """Updates, made or skipped, that were told of in this thread."""
     stepping: weakref.ref[Optimizer] | None = None
     """The optimizer whose step began last."""
 
 
-_here = _RunningUpdate()
+_here = _Here()
 
 
 def list_optimizers() -> list[Optimizer]:
     """Every optimizer of the process that is complete, the oldest first (0.1 s for 400,000 objects)."""
     found = (thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer))  # isinstance asks the object
     return [optimizer for optimizer in found if "param_groups" in vars(optimizer)]
+
+
+def held_by(optimizer: Optimizer) -> list[torch.Tensor]:
+    """The parameters of an optimizer, in their order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 class UpdateTap:
@@ -94,7 +111,7 @@ class _BeforeStep(Hook):
 
 
 def _takes_closure_first(optimizer: Optimizer) -> bool:
-    """Whether the first argument of ``step`` is a closure, as it is of all optimizers of torch."""
+    """Tell whether the first argument of ``step`` is a closure, as it is of all optimizers of torch."""
     return next(iter(inspect.signature(optimizer.step).parameters), "") == "closure"
 
 
@@ -177,7 +194,7 @@ def _tell_skipped(optimizer: Optimizer) -> None:
         listener.update_skipped(optimizer)
 
 
-def _install() -> list[Undo]:
+def _watch_updates() -> list[Undo]:
     return [
         Entry(_before_step, optimizers._global_optimizer_pre_hooks).remove,
         Entry(_after_step, optimizers._global_optimizer_post_hooks).remove,
@@ -193,4 +210,135 @@ def _greet(listener: OptimizerListener) -> None:
         listener.update_begins(stepping)
 
 
-optimizer_listeners = Listeners[OptimizerListener](Patch(_install), _greet)
+optimizer_listeners = Listeners[OptimizerListener](Patch(_watch_updates), _greet)
+
+
+_clip_grad: Any = sys.modules["torch.nn.utils.clip_grad"]  # whose name the package gives to a function
+
+
+class CallListener(Protocol):
+    """Told of each such call, in the thread that makes it. Must not raise."""
+
+    def called(self, name: str, about: object, frame: FrameType, **details: Any) -> None:
+        """A call, with what it was given, and as ``value`` what it found (a tensor, on any device).
+
+        ``about`` is the optimizer, the module, the scheduler, or the parameters; ``frame`` a frame within the call.
+        """
+
+
+@uncompiled
+def _tell(name: str, about: object, depth: int = 2, **details: Any) -> None:
+    if _here.depth == 0 and not is_tracing():
+        frame = sys._getframe(depth)
+        for listener in call_listeners:
+            listener.called(name, about, frame, **details)
+
+
+@uncompiled_itself
+def _zero_grad(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
+    if is_compiling():
+        return original(owner, *args, **kwargs)
+    _tell("zero_grad", owner, set_to_none=bool(args[0] if args else kwargs.get("set_to_none", True)))
+    return _run_inside(original, owner, *args, **kwargs)
+
+
+def _around(name: str) -> Callable[..., Any]:
+    @uncompiled_itself
+    def call(original: Callable[..., Any], scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+        if scaler.is_enabled():
+            _tell(name, args[0] if args else kwargs.get("optimizer"))
+        return original(scaler, *args, **kwargs)
+
+    return call
+
+
+@uncompiled_itself
+def _update_scale(original: Callable[..., Any], scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+    result = original(scaler, *args, **kwargs)
+    if scaler.is_enabled():
+        _tell("scaler.update", None, value=scaler._scale)
+    return result
+
+
+def _run_inside(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    _here.depth += 1
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _here.depth -= 1
+
+
+def _clip_norm(frame: FrameType, args: tuple[Any, ...], result: Any) -> None:
+    if len(args) < 3:
+        return
+    parameters, max_norm, norm = args[:3]
+    caller = frame.f_locals
+    _tell(
+        "clip_grad_norm_",
+        parameters,
+        value=norm,
+        max_norm=float(max_norm),
+        norm_type=float(caller.get("norm_type", 2.0)) if frame.f_code.co_name == "clip_grad_norm_" else 2.0,
+    )
+
+
+def _clip_value(frame: FrameType, args: tuple[Any, ...], result: Any) -> None:
+    if frame.f_code.co_name == "clip_grad_value_":
+        caller = frame.f_locals
+        _tell("clip_grad_value_", caller["parameters"], clip_value=float(caller["clip_value"]))
+
+
+def _schedule(frame: FrameType, args: tuple[Any, ...], result: Any) -> None:
+    if frame.f_code.co_name not in ("step", "_update_lr"):  # else somebody asks for a learning rate
+        return
+    first = last = frame.f_locals.get("self")
+    is_part = False
+    outer: FrameType | None = frame
+    while outer is not None and outer.f_globals is frame.f_globals:
+        if outer.f_code.co_name == "_initial_step":  # of a constructor
+            return
+        owner = outer.f_locals.get("self")
+        if isinstance(owner, LRScheduler):
+            is_part |= isinstance(owner, ChainedScheduler) and owner is not first
+            last = owner
+        outer = outer.f_back
+    if not is_part:  # which is told of when the chain has gone on
+        _tell("scheduler.step", last, lr=result)
+
+
+def _wrap_inner(room: Any, name: str, tell: Callable[[FrameType, tuple[Any, ...], Any], None]) -> Callable[[], None]:
+    original = getattr(room, name, None)
+    if original is None:  # of another torch
+        return lambda: None
+
+    @functools.wraps(original)
+    @uncompiled_itself
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if not is_compiling():
+            _tell_inner(tell, args, result)
+        return result
+
+    return replace(room, name, inner)
+
+
+@uncompiled
+def _tell_inner(tell: Callable[[FrameType, tuple[Any, ...], Any], None], args: tuple[Any, ...], result: Any) -> None:
+    if call_listeners:
+        tell(sys._getframe(2), args, result)
+
+
+def _wrap_calls() -> list[Undo]:
+    return [
+        wrap_method(Optimizer, "zero_grad", _zero_grad),
+        wrap_method(nn.Module, "zero_grad", _zero_grad),
+        wrap_method(GradScaler, "unscale_", _around("scaler.unscale_")),
+        wrap_method(GradScaler, "step", _around("scaler.step")),
+        wrap_method(GradScaler, "update", _update_scale),
+        _wrap_inner(_clip_grad, "_clip_grads_with_norm_", _clip_norm),
+        _wrap_inner(_clip_grad, "_group_tensors_by_device_and_dtype", _clip_value),
+        _wrap_inner(lr_scheduler, "_param_groups_val_list", _schedule),
+    ]
+
+
+call_listeners = Listeners[CallListener](Patch(_wrap_calls))

@@ -7,30 +7,28 @@ compared around them.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable
-from operator import itemgetter
 from types import BuiltinFunctionType, CodeType, FrameType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from retrograd.hooks.calls import OUTSIDE
+from retrograd.hooks.calls import span_at
 from retrograd.hooks.engine import (
+    OUTSIDE,
     current_graph_task,
     is_tracing,
     next_sequence_number,
     uncompiled,
     without_functions,
 )
-from retrograd.hooks.frames import user_frame
 from retrograd.hooks.function_mode import ForwardListener
-from retrograd.hooks.function_names import name_function
 from retrograd.hooks.nodes import LEAF_NUMBER
+from retrograd.hooks.torch_calls import line_at, name_function, user_frame
 from retrograd.hooks.writes import WriteNotes
 
 SeeResult = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
@@ -48,7 +46,7 @@ class ProgramWatch(ForwardListener):
 
     Args:
         name_module: the path of a module, None where it has no name.
-        fault: told of an error of ours; nothing is noted behind it.
+        fault: told of an error of ours; nothing is noted after it.
 
     Attributes:
         places: where nodes were made.
@@ -87,7 +85,7 @@ class ProgramWatch(ForwardListener):
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the thread that is watched."""
+        """True if this is the thread that is watched."""
         return self._thread == threading.get_ident()
 
     def pause(self) -> None:
@@ -137,7 +135,7 @@ class ProgramWatch(ForwardListener):
         self._fault(error)
 
     def _is_dull(self, kind: int, result: Any) -> bool:
-        """Whether nobody asks for this result."""
+        """Tell whether nobody asks for this result."""
         if self.see_result is None:
             return True
         if not kind & CARRIES or self.is_bad:
@@ -197,13 +195,13 @@ _CARRYING = frozenset(
 IDLE = 0
 """Nothing of interest: it reads or sets an attribute, or registers something."""
 MAKES = 1
-"""It makes tensors."""
+"""Makes tensors."""
 WRITES = 2
-"""It may write to what it is given, or hand the memory to NumPy."""
+"""May write to what it is given, or hand the memory to NumPy."""
 CARRIES = 4
-"""It makes what is not finite out of what is not, or by overflow, and in no other way."""
+"""Makes what is not finite out of what is not, or by overflow, and in no other way."""
 SMOOTH = 8
-"""Its derivative is finite where it is finite itself, but for overflow."""
+"""Has a finite derivative where it is finite itself, but for overflow."""
 
 _SMOOTH = frozenset(
     {"add", "__add__", "radd", "sub", "__sub__", "rsub", "mul", "__mul__", "rmul", "__iadd__", "__isub__", "__imul__",
@@ -221,7 +219,7 @@ _known: dict[Any, int] = {}
 
 
 def kind_of(function: Any) -> int:
-    """What this torch function can do."""
+    """The kind of a torch function: what it can do, as flags."""
     try:
         return _known[function]
     except KeyError:
@@ -244,7 +242,7 @@ def _find_kind(function: Any) -> int:
 
 
 def _may_write(function: Any, name: str) -> bool:
-    """Of torch's own functions, those in place are known by their names; one in Python may call any."""
+    """Tell by its name whether a function of torch's may write in place; one in Python may call any."""
     if not isinstance(function, _BUILT_IN):
         return True
     is_operator = name.startswith("__") and name.endswith("__")
@@ -259,13 +257,11 @@ _WRITING = frozenset(
     {"batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm", "rrelu",
      "fake_quantize_per_channel_affine", "fused_moving_avg_obs_fake_quant"}
 )  # fmt: skip
-"""Those that write to what they are given, though their names do not say so."""
+"""Functions that write to what they are given, though their names do not say so."""
 
 
 _MOST = 20_000
 """Operations, and calls, that are remembered."""
-
-_first = itemgetter(0)
 
 
 class NodeOrigin(NamedTuple):
@@ -288,7 +284,7 @@ class NodeOrigin(NamedTuple):
 
 
 class NodePlaces:
-    """Of one thread.
+    """Places in the program where the nodes of one thread were made.
 
     Args:
         name_module: the path of a module, None where it has no name.
@@ -298,8 +294,8 @@ class NodePlaces:
         self._name_module = name_module
         self._lines: list[tuple[int, int, CodeType, int, Any]] = []
         """First number of an operation's nodes and the one after the last; code and offset of its caller; itself."""
-        self._calls: list[_NumberedCall] = []
-        self._open: list[_NumberedCall] = []
+        self._calls: list[_OpenCall] = []
+        self._open: list[_OpenCall] = []
 
     def note(self, first: int, last: int, code: CodeType, offset: int, operation: Any) -> None:
         """An operation has made nodes."""
@@ -311,12 +307,12 @@ class NodePlaces:
         """A module is called."""
         if len(self._calls) >= _MOST:
             del self._calls[: _MOST // 2]
-        call = _NumberedCall(module)
+        call = _OpenCall(module)
         self._calls.append(call)
         self._open.append(call)
 
     def leave(self, module: nn.Module) -> None:
-        """That call has ended, and so have those in it that were left by Ctrl-C."""
+        """The call of this module has ended, and so have calls in it that were left by Ctrl-C."""
         if any(call.module() is module for call in self._open):
             last = next_sequence_number()
             while self._open:
@@ -336,17 +332,15 @@ class NodePlaces:
         if number >= LEAF_NUMBER:
             return NodeOrigin()
         module = self._find_module(number)
-        index = bisect_right(self._lines, number, key=_first) - 1
-        if index < 0 or number >= self._lines[index][1]:
+        index = span_at(self._lines, number)
+        if index is None:
             return NodeOrigin(module=module)
         _, _, code, offset, operation = self._lines[index]
-        found = next(itertools.islice(code.co_positions(), offset // 2, None), (None,))[0]
-        return NodeOrigin(
-            code.co_filename, found or code.co_firstlineno, code.co_name, name_function(operation), module
-        )
+        line = line_at(code, offset)
+        return NodeOrigin(code.co_filename, line, code.co_name, name_function(operation), module)
 
     def _find_module(self, number: int) -> str:
-        end = bisect_right(self._calls, number, key=_NumberedCall.begins_at)
+        end = bisect_right(self._calls, number, key=_OpenCall.begins_at)
         for call in reversed(self._calls[:end]):
             module = call.module() if call.holds(number) else None
             path = self._name_module(module) if module is not None else None
@@ -355,7 +349,7 @@ class NodePlaces:
         return ""
 
 
-class _NumberedCall:
+class _OpenCall:
     """A call of a module, and the numbers that nodes made in it can have."""
 
     __slots__ = ("first", "last", "module")

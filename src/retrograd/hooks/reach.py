@@ -1,4 +1,4 @@
-"""Which nodes can be reached from the roots of a backward pass: each is found once, without recursion.
+"""Nodes that can be reached from the roots of a backward pass: each is found once, without recursion.
 
 A C++ node that Python has seen is freed recursively by torch 2.13: some 40,000 levels exhaust the stack of the
 main thread, 2,400 that of one with 512 KiB. So once many nodes of a graph have been seen, every so often the newest of
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Container, Iterable, Iterator, Sequence
-from operator import methodcaller
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -29,7 +28,7 @@ _SIGN = "retrograd.sign"
 
 
 class Reach(NamedTuple):
-    """What was found.
+    """All nodes that were reached, and the links between them.
 
     Attributes:
         nodes: those at the roots first.
@@ -107,7 +106,7 @@ class PassNodes:
 
 
 class GraphOutline(NamedTuple):
-    """What tells a graph from others.
+    """The size and shape of a graph, to tell it from others.
 
     Attributes:
         nodes: how many there are.
@@ -119,7 +118,7 @@ class GraphOutline(NamedTuple):
 
 
 def outline_graph(roots: Iterable[Any], most: int) -> GraphOutline:
-    """What these nodes lead to, themselves counted; ``most`` nodes if there are that many."""
+    """Outline all that these nodes lead to, themselves counted; ``most`` nodes if there are that many."""
     reach = find_nodes(((node, 0) for node in roots), most)
     if len(reach.nodes) <= most:
         guard_nodes(reach.nodes, reach.links)
@@ -242,11 +241,9 @@ _FEWEST = 50
 
 _KEY = "retrograd.seen_before"
 
-_number = methodcaller("_sequence_nr")
-
 
 def is_strung(node: Any) -> bool:
-    """Whether a node holds a list of nodes seen before it."""
+    """Tell whether a node holds a list of nodes seen before it."""
     return _KEY in node.metadata
 
 
@@ -288,7 +285,9 @@ class DeepGraphGuard:
             self.string(node)
 
     def string(self, node: Any) -> None:
-        """One node of a graph that is deep."""
+        """Gather a node of a graph that is deep; a leaf's is left out, for graphs share it and all of them hold it."""
+        if number_of(node) >= LEAF_NUMBER:
+            return
         thread = threading.get_ident()
         if thread != self._thread:  # its numbers do not compare with those of another thread
             self._let_go()
@@ -321,7 +320,7 @@ class DeepGraphGuard:
         self._let_go()
 
     def _hand_over(self) -> None:
-        nodes = list(dict.fromkeys(sorted(self._seen, key=_number)))
+        nodes = list(dict.fromkeys(sorted(self._seen, key=number_of)))
         middle = len(nodes) - min(HOLDERS, len(nodes) // 2)
         below, self._seen = nodes[:middle], nodes[middle:]
         for holder in self._seen:

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 
 from retrograd.hooks.engine import current_graph_task, grad_enabled, is_compiling, uncompiled
+from retrograd.hooks.listeners import Hook, hidden_hooks
 from retrograd.hooks.module import set_after, set_before
 from retrograd.hooks.names import ArgumentNames
-from retrograd.hooks.tables import Hook, hidden_hooks
+from retrograd.hooks.saved import top_pair
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is to be read of one module.
+    """A request to read the calls of one module.
 
     Attributes:
         tapped: the module that gets the hooks.
@@ -104,47 +104,47 @@ _OFFLOADED = "_hf_hook"
 """Attribute of the modules whose ``forward`` accelerate has wrapped, to bring weights in before it and out after it."""
 
 
-class EarlyEnd(BaseException):
+class ForwardEnded(BaseException):
     """Ends a forward from a hook within it, and is caught by whoever began that forward.
 
     It is not an ``Exception``: nothing has failed, and code that handles failures need not know of it.
     """
 
-    def __init__(self, way_out: WayOut) -> None:
-        self.way_out = way_out
+    def __init__(self, early_exit: EarlyExit) -> None:
+        self.early_exit = early_exit
         super().__init__("the forward is ended: all that was asked of it has been seen")
 
 
-class WayOut:
-    """The way out of one forward, for its hooks; to be made right before that forward.
+class EarlyExit:
+    """An early exit from one forward, for its hooks; to be made right before that forward.
 
-    It is closed where somebody would miss the end of the forward (see :func:`can_end_early`).
+    The exit is closed where somebody would miss the end of the forward (see :func:`can_end_early`).
     """
 
     def __init__(self, model: nn.Module, *, wanted: bool = True) -> None:
         self._is_open = wanted and can_end_early(model)
-        self._saving = _saving_hooks()
+        self._saving = top_pair()
 
     def take(self) -> None:
-        """End the forward, if the way is open.
+        """End the forward, if the exit is open.
 
-        It is not where tensors are saved by hooks that this forward has set: a checkpointed part that never ended
-        cannot be computed again.
+        The exit is closed where tensors are saved by hooks that this forward has set: a checkpointed part that never
+        ended cannot be computed again.
         """
-        if self._is_open and not (grad_enabled() and _saving_hooks() != self._saving):
-            raise EarlyEnd(self)
+        if self._is_open and not (grad_enabled() and top_pair() != self._saving):
+            raise ForwardEnded(self)
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call the model, and come back when it returns or a hook takes this way out."""
+        """Call the model, and come back when it returns or a hook takes this exit."""
         try:
             model(*args, **kwargs)
-        except EarlyEnd as end:
-            if end.way_out is not self:  # it belongs to a forward around this one
+        except ForwardEnded as end:
+            if end.early_exit is not self:  # it belongs to a forward around this one
                 raise
 
 
 def can_end_early(model: nn.Module) -> bool:
-    """Whether nobody misses the end of a forward of this model.
+    """Tell whether nobody misses the end of a forward of this model.
 
     Torch calls no forward hook of the modules that an early end passes through. So there must not be any; nor a
     wrapper that has to tidy up after each forward (FSDP, DDP inside of the model, accelerate's offloading).
@@ -158,7 +158,3 @@ def _needs_its_end(module: nn.Module) -> bool:
         or _OFFLOADED in vars(module)
         or any(kind.__name__ in _TIDY_UP for kind in type(module).__mro__)
     )
-
-
-def _saving_hooks() -> object:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)

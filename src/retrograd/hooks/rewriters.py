@@ -1,12 +1,12 @@
-"""Who has rules for gradients, to be asked what they would make of one; and who is told of what rules change."""
+"""Rewriters, asked for what they make of a gradient or of a watched tensor, and listeners to what rules change."""
 
 from __future__ import annotations
 
-import threading
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from retrograd.hooks.engine import breaks_graph, uncompiled
 from retrograd.hooks.listeners import Listeners
 from retrograd.sites.site import Site
 
@@ -15,7 +15,7 @@ class Rewriter(Protocol):
     """Whoever rewrites gradients while models train."""
 
     def try_rules(self, module: nn.Module, site: Site, gradient: Tensor) -> Tensor:
-        """What the rules for a site would make of a gradient; they learn nothing by it, and tell nobody.
+        """Try the rules for a site on a gradient; they learn nothing by it, and tell nobody.
 
         Args:
             module: the module that has the site.
@@ -23,35 +23,39 @@ class Rewriter(Protocol):
             gradient: of the site's shape, in float64 where the model is in float32.
 
         Returns:
-            what would flow on; the very same tensor where no rule changes it.
+            the gradient that would flow on; the very same tensor where no rule changes it.
         """
 
 
-rewriters: tuple[Rewriter, ...] = ()
-"""Those who rewrite now."""
-
-_lock = threading.Lock()
-
-
-def announce_rewriter(rewriter: Rewriter) -> None:
-    """From now on this one may be asked."""
-    global rewriters
-    with _lock:
-        rewriters = (*rewriters, rewriter)
-
-
-def withdraw_rewriter(rewriter: Rewriter) -> None:
-    """From now on it may not."""
-    global rewriters
-    with _lock:
-        rewriters = tuple(other for other in rewriters if other is not rewriter)
+gradient_rewriters = Listeners[Rewriter]()
+"""All that rewrite gradients now."""
 
 
 def try_rules(module: nn.Module, site: Site, gradient: Tensor) -> Tensor:
-    """What all rules would make of a gradient, those set first first; the same tensor where there are none."""
-    for rewriter in rewriters:
+    """Try all rules on a gradient, those set first first; returns the same tensor where there are none."""
+    for rewriter in gradient_rewriters:
         gradient = rewriter.try_rules(module, site, gradient)
     return gradient
+
+
+class TensorRewriter(Protocol):
+    """Rewrites tensors that are watched by hand."""
+
+    def rewrite_watched(self, name: str, value: Any) -> Any:
+        """Return the replacement of ``value``, a tensor or a nest of them."""
+
+
+watched_rewriters = Listeners[TensorRewriter]()
+"""All that are asked about watched tensors, in this order."""
+
+
+@breaks_graph
+@uncompiled
+def rewrite_watched(name: str, value: Any) -> Any:
+    """Have every rewriter in turn replace a tensor, or a nest of tensors, that is watched by hand."""
+    for rewriter in watched_rewriters.all:
+        value = rewriter.rewrite_watched(name, value)
+    return value
 
 
 class InterventionListener(Protocol):
@@ -70,7 +74,7 @@ class InterventionListener(Protocol):
 
 
 intervention_listeners = Listeners[InterventionListener]()
-"""Those who listen. Asked before anything is told, for telling has a price."""
+"""Listeners, asked for before anything is told, for telling has a price."""
 
 
 def tell_intervention(module: nn.Module | None, site: Site, rule: str, before: Tensor, after: Tensor) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from retrograd.hooks.dispatch import plain_torch
-from retrograd.hooks.engine import current_graph_task, dispatch_modes, is_tracing, is_transformed
-from retrograd.hooks.tables import is_ours
+from retrograd.hooks.engine import dispatch_modes, is_jit_tracing, is_tracing, is_transformed
+from retrograd.hooks.listeners import is_ours
 
 F = TypeVar("F", bound=Callable[..., object])
 Pack = Callable[[Tensor], Any]
@@ -27,9 +27,6 @@ _top = torch._C._autograd._top_saved_tensors_default_hooks
 
 _are_allowed = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 _transform = torch._C._functorch.peek_interpreter_stack
-
-is_jit_tracing = torch._C._is_tracing
-"""Whether ``torch.jit.trace`` notes what this thread carries out."""
 
 _STRIDED = torch.strided
 _PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer})
@@ -78,13 +75,13 @@ def top_pair() -> tuple[Pack, Unpack] | None:
 
 
 def belongs_to_checkpoint() -> bool:
-    """Whether what is saved now belongs to a checkpointed part: it is computed again, and need not be kept."""
+    """Tell whether what is saved now belongs to a checkpointed part: it is computed again, and need not be kept."""
     top = _top(True)
     return top is not None and getattr(top[0], "__qualname__", "") in _CHECKPOINTS
 
 
 def can_recompute(module: nn.Module) -> bool:
-    """Whether torch's checkpoint can be used for this call.
+    """Tell whether torch's checkpoint can be used for this call.
 
     Not where hooks are forbidden, nor while ``vmap`` or the like transforms, or ``torch.jit.trace`` notes what is done;
     nor where a hook of the program comes before ours, since it would be given again what it has returned.
@@ -94,13 +91,13 @@ def can_recompute(module: nn.Module) -> bool:
 
 
 def in_forward_mode() -> bool:
-    """Whether tangents are computed: their formulas round otherwise while a dispatch mode looks on."""
+    """Tell whether tangents are computed: their formulas round otherwise while a dispatch mode looks on."""
     return forward_ad._current_level >= 0
 
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """What is done is not noted by ``torch.jit.trace``."""
+    """A block in which ``torch.jit.trace`` notes nothing."""
     state = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
@@ -109,13 +106,8 @@ def untraced() -> Iterator[None]:
         torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
-def is_in_backward() -> bool:
-    """Whether this thread is in a backward pass."""
-    return current_graph_task() != -1
-
-
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is nothing but a view of memory: no subclass, and not sparse, quantized, fake or batched."""
+    """Tell whether a tensor is a mere view of memory: no subclass, and not sparse, quantized, fake or batched."""
     return (
         type(tensor) in _PLAIN
         and tensor.layout is _STRIDED
@@ -140,15 +132,39 @@ def blank_like(tensor: Tensor) -> Tensor:
     return blank
 
 
-def witness_version(tensor: Tensor) -> Tensor:
-    """A tensor without memory whose ``_version`` is always that of ``tensor``."""
+def witness_version(tensor: Tensor, make_blank: Callable[[Tensor], Tensor] = blank_like) -> Tensor:
+    """A tensor without memory whose ``_version`` is always that of ``tensor``.
+
+    Args:
+        tensor: the tensor; a plain one unless another ``make_blank`` is given.
+        make_blank: makes a tensor of its kind without memory.
+    """
     witness = tensor.detach()
-    witness.data = blank_like(tensor)  # what it shares with the tensor from here on is the counter alone
+    witness.data = make_blank(tensor)  # what it shares with the tensor from here on is the counter alone
     return witness
 
 
+class VersionCount:
+    """Tells whether anybody has written into a tensor's memory since, without holding that memory.
+
+    Args:
+        tensor: the tensor; all views of one memory have one count.
+    """
+
+    __slots__ = ("_version", "_witness")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._witness = witness_version(tensor, lambda each: each.new_empty(0))  # subclasses too
+        self._version = tensor._version
+
+    @property
+    def has_grown(self) -> bool:
+        """True if there was a write."""
+        return self._witness._version != self._version
+
+
 def version_of(tensor: Tensor) -> int:
-    """How often this memory was written to; always 0 for a tensor that does not count."""
+    """The number of writes to this memory; always 0 for a tensor that does not count."""
     try:
         return tensor._version
     except RuntimeError:  # made in inference mode; to ask first costs more than to read
@@ -156,7 +172,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def is_cast_of_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter in another dtype, as autocast makes it, or a view of one."""
+    """Tell whether a tensor is a parameter in another dtype, as autocast makes it, or a view of one."""
     node = tensor.grad_fn
     for _ in range(3):  # the cast, and views of it such as a transpose
         if node is None or not node.next_functions:

@@ -21,13 +21,14 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from retrograd.hooks.checkpoints import frame_of
-from retrograd.hooks.compiled import compiled_call_listeners, keep_compiled_modules_quiet
+from retrograd.hooks.compiled import compiled_call_listeners
+from retrograd.hooks.dispatch import sparse_parts
 from retrograd.hooks.engine import is_compiling, is_transformed, uncompiled
-from retrograd.hooks.module import set_before_all
-from retrograd.hooks.nodes import is_leaf, is_python, saved_of
+from retrograd.hooks.module import ModuleHooks
+from retrograd.hooks.nodes import is_leaf, is_python, is_saved_tensor, saved_of
 from retrograd.hooks.saved import base_of, is_cast_of_parameter
-from retrograd.hooks.tables import Entry
 
+_SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc})
 _LOW = frozenset({torch.bfloat16, torch.float16})
 
 Layout = tuple[torch.Size, tuple[int, ...], int]
@@ -78,7 +79,7 @@ class ParameterStorages:
                 self._known[key] = ParameterStorage(reference, kind, name, layout)
 
     def find(self, storage: torch.UntypedStorage) -> ParameterStorage | None:
-        """What lies in this memory; None where that is not a parameter or buffer."""
+        """Find the parameter or buffer that lies in this memory; None where none does."""
         known = self._known.get(id(storage))
         return known if known is not None and known.storage() is storage else None
 
@@ -90,7 +91,7 @@ class ParameterStorages:
         return found.kind if found.layout == _layout_of(tensor) else f"{found.kind} view", found.name
 
     def include(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
-        """Whether a tensor lies in memory that stays: of a parameter or buffer, or of a cast that autocast holds."""
+        """Tell whether a tensor lies in memory that stays: of a parameter, a buffer, or a cast that autocast holds."""
         if self.find(storage) is not None or type(tensor) is nn.Parameter or isinstance(base_of(tensor), nn.Parameter):
             return True
         return (
@@ -136,7 +137,7 @@ def first_bytes(tensor: Tensor, most: int = _BYTES) -> bytes | Tensor:
 
 
 def count_same_rows(tensor: Tensor, rows: int = 4096, columns: int = 64) -> int:
-    """How many rows of a matrix on the CPU are equal to another one of it, bit for bit.
+    """Count the rows of a matrix on the CPU that are equal to another one of it, bit for bit.
 
     Of more rows or columns than that the first are looked at; where these are equal and there are more columns, all of
     those rows. None where they hold what is not finite: NaN is equal to nothing.
@@ -166,7 +167,7 @@ _OWN = 2
 
 
 def is_held_elsewhere(values: Tensor) -> bool:
-    """Whether anything but this tensor object keeps its memory alive."""
+    """Tell whether anything but this tensor object keeps its memory alive."""
     storage = values.untyped_storage()
     return bool(torch._C._storage_Use_Count(storage._cdata) > _OWN)
 
@@ -176,7 +177,7 @@ _BLIND = frozenset({"CopySlices", "CppFunction"})
 
 
 class KeptByNode(NamedTuple):
-    """One tensor that a node keeps.
+    """A tensor that a node keeps.
 
     Attributes:
         slot: torch's name for it, ``tensors[0]`` of a Python ``Function``, or ``ctx.NAME`` for an attribute.
@@ -210,12 +211,12 @@ def read_kept(node: Any) -> Iterator[KeptByNode]:
 
 
 def is_released(node: Any) -> bool:
-    """Whether a pass has freed what the operation had saved; attributes stay for as long as the node."""
+    """Tell whether a pass has freed what the operation had saved; attributes stay for as long as the node."""
     return all(kept.is_attribute for kept in read_kept(node))
 
 
 def is_blind(node: Any) -> bool:
-    """Whether a node keeps tensors that cannot be seen."""
+    """Tell whether a node keeps tensors that cannot be seen."""
     return type(node).__name__ in _BLIND
 
 
@@ -242,11 +243,6 @@ def hold_key(storage: torch.UntypedStorage) -> object:
     return StorageWeakRef(storage)
 
 
-def is_readable(tensor: Tensor) -> bool:
-    """Whether a tensor is one of the program's own, and not seen inside a transform of ``torch.func``."""
-    return not is_transformed(tensor)
-
-
 def tensors_in(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
     """Tensors in tuples, lists and dicts, with where they are; no deeper than two levels."""
     if isinstance(value, Tensor):
@@ -261,7 +257,7 @@ def tensors_in(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _read_slot(slot: str, value: Any) -> Iterator[KeptByNode]:
-    if type(value).__name__ != "SavedTensor":
+    if not is_saved_tensor(value):
         return
     try:
         held = value.data
@@ -290,12 +286,8 @@ def _parts_of(tensor: Tensor) -> Iterator[Tensor]:
         names, _ = tensor.__tensor_flatten__()
         for name in names:
             yield from _parts_of(getattr(tensor, name))
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    elif tensor.layout in _SPARSE:
+        yield from sparse_parts(tensor)
     else:
         yield tensor
 
@@ -310,12 +302,13 @@ class ModuleArguments:
     def __init__(self) -> None:
         self._held: dict[int, object] = {}
         self._undo: list[Callable[[], None]] = []
-        self._entry: Entry | None = None
+        self._calls: ModuleHooks | None = None
         self.at_next_call: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Begin to listen."""
-        self._register()
+        self._calls = ModuleHooks(self._see)
+        self._undo.append(self._calls.remove)
         compiled_call_listeners.add(self)
         self._undo.append(lambda: compiled_call_listeners.remove(self))
 
@@ -323,7 +316,7 @@ class ModuleArguments:
         """Listen no more. What was noted stays."""
         while self._undo:
             self._undo.pop()()
-        self._remove()
+        self._calls = None
         self.at_next_call = None
 
     def note(self, value: Any) -> None:
@@ -336,21 +329,11 @@ class ModuleArguments:
                         self._held[key] = hold_key(storage)
 
     def has(self, tensor: Tensor) -> bool:
-        """Whether a module was handed this tensor, or one in the same memory."""
+        """Tell whether a module was handed this tensor, or one in the same memory."""
         return any(key_of(storage) in self._held for storage, _ in storages_of(tensor))
 
     def __contains__(self, key: int) -> bool:
         return key in self._held
-
-    def _register(self) -> None:
-        self._entry = set_before_all(self._see)
-        self._undo_quiet = keep_compiled_modules_quiet(self._entry.number)
-
-    def _remove(self) -> None:
-        if self._entry is not None:
-            self._entry.remove()
-            self._undo_quiet()
-            self._entry = None
 
     @uncompiled
     def _see(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -364,10 +347,11 @@ class ModuleArguments:
     @uncompiled
     def compiled_call_begins(self, function: object, frame: FrameType) -> None:
         """Compiled code begins: torch would take the hook for a part of it."""
-        self._remove()
+        if self._calls is not None:
+            self._calls.pause()
 
     @uncompiled
     def compiled_call_ends(self) -> None:
-        """It has ended."""
-        if self._undo and self._entry is None:
-            self._register()
+        """Compiled code has ended."""
+        if self._calls is not None:
+            self._calls.resume()

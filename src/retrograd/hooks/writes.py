@@ -1,4 +1,4 @@
-"""Which operation wrote into which memory, and whether what a node has saved was changed by one.
+"""Writes of operations into memory, and what they changed of what nodes have saved.
 
 The writes are a log that explains an error afterwards. Of what nodes have saved digests are taken when they are made,
 and held against what is there when they run: a write that autograd does not count is found too.
@@ -6,7 +6,6 @@ and held against what is there when they run: a write that autograd does not cou
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
@@ -19,12 +18,11 @@ from torch import Tensor
 
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.engine import grad_enabled, uncompiled
-from retrograd.hooks.frames import describe_frame, is_inner, user_frame
 from retrograd.hooks.function_mode import FunctionListener
-from retrograd.hooks.function_names import tensors_of
 from retrograd.hooks.nodes import LEAF_NUMBER, detach, edges_of, identity_of, number_of, saved_tensors_of
 from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.hooks.saved import is_plain, version_of
+from retrograd.hooks.torch_calls import is_inner, tensors_of, user_line
 
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
 _LIMIT = 4096
@@ -92,7 +90,7 @@ class WriteNotes(FunctionListener):
 
     def _note(self, notes: deque[Write], tensor: Tensor, writer: str, frame: FrameType) -> None:
         storage = id(tensor.untyped_storage())
-        notes.append(Write(storage, tensor._version, writer, program_line(frame), self.count))
+        notes.append(Write(storage, tensor._version, writer, user_line(frame), self.count))
         self.count += 1
 
     def note_update(self, tensors: Iterable[Tensor], writer: str, line: str) -> None:
@@ -109,14 +107,9 @@ class WriteNotes(FunctionListener):
         return next(iter((*reversed(wrote), *reversed(given))), None)
 
     def between(self, storage: int, then: int, now: int) -> list[Write]:
-        """Those that brought a storage from one version to another, each writer and line once."""
+        """The writes that brought a storage from one version to another, each writer and line once."""
         seen = [each for each in self.writes if each.storage == storage and then < each.version <= now]
         return list({(each.writer, each.line): each for each in reversed(seen)}.values())[::-1]
-
-
-def program_line(frame: FrameType | None = None) -> str:
-    """``file:line`` of the innermost frame that is neither torch's nor ours, from this one outwards."""
-    return describe_frame(user_frame(frame or sys._getframe(1)))
 
 
 def _name_writer(function: Any, frame: FrameType | None) -> str:
@@ -145,11 +138,11 @@ _MOST = 20_000
 """Nodes with digests that are remembered."""
 
 _UPDATED_BY_THEIR_OWN = frozenset({"running_mean", "running_var"})
-"""What batch norm saves, writes to itself, and does not use in training."""
+"""Tensors that batch norm saves, writes to itself, and does not use in training."""
 
 
 class SavedDigest(NamedTuple):
-    """What a node had saved, when it was made.
+    """A digest of something that a node saved when it was made.
 
     Attributes:
         name: torch's name for it.
@@ -165,7 +158,7 @@ class SavedDigest(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """What a node has saved is not what it was.
+    """Something that a node has saved and that is not what it was.
 
     Attributes:
         node: the node.
@@ -196,7 +189,7 @@ class SavedWatch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no digest is remembered."""
+        """True if no digest is remembered."""
         return not self._digests
 
     def forward_begins(self) -> None:
@@ -216,7 +209,7 @@ class SavedWatch:
             self._take_digests([each.grad_fn for each in tensors if each.requires_grad], first)
 
     def _take_digests(self, nodes: Iterable[Any], first: int) -> None:
-        """Of all nodes that were made since this number."""
+        """Take digests of what these nodes saved, and those before them that were made since this number."""
         waiting = [node for node in nodes if node is not None]
         for node in waiting:  # grows while it is walked
             self._guard.saw(node)
@@ -233,7 +226,7 @@ class SavedWatch:
                 waiting.extend(following for following, _ in edges_of(node) if following is not None)
 
     def find_changed(self, nodes: Iterable[Any], *, is_kept: bool) -> list[Changed]:
-        """What some nodes have saved and something has changed, where autograd does not see it.
+        """Find what some nodes have saved and something has changed, where autograd does not see it.
 
         Args:
             nodes: those that are about to run.

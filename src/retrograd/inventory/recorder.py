@@ -16,9 +16,8 @@ from retrograd.errors import SavedTensorError
 from retrograd.graph.module_names import name_models
 from retrograd.graph.origins import LIMIT, Origins
 from retrograd.hooks.calls import Logs
-from retrograd.hooks.forward_log import ForwardLog
+from retrograd.hooks.forward_log import ForwardLog, OperationClock
 from retrograd.hooks.nodes import root_edges, variable_of
-from retrograd.hooks.operation_clock import OperationClock
 from retrograd.hooks.reach import find_nodes, guard_nodes
 from retrograd.inventory.inventory import Inventory
 from retrograd.inventory.rows import make_table

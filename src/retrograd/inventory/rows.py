@@ -13,8 +13,8 @@ import pyarrow as pa
 from retrograd.files import make_all_storable
 from retrograd.graph.node import Line
 from retrograd.graph.origins import Origin, Origins
+from retrograd.hooks.forward_log import OperationClock
 from retrograd.hooks.op_info import find_cost_of_saved
-from retrograd.hooks.operation_clock import OperationClock
 from retrograd.inventory.notes import NodeNotes, SlotNotes, TensorNotes
 from retrograd.inventory.timeline import PERMANENT, SCHEMA
 from retrograd.inventory.watch import InventoryWatch

@@ -1,4 +1,4 @@
-"""Which elements lie at a point, from what an operation is called with: functions to put in a table."""
+"""Functions for a table, which find the elements at a point from what an operation is called with."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def only_if(condition: Callable[[Arguments], Any], find: Finder) -> Finder:
 
 
 def both(one: Finder, other: Finder) -> Finder:
-    """Find the points of both."""
+    """Find the points that two functions agree on."""
     return lambda given: one(given) & other(given)
 
 

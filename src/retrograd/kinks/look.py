@@ -94,7 +94,7 @@ class Look:
 
 
 def find_points(points: Sequence[Point], given: Mapping[str, Any]) -> Iterator[tuple[Point, Tensor]]:
-    """Which elements lie at each kind of point; those are left out of which too little is known.
+    """Find the elements at each kind of point; kinds of which too little is known are left out.
 
     Args:
         points: kinds of points of one operation.

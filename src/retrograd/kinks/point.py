@@ -53,17 +53,17 @@ class Point:
 
     @property
     def holds(self) -> bool:
-        """Whether the torch that runs does so."""
+        """True if the torch that runs does so."""
         return (self.since is None or self.since <= TORCH) and (self.before is None or self.before > TORCH)
 
     @property
     def keys(self) -> set[str]:
-        """By which it is looked up: see :func:`key_of`."""
+        """Keys by which it is looked up: see :func:`key_of`."""
         return {key_of(name) for name in self.names or (self.operation,)}
 
     @property
     def is_finite(self) -> bool:
-        """Whether torch gives numbers there."""
+        """True if torch gives numbers there."""
         return all(map(math.isfinite, self.gradient))
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Point:
 
 
 def describe_elements(point: Point, count: int, total: int) -> str:
-    """As in ``relu at 0 (3 of 12 elements: torch gives 0, the subgradient of least norm)``."""
+    """Describe elements, as in ``relu at 0 (3 of 12 elements: torch gives 0, the subgradient of least norm)``."""
     return f"{point} ({count:,} of {total:,} elements: torch gives {point.gives}, {point.convention.value})"
 
 

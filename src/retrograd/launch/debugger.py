@@ -20,14 +20,13 @@ from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.overwritten import explain_overwritten
 from retrograd.graph.walker import walk
 from retrograd.hooks.backward import EngineRun, backward_followers
-from retrograd.hooks.frames import is_stand_in, user_frame
-from retrograd.hooks.node_tap import NodeHooks
+from retrograd.hooks.node_tap import NodeGradients, NodeHooks
 from retrograd.hooks.nodes import is_leaf, root_edges
 from retrograd.hooks.reach import find_nodes, guard_nodes
+from retrograd.hooks.torch_calls import is_stand_in, user_frame
 from retrograd.launch.closing import say_end
 from retrograd.notices import say
-from retrograd.stepping.breakpoints import Breakpoint, Predicate
-from retrograd.stepping.stop import Gradients, Stop, apply_changes
+from retrograd.stepping.breakpoints import Breakpoint, Predicate, Stop, apply_changes
 
 NON_FINITE = "non-finite"
 
@@ -220,7 +219,7 @@ class DebuggedPass:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def before(self, index: int, incoming: Gradients) -> Gradients | None:
+    def before(self, index: int, incoming: NodeGradients) -> NodeGradients | None:
         """A node is about to run: stop there, if that is wanted."""
         if not self._orders.stops:
             return None
@@ -233,7 +232,7 @@ class DebuggedPass:
                 stop.incoming = ()  # may become a ``.grad`` without a copy
             return stop.taken
 
-    def after(self, index: int, outgoing: Gradients) -> Gradients | None:
+    def after(self, index: int, outgoing: NodeGradients) -> NodeGradients | None:
         """A node has run: stop there, if what it gives is the first that is not finite."""
         with self._gate:
             stop = self._begun.pop(index, None)
@@ -274,7 +273,7 @@ class DebuggedPass:
             self._debugger.give_up(error)
             return None
 
-    def _is_first_nonfinite(self, gradients: Gradients) -> bool:
+    def _is_first_nonfinite(self, gradients: NodeGradients) -> bool:
         if self._has_found or not self._wants_finite() or not holds_nonfinite(gradients):
             return False
         self._has_found = True

@@ -17,10 +17,10 @@ from subprocess import Popen
 from types import FrameType
 
 from retrograd.amounts import count_of
-from retrograd.errors import LaunchError
+from retrograd.errors import LaunchError, NotARunError
 from retrograd.files import to_utf8
 from retrograd.findings.explain import explain
-from retrograd.findings.findings import Findings, store_findings
+from retrograd.findings.finding import Findings, store_findings
 from retrograd.foreign.text import show_plainly
 from retrograd.launch.interpreter import find_obstacle
 from retrograd.launch.lean import keep_pandas_out
@@ -55,6 +55,8 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
         if not is_run(run):  # what was in the way has been said
             return code
     else:
+        if arguments.run:
+            _check_folder(arguments.run)
         _check_options(arguments)
         run = arguments.run or find_latest()
         shown = str(run)
@@ -76,6 +78,16 @@ def _make_request(arguments: ExplainOptions) -> RunRequest:
     request = RunRequest(command=arguments.command, shown=shown, watch=True, limit=arguments.steps, quiet=True)
     request.check()
     return request.choose_folder()
+
+
+def _check_folder(given: Path) -> None:
+    """Refuse what is no run where a script has that name and ``.py``: that was meant."""
+    script = Path(f"{given}.py")
+    if not is_run(given) and script.is_file():
+        raise NotARunError(
+            f"{str(given)!r} is no run.",
+            repair=f"`retrograd explain {shlex.quote(str(script))}` runs the script of that name, and explains it.",
+        )
 
 
 def _check_options(arguments: ExplainOptions) -> None:

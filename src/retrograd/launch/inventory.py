@@ -103,7 +103,7 @@ class InventorySession(PassInventory):
     def _tell_done(self) -> str:
         if self._claim is None or self._inventory is None:
             return ""
-        return f"an inventory of backward pass {self._request.number}"
+        return f"the saved tensors of backward pass {self._request.number}"
 
     def _show(self, file: TextIO) -> None:
         from retrograd.views.inventory_table import print_inventory

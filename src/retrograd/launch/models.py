@@ -17,7 +17,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import RecordingError
-from retrograd.hooks.discovery import ModelDiscovery, is_compiled
+from retrograd.hooks.discovery import ModelDiscovery
+from retrograd.hooks.module import has_compiled_part
 
 PATIENCE = 20
 """Steps without a new model after which the program is taken to have shown all it has."""
@@ -88,7 +89,7 @@ class Search:
             if next(nn.Module.parameters(self._family.find_model(module)), None) is not None:
                 self._family.look_around()
                 self._add([self._family.find_model(module)], module)
-                if any(is_compiled(model) for model in self._models):
+                if any(has_compiled_part(model) for model in self._models):
                     self._discovery.disarm()  # before torch.compile takes our hook for a part of the model
             self._known.update(nn.Module.modules(module))
 

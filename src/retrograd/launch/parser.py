@@ -27,6 +27,8 @@ def parse(words: Sequence[str], commands: Sequence[type[Command]], description: 
     parser, parsers = _make_parsers(commands, description, examples)
     if not words:
         parser.exit(2, parser.format_help())
+    if words[0] == "help":
+        words = [*words[1:2], "--help"]
     kind = next((each for each in commands if each.name == words[0]), None)
     if kind is None:
         if not words[0].startswith("-"):

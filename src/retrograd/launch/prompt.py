@@ -32,8 +32,7 @@ from retrograd.launch.prompt_text import (
 )
 from retrograd.launch.requests import DebugRequest
 from retrograd.notices import say
-from retrograd.stepping.breakpoints import FORMS, parse_breakpoint
-from retrograd.stepping.stop import Change, Stop
+from retrograd.stepping.breakpoints import FORMS, Change, Stop, parse_breakpoint
 
 _PROMPT = "(retrograd) "
 _AROUND = 5

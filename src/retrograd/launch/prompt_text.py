@@ -16,7 +16,7 @@ from retrograd.graph.graph import Graph
 from retrograd.graph.node import Node, count_nonfinite, norm_of, readable_values
 from retrograd.graph.walker import describe
 from retrograd.launch.debugger import DebuggedPass
-from retrograd.stepping.stop import Stop
+from retrograd.stepping.breakpoints import Stop
 
 _LONGEST_LIST = 60
 _LINES_AROUND = 2

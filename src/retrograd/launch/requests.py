@@ -31,7 +31,10 @@ def _check_patterns(name: str, patterns: tuple[str, ...]) -> None:
 
 
 def _check_every(name: str, steps: int) -> None:
-    every(steps)
+    if steps < 1:
+        raise ScheduleError(
+            f"{name} {steps} records nothing.", repair=f"give a whole number from 1 on, as in {name} 10."
+        )
 
 
 def _check_number(name: str, number: int) -> None:
@@ -64,7 +67,7 @@ examples:
   retrograd run torchrun --nproc-per-node 2 train.py
 
 What follows the command belongs to it, and so do its output and its exit code. To stderr go a line when it starts,
-one at once for what is critical, and what was found when it ends.
+one at once for anything critical, and the findings when it ends.
 """
 
     shown: str = _folder("runs")
@@ -73,7 +76,7 @@ one at once for what is critical, and what was found when it ends.
     )
     every: int = option("--every", 1, "record every N-th step", metavar="N", check=_check_every, group="steps")
     schedule: Literal["log"] | None = option(
-        "--schedule", None, "record every step at first, then ever fewer", group="steps"
+        "--schedule", None, "record every step at first, then fewer and fewer", group="steps"
     )
     tensors: tuple[str, ...] | None = option(
         "--tensors", None, "sites whose tensors are kept whole", metavar="PATTERN", check=_check_patterns
@@ -82,12 +85,12 @@ one at once for what is critical, and what was found when it ends.
     inventory: int | None = option(
         "--inventory",
         None,
-        "show in the report what autograd keeps in backward pass N, from 0",
+        "show in the report what autograd keeps until backward pass N, counted from 0",
         metavar="N",
         check=_check_number,
     )
-    resume: bool = option("--resume", False, "go on with the run that DIR holds")
-    quiet: bool = option("-q --quiet", False, "say nothing of findings, or of what goes well")
+    resume: bool = option("--resume", False, "continue the run that DIR holds")
+    quiet: bool = option("-q --quiet", False, "print no findings, and nothing where all goes well")
     watch: bool = False
     limit: int | None = None
 
@@ -161,7 +164,7 @@ class InventoryRequest(Request):
     name: ClassVar[str] = "inventory"
     promise: ClassVar[str] = "taking an inventory of {} into {}"
     parent: ClassVar[str] = "inventories"
-    done: ClassVar[str] = "taken"
+    done: ClassVar[str] = "listed"
     leaves: ClassVar[str] = "rank*/inventory.html"
     see: ClassVar[str] = "see it in a browser: {}/rank*/inventory.html"
     examples: ClassVar[str] = """
@@ -229,20 +232,20 @@ examples:
 
 A run is explained from its record alone. A command is run, and watched more closely than `retrograd run` does: also
 writes to what autograd has saved, where exactly NaN is made, and points without a derivative. The exit code is that of
-the command, or 0 for a run; 1 where --fail-on says so; 2 for what cannot be carried out.
+the command, or 0 for a run; 1 where --fail-on says so; 2 for an error of usage. Options after the script belong to it.
 """
 
     command: tuple[str, ...] = ()
     run: Path | None = option("RUN", None, "folder of a run (default: the newest)")
-    verbose: bool = option("-v --verbose", False, "what each finding rests on, and what it explains")
+    verbose: bool = option("-v --verbose", False, "add the evidence for each finding, and what it explains")
     all: bool = option("--all", False, "all findings (default: at most five)")
     not_checked: bool = option("--not-checked", False, "what could not be checked, and why")
     json: bool = option("--json", False, "all findings, as lines of JSON")
     fail_on: Literal["critical", "warning", "note"] | None = option(
-        "--fail-on", None, "exit with 1 if there is a finding that is as severe, or worse"
+        "--fail-on", None, "exit with 1 if a finding is this severe, or worse"
     )
     steps: int | None = option("--steps", None, "of a command: end it after N steps", metavar="N")
-    output: str | None = option("-o --output", None, "of a command: run folder, as of `retrograd run`", metavar="DIR")
+    output: str | None = option("-o --output", None, "of a command: run folder, as for `retrograd run`", metavar="DIR")
 
 
 def parse_passes(text: str) -> Passes:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
 from retrograd.errors import LaunchError, RunWriteError
+from retrograd.files import local_folder
 from retrograd.launch.interpreter import BOOTSTRAP, OURS, find_obstacle
 from retrograd.launch.options import Command
 from retrograd.notices import say
@@ -82,7 +83,7 @@ class Request(Command):
             RetrogradError: the folder cannot be written, or holds something already.
         """
         shown = self.shown or name_folder(self.command, self.parent)
-        path = Path(shown).absolute()
+        path = local_folder(shown)
         there = next(folder for folder in (path, *path.parents) if folder.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             raise RunWriteError(

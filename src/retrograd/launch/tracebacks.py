@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 import torch.overrides
 
 from retrograd.errors import RetrogradError
-from retrograd.hooks.frames import is_ours, is_stand_in
+from retrograd.hooks.torch_calls import is_ours, is_stand_in
 
 _OVERRIDES = torch.overrides.__file__
 """File of the function by which torch asks a function mode, before the mode calls the same function again."""

@@ -99,7 +99,7 @@ class Ema:
 
     @property
     def is_new(self) -> bool:
-        """Whether neither ``add`` nor ``start`` was ever called."""
+        """True if neither ``add`` nor ``start`` was ever called."""
         return self._sum not in self._store
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from retrograd.files import local_folder
 from retrograd.notices import warn
 from retrograd.policies.policy import Packed, Policy, Saved, UsedPolicy
 from retrograd.policies.spill_file import (
@@ -178,6 +179,7 @@ class Spill:
 
 
 _MAX_WAITING = 256 << 20
+_MIN_BYTES = 4 * Policy.min_bytes
 
 
 class Disk(UsedPolicy):
@@ -199,10 +201,10 @@ class Disk(UsedPolicy):
         folder: str | os.PathLike[str] | None = None,
         *,
         max_waiting: int = _MAX_WAITING,
-        min_bytes: int = 4 * Policy.min_bytes,
+        min_bytes: int = _MIN_BYTES,
     ) -> None:
         super().__init__()
-        self.folder = (default_folder() if folder is None else Path(folder)).absolute()
+        self.folder = local_folder(default_folder() if folder is None else folder)
         self.max_waiting = max_waiting
         self.min_bytes = min_bytes
         self._spill: Spill | None = None
@@ -238,6 +240,11 @@ class Disk(UsedPolicy):
             if spill.failure is not None:
                 self._warn(spill.failure)
         self.has_failed = False
+
+    def __repr__(self) -> str:
+        waiting = "" if self.max_waiting == _MAX_WAITING else f", max_waiting={self.max_waiting}"
+        least = "" if self.min_bytes == _MIN_BYTES else f", min_bytes={self.min_bytes}"
+        return f"{type(self).__name__}({str(self.folder)!r}{waiting}{least})"
 
     def _start(self) -> Spill | None:
         if self._spill is not None and self._spill.is_foreign:

@@ -1,14 +1,23 @@
-"""Steps, and which updates end one: one answer for what is recorded and for what rules are told."""
+"""Steps: which updates end one, those by hand among them, and what losses are scaled by.
+
+One answer for what is recorded and for what rules are told.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
+
+from retrograd.hooks.distributed import local_part
+from retrograd.hooks.optimizer import held_by
 
 
 class Leader:
@@ -24,16 +33,16 @@ class Leader:
 
     @property
     def is_known(self) -> bool:
-        """Whether an optimizer makes the steps at all."""
+        """True if an optimizer makes the steps at all."""
         return self.number is not None
 
     def update_begins(self, number: int) -> None:
-        """An optimizer is about to update; the forwards may come before it has (closures)."""
+        """Note that an optimizer is about to update; forwards may run within its step (closures)."""
         if self.number is None:
             self.number = number
 
     def ends_step(self, number: int, rests: Callable[[], bool] = lambda: False) -> bool:
-        """An optimizer has updated; returns whether a step is over thereby.
+        """Note that an optimizer has updated; returns whether that ends a step.
 
         Args:
             number: that of the optimizer.
@@ -58,6 +67,7 @@ class Steps:
 
     def __init__(self) -> None:
         self._leader = Leader()
+        self._by_hand = UpdatesByHand()
         self._numbers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._numbers_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._next = 0
@@ -66,51 +76,69 @@ class Steps:
 
     @property
     def has_leader(self) -> bool:
-        """Whether an optimizer makes the steps at all."""
+        """True if an optimizer makes the steps at all."""
         return self._leader.is_known
 
     @property
     def has_begun(self) -> bool:
-        """Whether one of the models has run since the last step; where there are no models, anything may have."""
+        """True if one of the models has run since the last step, or if there are no models."""
         return bool(self._ran) or not len(self._numbers_of)
 
     def add_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Add parameters of the models."""
+        parameters = list(parameters)
+        self._by_hand.add(parameters)
         for parameter in parameters:
             self._numbers_of.setdefault(parameter, None)
         for optimizer in [each for each, number in self._numbers.items() if _is_stranger(number)]:
             del self._numbers[optimizer]
 
     def knows(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter is of the models."""
+        """True for a parameter of the models."""
         return parameter in self._numbers_of
 
     def model_runs(self, model: nn.Module) -> None:
-        """A model, or a part that is called by itself, runs."""
+        """Note that a model runs, or a part that is called by itself."""
         self._ran.add(model)
 
-    def concerns(self, optimizer: Optimizer) -> bool | None:
-        """Whether an optimizer holds parameters of the models; None if it holds none, and neither does any other."""
+    def pass_begins(self, leaves: list[torch.Tensor]) -> None:
+        """Note a pass that goes to these leaves, where no model has run so far."""
+        self._by_hand.look_at(leaves)
+
+    def pass_ends(self) -> None:
+        """Remember the parameters as they are after a pass, where no optimizer makes the steps."""
+        if not self.has_leader:
+            self._by_hand.remember()
+
+    def were_updated_by_hand(self) -> bool:
+        """Tell of an update that was made without an optimizer of torch since the last pass; once of each."""
+        return not self.has_leader and self._by_hand.touched()
+
+    def counts(self, optimizer: Optimizer, *, otherwise: bool) -> bool:
+        """Tell whether an update counts: that of an optimizer which holds parameters of the models does.
+
+        Args:
+            optimizer: the optimizer.
+            otherwise: the answer for one that holds none of them, while no other does.
+        """
         number = self._numbers.get(optimizer)
         if number is None:
             number = self._numbers[optimizer] = self._make_number(optimizer)
-        if _is_stranger(number):
-            return None if self._has_only_strangers else False
-        return True
+        return otherwise and self._has_only_strangers if _is_stranger(number) else True
 
     def update_begins(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to update; :meth:`concerns` was asked before."""
+        """Note that an optimizer is about to update; :meth:`counts` was asked before."""
         self._leader.update_begins(self._numbers[optimizer])
 
     def ends_step(self, optimizer: Optimizer) -> bool:
-        """An optimizer has updated, or loss scaling has made it leave that out; returns whether a step is over."""
+        """Note an update, or one that loss scaling has left out; returns whether it ends a step."""
         if not self._leader.ends_step(self._numbers[optimizer], self._does_leader_rest):
             return False
         self._ran.clear()
         return True
 
     def _does_leader_rest(self) -> bool:
-        """Whether models have run since the last step, and none of them is what the leading optimizer updates."""
+        """True if models have run since the last step, and none of them is updated by the leading optimizer."""
         leader = self._leader.number
         if leader is None or _is_stranger(leader):
             return not self._has_only_strangers
@@ -132,10 +160,135 @@ class Steps:
         return number
 
 
-def held_by(optimizer: Optimizer) -> Iterable[torch.Tensor]:
-    """The parameters of an optimizer."""
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
-
-
 def _is_stranger(number: int) -> bool:
     return number < 0
+
+
+_MOST = 16
+"""Losses that are remembered while nothing is recorded and so nothing is forgotten."""
+
+
+class _Scaled:
+    """A loss that was multiplied; ``used`` once a pass has started from it."""
+
+    __slots__ = ("loss", "scale", "used")
+
+    def __init__(self, loss: torch.Tensor, scale: torch.Tensor) -> None:
+        self.loss = weakref.ref(loss)
+        self.scale = scale
+        self.used = False
+
+
+class LossScales:
+    """Finds the scale of a pass by the losses that it starts from."""
+
+    def __init__(self) -> None:
+        self._scaled: list[_Scaled] = []
+
+    def add(self, losses: Iterable[torch.Tensor], scale: torch.Tensor) -> None:
+        """Note that losses have been multiplied by ``scale``."""
+        self._scaled += [_Scaled(loss, scale) for loss in losses]
+        del self._scaled[:-_MOST]
+
+    def find(self, roots: Iterable[torch.Tensor]) -> torch.Tensor | None:
+        """The scale of a pass that starts from these tensors; None where nothing was scaled.
+
+        A pass from another tensor, while a scaled loss is still waiting for its pass, is taken to start from
+        something computed of that loss (divided by the number of micro-batches, say).
+        """
+        if not self._scaled:
+            return None
+        ids = {id(root) for root in roots}
+        found = next((item for item in self._scaled if id(item.loss()) in ids), None)
+        if found is None:
+            found = next((item for item in self._scaled if not item.used), None)
+        if found is None:
+            return None
+        found.used = True
+        return found.scale
+
+    def forget(self) -> None:
+        """Forget the losses of a step."""
+        self._scaled.clear()
+
+
+_PROBES = 8
+_SAMPLED = 1
+_SAMPLE = 64
+
+
+class UpdatesByHand:
+    """Remembers a few parameters as they are when a backward ends, and holds none of them.
+
+    An update by hand shows in a parameter's version (``p -= lr * p.grad``), in its gradient being cleared or replaced,
+    or, where it is written past autograd (``p.data``), in the numbers themselves. Gradients that lie there as backward
+    left them, and parameters as they were, mean accumulation. Where a pass goes to other leaves than the one before,
+    they were made anew.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
+        self._parameters = list(map(WeakIdRef, parameters))
+        self._before: list[_ParameterState] = []
+        self._are_others = False
+
+    def add(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Watch these parameters, too."""
+        self._parameters += map(WeakIdRef, parameters)
+
+    def look_at(self, parameters: list[torch.Tensor]) -> None:
+        """Note a pass that goes to these parameters alone."""
+        self._are_others = not any(probe.is_of(each) for probe in self._before for each in parameters)
+        self._parameters = list(map(WeakIdRef, parameters))
+
+    def remember(self) -> None:
+        """Remember parameters as they are after a backward."""
+        self._are_others = False
+        trained = (p for p in self._alive() if p.requires_grad and not is_lazy(p))
+        reached = list(islice((p for p in self._alive() if p.grad is not None), _PROBES))
+        probed = reached or islice(trained, _PROBES)
+        self._before = [_ParameterState(p, sampled=number < _SAMPLED) for number, p in enumerate(probed)]
+
+    def touched(self) -> bool:
+        """Tell of an update that was made since then; once of each."""
+        if not self._before or not (self._are_others or any(probe.has_changed() for probe in self._before)):
+            return False
+        self._before.clear()
+        return True
+
+    def _alive(self) -> Iterator[torch.Tensor]:
+        return (parameter for find in self._parameters if (parameter := find()) is not None)
+
+
+class _ParameterState:
+    """A parameter as it was; its numbers are compared only where nothing else tells, for that waits for a device."""
+
+    __slots__ = ("_gradient", "_parameter", "_sample", "_version")
+
+    def __init__(self, parameter: torch.Tensor, *, sampled: bool) -> None:
+        self._parameter = WeakIdRef(parameter)
+        self._version = parameter._version
+        self._gradient = _state(parameter.grad)
+        self._sample = _sample(parameter) if sampled else None
+
+    def is_of(self, parameter: torch.Tensor) -> bool:
+        return self._parameter() is parameter
+
+    def has_changed(self) -> bool:
+        parameter: torch.Tensor | None = self._parameter()
+        if parameter is None:  # nothing is added to its gradient any more
+            return True
+        return (
+            self._version != parameter._version
+            or self._gradient != _state(parameter.grad)
+            or (self._sample is not None and not torch.equal(self._sample, _sample(parameter)))
+        )
+
+
+def _state(gradient: torch.Tensor | None) -> tuple[int, int] | None:
+    return None if gradient is None else (id(gradient), gradient._version)
+
+
+def _sample(parameter: torch.Tensor) -> torch.Tensor:
+    here = local_part(parameter.detach())  # of a DTensor: else processes would talk
+    flat: torch.Tensor = here.reshape(-1)
+    return flat[:: max(1, flat.numel() // _SAMPLE)].clone()

@@ -1,4 +1,4 @@
-"""When: steps, micro-batches, passes and phases, counted from what the hooks tell.
+"""The clock: steps, micro-batches, passes and phases, counted from what the hooks tell.
 
     step      updates attempted when the forward began
     micro     within a step: a forward that follows a backward begins the next micro-batch
@@ -11,7 +11,7 @@ of a model that is trained after another, or apart from it, is a step of its own
 Where no optimizer of torch is seen, a step has been made when a forward follows a backward and parameters have been
 changed in between.
 
-A stage of a pipeline has several micro-batches under way at once: they are calls of one.
+A stage of a pipeline has several micro-batches in flight at once: as calls of one.
 
 Forwards are kept apart in buffers by their grad mode, so that an evaluation, or a teacher's forward in the middle of
 a step, never mixes with the forward that is waiting for its backward. Forwards that wait for none (without grad, or
@@ -25,14 +25,25 @@ import threading
 import time
 from collections.abc import Callable
 
+import torch
+
 from retrograd.history.sink import Moment
+from retrograd.hooks.backward import EngineRun, has_asked_for_a_pass
+from retrograd.hooks.engine import at_end_of_backward, is_compiling, is_tracing, is_transformed
+from retrograd.hooks.gradients import InputGradient
+from retrograd.hooks.listeners import Entry, never_raise
+from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.progress.steps import Steps
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
 from retrograd.recording.schedule import Schedule
+from retrograd.sites.site import Site
 
 _PATIENCE = 2.0
 """Seconds after which forwards that wait for no backward are emitted though the step goes on."""
 
+
+Fault = Callable[[Site | str, Exception], None]
+"""Takes an error of ours and where it came up."""
 
 HandOver = Callable[[ModeBuffer, Moment, bool], None]
 """Takes what a buffer holds: of a pass when another one over the same forward begins, or all, and it begins anew."""
@@ -45,8 +56,7 @@ class Clock:
         schedule: which steps are recorded.
         buffers: where forwards are recorded.
         hand_over: takes what they hold when it is complete.
-        steps: says whether an optimizer makes the steps.
-        parameters_touched: asked, when no optimizer has been seen, whether an update was made by hand.
+        steps: says whether updates were made by hand.
         step: number of the first step.
 
     Attributes:
@@ -65,7 +75,6 @@ class Clock:
         "_emitted_at",
         "_hand_over",
         "_over",
-        "_parameters_touched",
         "_paused",
         "_roots",
         "_saw_forward",
@@ -93,12 +102,10 @@ class Clock:
         buffers: ModeBuffers,
         hand_over: HandOver,
         steps: Steps,
-        parameters_touched: Callable[[], bool],
         step: int = 0,
     ) -> None:
         self._schedule = schedule
         self._hand_over = hand_over
-        self._parameters_touched = parameters_touched
         self._steps = steps
         self._roots: list[int] = []
         self._emitted_at = time.monotonic()
@@ -132,7 +139,7 @@ class Clock:
 
     @property
     def is_outermost(self) -> bool:
-        """Whether a recorded model runs that no other one has called."""
+        """True if a recorded model runs that no other one has called."""
         return len(self._roots) == 1
 
     @property
@@ -144,7 +151,7 @@ class Clock:
     # ---- forward ----
 
     def forward_begins(self, root: int, mode: Mode, training: bool) -> None:
-        """A recorded model, known by its identity, is called. A root within a root begins nothing."""
+        """Begin a call of a recorded model, known by its identity; a root within a root begins nothing."""
         self._roots.append(root)
         self.is_free = False
         if len(self._roots) > 1:
@@ -160,7 +167,7 @@ class Clock:
         self.buffer = buffer
 
     def forward_ends(self, root: int, failed: bool) -> None:
-        """A call that began has returned, or raised."""
+        """End a call that has returned, or raised."""
         if root not in self._roots:
             return
         while self._roots.pop() != root:
@@ -170,27 +177,27 @@ class Clock:
 
     @property
     def is_paused(self) -> bool:
-        """Whether a forward runs that nobody trains with."""
+        """True while a forward runs that nobody trains with."""
         return self._paused is not None
 
     def pause(self, root: int) -> None:
-        """Such a forward of a model, known by its identity, begins."""
+        """Record nothing while a forward of this model runs, known by its identity, that nobody trains with."""
         self._paused = root, self.on, self.awake
         self.on = self.awake = False
 
     def go_on(self, root: int) -> None:
-        """Go on after such a forward, if it was that model's."""
+        """Go on recording after such a forward, if it was of this model."""
         if self._paused is not None and self._paused[0] == root:
             _, self.on, self.awake = self._paused
             self._paused = None
 
     def forward_left(self) -> None:
-        """The outermost call was left without a word, by Ctrl-C."""
+        """End all calls: the outermost was left by Ctrl-C, which runs no hooks."""
         self._roots.clear()
         self._finish_forward(failed=True)
 
     def find_buffer(self, mode: Mode) -> ModeBuffer:
-        """The buffer for a forward of this mode that begins now."""
+        """Find the buffer for a forward of this mode that begins now; the step or micro-batch may end thereby."""
         if self.stale:
             self._turn(mode)
         self._saw_forward = True
@@ -199,16 +206,16 @@ class Clock:
     # ---- backward ----
 
     def begin_pass(self) -> None:
-        """A backward pass begins, and no model has run so far."""
+        """Begin a backward pass where no model has run so far."""
         if self.stale:
             self._turn(Mode.GRAD)
-        elif not self._steps.has_leader and self._parameters_touched():  # which shows only by what the pass goes to
+        elif self._steps.were_updated_by_hand():  # which shows only by what the pass goes to
             self.step += 1
             self.micro = 0
             self.on = self.awake = self._schedule(self.step)
 
     def enter_backward(self) -> bool:
-        """A backward pass has reached its first tap; returns whether anything is recorded still.
+        """Note that a backward pass has reached its first tap; returns whether it is recorded.
 
         That the step is recorded is not asked: the hooks on outputs were set when it was.
         """
@@ -230,7 +237,7 @@ class Clock:
         return True
 
     def leave_backward(self, failed: bool = False) -> None:
-        """The running pass has ended and concerned us; the next forward begins something new."""
+        """End a pass that has reached a tap; the next forward begins something new."""
         self.entered = False
         self.was_reached = True
         if failed:
@@ -250,7 +257,7 @@ class Clock:
     # ---- updates ----
 
     def end_step(self) -> None:
-        """An update has ended the step."""
+        """End the step after its update."""
         self.settle()  # a second update without a forward in between
         self._over = self.stale = self.awake = True
 
@@ -293,7 +300,7 @@ class Clock:
             self.close(buffer)
 
     def _follow_forward(self, buffer: ModeBuffer, root: int, training: bool) -> None:
-        """A forward with grad begins while no pass has come to those before it."""
+        """Join a forward with grad to those before it, which no pass has reached, or close them."""
         if buffer.training and buffer.forwards.may_be_joined(root):
             return
         if buffer.training or training:
@@ -309,8 +316,8 @@ class Clock:
         buffer.serial += 1
 
     def _turn(self, mode: Mode) -> None:
-        """A forward begins after a backward or an update."""
-        if self._over or (not self._steps.has_leader and self._parameters_touched()):
+        """Begin a step or a micro-batch with the first forward after a backward or an update."""
+        if self._over or self._steps.were_updated_by_hand():
             self._advance()
         elif mode is Mode.GRAD:
             if not self.is_piped:
@@ -329,3 +336,111 @@ class Clock:
 
 def _never(step: int) -> bool:
     return False
+
+
+class RecordedPass:
+    """Tells every hook on a gradient whether to record it, and follows the runs of the engine.
+
+    Args:
+        clock: told of passes that reach a recorded tensor.
+        steps: told of the end of passes that concerned us.
+        fault: takes faults.
+
+    Attributes:
+        clock: that clock.
+        is_running: a pass has begun and not ended, as far as anybody has told.
+        losses: what it starts from, where the step is recorded.
+        scale: what its gradients are multiplied by; None for nothing.
+        guard: told of every node of the graph that is looked at.
+        leaf_handles: hooks on leaves, which outlive the graph.
+        input_gradients: gradients of inputs, which come in parts.
+    """
+
+    def __init__(self, clock: Clock, steps: Steps, fault: Fault) -> None:
+        self.clock = clock
+        self._steps = steps
+        self.fault = fault
+        self.is_running = False
+        self.losses: tuple[torch.Tensor, ...] = ()
+        self.scale: torch.Tensor | None = None
+        self.guard = DeepGraphGuard()
+        self.leaf_handles: list[Entry] = []
+        self.input_gradients: list[InputGradient] = []
+        self._old_input_gradients: list[InputGradient] = []
+
+    def begin(self, roots: tuple[torch.Tensor, ...], scale: torch.Tensor | None) -> None:
+        """Begin a pass from these tensors, whose gradients are multiplied by ``scale``."""
+        self.scale = scale
+        if self.clock.on:
+            self.losses = tuple(root.detach().clone() for root in roots if _is_loss(root))
+
+    def enter(self) -> bool:
+        """Note that the pass has reached its first recorded tensor; returns whether it is recorded."""
+        if is_compiling():  # compiled autograd traces hooks too
+            return False
+        try:
+            if is_tracing() or not self.clock.enter_backward():
+                return False
+            self.clock.buffers.grad.scale = self.scale
+            if not self.is_running:
+                at_end_of_backward(self.leave)
+        except Exception as error:
+            self.fault("enter_backward", error)
+        return self.clock.entered
+
+    def finish_inputs(self, failed: bool) -> None:
+        """Hand on those gradients of inputs of which this pass has brought a part and will bring no more."""
+        for gradient in self.input_gradients:
+            if failed:
+                gradient.drop()
+            elif gradient.unfinished:
+                gradient.finish()
+
+    @never_raise()
+    def leave(self, failed: bool = False) -> None:
+        """End a pass that has reached a recorded tensor."""
+        self.finish_inputs(failed)
+        self.guard.restart()
+        self.clock.leave_backward(failed)
+        self._steps.pass_ends()
+
+    @never_raise()
+    def run_begins(self, run: EngineRun) -> None:
+        """Step aside from the pass for a run of the engine that is not a part of it.
+
+        A run inside a pass that hands its gradients back (a Function that solves an equation backwards, say) is a
+        computation of that Function's own. One that adds to ``.grad`` is a part of the pass: a checkpointed one.
+        """
+        if self._is_aside(run):
+            self.clock.step_aside()
+
+    @never_raise()
+    def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
+        """Go on with the pass after such a run."""
+        if self._is_aside(run):
+            self.clock.come_back()
+
+    def _is_aside(self, run: EngineRun) -> bool:
+        is_ours = threading.get_ident() == self.clock.thread or not has_asked_for_a_pass()
+        return run.is_nested and not run.accumulates and is_ours
+
+    def forget_graph(self) -> None:
+        """Take back the hooks on a graph when all passes over it are done."""
+        self.guard.restart()
+        self._old_input_gradients = self.input_gradients[:]
+        self.input_gradients.clear()
+        for handle in self.leaf_handles:
+            handle.remove()
+        self.leaf_handles.clear()
+
+    def remove(self) -> None:
+        """Take the hooks of inputs back."""
+        for gradient in (*self._old_input_gradients, *self.input_gradients):
+            gradient.remove()
+        self._old_input_gradients.clear()
+        self.input_gradients.clear()
+
+
+def _is_loss(root: torch.Tensor) -> bool:
+    is_plain = type(root) is torch.Tensor and not root.is_meta and not is_transformed(root)
+    return is_plain and root.numel() == 1 and root.is_floating_point()

@@ -42,7 +42,7 @@ class InterventionWatch:
 
     @never_raise()
     def intervened(self, module: nn.Module | None, site: Site, rule: str, before: Tensor, after: Tensor) -> None:
-        """A rule has put ``after`` in the place of ``before``."""
+        """Note that a rule has put ``after`` in the place of ``before``."""
         clock = self._backward.clock
         path = site.path if module is None else self._paths.get(module)
         if not clock.on or path is None:

@@ -124,7 +124,7 @@ class Keep:
 
     @property
     def copies(self) -> bool:
-        """Whether tensors are copied when they are seen; a part always is, lest it hold the whole."""
+        """True if tensors are copied when they are seen; a part always is, lest it hold the whole."""
         return self.copy or self.part is not None
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -198,7 +198,7 @@ def count_bytes(tensor: torch.Tensor) -> int:
 
 
 @dataclass(slots=True)
-class Bundle:
+class KeptBatch:
     """Holds what one policy kept of one micro-batch, as it came: most is let go again, so nothing is made of it yet.
 
     Attributes:
@@ -235,26 +235,26 @@ class Holder:
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._held: deque[Bundle] = deque()
+        self._held: deque[KeptBatch] = deque()
 
     @property
     def oldest(self) -> int | None:
         """The oldest step of which something is held."""
         return self._held[0].moment.step if self._held else None
 
-    def add(self, bundle: Bundle) -> int:
-        """Hold a bundle; returns the bytes of what has become too old for it."""
-        self._held.append(bundle)
+    def add(self, batch: KeptBatch) -> int:
+        """Hold a batch; returns the bytes of what has become too old for it."""
+        self._held.append(batch)
         freed = 0
-        while self._held[0].moment.step < bundle.moment.step - self._depth:
+        while self._held[0].moment.step < batch.moment.step - self._depth:
             freed += self._held.popleft().size
         return freed
 
-    def drop_oldest(self) -> Bundle:
+    def drop_oldest(self) -> KeptBatch:
         """Let the oldest micro-batch go."""
         return self._held.popleft()
 
-    def release(self) -> list[Bundle]:
+    def release(self) -> list[KeptBatch]:
         """All that is held, oldest first; it is held no longer."""
         released = list(self._held)
         self._held.clear()
@@ -294,9 +294,9 @@ class TensorKeeper:
         return {source.name for source in self._sources}
 
     def admit(self, keep: Keep, tensor: torch.Tensor) -> int | None:
-        """The bytes of a tensor that was just seen; None when there is no room for it.
+        """Count a tensor that was just seen; returns its bytes, or None when there is no room for it.
 
-        The oldest that wait make room for it.
+        The oldest held tensors make room for it.
         """
         size = count_bytes(tensor)
         while self._held + size > self._budget:
@@ -310,12 +310,12 @@ class TensorKeeper:
         """Take over what one micro-batch kept."""
         self._sources.update(map(_SOURCE, kept))
         for keep, items in self._by_policy(kept):
-            bundle = Bundle(moment, scale, items)
+            batch = KeptBatch(moment, scale, items)
             waiting = self._holders.get(id(keep))
             if waiting is None:
-                self._hand_over(bundle)
+                self._hand_over(batch)
             else:
-                self._held -= waiting[1].add(bundle)
+                self._held -= waiting[1].add(batch)
 
     def pull_triggers(self, moment: Moment, names: Sequence[str], columns: Mapping[str, npt.NDArray[Any]]) -> None:
         """Ask each trigger about rows of statistics, and hand over what its policy holds when it fires."""
@@ -326,7 +326,7 @@ class TensorKeeper:
                 self._hand_over(*holder.release())
 
     def finish(self, moment: Moment) -> None:
-        """The recording ends: hand over the last steps where that was asked, and tell what was dropped."""
+        """Hand over the last steps where a policy asks for them, and note what was dropped: the recording ends."""
         for keep, holder in self._holders.values():
             held = holder.release()  # what no trigger has asked for is let go
             if keep.when is None:
@@ -356,8 +356,8 @@ class TensorKeeper:
             warn(f"The budget of {self._budget:,} bytes for kept tensors is spent; retrograd drops what does not fit.")
         self._dropped[", ".join(keep.selection.describe())] += number
 
-    def _hand_over(self, *bundles: Bundle) -> None:
-        for bundle in bundles:
-            self._held -= bundle.size
-            for item in bundle.unpack():
+    def _hand_over(self, *batches: KeptBatch) -> None:
+        for batch in batches:
+            self._held -= batch.size
+            for item in batch.unpack():
                 self._sink.add_tensor(item)

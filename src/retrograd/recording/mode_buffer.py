@@ -3,7 +3,7 @@
 Of forwards with grad it shows only later whether a backward pass follows. When a model is called twice before a
 backward pass, either both calls are trained (two views of one example), or one of them is an evaluation that somebody
 ran without ``no_grad``. Only the backward pass tells. Until then calls of modules are numbered on;
-:mod:`retrograd.recording.attribution` takes the rows of an evaluation apart then.
+:mod:`retrograd.recording.emitter` takes the rows of an evaluation apart then.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 
 from retrograd.history.sink import Phase
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.gradients import GradientWatch
+from retrograd.hooks.listeners import Entry
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.reach import DeepGraphGuard
-from retrograd.hooks.tables import Entry
-from retrograd.hooks.tensor import GradientWatch
 from retrograd.recording.settings import Settings
 from retrograd.statistics.custom import CustomStatistics
 from retrograd.statistics.slab import Slab, UnreadableTensorError, make_slab, make_turns
@@ -71,12 +71,12 @@ class Forward:
 
     @property
     def is_reached(self) -> bool:
-        """Whether a backward pass has come to what it returned."""
+        """True if a backward pass has come to what it returned."""
         return self._reached.seen
 
     @property
     def is_over(self) -> bool:
-        """Whether no backward pass can come any more, for its graph is gone. False where nothing is known."""
+        """True if no backward pass can come any more, for its graph is gone; False where nothing is known."""
         watches = self._watches
         return watches is not None and not self.is_reached and all(watch.is_over for watch in watches)
 
@@ -139,7 +139,7 @@ class Forwards:
         return self._listed[index]
 
     def begin(self, root: int, training: bool, serial: int) -> None:
-        """A model is called."""
+        """List a call of a model that begins."""
         self._running = None
         if len(self._listed) < MOST_FORWARDS:
             counts = [calls.count if calls.serial == serial else 0 for calls in self.calls] if self._listed else []
@@ -147,19 +147,19 @@ class Forwards:
             self._listed.append(self._running)
 
     def end(self, output: Any, guard: DeepGraphGuard, leaf_handles: list[Entry]) -> None:
-        """The call that began last has returned this."""
+        """Follow what the call has returned that began last."""
         if self._running is not None:
             self._running.follow(output, guard, leaf_handles)
             self._running = None
 
     def restart(self) -> None:
-        """The micro-batch is closed."""
+        """Forget all calls when the micro-batch is closed."""
         for forward in self._listed:
             forward.leave()
         self._listed.clear()
 
     def may_be_joined(self, root: int) -> bool:
-        """Whether a call of this model that begins now may be trained together with those before it."""
+        """True if a call of this model that begins now may be trained together with those before it."""
         if not any(forward.root == root for forward in self._listed):
             return True
         waiting = [not forward.is_over for forward in self._listed]

@@ -1,15 +1,20 @@
-"""Records what a module returns and is called with, call by call."""
+"""The calls of models and of their modules: whose forward begins, what it returns and is called with."""
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
 
+from retrograd.facts.facts import Facts
+from retrograd.hooks.calls import count_calls
 from retrograd.hooks.checkpoints import CallsOfParts, part_computed_again
+from retrograd.hooks.distributed import is_rehearsal, running_stage, running_wrapper
 from retrograd.hooks.engine import (
     count_function_modes,
     current_graph_task,
@@ -19,13 +24,17 @@ from retrograd.hooks.engine import (
     next_sequence_number,
     without_functions,
 )
-from retrograd.hooks.input_gradient import InputGradient, edge_of, hook_input_gradients
+from retrograd.hooks.gradients import InputGradient, SeeGradient, edge_of, hook_input_gradients
+from retrograd.hooks.listeners import never_raise
+from retrograd.hooks.module import CallTap
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import is_leaf, number_of
 from retrograd.hooks.saved import top_pair
-from retrograd.hooks.tables import SeeGradient
+from retrograd.progress.steps import Steps
+from retrograd.recording.clock import RecordedPass
 from retrograd.recording.mode_buffer import CallCount, Mode, ModeBuffer
+from retrograd.recording.sink_log import SitePlacements
 from retrograd.recording.site_recorder import RecorderFactory, SiteRecorder, TensorRecorder
 from retrograd.sites.site import Site
 
@@ -130,7 +139,7 @@ class SlotWatch:
             calls.unhooked.append((next_sequence_number(), calls.recorders[call]))
 
     def _visit_past_modes(self, recorder: SiteRecorder, tensor: torch.Tensor) -> bool:
-        """The same past function modes, through which each attribute would be read; not where users have statistics."""
+        """Visit a tensor past function modes, which see each read attribute; not where users have statistics."""
         if recorder.value is not None and recorder.value.custom is not None:
             return self._visit(recorder, tensor)
         with without_functions():
@@ -191,7 +200,7 @@ class SlotWatch:
         recorder.watch(tensor)
 
     def _see_again(self, value: Any) -> None:
-        """A reentrant checkpoint ran without grad at first, so only what it computes again has a gradient.
+        """Hook gradients in a reentrant checkpoint, whose first run had no grad: only its second has gradients.
 
         All calls of a checkpointed part have seen the number after that of the part's own node, or, in parts within
         it, a larger one. Parts are computed again from the last to the first, so no call of a later part is left.
@@ -257,7 +266,7 @@ class SlotWatch:
 
     @property
     def was_called(self) -> bool:
-        """Whether anything was ever seen here."""
+        """True if anything was ever seen here."""
         return any(calls.serial for calls in self._buffers)
 
     @property
@@ -340,3 +349,100 @@ class ArgumentWatch(SlotWatch):
             if is_leaf(edge.node) and recorder.gradient is not None:
                 recorder.gradient.copy_from_now_on()
             self._pending.append(InputGradient(recorder.see_gradient, edge, number))
+
+
+class ModelWatch:
+    """Tells the clock and the sources of facts when a model is called.
+
+    Args:
+        backward: the pass that runs, and the clock.
+        steps: told of models that run.
+        placements: told which stage of a pipeline a model is.
+        facts: told of forwards.
+        meet_wrapper: called with a wrapper that calls a model.
+    """
+
+    def __init__(
+        self,
+        backward: RecordedPass,
+        steps: Steps,
+        placements: SitePlacements,
+        facts: Facts,
+        meet_wrapper: Callable[[nn.Module], None],
+    ) -> None:
+        self._clock = backward.clock
+        self._backward = backward
+        self.fault = backward.fault
+        self._steps = steps
+        self._meet_wrapper = meet_wrapper
+        self._taps: list[CallTap] = []
+        self._placements = placements
+        self._facts = facts
+        self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._roots: WeakSet[nn.Module] = WeakSet()
+
+    def add(self, module: nn.Module, name: str | None = None) -> None:
+        """Take each call of this module for a forward of its own; a model of this name, or a part of one."""
+        if name is not None:
+            self._names[module] = name
+        if module not in self._roots:
+            self._roots.add(module)
+            self._taps.append(CallTap(module, self, outermost=True))
+
+    @never_raise()
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin the call of a model."""
+        clock = self._clock
+        if current_graph_task() != -1 or clock.is_paused:  # a checkpointed part is computed again
+            return
+        if clock.outermost is None and is_rehearsal():
+            clock.pause(id(module))
+            return
+        self._backward.guard.begin_forward((args, kwargs))
+        if clock.entered and not self._backward.is_running:
+            clock.leave_backward(failed=True)  # a pass that we did not see begin has raised
+        if clock.outermost is not None and not self._is_running(clock.outermost, module):
+            clock.forward_left()
+        wrapper = running_wrapper()
+        if wrapper is not None:
+            self._meet_wrapper(wrapper)
+        if clock.outermost is None:
+            self._find_stage(module)
+        clock.forward_begins(id(module), mode_now(), module.training)
+        self._steps.model_runs(module)
+        if clock.is_outermost:
+            self._facts.forward_begins(module, (args, kwargs))
+        buffer = clock.waiting_buffer
+        if buffer is not None:
+            buffer.forwards.begin(id(module), module.training, buffer.serial)
+
+    @never_raise()
+    def after_call(self, module: nn.Module, output: Any) -> None:
+        """End the call; the output is None, too, where it has raised."""
+        clock = self._clock
+        failed = output is None and sys.exc_info()[0] is not None
+        if clock.is_paused:
+            clock.go_on(id(module))
+        elif current_graph_task() == -1:
+            buffer = clock.waiting_buffer
+            if buffer is not None:
+                buffer.forwards.end(output, self._backward.guard, self._backward.leaf_handles)
+            if clock.is_outermost:
+                self._facts.forward_ends(module, output, failed)
+            self._backward.guard.pause()
+            clock.forward_ends(id(module), failed)
+
+    def _find_stage(self, model: nn.Module) -> None:
+        stage = running_stage()
+        self._clock.is_piped = stage is not None
+        if stage is not None:
+            self._placements.set_stage(self._names.get(model, ""), stage)
+
+    def remove(self) -> None:
+        """Take every hook back."""
+        for tap in self._taps:
+            tap.remove()
+
+    def _is_running(self, outermost: int, model: nn.Module) -> bool:
+        root = next((each for each in self._roots if id(each) == outermost), None)
+        return root is not None and count_calls(root) > (root is model)

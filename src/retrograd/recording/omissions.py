@@ -35,13 +35,13 @@ class RequestedParameter:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether it does not train; of one that is gone, whether it did not when it was found."""
+        """True if it does not train, or if it is gone and did not train when it was found."""
         parameter: torch.Tensor | None = self.find()
         return self.was_frozen if parameter is None else not parameter.requires_grad
 
 
 class RequestedModule:
-    """The sites of one module that were asked for. The module is not held: by the end it may be gone.
+    """The sites of one module that were asked for; the module is not held, and may be gone by the end.
 
     Attributes:
         path: its path.
@@ -80,7 +80,7 @@ class RequestedModule:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether its calls run as compiled code; of one that is gone, whether they did when it was found."""
+        """True if its calls run as compiled code, or if it is gone and they did when it was found."""
         tapped = self._find_tapped()
         return self._was_compiled if tapped is None else is_compiled(tapped)
 
@@ -136,7 +136,7 @@ class RequestedSites:
 
 
 def _is_of_call(site: Site) -> bool:
-    """Whether it is of an output or a known argument; ``input`` alone stands for arguments that are not known."""
+    """True for an output or a known argument; ``input`` alone stands for arguments that are not known."""
     return site.slot in ("output", "input") and site.keys != ("input",)
 
 
@@ -144,7 +144,7 @@ _NO_GRADIENT = "no gradient came: it did not require grad, or no backward pass r
 _SUMMANDS = "each rank found a summand of it, and the sum was never formed; a rank's own is recorded as '….local.grad'"
 _UNREDUCED = "no pass that was recorded has reduced it between ranks; a rank's own is recorded as '….local.grad'"
 _NEVER_CALLED = "the module was never called while a step was recorded"
-_COMPILED = "the module lies inside a region that was compiled before the recording: call torch._dynamo.reset() then"
+_COMPILED = "the module lies inside a region that was compiled before the recording: call torch.compiler.reset() then"
 _COMPILED_INPUT = "the module lies inside a compiled region, where outputs are recorded, and no inputs"
 
 
@@ -187,7 +187,7 @@ class Coverage:
         return self.requested.compiled
 
     def lacks(self, site: Site) -> bool:
-        """Whether there is nothing of a site that was asked for."""
+        """True if there is nothing of a site that was asked for."""
         return _place(site) not in self.recorders and str(site) not in self.unreadable
 
 

@@ -1,4 +1,7 @@
-"""The updates of optimizers: measured, told to the clock and noted; and what they update outside of the models."""
+"""The updates of optimizers: measured, told to the clock and noted; and what they update outside of the models.
+
+An update is measured by a copy of the weights, which stands while ``step`` runs, and no longer.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,17 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from retrograd.history.sink import Moment
+from retrograd.hooks.distributed import local_part
+from retrograd.hooks.engine import count_function_modes, without_functions
 from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import parameter_site
-from retrograd.hooks.optimizer import list_optimizers
-from retrograd.progress.loss_scales import LossScales
-from retrograd.progress.steps import Steps, held_by
-from retrograd.recording.clock import Clock
-from retrograd.recording.event_log import EventLog
+from retrograd.hooks.optimizer import held_by, list_optimizers
+from retrograd.progress.steps import LossScales, Steps
+from retrograd.recording.clock import Clock, Fault
 from retrograd.recording.mode_buffer import ModeBuffer
-from retrograd.recording.parameter_watch import UpdateRecorder
+from retrograd.recording.parameter_watch import COPY_LIMIT, ParameterWatch
+from retrograd.recording.sink_log import EventLog
+from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.recording.taps import Taps
 from retrograd.sites.site import OPTIMIZER, Site
 
@@ -45,14 +50,14 @@ class LooseParameters:
         self._groups: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
     def look(self) -> None:
-        """A backward pass begins."""
+        """Look once, when the first backward pass begins, at all optimizers that exist."""
         if not self._has_looked:
             self._has_looked = True
             for optimizer in list_optimizers():
                 self.see(optimizer)
 
     def see(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to update: does it hold anything new?"""
+        """Tap what is new in an optimizer that is about to update."""
         if self._groups.get(optimizer) == len(optimizer.param_groups):
             return
         self._groups[optimizer] = len(optimizer.param_groups)
@@ -84,6 +89,70 @@ def _make_keys(group: Mapping[str, Any], number: int, index: int) -> tuple[str, 
         return str(number), str(index)
     first, *rest = str(names[index]).split(".")
     return (*parameter_site(OPTIMIZER, first).keys, *rest)
+
+
+class UpdateRecorder:
+    """Measures the updates of the optimizers that step now.
+
+    Args:
+        buffer: where they are recorded.
+        fault: takes faults.
+
+    Attributes:
+        left_out: printed sites of updates that were left out for their size.
+    """
+
+    def __init__(self, buffer: ModeBuffer, fault: Fault) -> None:
+        self._buffer = buffer
+        self._fault = fault
+        self._copies: WeakKeyDictionary[Optimizer, list[tuple[ParameterWatch, torch.Tensor]]] = WeakKeyDictionary()
+        self.left_out: set[str] = set()
+
+    def begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch]) -> None:
+        """Record values before an update, and copy the weights whose update is wanted."""
+        if count_function_modes() and self._buffer.custom is None:  # each attribute would pass through them
+            with without_functions():
+                self._begin(optimizer, watches)
+        else:
+            self._begin(optimizer, watches)
+
+    def _begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch]) -> None:
+        self._buffer.touched = True
+        copies: list[tuple[ParameterWatch, torch.Tensor]] = []
+        size = 0
+        for watch in watches:
+            parameter = watch.parameter
+            if parameter is None:
+                continue
+            parameter = local_part(parameter.detach())
+            if watch.value is not None:
+                try:
+                    watch.value.see(parameter)
+                except Exception as error:
+                    self._fault(watch.value.site, error)
+            if watch.update is None:
+                continue
+            size += parameter.nbytes
+            if size > COPY_LIMIT:
+                self.left_out.add(str(watch.update.site))
+            else:
+                copies.append((watch, parameter.clone()))
+        self._copies[optimizer] = copies
+
+    def end(self, optimizer: Optimizer) -> None:
+        """Measure the update that has been made."""
+        for watch, before in self._copies.pop(optimizer, ()):
+            update: TensorRecorder = watch.update  # type: ignore[assignment]
+            parameter = watch.parameter
+            try:
+                if parameter is not None:
+                    update.see_update(local_part(parameter.detach()), before)
+            except Exception as error:
+                self._fault(update.site, error)
+
+    def abandon(self, optimizer: Optimizer) -> None:
+        """Forget the copies for an update that was not made."""
+        self._copies.pop(optimizer, None)
 
 
 _SKIPPED = "loss scaling found a gradient that is not finite"
@@ -120,19 +189,19 @@ class OptimizerWatch:
         self._parameters = taps.parameters
         self._loose = loose
         self.fault = events.fault
-        self.updates = UpdateRecorder(buffer)
+        self.updates = UpdateRecorder(buffer, self.fault)
         self.scales = LossScales()
         self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._undecided: list[tuple[Moment, str, int, torch.Tensor]] = []
 
     def pass_begins(self) -> None:
-        """A backward pass begins."""
+        """Look for loose parameters before a backward pass."""
         if self._loose is not None:
             self._loose.look()
 
     @never_raise()
     def update_begins(self, optimizer: Optimizer) -> None:
-        """``optimizer.step`` was called."""
+        """Begin to measure an update when ``optimizer.step`` is called."""
         if self._loose is not None:
             self._loose.see(optimizer)
         if not self._is_heeded(optimizer):
@@ -141,14 +210,14 @@ class OptimizerWatch:
         if self._clock.on:
             parameters = self._parameters
             watches = [parameters[id(p)] for p in held_by(optimizer) if id(p) in parameters]
-            self.updates.begin(optimizer, watches, self.fault)
+            self.updates.begin(optimizer, watches)
 
     @never_raise()
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
-        """The parameters have been changed."""
+        """Measure and note the update when the parameters have been changed."""
         if not self._is_heeded(optimizer):
             return
-        self.updates.end(optimizer, self.fault)
+        self.updates.end(optimizer)
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         name = type(optimizer).__name__
         if self._clock.on:
@@ -163,7 +232,7 @@ class OptimizerWatch:
 
     @never_raise()
     def update_skipped(self, optimizer: Optimizer) -> None:
-        """Loss scaling left the parameters alone; the step counts all the same, so that it can be seen."""
+        """Note an update that loss scaling has left out; the step counts all the same, so that it can be seen."""
         if self._is_heeded(optimizer):
             self.updates.abandon(optimizer)
             self._events.note("skipped", type(optimizer).__name__, text=_SKIPPED)
@@ -171,7 +240,7 @@ class OptimizerWatch:
 
     @never_raise()
     def loss_scaled(self, losses: Iterable[torch.Tensor], scale: torch.Tensor) -> None:
-        """The gradients of these losses are ``scale`` times too large."""
+        """Note that the gradients of these losses are ``scale`` times too large."""
         if threading.get_ident() == self._clock.thread:
             self.scales.add(losses, scale)
 
@@ -185,7 +254,7 @@ class OptimizerWatch:
                 self._events.note("update", name, value=count, moment=moment)
 
     def forget_losses(self) -> None:
-        """The passes over a graph are done with, and their updates are known by now."""
+        """Forget the losses when all passes over their graph are done."""
         self.decide()
         self.scales.forget()
 
@@ -194,8 +263,6 @@ class OptimizerWatch:
             self._clock.end_step()
 
     def _is_heeded(self, optimizer: Optimizer) -> bool:
-        """Whether an update counts. A stranger's does when a backward pass has reached the models since the last."""
-        concerns = self._steps.concerns(optimizer)
-        if concerns is None:
-            return self._clock.was_reached and threading.get_ident() == self._clock.thread
-        return concerns
+        """Tell whether an update counts; a stranger's does if a pass has reached the models since the last."""
+        was_reached = self._clock.was_reached and threading.get_ident() == self._clock.thread
+        return self._steps.counts(optimizer, otherwise=was_reached)

@@ -1,25 +1,27 @@
-"""A parameter: its value, the gradient of each backward pass, and what the optimizer adds to it.
+"""A parameter: its value, and the gradient of each backward pass.
 
-For the last, a copy of the weights stands while ``step`` runs, and no longer.
+Where processes reduce gradients between them, these are read when a pass is over: as the optimizer will find them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import torch
-from torch.optim.optimizer import Optimizer
+from torch import nn
 from torch.utils.weak import WeakIdRef
 
-from retrograd.hooks.distributed import Exchange, is_summand, local_part
-from retrograd.hooks.engine import count_function_modes, uncompiled, without_functions
-from retrograd.hooks.tensor import watch_gradient
-from retrograd.recording.backward_pass import BackwardPass
-from retrograd.recording.mode_buffer import ModeBuffer
+from retrograd.hooks.distributed import Averaging, Exchange, find_exchanges, is_averaging, is_summand, local_part
+from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.gradients import watch_gradient
+from retrograd.recording.clock import RecordedPass
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.sites.site import Site
+
+COPY_LIMIT = 1024**3
+"""Bytes of weights that are copied at most while an optimizer steps: 1 GiB. Parameters beyond it are left out."""
 
 
 class ParameterWatch:
@@ -49,7 +51,7 @@ class ParameterWatch:
 
     def __init__(
         self,
-        backward: BackwardPass,
+        backward: RecordedPass,
         site: Site,
         parameter: torch.Tensor,
         gone: Callable[[Any], None],
@@ -102,62 +104,168 @@ class ParameterWatch:
             self._handle = None
 
 
-Fault = Callable[[Site, Exception], None]
+class ReducedGradient:
+    """Reads what a reduction adds to the ``.grad`` of one parameter.
 
-COPY_LIMIT = 1024**3
-"""Bytes of weights that are copied at most while an optimizer steps: 1 GiB. Parameters beyond it are left out."""
+    Args:
+        watch: the watch of the parameter.
+        is_hooked: whether a hook tells it when a gradient comes; else a change of ``.grad`` does.
+
+    Attributes:
+        watch: that watch.
+        is_beyond: what was there already is more than may be copied, so that what is added cannot be told.
+    """
+
+    __slots__ = ("_before", "_is_hooked", "_is_waiting", "_mark", "is_beyond", "watch")
+
+    def __init__(self, watch: ParameterWatch, *, is_hooked: bool) -> None:
+        self.watch = watch
+        self._is_hooked = is_hooked
+        self._before: torch.Tensor | None = None
+        self._is_waiting = self.is_beyond = False
+        self._mark: tuple[int, int] | None = None
+
+    def remember(self, room: int) -> int:
+        """Copy what ``.grad`` holds before a pass, in at most ``room`` bytes; returns how many."""
+        gradient = _gradient_of(self.watch)
+        self.watch.has_come = False
+        self._mark = _mark(gradient)
+        if self._is_waiting and gradient is not None:
+            return 0
+        self._before, self.is_beyond = None, gradient is not None and gradient.nbytes > room
+        if gradient is None or self.is_beyond:
+            return 0
+        self._before = gradient.clone()
+        return gradient.nbytes
+
+    def has_come(self) -> bool:
+        """Tell whether the pass has added anything to ``.grad``."""
+        may_have = self.watch.has_come or not self._is_hooked
+        return may_have and _mark(_gradient_of(self.watch)) != self._mark
+
+    def wait(self) -> None:
+        """Wait: what was added is not reduced yet."""
+        self._is_waiting = True
+
+    def take(self) -> torch.Tensor | None:
+        """Take what was added since it was last reduced, or cleared, if that can be told; nothing is held after."""
+        self._is_waiting = False
+        before, self._before = self._before, None
+        gradient = None if self.is_beyond else _gradient_of(self.watch)
+        return gradient if gradient is None or before is None else gradient - before
 
 
-class UpdateRecorder:
-    """Measures the updates of the optimizers that step now."""
+def _gradient_of(watch: ParameterWatch) -> torch.Tensor | None:
+    parameter = watch.parameter
+    gradient = None if parameter is None else parameter.grad
+    if gradient is None:
+        return None
+    with torch.no_grad():  # else a DTensor gives a copy of its part, which counts its own versions
+        part: torch.Tensor = local_part(gradient)
+    return part.detach()
 
-    def __init__(self, buffer: ModeBuffer) -> None:
-        self._buffer = buffer
-        self._copies: WeakKeyDictionary[Optimizer, list[tuple[ParameterWatch, torch.Tensor]]] = WeakKeyDictionary()
+
+def _mark(gradient: torch.Tensor | None) -> tuple[int, int] | None:
+    return None if gradient is None else (gradient.data_ptr(), gradient._version)
+
+
+class Reductions:
+    """Reads what reductions add to ``.grad``: the mean of what the processes have found in one pass.
+
+    After passes that were not reduced themselves (as in
+    ``no_sync()``) it is the mean of all that has gathered. What a pass leaves unreduced is not read here at all.
+
+    Args:
+        backward: the pass that runs, asked whether it is recorded.
+
+    Attributes:
+        groups: the gradients of each exchange.
+        left_out: printed sites of gradients that could not be told, at least once, for their size.
+    """
+
+    def __init__(self, backward: RecordedPass) -> None:
+        self._backward = backward
         self.left_out: set[str] = set()
+        self.groups: list[_ExchangedGradients] = []
+        self._wrappers: WeakSet[nn.Module] = WeakSet()
 
-    def begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch], fault: Fault) -> None:
-        """An update begins: record values and copy those weights whose update is wanted."""
-        if count_function_modes() and self._buffer.custom is None:  # each attribute would pass through them
-            with without_functions():
-                self._begin(optimizer, watches, fault)
-        else:
-            self._begin(optimizer, watches, fault)
+    def add_model(self, model: nn.Module) -> None:
+        """Find the exchanges of a model that is recorded from now on."""
+        self._wrappers.update(each for each in model.modules() if is_averaging(each))
+        self.groups += map(_ExchangedGradients, find_exchanges(model))
 
-    def _begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch], fault: Fault) -> None:
-        self._buffer.touched = True
-        copies: list[tuple[ParameterWatch, torch.Tensor]] = []
-        size = 0
-        for watch in watches:
-            parameter = watch.parameter
-            if parameter is None:
-                continue
-            parameter = local_part(parameter.detach())
-            if watch.value is not None:
-                try:
-                    watch.value.see(parameter)
-                except Exception as error:
-                    fault(watch.value.site, error)
-            if watch.update is None:
-                continue
-            size += parameter.nbytes
-            if size > COPY_LIMIT:
-                self.left_out.add(str(watch.update.site))
-            else:
-                copies.append((watch, parameter.clone()))
-        self._copies[optimizer] = copies
+    def adopt(self, watch: ParameterWatch) -> None:
+        """Find out who reduces the gradient of a parameter, if anybody does."""
+        parameter = watch.parameter
+        if parameter is None or watch.exchange is not None:
+            return
+        for group in self.groups:
+            if group.exchange.reduces(parameter):
+                watch.exchange = group.exchange
+                group.gradients.append(ReducedGradient(watch, is_hooked=bool(group.exchange.ranks)))
 
-    def end(self, optimizer: Optimizer, fault: Fault) -> None:
-        """The update has been made: measure it."""
-        for watch, before in self._copies.pop(optimizer, ()):
-            update: TensorRecorder = watch.update  # type: ignore[assignment]
-            parameter = watch.parameter
-            try:
-                if parameter is not None:
-                    update.see_update(local_part(parameter.detach()), before)
-            except Exception as error:
-                fault(update.site, error)
+    def meet_wrapper(self, wrapper: nn.Module) -> bool:
+        """Add a wrapper that calls a recorded model; returns whether it reduces gradients and was not known."""
+        if wrapper in self._wrappers or not is_averaging(wrapper):
+            return False
+        self._wrappers.add(wrapper)
+        exchange = Averaging(wrapper)
+        exchange.before_forward(wrapper, (), {})
+        self.groups.append(_ExchangedGradients(exchange))
+        return True
 
-    def abandon(self, optimizer: Optimizer) -> None:
-        """The update was not made."""
-        self._copies.pop(optimizer, None)
+    def pass_begins(self) -> None:
+        """Remember all gradients before a pass that may be recorded."""
+        room = COPY_LIMIT
+        for group in self.groups:
+            group.gradients = [each for each in group.gradients if each.watch.parameter is not None]
+            for gradient in group.gradients:
+                room -= gradient.remember(room)
+                if gradient.is_beyond:
+                    self.left_out.add(str(gradient.watch.site.grad))
+
+    def pass_ends(self) -> None:
+        """Record what the pass has reduced."""
+        for group in self.groups:
+            for gradient in group.finish():
+                self._record(gradient)
+
+    def remove(self) -> None:
+        """Take every hook back."""
+        for group in self.groups:
+            group.exchange.remove()
+        self.groups.clear()
+
+    def _record(self, gradient: ReducedGradient) -> None:
+        tensor_recorder = gradient.watch.gradient
+        try:
+            total = gradient.take()
+            if tensor_recorder is not None and total is not None and self._is_recorded():
+                tensor_recorder.see(total)
+        except Exception as error:
+            self._backward.fault(gradient.watch.site.grad, error)
+
+    def _is_recorded(self) -> bool:
+        return self._backward.clock.entered or self._backward.enter()
+
+
+class _ExchangedGradients:
+    """The gradients of one exchange, those that are being reduced apart."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.gradients: list[ReducedGradient] = []
+        self._begun: dict[int, ReducedGradient] = {}
+
+    def finish(self) -> Sequence[ReducedGradient]:
+        """Take the gradients that have been reduced by now."""
+        come = [each for each in self.gradients if each.has_come()]
+        if come and self.exchange.has_begun():
+            self._begun.update((id(each), each) for each in come)
+        for each in come:
+            each.wait()
+        if not (come and self._begun and self.exchange.has_ended()):
+            return ()
+        self.exchange.close()
+        ended, self._begun = list(self._begun.values()), {}
+        return ended

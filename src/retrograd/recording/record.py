@@ -14,13 +14,13 @@ from torch import nn
 from retrograd.errors import RecordingError
 from retrograd.history.history import History
 from retrograd.history.sink import Sink
-from retrograd.hooks import watched
 from retrograd.hooks.engine import is_compiling, uncompiled
-from retrograd.hooks.watched import name_watched_leaves, rewrite_watched
+from retrograd.hooks.names import name_watched_leaves
+from retrograd.hooks.rewriters import rewrite_watched, watched_rewriters
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
 from retrograd.recording.schedule import Schedule
-from retrograd.recording.settings import Settings, Statistic
+from retrograd.recording.settings import Settings, UserStatistic
 from retrograd.runs.ending import describe_exception, is_failure
 from retrograd.runs.reader import Run, open_run
 from retrograd.runs.writer import RunWriter
@@ -96,7 +96,7 @@ class Recording:
         self._recorder.close(status, error)
 
     def is_of_this_thread(self) -> bool:
-        """Whether the recorded models run in the thread that asks."""
+        """True if the recorded models run in the thread that asks."""
         return threading.get_ident() in (self._thread, self._recorder.clock.thread)
 
     def __enter__(self) -> Self:
@@ -123,7 +123,7 @@ def record(
     sites: Pattern | Iterable[Pattern] | None = None,
     schedule: int | Schedule | None = None,
     tensors: Keep | Pattern | Iterable[Keep | Pattern] | None = None,
-    statistics: bool | Iterable[Statistic] = True,
+    statistics: bool | Iterable[UserStatistic] = True,
     histogram: bool = True,
     tensor_budget: int | str = DEFAULT_BUDGET,
     resume: bool | Mapping[str, Any] = False,
@@ -189,7 +189,7 @@ def watch(name: str, tensor: T) -> T:
     Raises:
         SiteSyntaxError: for a name that cannot be one.
     """
-    if watched.rewriters:
+    if watched_rewriters.all:
         check_watch_name(name)
         tensor = rewrite_watched(name, tensor)
     if is_compiling():

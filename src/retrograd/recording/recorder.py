@@ -15,7 +15,7 @@ from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
 from retrograd.hooks.distributed import count_processes
-from retrograd.hooks.listeners import never_raise
+from retrograd.hooks.listeners import hidden_hooks, never_raise
 from retrograd.hooks.module import is_late
 from retrograd.hooks.names import (
     NamedModule,
@@ -27,24 +27,20 @@ from retrograd.hooks.names import (
 from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.hooks.reach import find_leaves
 from retrograd.hooks.rewriters import intervention_listeners
-from retrograd.hooks.tables import hidden_hooks
 from retrograd.notices import warn
 from retrograd.progress.steps import Steps
-from retrograd.recording.backward_pass import BackwardPass
-from retrograd.recording.clock import Clock
+from retrograd.recording.clock import Clock, RecordedPass
 from retrograd.recording.emitter import Emitter
-from retrograd.recording.event_log import EventLog
 from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.keep import TensorKeeper
-from retrograd.recording.manual_updates import ManualUpdates
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
-from retrograd.recording.model_watch import ModelWatch
+from retrograd.recording.module_watch import ModelWatch
 from retrograd.recording.omissions import Coverage, RequestedSites, list_omissions, list_unmatched
 from retrograd.recording.optimizer_watch import LooseParameters, OptimizerWatch
-from retrograd.recording.reductions import Reductions
+from retrograd.recording.parameter_watch import Reductions
 from retrograd.recording.settings import Settings
+from retrograd.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.recording.site_recorder import RecorderFactory
-from retrograd.recording.site_table import Placements, RowTable
 from retrograd.recording.taps import Taps
 from retrograd.sites.site import ROOT, WATCH, Site
 
@@ -92,15 +88,14 @@ class Recorder:
         self.events = events = EventLog(sink)
         self.fault = events.fault
         self._steps = steps = Steps()
-        self._manual = ManualUpdates(())
         self._buffers = buffers = ModeBuffers(settings)
-        self.clock = clock = Clock(self._wants_step, buffers, self._hand_over, steps, self._manual.touched, step)
+        self.clock = clock = Clock(self._wants_step, buffers, self._hand_over, steps, step)
         clock.is_free = models is None
         events.clock = clock
-        self._backward = BackwardPass(clock, steps, self._manual, events)
+        self._backward = RecordedPass(clock, steps, events.fault)
         keeper = TensorKeeper(settings.keeps, settings.tensor_budget, sink)
         self._factory = RecorderFactory(
-            settings, buffers, RowTable(buffers, sink), keeper, Placements(sink), events, self._backward
+            settings, buffers, RowTable(buffers, sink), keeper, SitePlacements(sink), events, self._backward
         )
         self._reductions = Reductions(self._backward)
         self._taps = Taps(self._factory, self._reductions)
@@ -109,7 +104,7 @@ class Recorder:
         strangers = LooseParameters(self._taps, steps) if loose else None
         self._optimizers = OptimizerWatch(clock, events, steps, self._taps, buffers.grad, strangers)
         self._facts = Facts(events, sources)
-        self._models = ModelWatch(self._backward, steps, self._taps, self._factory.placements, self._facts)
+        self._models = ModelWatch(self._backward, steps, self._factory.placements, self._facts, self._taps.meet_wrapper)
 
     # ---- setting up -------------------------------------------------------------------------------------------
 
@@ -120,6 +115,7 @@ class Recorder:
             for name, model in self._new_models.items():
                 self._add(name, model)
         except BaseException:
+            self._models.remove()
             self._taps.remove()
             hidden_hooks.release()
             raise
@@ -147,7 +143,6 @@ class Recorder:
         self._modules.update(entry.module for entry in entries)
         self._requested.add(entries)
         self._interventions.add_modules(entries)
-        self._manual.add(model.parameters())
         self._factory.placements.add_model(model)
         self._reductions.add_model(model)
         self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
@@ -180,7 +175,7 @@ class Recorder:
 
     @never_raise()
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """Told of every backward pass of the process; those of other threads are not ours."""
+        """Begin a pass, unless another thread runs it."""
         clock, backward = self.clock, self._backward
         if threading.get_ident() != clock.thread:
             return
@@ -188,7 +183,7 @@ class Recorder:
         self._optimizers.pass_begins()
         if clock.is_free:
             if not self._steps.has_leader:
-                self._manual.look_at(find_leaves(roots))
+                self._steps.pass_begins(find_leaves(roots))
             clock.begin_pass()
         backward.begin(roots, self._optimizers.scales.find(roots))
         if clock.on:
@@ -200,7 +195,7 @@ class Recorder:
 
     @never_raise()
     def backward_ends(self, failed: bool) -> None:
-        """The pass has ended."""
+        """End the pass."""
         clock, backward = self.clock, self._backward
         if threading.get_ident() != clock.thread:
             return
@@ -222,7 +217,7 @@ class Recorder:
 
     @never_raise()
     def _hand_over(self, buffer: ModeBuffer, moment: Moment, is_closing: bool) -> None:
-        """Take what a buffer holds, which is complete."""
+        """Emit what a buffer holds, which is complete."""
         self._emitter.emit(buffer, moment, is_closing)
         if is_closing and buffer.mode is Mode.GRAD:
             self._facts.drain()
@@ -262,6 +257,7 @@ class Recorder:
         self._facts.end()
         self.clock.stop()
         self._reductions.remove()
+        self._models.remove()
         self._taps.remove()
         hidden_hooks.release()
         self._backward.remove()
@@ -305,7 +301,7 @@ def _warn_of_compiled_code(entries: Sequence[NamedModule]) -> None:
     if late:
         warn(
             f"{', '.join(late)} ran as compiled code before the recording began, and what happens inside of it is not "
-            "recorded: call torch._dynamo.reset() once the recording has begun, and it is compiled anew."
+            "recorded: call torch.compiler.reset() once the recording has begun, and it is compiled anew."
         )
 
 

@@ -1,4 +1,4 @@
-"""Which optimizer steps are recorded.
+"""Schedules: the optimizer steps that are recorded.
 
 Loads without torch: the command line reads schedules too, and must answer within a moment.
 """
@@ -11,7 +11,7 @@ from retrograd.errors import ScheduleError
 
 Schedule = Callable[[int], bool]
 
-_REPAIR = "give a number of steps, rg.every(n), or a function from step to bool."
+_REPAIR = "give a number of steps, rg.every(n), rg.log_schedule(), or a function from step to bool."
 
 
 class NamedSchedule:

@@ -1,23 +1,29 @@
-"""Settings: what to record, and when, as a user chose it, read and checked once."""
+"""Settings: what to record, and when, as a user chose it, read and checked once; and the plan of what they select."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import nn
+
+from retrograd.amounts import count_of, show_bytes
 from retrograd.errors import StatisticError
 from retrograd.history.table import TAKEN_NAMES
-from retrograd.recording.keep import DEFAULT_BUDGET, Keep, as_keeps, read_limit
+from retrograd.hooks.names import name_models, walk_modules
+from retrograd.recording.keep import DEFAULT_BUDGET, Keep, as_keeps, find_keep, read_limit
 from retrograd.recording.schedule import Schedule, as_schedule
 from retrograd.sites.pattern import Candidate, Pattern
 from retrograd.sites.selection import Selection
 from retrograd.sites.site import local_gradient
-from retrograd.statistics.custom import CustomStatistics, check_statistic
-from retrograd.statistics.custom import Statistic as CheckedStatistic
-from retrograd.statistics.row import EXPONENT_BIAS
+from retrograd.statistics.custom import CustomStatistics, Statistic, check_statistic
+from retrograd.statistics.row import BINS, EXPONENT_BIAS, ROW
 
-Statistic = Any
+UserStatistic = Any
+"""A function from a tensor to one number."""
 
 
 class Settings:
@@ -42,7 +48,7 @@ class Settings:
         sites: Pattern | Iterable[Pattern] | None = None,
         schedule: int | Schedule | None = None,
         tensors: Keep | Pattern | Iterable[Keep | Pattern] | None = None,
-        statistics: bool | Iterable[Statistic] = True,
+        statistics: bool | Iterable[UserStatistic] = True,
         histogram: bool = True,
         tensor_budget: int | str = DEFAULT_BUDGET,
     ) -> None:
@@ -67,17 +73,17 @@ class Settings:
             keep.selection.check(candidates)
 
     def wants_statistics(self, candidate: Candidate) -> bool:
-        """Whether this site gets a row."""
+        """True if this site gets a row."""
         return self.statistics and self.selection.wants(candidate)
 
     def may_reach(self, candidate: Candidate) -> bool:
-        """Whether this site, or one nested in it, is wanted for anything."""
+        """True if this site, or one nested in it, is wanted for anything."""
         return (self.statistics and self.selection.may_reach(candidate)) or any(
             keep.selection.may_reach(candidate) for keep in self.keeps
         )
 
     def names(self, key: str) -> bool:
-        """Whether a pattern has this key among its words."""
+        """True if a pattern has this key among its words."""
         patterns = [*self.selection.patterns, *(pattern for keep in self.keeps for pattern in keep.selection.patterns)]
         return any(re.search(rf"\b{key}\b", pattern) for pattern in patterns if isinstance(pattern, str))
 
@@ -106,7 +112,7 @@ def _list_local(candidates: Sequence[Candidate]) -> list[Candidate]:
     ]
 
 
-def _check_custom(given: Statistic) -> CheckedStatistic:
+def _check_custom(given: UserStatistic) -> Statistic:
     statistic = check_statistic(given)
     if statistic.name in TAKEN_NAMES:
         raise StatisticError(
@@ -115,3 +121,101 @@ def _check_custom(given: Statistic) -> CheckedStatistic:
             reason="a column of the record has that name.",
         )
     return statistic
+
+
+_BYTES_A_ROW = ROW.itemsize
+_BYTES_A_HISTOGRAM = 8 * BINS
+
+
+@dataclass(frozen=True)
+class PlannedSite:
+    """A site that would be recorded.
+
+    Attributes:
+        name: its printed name.
+        kind: the type of the module that has it.
+        elements: how many elements it has; None for what is only known once the model runs.
+        statistics: it gets a row.
+        tensor_bytes: bytes of its tensor a step, where that is kept; None where unknown.
+    """
+
+    name: str
+    kind: str
+    elements: int | None
+    statistics: bool
+    tensor_bytes: int | None = 0
+
+
+@dataclass(frozen=True)
+class RecordingPlan:
+    """A list of what would be recorded; print it.
+
+    Attributes:
+        sites: every site that would be.
+        memory: bytes of rows that are held while training.
+        bytes_per_step: bytes of statistics a recorded step, before compression.
+    """
+
+    sites: tuple[PlannedSite, ...]
+    memory: int
+    bytes_per_step: int
+
+    def __str__(self) -> str:
+        width = max((len(site.name) for site in self.sites), default=4)
+        lines = [f"{'site':<{width}}  {'module':<20} {'elements':>12}  kept"]
+        for site in self.sites:
+            elements = "when it runs" if site.elements is None else f"{site.elements:,}"
+            kept = "tensor" if site.tensor_bytes != 0 else ""
+            kept = f"statistics {kept}".strip() if site.statistics else kept
+            lines.append(f"{site.name:<{width}}  {site.kind:<20} {elements:>12}  {kept}")
+        held, a_step = show_bytes(self.memory), show_bytes(self.bytes_per_step)
+        total = f"{count_of(len(self.sites), 'site')}; statistics: {held} held, at most {a_step} a step"
+        tensors = [site.tensor_bytes for site in self.sites if site.tensor_bytes != 0]
+        if tensors:
+            total += (
+                f"; tensors of {count_of(len(tensors), 'site')}, {show_bytes(sum(filter(None, tensors)))} a step known"
+            )
+        lines.append(total)
+        return "\n".join(lines)
+
+
+def plan_recording(
+    model: nn.Module | Mapping[str, nn.Module],
+    *,
+    sites: Pattern | Iterable[Pattern] | None = None,
+    tensors: Keep | Pattern | Iterable[Keep | Pattern] | None = None,
+    histogram: bool = True,
+) -> RecordingPlan:
+    """Tell what :func:`record` would record, given the same arguments, without running the model.
+
+    The shapes of activations are known only once the model runs, and so are the leaves of nested outputs.
+
+    Raises:
+        SiteError: for an invalid pattern, or one that matches nothing.
+    """
+    settings = Settings(sites=sites, tensors=tensors, histogram=histogram)
+    entries = [entry for name, each in name_models(model).items() for entry in walk_modules(name, each)]
+    candidates = [candidate for entry in entries for candidate in entry.candidates()]
+    settings.check(candidates)
+    sizes: dict[tuple[int, str], torch.Tensor] = {
+        (id(entry.module), name): parameter for entry in entries for name, parameter in entry.parameters
+    }
+    planned = []
+    for candidate in candidates:
+        statistics = settings.wants_statistics(candidate)
+        keep = find_keep(settings.keeps, candidate)
+        if not statistics and keep is None:
+            continue
+        parameter = sizes.get((id(candidate.module), candidate.site.keys[-1]))
+        planned.append(
+            PlannedSite(
+                name=str(candidate.site),
+                kind=type(candidate.module).__name__,
+                elements=None if parameter is None else parameter.numel(),
+                statistics=statistics,
+                tensor_bytes=0 if keep is None else None if parameter is None else parameter.nbytes,
+            )
+        )
+    rows = sum(site.statistics for site in planned)
+    size = rows * (_BYTES_A_ROW + (_BYTES_A_HISTOGRAM if histogram else 0))
+    return RecordingPlan(tuple(planned), memory=size, bytes_per_step=size)

@@ -16,13 +16,12 @@ from torch import nn
 
 from retrograd.hooks.distributed import is_sharded, local_part
 from retrograd.hooks.engine import is_transformed, uncompiled
-from retrograd.hooks.tensor import GradientWatch
-from retrograd.recording.backward_pass import BackwardPass
-from retrograd.recording.event_log import EventLog
+from retrograd.hooks.gradients import GradientWatch
+from retrograd.recording.clock import RecordedPass
 from retrograd.recording.keep import Keep, KeptSource, TensorKeeper, find_keep
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
 from retrograd.recording.settings import Settings
-from retrograd.recording.site_table import Placements, RowTable
+from retrograd.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import Site
 from retrograd.statistics.slab import UnreadableTensorError
@@ -64,7 +63,7 @@ class TensorRecorder(KeptSource):
         return self.observe
 
     def copy_from_now_on(self) -> None:
-        """Its memory may be used again after all."""
+        """Copy what is kept from now on: its memory may be used again after all."""
         self._copy = True
 
     def see(self, tensor: torch.Tensor) -> None:
@@ -111,18 +110,20 @@ class SiteRecorder:
 
     Args:
         backward: the pass that runs, asked whether it is recorded.
+
+    Attributes:
         value: where the value goes; None when it is not recorded.
         gradient: where its gradient goes; None when it is not recorded.
     """
 
-    __slots__ = ("_clock", "_enter", "_fault", "_gradient", "_value", "_watch")
+    __slots__ = ("_clock", "_enter", "_fault", "_watch", "gradient", "value")
 
-    def __init__(self, backward: BackwardPass, value: TensorRecorder | None, gradient: TensorRecorder | None) -> None:
+    def __init__(self, backward: RecordedPass, value: TensorRecorder | None, gradient: TensorRecorder | None) -> None:
         self._clock = backward.clock
         self._enter = backward.enter
         self._fault = backward.fault
-        self._value = value
-        self._gradient = gradient
+        self.value = value
+        self.gradient = gradient
         self._watch = (
             GradientWatch(self.see_gradient, backward.guard, backward.leaf_handles, gradient.copy_from_now_on)
             if gradient is not None
@@ -130,24 +131,14 @@ class SiteRecorder:
         )
 
     @property
-    def value(self) -> TensorRecorder | None:
-        """Where the value goes."""
-        return self._value
-
-    @property
-    def gradient(self) -> TensorRecorder | None:
-        """Where the gradient goes."""
-        return self._gradient
-
-    @property
     def wants_gradient(self) -> bool:
-        """Whether the gradient is recorded."""
-        return self._gradient is not None
+        """True if the gradient is recorded."""
+        return self.gradient is not None
 
     def see_value(self, tensor: torch.Tensor) -> bool:
         """Record the value and set a hook for its gradient; returns whether that gradient will come."""
         requires_grad = None
-        value = self._value
+        value = self.value
         if value is not None:
             if value.row >= 0:
                 requires_grad = (value.observe or value.bind(tensor))(tensor, value.row)
@@ -163,7 +154,7 @@ class SiteRecorder:
     def see_gradient(self, gradient: torch.Tensor) -> None:
         """The hook: record the gradient."""
         if self._clock.entered or self._enter():
-            tensor_recorder: TensorRecorder = self._gradient  # type: ignore[assignment]
+            tensor_recorder: TensorRecorder = self.gradient  # type: ignore[assignment]
             try:
                 if tensor_recorder.row >= 0:
                     (tensor_recorder.observe or tensor_recorder.bind(gradient))(gradient, tensor_recorder.row)
@@ -177,12 +168,12 @@ class SiteRecorder:
 
     def record(self, tensor: torch.Tensor) -> None:
         """Record the value alone."""
-        if self._value is not None:
-            self._value.see(tensor)
+        if self.value is not None:
+            self.value.see(tensor)
 
     def copy_from_now_on(self) -> None:
         """The memory of what is seen may be used again."""
-        for each in (self._value, self._gradient):
+        for each in (self.value, self.gradient):
             if each is not None:
                 each.copy_from_now_on()
 
@@ -216,9 +207,9 @@ class RecorderFactory:
     buffers: ModeBuffers
     rows: RowTable
     keeper: TensorKeeper
-    placements: Placements
+    placements: SitePlacements
     events: EventLog
-    backward: BackwardPass
+    backward: RecordedPass
     sees_gradients: bool = False
     _made: list[SiteRecorder] = field(default_factory=list)
 

@@ -12,11 +12,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
 from retrograd.hooks.distributed import has_other_processes
-from retrograd.hooks.module import CallTap, InputWatcher, unwatch_forward, watch_forward
+from retrograd.hooks.module import CallTap, unwatch_forward, watch_forward
 from retrograd.hooks.names import NamedModule, parameter_site
 from retrograd.recording.module_watch import ArgumentWatch, OutputWatch, SlotCalls, SlotWatch
-from retrograd.recording.parameter_watch import ParameterWatch
-from retrograd.recording.reductions import Reductions
+from retrograd.recording.parameter_watch import ParameterWatch, Reductions
 from retrograd.recording.site_recorder import RecorderFactory, TensorRecorder
 from retrograd.sites.site import LOCAL, OPTIMIZER, WATCH, Site, local_gradient
 
@@ -49,10 +48,6 @@ class Taps:
         self._grad.forwards.calls = self.calls
         self.parameters: dict[int, ParameterWatch] = {}
 
-    def tap_root(self, module: nn.Module, watcher: InputWatcher) -> None:
-        """Tell ``watcher`` of the calls of a model, before and after everything within them."""
-        self._calls.append(CallTap(module, watcher, outermost=True))
-
     def tap_outputs(self, entry: NamedModule) -> None:
         """Record what a module returns, where that is wanted."""
         if entry.is_called and self._may_reach(entry, "output"):
@@ -73,14 +68,14 @@ class Taps:
             self.tap_parameter(parameter_site(entry.path, name), entry.module, parameter)
 
     def release_loose(self, entry: NamedModule) -> None:
-        """Parameters of a module are no longer recorded under the name that their optimizer gave them."""
+        """Record a module's parameters no longer under the names that their optimizer gave them."""
         for _, parameter in entry.parameters:
             watch = self.parameters.get(id(parameter))
             if watch is not None and watch.site.path.startswith(OPTIMIZER):
                 self.parameters.pop(id(parameter)).remove()
 
     def tap_thawed(self) -> None:
-        """Parameters that have become trainable are recorded from now on."""
+        """Record parameters that have become trainable."""
         frozen, self.frozen = self.frozen, []
         for entry in frozen:
             site, find_module, parameter = entry[0], entry[1], entry[2]()
@@ -141,7 +136,7 @@ class Taps:
             self._adopt(watch)
 
     def meet_wrapper(self, wrapper: nn.Module) -> None:
-        """A model is called by this wrapper: does it reduce gradients, and was it not known?"""
+        """Have parameters adopted by a wrapper that calls a model, if it reduces gradients and was not known."""
         if self._reductions.meet_wrapper(wrapper):
             for watch in list(self.parameters.values()):
                 self._adopt(watch)
@@ -167,7 +162,7 @@ class Taps:
 
 
 def _forget(parameters: dict[int, ParameterWatch], number: int, _: object) -> None:
-    """A parameter is no longer there, and its number may become that of another."""
+    """Forget a parameter that is gone; its number may become that of another."""
     parameters.pop(number, None)
 
 

@@ -81,15 +81,15 @@ class Assignments:
 
     @property
     def needs_input(self) -> bool:
-        """Whether one of the rules asks for what goes into calls."""
+        """True if one of the rules asks for the arguments of calls."""
         return any(rule.needs_input for each in self.all for rule in each.rules)
 
     def may_reach(self, candidate: Candidate) -> bool:
-        """Whether a rule may act at this site, or at one nested in it."""
+        """True if a rule may act at this site, or at one nested in it."""
         return any(each.selection.may_reach(candidate) for each in self.all)
 
     def may_reach_watched(self) -> bool:
-        """Whether a rule may act at a tensor that is watched by hand."""
+        """True if a rule may act at a tensor that is watched by hand."""
         named = (each.pattern for each in self.all if isinstance(each.pattern, str))
         return any(not isinstance(each.pattern, str) for each in self.all) or any(
             pattern.startswith((WATCH, "re:", "*")) for pattern in named

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from retrograd.errors import CannotRewriteError, RuleError
 from retrograd.hooks.checkpoints import EnoughComputed
 from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
+from retrograd.hooks.saved import version_of
 from retrograd.rewriting.clock import RuleClock
 from retrograd.rules.rule import Rule
 from retrograd.sites.site import Site
@@ -28,7 +29,7 @@ class Noted:
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor.detach()  # the tensor itself holds its node, and the node the hook that holds this
-        self._version = -1 if tensor.is_inference() else tensor._version
+        self._version = version_of(tensor)
 
     def read(self, what: str, site: str) -> Tensor:
         """The tensor.
@@ -36,7 +37,7 @@ class Noted:
         Raises:
             CannotRewriteError: it has been overwritten since.
         """
-        if self._version >= 0 and self._tensor._version != self._version:
+        if version_of(self._tensor) != self._version:
             raise CannotRewriteError(
                 f"A rule at {site} asks for {what}, and that has been overwritten in place.",
                 repair="make the layer that writes into it work out of place (inplace=False).",
@@ -147,7 +148,7 @@ class RuleChain:
 
     @property
     def has_memory(self) -> bool:
-        """Whether a rule has remembered anything of the site so far."""
+        """True if a rule has remembered anything of the site so far."""
         return any(state.snapshot() for _, state in self._steps)
 
     def remember(self) -> list[Snapshot]:

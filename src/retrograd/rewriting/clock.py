@@ -1,4 +1,4 @@
-"""The clock of rules: the step, the call, and by what the gradients of the running pass are multiplied."""
+"""The clock of rules: the step, the call, and the loss scale of the running pass."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from torch.optim.optimizer import Optimizer
 from retrograd.hooks.checkpoints import CallsOfParts, part_computed_again
 from retrograd.hooks.engine import current_graph_task, grad_enabled
 from retrograd.hooks.reach import DeepGraphGuard
-from retrograd.progress.loss_scales import LossScales
-from retrograd.progress.steps import Steps
+from retrograd.progress.steps import LossScales, Steps
 
 
 class _ThreadClock(threading.local):
@@ -62,9 +61,9 @@ class RuleClock:
 
     @property
     def serial(self) -> int:
-        """Another number whenever the calls of modules are counted anew.
+        """A number that changes whenever the calls of modules are counted anew.
 
-        That is with the first forward after a backward pass or an update, and with each one in eval mode or without
+        They are with the first forward after a backward pass or an update, and with each one in eval mode or without
         grad; for each thread by itself. Such a forward in between leaves the count of training as it was.
         """
         return self._here.serial
@@ -76,7 +75,7 @@ class RuleClock:
 
     @property
     def is_outside(self) -> bool:
-        """Whether this thread is in no call of a model; then a part of one may be called by itself."""
+        """True if this thread is in no call of a model; then a part of one may be called by itself."""
         return self._here.depth == 0
 
     @property
@@ -93,7 +92,7 @@ class RuleClock:
     # ---- forward ----
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A model is called."""
+        """Begin the call of a model."""
         self.was_run = True
         if current_graph_task() != -1:
             return
@@ -110,7 +109,7 @@ class RuleClock:
             here.serial = here.trained
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """The call has ended."""
+        """End the call."""
         if current_graph_task() != -1:
             return
         here = self._here
@@ -120,21 +119,21 @@ class RuleClock:
             here.ends = -1
 
     def part_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A part of a model is called by itself."""
+        """Count the call of a part of a model that is called by itself."""
         self.before_forward(module, args, kwargs)
-        self.after_call(module, args)  # nobody tells of the end
+        self.after_call(module, args)  # no hook tells of the end
 
     # ---- backward ----
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """A pass starts from these tensors."""
+        """Begin a pass from these tensors."""
         here = self._here
         self.was_run = here.in_backward = True
         here.scale = self._last_scale = here.scales.find(roots)
         self.pass_number += 1
 
     def backward_ends(self, failed: bool) -> None:
-        """The pass has ended."""
+        """End the pass."""
         here = self._here
         here.in_backward = False
         here.scale = None
@@ -144,28 +143,27 @@ class RuleClock:
     # ---- updates ----
 
     def loss_scaled(self, losses: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
-        """Losses were multiplied by ``scale``."""
+        """Note that losses were multiplied by ``scale``."""
         self._is_scaling = True
         self._here.scales.add(losses, scale)
 
     def update_begins(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to update."""
+        """Note that an optimizer is about to update."""
         if self._is_heeded(optimizer):
             self.steps.update_begins(optimizer)
 
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
-        """The optimizer has updated."""
+        """End the step, if the update does."""
         self._end_update(optimizer)
 
     def update_skipped(self, optimizer: Optimizer) -> None:
-        """The optimizer was to update, and loss scaling has left the parameters alone."""
+        """End the step, if an update does that loss scaling has left out."""
         self._end_update(optimizer)
         self.when_skipped(optimizer)
 
     def _is_heeded(self, optimizer: Optimizer) -> bool:
-        """Whether an update counts. That of an optimizer which holds none of the parameters does if the models ran."""
-        concerns = self.steps.concerns(optimizer)
-        return self.steps.has_begun if concerns is None else concerns
+        """Tell whether an update counts; a stranger's does if the models have run since the last."""
+        return self.steps.counts(optimizer, otherwise=self.steps.has_begun)
 
     def _end_update(self, optimizer: Optimizer) -> None:
         if self._is_heeded(optimizer) and self.steps.ends_step(optimizer):
@@ -173,13 +171,13 @@ class RuleClock:
             self._ends += 1
             self._here.scales.forget()
             self._last_scale = None
-            self._here.depth = 0  # of a forward that was left by KeyboardInterrupt nobody has told the end
+            self._here.depth = 0  # a forward that was left by KeyboardInterrupt has run no hook at its end
 
 
 Remembered = dict[Hashable, list[Mapping[str, Any]]]
 
 
-class NumberedCall:
+class RewrittenCall:
     """A call of a module, with its number.
 
     Attributes:
@@ -196,8 +194,8 @@ class NumberedCall:
         self.remembered: Remembered = {}
 
 
-def has_gradient(call: NumberedCall | None, *, again: bool) -> bool:
-    """Whether gradients arrive at what is computed now, and not at what was computed the first time."""
+def has_gradient(call: RewrittenCall | None, *, again: bool) -> bool:
+    """Tell whether gradients arrive at what is computed now, and not at what was computed the first time."""
     return not again or call is None or not call.had_grad
 
 
@@ -206,7 +204,7 @@ class _ThreadCount(threading.local):
         self.serial = -1
         self.count = 0
         self.trained = (-1, 0)
-        self.only: NumberedCall | None = None
+        self.only: RewrittenCall | None = None
 
 
 class CallNumbers:
@@ -219,15 +217,15 @@ class CallNumbers:
     def __init__(self, clock: RuleClock) -> None:
         self._clock = clock
         self._here = _ThreadCount()
-        self._only: NumberedCall | None = None
-        self._parts = CallsOfParts[NumberedCall]()
+        self._only: RewrittenCall | None = None
+        self._parts = CallsOfParts[RewrittenCall]()
 
-    def begin(self) -> NumberedCall:
-        """A call begins that was not there before."""
+    def begin(self) -> RewrittenCall:
+        """Number a call that was not there before, and remember it."""
         return self.note(self.count_on())
 
     def count_on(self) -> int:
-        """The number of a call that was not there before, where nobody asks for it again."""
+        """Number a call that was not there before, and is not asked for again."""
         here = self._here
         serial = self._clock.serial
         if here.serial != serial:
@@ -243,15 +241,15 @@ class CallNumbers:
         here.count = here.trained[1] if here.trained[0] == serial else 0
         here.serial = serial
 
-    def note(self, number: int) -> NumberedCall:
+    def note(self, number: int) -> RewrittenCall:
         """Remember the call of this number, for the case that a checkpointed part computes it again."""
-        call = NumberedCall(number)
+        call = RewrittenCall(number)
         self._here.only = self._only = call if number == 1 else None
         self._parts.add(call)
         return call
 
-    def find_again(self) -> NumberedCall | None:
-        """The call that is computed again; None where it cannot be told from others."""
+    def find_again(self) -> RewrittenCall | None:
+        """Find the call that is computed again; None where it cannot be told from others."""
         part = part_computed_again()
         if not self._parts.knows(part):
             return self._here.only if self._here.count else self._only  # a device's own thread has made no calls

@@ -14,9 +14,9 @@ from torch.utils.weak import WeakIdRef
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.distributed import has_other_processes, is_flattened, is_sharded, own_rank, scale_all, total_norm
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.optimizer import UpdateTap
+from retrograd.hooks.gradients import after_accumulation, change_gradient, leave_gradient
+from retrograd.hooks.optimizer import UpdateTap, held_by
 from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
-from retrograd.hooks.tensor import after_accumulation, change_gradient, leave_gradient
 from retrograd.rewriting.clock import RuleClock
 from retrograd.rules.norm_rule import NormRule
 from retrograd.rules.pass_rule import PassRule
@@ -37,19 +37,19 @@ class PassGradients:
         self._collectors: dict[int, _Collector] = {}
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
-        """From now on what comes to these is kept, too."""
+        """Keep what comes to these parameters, too."""
         for parameter in parameters:
             if parameter.requires_grad and id(parameter) not in self._collectors:
                 self._collectors[id(parameter)] = _Collector(parameter, self._found, self._clock)
 
     def settle(self) -> None:
-        """The pass has ended, and whoever averages gradients over processes has done so."""
+        """Take what has been added when the pass is over and its gradients are averaged over processes."""
         if has_other_processes():
             for collector in self._collectors.values():
                 collector.settle()
 
     def take(self, parameters: Sequence[Tensor]) -> list[list[Tensor | None]]:
-        """For each pass the gradients of these parameters, without loss scale. Nothing is kept then."""
+        """Take, for each pass, the gradients of these parameters without loss scale; nothing is kept after."""
         passes = [[found.get(id(each)) for each in parameters] for found in self._found.values() if found]
         self._found.clear()
         return passes
@@ -101,7 +101,7 @@ class _Collector:
 
     @uncompiled
     def add(self, parameter: Tensor) -> None:
-        """The gradient has been added to ``.grad``."""
+        """Count what has arrived once it has been added to ``.grad``."""
         arrived, self._arrived = self._arrived, None
         if arrived is not None:
             found = self._found.setdefault(self._number, {})
@@ -119,7 +119,7 @@ class _Collector:
         self._is_added = False
 
     def settle(self) -> None:
-        """The pass has ended: take what ``.grad`` has grown by for what has arrived."""
+        """Take what ``.grad`` has grown by in the pass for what has arrived."""
         before, self._before = self._before, None
         parameter = self._find()
         held = parameter.grad if parameter is not None else None
@@ -167,12 +167,12 @@ class JointRewriter:
         self._collects = any(isinstance(rule, PassRule) for rule in rules)
 
     def attach(self) -> None:
-        """A backward pass begins: what it brings to each parameter is kept, where a rule asks for it."""
+        """Keep what the pass that begins brings to each parameter, where a rule asks for it."""
         if self._collects:
             self._passes.watch(self._parameters())
 
     def pass_ends(self) -> None:
-        """The pass has ended."""
+        """End the pass."""
         if self._collects:
             self._passes.settle()
 
@@ -188,7 +188,7 @@ class JointRewriter:
 
     def _parameters(self) -> list[Tensor]:
         optimizer = self._find_optimizer()
-        return _parameters_of(optimizer) if optimizer is not None else []
+        return held_by(optimizer) if optimizer is not None else []
 
     def _before_update(self, times: int) -> None:
         if times > 1:
@@ -197,7 +197,7 @@ class JointRewriter:
                 repair="set the rule on the parameters: rg.rewrite(model, {'*:weight.grad': …}).",
                 reason="what the rules remember would count each of them as an update.",
             )
-        self._after_update()  # of an update that raised, nobody has told the end
+        self._after_update()  # an update that raised has run no hook at its end
         for rule, state in self._steps:
             state.step, state.rank = self._clock.step, own_rank()
             if isinstance(rule, PassRule):
@@ -259,10 +259,6 @@ class JointRewriter:
                 del optimizer.found_inf  # type: ignore[attr-defined]
 
 
-def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def _check(optimizer: Optimizer, rule: Rule) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise CannotRewriteError(
@@ -270,13 +266,13 @@ def _check(optimizer: Optimizer, rule: Rule) -> None:
             repair="set the rule on the parameters: rg.rewrite(model, {'*:weight.grad': …}).",
             reason="it computes them several times within one update.",
         )
-    if any(map(is_flattened, _parameters_of(optimizer))):
+    if any(map(is_flattened, held_by(optimizer))):
         raise CannotRewriteError(
             "The gradients of FullyShardedDataParallel cannot be rewritten together.",
             repair="shard the model by torch.distributed.fsdp.fully_shard.",
             reason="each process has a part of them and would decide by that alone.",
         )
-    if isinstance(rule, PassRule) and any(map(is_sharded, _parameters_of(optimizer))):
+    if isinstance(rule, PassRule) and any(map(is_sharded, held_by(optimizer))):
         raise CannotRewriteError(
             f"{rule.name} cannot combine the passes of sharded parameters.",
             repair="replicate the model (DistributedDataParallel), or add up the losses and use a rule of the norm.",

@@ -1,8 +1,18 @@
-"""Rules on the gradients of parameters: what each backward pass finds, before it is added to ``.grad``."""
+"""Rules on parameters: on the gradient that each pass finds, before it is added to ``.grad``, and on their values.
+
+While a module is called, an attribute of it stands for a parameter whose value has rules: it is found before the
+parameter of that name, which stays where it is. All threads see it, so such a module is called by one thread at a time.
+Several rewritings may each put something there; whoever comes later has what those before it have made, and they leave
+in any order.
+"""
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdRef
@@ -10,8 +20,10 @@ from torch.utils.weak import WeakIdRef
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.distributed import is_flattened, is_sharded
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.tensor import change_gradient, leave_gradient, shares_memory
+from retrograd.hooks.gradients import change_gradient, leave_gradient, shares_memory
+from retrograd.hooks.names import parameter_site
 from retrograd.rewriting.chain import Beside, Noted, RuleChain
+from retrograd.rewriting.module_rewriter import CallInProgress, InputRewriter
 from retrograd.rewriting.site_rewriter import RewriterFactory
 
 
@@ -86,3 +98,103 @@ class ParameterRewriter:
         if parameter is not None:
             leave_gradient(parameter, self.change)
         self._is_attached = False
+
+
+_lock = threading.Lock()
+
+
+class ParameterOverrides:
+    """Puts values in the place of the parameters of one module; the same object for all that rewrite it."""
+
+    def __init__(self) -> None:
+        self._alone = threading.RLock()
+        self._layers: dict[str, list[tuple[object, Any]]] = {}
+
+    def enter(self) -> None:
+        """Begin a call once no other thread is in one."""
+        self._alone.acquire()
+
+    def find(self, module: nn.Module, name: str) -> Any:
+        """The value in the place of a parameter now; None where the parameter itself is used."""
+        return vars(module).get(name)
+
+    def put(self, module: nn.Module, name: str, call: object, value: Any) -> None:
+        """Let ``value`` stand for a parameter until this call ends."""
+        attributes = vars(module)
+        if name not in self._layers:
+            self._layers[name] = [(None, attributes[name])] if name in attributes else []
+        self._layers[name].append((call, value))
+        attributes[name] = value
+
+    def leave(self, module: nn.Module, call: object) -> None:
+        """End a call, and take back what it has put there."""
+        attributes = vars(module)
+        for name, layers in list(self._layers.items()):
+            layers[:] = [layer for layer in layers if layer[0] is not call]
+            if layers:
+                attributes[name] = layers[-1][1]
+            else:
+                attributes.pop(name, None)
+            if all(owner is None for owner, _ in layers):
+                del self._layers[name]
+        self._alone.release()
+
+
+_overrides: WeakKeyDictionary[nn.Module, ParameterOverrides] = WeakKeyDictionary()
+
+
+def overrides_of(module: nn.Module) -> ParameterOverrides:
+    """The overrides of this module."""
+    with _lock:
+        return _overrides.setdefault(module, ParameterOverrides())
+
+
+class ParameterValueRewriter(InputRewriter):
+    """Lets rules act on the values of a module's parameters, as its calls find them.
+
+    Args:
+        factory: makes the rewriters, and has the clock.
+        module: the module.
+        path: its path.
+        parameters: names of its parameters whose values have rules.
+    """
+
+    def __init__(self, factory: RewriterFactory, module: nn.Module, path: str, parameters: Sequence[str]) -> None:
+        super().__init__(factory, module, path)
+        self._parameters = tuple(parameters)
+        self._overrides = overrides_of(module)
+
+    def _change(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], running: CallInProgress
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self._overrides.enter()
+        running.has_overrides = True
+        for name in self._parameters:
+            self._put_parameter(module, name, running)
+        return args, kwargs
+
+    def _leave(self, module: nn.Module, running: CallInProgress) -> None:
+        if running.has_overrides:
+            running.has_overrides = False
+            self._overrides.leave(module, running)
+
+    def _put_parameter(self, module: nn.Module, name: str, running: CallInProgress) -> None:
+        rewriter = self._rewriters.find(
+            parameter_site(self._path, name).keys, running.call.number if running.call is not None else 1
+        )
+        if rewriter is None:
+            return
+        if name not in module._parameters:
+            raise CannotRewriteError(
+                f"{rewriter.name} is no longer a parameter, so that its value cannot be rewritten.",
+                repair="set the rules after parametrizing or pruning the module.",
+            )
+        parameter = module._parameters[name]
+        if parameter is None:
+            return
+        earlier = self._overrides.find(module, name)  # of another rewriting, or of a call around this one
+        is_recursive = len(self._here.running) > 1
+        value = parameter if earlier is None or is_recursive else earlier
+        changed = rewriter.change_value(value, running.call, module.training, again=running.again)
+        if changed is not value:
+            self._overrides.put(module, name, running, changed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,19 +12,16 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import CannotRewriteError, RewriteError
 from retrograd.hooks.backward import backward_listeners
+from retrograd.hooks.listeners import hidden_hooks
 from retrograd.hooks.module import CallTap, InputTap, OutputTap, is_compiled
 from retrograd.hooks.names import NamedModule, compiled_regions, name_models, parameter_site, walk_modules
-from retrograd.hooks.optimizer import optimizer_listeners
-from retrograd.hooks.rewriters import announce_rewriter, withdraw_rewriter
-from retrograd.hooks.tables import hidden_hooks
-from retrograd.hooks.watched import leave_watched_tensors, rewrite_watched_tensors
+from retrograd.hooks.optimizer import held_by, optimizer_listeners
+from retrograd.hooks.rewriters import gradient_rewriters, watched_rewriters
 from retrograd.notices import warn
-from retrograd.progress.steps import held_by
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
-from retrograd.rewriting.input_rewriter import InputRewriter
 from retrograd.rewriting.joint_rewriter import JointRewriter
-from retrograd.rewriting.output_rewriter import OutputRewriter, WatchedRewriter
-from retrograd.rewriting.parameter_rewriter import ParameterRewriter
+from retrograd.rewriting.module_rewriter import InputRewriter, OutputRewriter, WatchedRewriter
+from retrograd.rewriting.parameter_rewriter import ParameterRewriter, ParameterValueRewriter
 from retrograd.rewriting.site_rewriter import RewriterFactory
 from retrograd.rules.rule import Rule
 from retrograd.sites.pattern import Candidate
@@ -49,7 +46,7 @@ class Rewriting:
 
     @property
     def is_active(self) -> bool:
-        """Whether the rules act."""
+        """True while the rules act."""
         return self._factory.is_active
 
     @property
@@ -85,7 +82,7 @@ class Rewriting:
         for parameter in self._parameters:
             parameter.remove()
         if self._watched is not None:
-            leave_watched_tensors(self._watched)
+            watched_rewriters.remove(self._watched)
         if self._joint is not None:
             self._joint.remove()
         hidden_hooks.release()
@@ -146,9 +143,9 @@ class Rewriting:
     def _listen(self) -> None:
         backward_listeners.add(self)
         optimizer_listeners.add(self.clock)
-        announce_rewriter(self)
+        gradient_rewriters.add(self)
         self._undo += [
-            lambda: withdraw_rewriter(self),
+            lambda: gradient_rewriters.remove(self),
             lambda: backward_listeners.remove(self),
             lambda: optimizer_listeners.remove(self.clock),
         ]
@@ -158,28 +155,27 @@ class Rewriting:
         if not entry.is_called:
             return
         wanted = [each.site for each in entry.candidates() if self._assignments.may_reach(each)]
-        values = {parameter_site(entry.path, name): name for name, _ in entry.parameters}
-        parameters = [values[site] for site in wanted if site in values]
+        names = {parameter_site(entry.path, name): name for name, _ in entry.parameters}
+        parameters = [names[site] for site in wanted if site in names]
         slots = {site.slot for site in wanted}
         if not parameters and not slots & {"input", "output"}:
             return
         _check_module(entry, compiled, parameters)
         if parameters:
-            self._attach_to_inputs(entry, entry.module, parameters)  # a wrapper may compute it again without itself
+            values = ParameterValueRewriter(self._factory, entry.module, entry.path, parameters)
+            self._attach_to_inputs(entry.module, values)  # a wrapper may compute it again without itself
         needs_input = self._assignments.needs_input
         inputs = None
         if "input" in slots or needs_input:
-            inputs = self._attach_to_inputs(entry, entry.tapped, (), notes_inputs=needs_input)
+            inputs = InputRewriter(self._factory, entry.module, entry.path, notes_inputs=needs_input)
+            self._attach_to_inputs(entry.tapped, inputs)
         if "output" in slots:
-            self._taps.append(OutputTap(entry.tapped, OutputRewriter(self._factory, entry.module, entry.path, inputs)))
+            outputs = OutputRewriter(self._factory, entry.module, entry.path, inputs)
+            self._taps.append(OutputTap(entry.tapped, outputs.rewrite_output))
 
-    def _attach_to_inputs(
-        self, entry: NamedModule, tapped: nn.Module, parameters: Sequence[str], *, notes_inputs: bool = False
-    ) -> InputRewriter:
-        inputs = InputRewriter(self._factory, entry.module, entry.path, parameters, notes_inputs=notes_inputs)
+    def _attach_to_inputs(self, tapped: nn.Module, inputs: InputRewriter) -> None:
         self._inputs.append(inputs)
-        self._taps.append(InputTap(tapped, inputs))
-        return inputs
+        self._taps.append(InputTap(tapped, inputs.rewrite_input, inputs.end_call))
 
     def _attach_to_gradients(self, entry: NamedModule, seen: set[int]) -> None:
         for name, parameter in entry.parameters:
@@ -195,7 +191,7 @@ class Rewriting:
         assert self._assignments is not None
         if self._assignments.may_reach_watched():
             self._watched = WatchedRewriter(self._factory)
-            rewrite_watched_tensors(self._watched)
+            watched_rewriters.add(self._watched)
 
     # ---- what it is told --------------------------------------------------------------------------------------
 
@@ -208,7 +204,7 @@ class Rewriting:
         return chain.change_again(gradient, site.call, module.training, chain.remember())
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """A backward pass starts from these tensors."""
+        """Begin a pass from these tensors."""
         self.clock.backward_begins(roots)
         for parameter in self._parameters:
             parameter.attach()  # it may have begun to train, or another may be in its place
@@ -217,7 +213,7 @@ class Rewriting:
         self._factory.views.check(forgets=self.clock.is_outside)
 
     def backward_ends(self, failed: bool) -> None:
-        """The pass has ended."""
+        """End the pass."""
         if self._joint is not None:
             self._joint.pass_ends()
         self.clock.backward_ends(failed)

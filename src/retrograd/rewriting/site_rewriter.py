@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.distributed import own_rank
 from retrograd.hooks.engine import grad_enabled, uncompiled
-from retrograd.hooks.input_gradient import VersionCount, branch
+from retrograd.hooks.gradients import branch, change_gradient
 from retrograd.hooks.nested import Keys, flatten, replace_tensors
 from retrograd.hooks.reach import FREE_DEPTH
-from retrograd.hooks.tensor import change_gradient
+from retrograd.hooks.saved import VersionCount
 from retrograd.rewriting.assignments import Assignments
 from retrograd.rewriting.chain import Beside, Noted, RuleChain
-from retrograd.rewriting.clock import NumberedCall, RuleClock, has_gradient
+from retrograd.rewriting.clock import RewrittenCall, RuleClock, has_gradient
 from retrograd.rules.rule import Rule
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import Site
@@ -35,7 +35,7 @@ class WrittenViews:
         self._watched: dict[int, tuple[int, list[tuple[str, VersionCount]]]] = {}
 
     def watch(self, serial: int, site: str, view: Tensor) -> None:
-        """A view whose gradient has rules; what came before another ``serial`` is forgotten."""
+        """Watch a view whose gradient has rules; views of an earlier ``serial`` are forgotten."""
         thread = threading.get_ident()
         found = self._watched.get(thread)
         if found is None or found[0] != serial:
@@ -43,7 +43,7 @@ class WrittenViews:
         found[1].append((site, VersionCount(view)))
 
     def check(self, *, forgets: bool) -> None:
-        """A backward pass begins, which may be that of another thread's forward.
+        """Check all views before a backward pass, which may be that of another thread's forward.
 
         Args:
             forgets: what is written from now on does no harm; not so in a forward that runs a pass of its own.
@@ -58,7 +58,7 @@ class WrittenViews:
                     self._watched.clear()
                     raise CannotRewriteError(
                         f"{site} is a view, and has been written into after the forward: its rules would not be asked.",
-                        repair="let the layer behind it work out of place (inplace=False), or set the rules on its "
+                        repair="let the layer after it work out of place (inplace=False), or set the rules on its "
                         "output.",
                         reason="torch computes the gradient of the view's base instead, and that of the view never.",
                     )
@@ -97,7 +97,7 @@ class RewriterFactory:
         return RuleChain(rules, module, site, self.clock, own_rank())
 
     def watch_view(self, site: str, tensor: Tensor) -> None:
-        """Told of a tensor whose gradient would be lost if it were written into."""
+        """Watch a tensor whose gradient would be lost if it were written into."""
         self.views.watch(self.clock.serial, site, tensor)
 
 
@@ -131,7 +131,7 @@ class SiteRewriter:
         self.needs_input = gradient is not None and gradient.needs_input
         self.name = gradient.name if gradient is not None else value.name if value is not None else ""
 
-    def change_value(self, tensor: Tensor, call: NumberedCall | None, training: bool, *, again: bool) -> Tensor:
+    def change_value(self, tensor: Tensor, call: RewrittenCall | None, training: bool, *, again: bool) -> Tensor:
         """Let the rules change the value.
 
         Args:
@@ -268,7 +268,7 @@ class SiteRewriters:
         self,
         value: Any,
         keys: Keys,
-        call: NumberedCall | None,
+        call: RewrittenCall | None,
         training: bool,
         *,
         again: bool,
@@ -311,5 +311,5 @@ class SiteRewriters:
 
 
 def is_among(tensor: Tensor, given: Any) -> bool:
-    """Whether a tensor is one of those in a nest."""
+    """Tell whether a tensor is one of those in a nest."""
     return any(tensor is each for _, each in flatten(given, ()))

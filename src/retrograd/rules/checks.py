@@ -13,6 +13,9 @@ from retrograd.errors import RuleError
 Scheduled = float | Callable[[int], float]
 """A number, or a function from the step to one."""
 
+BELOW_ONE = 1 - 1e-12
+"""Upper bound for the coefficient of a moving average."""
+
 
 def check_number(rule: object, name: str, value: object, low: float = 0.0, high: float = math.inf) -> None:
     """Make sure that a number given to a rule lies between two bounds, bounds included.
@@ -23,7 +26,8 @@ def check_number(rule: object, name: str, value: object, low: float = 0.0, high:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         span = f"from {low:g} to {high:g}" if math.isfinite(high) else f"from {low:g} on"
         raise RuleError(
-            f"{type(rule).__name__}: {name}={value!r} will not do.", repair=f"give a number {span} for `{name}`."
+            f"{type(rule).__name__}: {name}={value!r} is not a valid value.",
+            repair=f"give a number {span} for `{name}`.",
         )
 
 
@@ -35,7 +39,7 @@ def check_count(rule: object, name: str, value: object, low: int = 1) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise RuleError(
-            f"{type(rule).__name__}: {name}={value!r} will not do.",
+            f"{type(rule).__name__}: {name}={value!r} is not a valid value.",
             repair=f"give a whole number from {low} on for `{name}`.",
         )
 

@@ -44,7 +44,7 @@ _KINDS = {
     "resumed": list[Any],
     "sites": list[str],
 }
-"""What readers take for granted of a manifest."""
+"""Entries of a manifest that readers rely on."""
 
 
 @warnings_kept()  # to ask for the platform a process is started

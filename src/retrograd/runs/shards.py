@@ -43,7 +43,7 @@ _PLAIN = frozenset({
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
     torch.float8_e4m3fn, torch.float8_e5m2,
 })  # fmt: skip
-"""What safetensors holds in every release that we support."""
+"""Dtypes that safetensors holds in every supported release."""
 
 INDICES = "#indices"
 """Suffix of the second entry of a sparse tensor."""

@@ -14,11 +14,10 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from retrograd.errors import RunWriteError
-from retrograd.files import make_storable
+from retrograd.files import local_folder, make_storable
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.notices import Notices, warnings_kept
 from retrograd.runs.ending import describe_exception, find_exception
@@ -75,7 +74,7 @@ class RunWriter:
         flush_seconds: float = 2.0,
         queue_bytes: int = 256 << 20,
     ) -> None:
-        self.path = Path(path).absolute()
+        self.path = local_folder(path)
         self.flush_seconds = flush_seconds
         self._queue = WriteQueue(queue_bytes)
         self._lost = Unwritten()

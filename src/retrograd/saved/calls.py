@@ -17,8 +17,8 @@ from torch import nn
 from retrograd.hooks.calls import CallStack, hooked_call
 from retrograd.hooks.checkpoints import Recomputation
 from retrograd.hooks.dispatch import OperationTap, is_in_compiled_call
-from retrograd.hooks.engine import dispatch_modes
-from retrograd.hooks.saved import belongs_to_checkpoint, can_recompute, is_in_backward, push_pair, remove_pair
+from retrograd.hooks.engine import dispatch_modes, is_in_backward
+from retrograd.hooks.saved import belongs_to_checkpoint, can_recompute, push_pair, remove_pair
 from retrograd.policies.overwriting import FILLED_LATE, SaveSite
 from retrograd.policies.recompute import Recompute, RecomputeGuard
 from retrograd.saved.keeper import Keeper

@@ -19,12 +19,10 @@ from torch.nn import Parameter
 from retrograd.amounts import show_bytes
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.dispatch import OperationTap, carry_out_unseen, hide_taps
-from retrograd.hooks.engine import dispatch_modes
+from retrograd.hooks.engine import dispatch_modes, is_in_backward, is_jit_tracing
 from retrograd.hooks.saved import (
     base_of,
     in_forward_mode,
-    is_in_backward,
-    is_jit_tracing,
     is_plain,
     not_of_the_program,
     remove_pair,
@@ -35,7 +33,7 @@ from retrograd.hooks.saved import (
     witness_version,
 )
 from retrograd.hooks.storages import ParameterStorages
-from retrograd.hooks.writes import program_line
+from retrograd.hooks.torch_calls import user_line
 from retrograd.notices import warn
 from retrograd.policies.overwriting import FILLED_LATE, SaveSite, refuse_overwritten
 from retrograd.policies.policy import NEVER, Packed, Policy, Saved
@@ -264,7 +262,7 @@ class Keeper:
         try:
             site = self._find_site()
             if site.log is not None:
-                site = replace(site, line=program_line())
+                site = replace(site, line=user_line())
             elements = self._choose_elements(tensor)
             entry = None if elements is None else self._find_entry(tensor, *elements, site)
             return HeldTensor(tensor, site) if entry is None else PackedView(tensor, entry)

@@ -14,10 +14,10 @@ from retrograd.budget.plan import Plan
 from retrograd.budget.planned import Budget, Planned
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.function_mode import FunctionMode
-from retrograd.hooks.module import CallTap, EveryCallTap, is_compiled
+from retrograd.hooks.listeners import hidden_hooks
+from retrograd.hooks.module import CallTap, hook_every_call, is_compiled
 from retrograd.hooks.names import NamedModule, walk_modules
 from retrograd.hooks.storages import ParameterStorages
-from retrograd.hooks.tables import hidden_hooks
 from retrograd.hooks.writes import WriteNotes
 from retrograd.policies.overwriting import SaveSite
 from retrograd.policies.policy import Policy, check_policy
@@ -165,7 +165,8 @@ def _tap_process(
             reason="paths of modules, and forwards to run again, are those of one model.",
         )
     keeper = Keeper(check_policy(policy), parameters, calls.site)
-    return [keeper], [_cover_thread(keeper, calls), EveryCallTap(EveryModuleWatch(keeper, calls, calls.outside)).remove]
+    hooks = hook_every_call(EveryModuleWatch(keeper, calls, calls.outside))
+    return [keeper], [_cover_thread(keeper, calls), hooks.remove]
 
 
 def _cover_thread(keeper: Keeper, calls: PolicyCalls) -> Remove:

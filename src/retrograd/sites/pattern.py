@@ -84,7 +84,7 @@ class KindPattern:
     quantity: Quantity
 
     def matches(self, site: Site) -> bool:
-        """Whether a site is meant."""
+        """Tell whether a site is meant."""
         return (
             site.kind == self.kind
             and site.quantity == self.quantity
@@ -94,7 +94,7 @@ class KindPattern:
         )
 
     def may_match_later(self, site: Site) -> bool:
-        """Whether it may match another call of what has this site."""
+        """Tell whether it may match another call of what has this site."""
         return self.call is not None and site.kind == self.kind and bool(translate_glob(self.path)(site.printed_path))
 
 
@@ -137,7 +137,7 @@ class Candidate:
 
     @property
     def is_default(self) -> bool:
-        """Whether it is recorded when nothing is asked for: outputs and gradients of all kinds, and updates."""
+        """True if it is recorded when nothing is asked for: outputs and gradients of all kinds, and updates."""
         site = self.site
         if site.slot == "input":
             return False
@@ -195,7 +195,7 @@ def as_regex(pattern: Pattern) -> re.Pattern[str] | None:
 
 
 def asks_for_call(pattern: Pattern) -> bool:
-    """Whether a pattern says which calls of modules it means."""
+    """Tell whether a pattern says which calls of modules it means."""
     regex = as_regex(pattern)
     if regex is not None:
         return "#" in regex.pattern

@@ -26,7 +26,7 @@ _MOST_WORDS = 6
 
 
 def may_match_later(pattern: Pattern, candidates: Iterable[Candidate], *, parameters_have_calls: bool = False) -> bool:
-    """Whether a pattern that matches none of these sites may match one of their modules' once the model runs.
+    """Tell whether a pattern that matches none of these sites may match one of their modules' once the model runs.
 
     A type or a predicate says nothing of the sites it waits for, so the answer is no.
 
@@ -93,11 +93,11 @@ class Selection:
         self._excluded = [compile_pattern(_strip(pattern)) for pattern in self._exclusions]
 
     def wants(self, candidate: Candidate) -> bool:
-        """Whether this site is selected."""
+        """Tell whether this site is selected."""
         return any(test(candidate) for test in self._tests) and not any(test(candidate) for test in self._excluded)
 
     def may_reach(self, candidate: Candidate, *, parameters_have_calls: bool = False) -> bool:
-        """Whether this site or a leaf nested in it may be selected, as far as is known before the model has run."""
+        """Tell whether this site or a leaf nested in it may be selected, as far as is known before a forward."""
         return self.wants(candidate) or any(
             may_match_later(pattern, (candidate,), parameters_have_calls=parameters_have_calls)
             for pattern in self.patterns

@@ -77,7 +77,7 @@ class Site:
 
     @property
     def is_watched(self) -> bool:
-        """Whether the tensor was watched by hand."""
+        """True if the tensor was watched by hand."""
         return self.path.startswith(WATCH)
 
     @property
@@ -185,7 +185,7 @@ def name_like(site: Site, text: str) -> str:
 
 
 def says_call(text: str) -> bool:
-    """Whether a name of a site, or a glob over names, says which call it is of."""
+    """Tell whether a name of a site, or a glob over names, says which call it is of."""
     return any(found[0] == "#" for found in _CALL_SIGN.finditer(text))
 
 

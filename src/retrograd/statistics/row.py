@@ -123,7 +123,7 @@ def derive(rows: Mapping[str, npt.NDArray[Any]], statistic: str) -> npt.NDArray[
 
 
 def scale_rows(rows: dict[str, npt.NDArray[Any]], factor: npt.NDArray[np.float64]) -> None:
-    """Multiply the elements behind each row by a positive power of two, in place (histograms apart)."""
+    """Multiply the elements of each row by a positive power of two, in place (histograms apart)."""
     for name in ("sum", "abs_sum", "min", "max"):
         rows[name] = rows[name] * factor
     rows["m2"] = rows["m2"] * factor * factor

@@ -12,10 +12,9 @@ from typing import Literal
 
 from retrograd.errors import FreedGraphError
 from retrograd.graph.graph import Graph
-from retrograd.hooks.node_tap import NodeHooks
-from retrograd.hooks.thread_state import Numbering, ThreadState
-from retrograd.stepping.breakpoints import Predicate
-from retrograd.stepping.stop import Change, Gradients, Stop, apply_changes
+from retrograd.hooks.isolation import Numbering, ThreadState
+from retrograd.hooks.node_tap import NodeGradients, NodeHooks
+from retrograd.stepping.breakpoints import Change, Predicate, Stop, apply_changes
 
 _PATIENCE = 0.1
 """Seconds after which a thread that waits looks whether it was interrupted; not all systems tell it."""
@@ -48,7 +47,7 @@ class SteppedPass:
         self.stop: Stop | None = None
         self.position = -1
         self.ran: int | None = None
-        self.outgoing: Gradients | None = None
+        self.outgoing: NodeGradients | None = None
         self._run_engine: Callable[[], None] | None = run_engine
         self._goal: Predicate | None = None
         self._abandoned = False
@@ -109,7 +108,7 @@ class SteppedPass:
         if numbering is not None:
             numbering.move()
 
-    def before(self, index: int, incoming: Gradients) -> Gradients | None:
+    def before(self, index: int, incoming: NodeGradients) -> NodeGradients | None:
         """A node is about to run, in whatever thread of the engine's."""
         with self._gate:
             if self._abandoned:
@@ -125,7 +124,7 @@ class SteppedPass:
             self._begun[index] = weakref.ref(stop), stop.changes
             return stop.taken
 
-    def after(self, index: int, outgoing: Gradients) -> Gradients | None:
+    def after(self, index: int, outgoing: NodeGradients) -> NodeGradients | None:
         """A node has run."""
         seen, changes = self._begun.pop(index)
         self.ran, self.outgoing = index, apply_changes(changes, outgoing)

@@ -20,10 +20,10 @@ from retrograd.graph.graph import Graph
 from retrograd.graph.node import Node
 from retrograd.graph.origins import Origins
 from retrograd.graph.walker import walk
-from retrograd.hooks.thread_state import Numbering
-from retrograd.stepping.breakpoints import Breakpoint, Predicate, parse_breakpoint
+from retrograd.hooks.isolation import Numbering
+from retrograd.hooks.node_tap import NodeGradients
+from retrograd.stepping.breakpoints import Breakpoint, Change, Predicate, Stop, parse_breakpoint
 from retrograd.stepping.stepped_pass import SteppedPass
-from retrograd.stepping.stop import Change, Gradients, Stop
 
 Where = str | Predicate | Sequence[str | Predicate]
 """Where to stop: a breakpoint's text, a predicate on stops (a breakpoint is one), or several of these."""
@@ -132,7 +132,7 @@ class Stepper:
         return self.stop.node
 
     @property
-    def incoming(self) -> Gradients:
+    def incoming(self) -> NodeGradients:
         """The gradients that it gets."""
         return self.stop.incoming
 
@@ -149,7 +149,7 @@ class Stepper:
         return None if index is None else self.graph[index]
 
     @property
-    def outgoing(self) -> Gradients | None:
+    def outgoing(self) -> NodeGradients | None:
         """The gradients that the node that ran last, :attr:`ran`, has given."""
         self.stop  # noqa: B018
         return self._pass.outgoing

@@ -149,7 +149,7 @@ class PassLog:
         return BackwardPass(self.number, self.depth, self.thread, self.begin, self.end, self.failed)
 
     def events(self, find_place: FindPlace) -> list[NodeEvent]:
-        """One for each node that began."""
+        """Events, one for each node that began."""
         describe = EventDescriber(self, find_place, self._read_incoming())
         return [describe.event(index, end) for index, end in enumerate(self._find_ends())]
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from retrograd.amounts import count_of
 from retrograd.errors import CannotBundleError, NoSuchNodeError, TraceError
 from retrograd.files import write_file
 from retrograd.foreign.text import LARGEST, check_fields, check_kinds, expect_file, parse_object
@@ -23,7 +24,7 @@ from retrograd.graph.overwritten import Overwritten
 
 @dataclass(frozen=True, slots=True)
 class BackwardPass:
-    """One run of the engine.
+    """A run of the engine.
 
     Attributes:
         number: place among the passes of its trace.
@@ -43,7 +44,7 @@ class BackwardPass:
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent(NamedNode):
-    """One run of one node.
+    """A run of a node.
 
     Attributes:
         name: kind of the node, as in ``"AddmmBackward0"``.
@@ -139,7 +140,7 @@ class Trace:
 
     @property
     def events(self) -> list[NodeEvent]:
-        """One for each node that ran, in the order in which they began."""
+        """Events, one for each node that ran, in the order in which they began."""
         self._refresh()
         return self._events
 
@@ -227,7 +228,8 @@ class Trace:
 
     def __repr__(self) -> str:
         failed = ", the last one failed" if self.failure is not None else ""
-        return f"<Trace of {len(self.events)} nodes in {len(self.passes)} backward passes{failed}>"
+        passes = count_of(len(self.passes), "backward pass", "backward passes")
+        return f"<Trace of {count_of(len(self.events), 'node')} in {passes}{failed}>"
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:

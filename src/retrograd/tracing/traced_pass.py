@@ -1,4 +1,4 @@
-"""One backward pass that is being traced: its hooks, and its log."""
+"""A backward pass that is being traced: its hooks, its log, and the gradients that are on their way when it fails."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ import torch
 from torch import Tensor
 
 from retrograd.bundles.writer import write_bundle
-from retrograd.errors import GraphError
+from retrograd.engine.one_node import InputBuffer, check_number
+from retrograd.engine.replayer import Gradients, run_from
+from retrograd.errors import GraphError, StepperError
 from retrograd.graph.node import matches
 from retrograd.graph.origins import Origins
 from retrograd.graph.overwritten import explain_overwritten
 from retrograd.graph.walker import examine
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.listeners import never_raise
-from retrograd.hooks.node_tap import Gradients, NodeHooks, NodeTap, NodeTaps
-from retrograd.hooks.nodes import inputs_of, is_freed, is_leaf
+from retrograd.hooks.node_tap import NodeGradients, NodeHooks, NodeTap, NodeTaps
+from retrograd.hooks.nodes import edges_of, inputs_of, is_freed, is_leaf, root_edges
 from retrograd.hooks.reach import PassNodes
 from retrograd.norms import norm
 from retrograd.tracing.pass_log import FindPlace, Marks, NameLeaf, PassLog
-from retrograd.tracing.pending import Pending
 from retrograd.tracing.trace import Failure, NodeEvent
 
 INCOMPLETE = "a backward pass was not traced as asked"
-"""What follows from a fault of ours."""
+"""The consequence of a fault of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class _Examiner:
             self._options.live(self._describe.event(place, end))
 
     @never_raise(INCOMPLETE)
-    def before(self, index: int, incoming: Gradients) -> None:
+    def before(self, index: int, incoming: NodeGradients) -> None:
         """Note what the node is given."""
         node = self._nodes[index]
         self.tell(len(self._log) - 1)
@@ -165,7 +166,7 @@ class _Examiner:
                     self._log.bundles[id(node)] = str(bundle)
 
     @never_raise(INCOMPLETE)
-    def after(self, index: int, outgoing: Gradients) -> None:
+    def after(self, index: int, outgoing: NodeGradients) -> None:
         """Note what the node has given."""
         node = self._nodes[index]
         if self._pending is not None:
@@ -188,7 +189,7 @@ def _measure(gradient: Tensor | None) -> Tensor | None:
 # ---- failure ----
 
 _BEFORE = 5
-"""How many of the nodes before it are told."""
+"""Nodes before it that are told."""
 
 _ENGINE = "_engine_run_backward"
 
@@ -236,7 +237,7 @@ def bundle_node(
 
 
 def complete_incoming(node: Any, seen: Any) -> tuple[Tensor | None, ...]:
-    """One gradient for each that a node takes; the first alone is seen where the others are of no use."""
+    """Complete the gradients that a node takes; the first alone is seen where the others are of no use."""
     known = seen if isinstance(seen, tuple) else (seen,)
     return known + (None,) * (len(inputs_of(node)) - len(known))
 
@@ -290,3 +291,73 @@ def _resident_bytes() -> int:
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+# ---- pending ----
+
+
+class Pending:
+    """The gradients that can finish a pass that has failed: ``trace.pending``, where the trace is resumable.
+
+    Attributes:
+        node: torch's node that was running last.
+        incoming: the gradients that came in to it, after the program's own hooks.
+    """
+
+    def __init__(self, roots: Sequence[Any], gradients: Sequence[Any]) -> None:
+        self.node: Any = None
+        self.incoming: NodeGradients = ()
+        self._roots = tuple(roots)  # before torch 2.13 the object of a Python Function does not keep its node
+        self._buffers: dict[Any, InputBuffer] = {}
+        for (node, slot), gradient in zip(root_edges(list(roots)), gradients, strict=True):
+            self._arrive(node, slot, gradient)
+
+    def begins(self, node: Any, incoming: NodeGradients) -> None:
+        """A node takes what has arrived for it."""
+        self._buffers.pop(node, None)
+        self.node, self.incoming = node, incoming
+
+    def ends(self, node: Any, outgoing: NodeGradients) -> None:
+        """A node has run."""
+        self.node, self.incoming = None, ()
+        edges = edges_of(node)
+        check_number(node, outgoing, edges)
+        for gradient, (following, slot) in zip(outgoing, edges, strict=False):
+            if following is not None:
+                self._arrive(following, slot, gradient)
+
+    @property
+    def waiting(self) -> dict[Any, NodeGradients]:
+        """The nodes that something has arrived for, and what; the one that failed is not among them."""
+        return {node: tuple(buffer.gradients) for node, buffer in self._buffers.items()}
+
+    def resume(self, incoming: Tensor | Sequence[Tensor | None] | None = None, *, accumulate: bool = True) -> Gradients:
+        """Finish the pass with :func:`rg.run_from`, from the node that failed on.
+
+        What ran before is not run again. With ``accumulate`` every ``.grad`` becomes what the whole pass would give.
+
+        Args:
+            incoming: gradients for the node that failed, instead of those that came in.
+            accumulate: whether to add to the ``.grad`` of the leaves.
+
+        Raises:
+            StepperError: no node had begun, or all had ended.
+            Exception: whatever a node raises.
+        """
+        if self.node is None:
+            raise StepperError(
+                "The pass did not fail inside a node, so there is nowhere to go on from.",
+                repair="run it from another node: rg.run_from({node: gradients}).",
+            )
+        if incoming is None:
+            given = self.incoming
+        elif isinstance(incoming, Tensor):
+            given = (incoming, *self.incoming[1:])
+        else:
+            given = tuple(incoming)
+        return run_from({**self.waiting, self.node: given}, accumulate=accumulate)
+
+    def _arrive(self, node: Any, slot: int, gradient: Tensor | None) -> None:
+        if node not in self._buffers:
+            self._buffers[node] = InputBuffer(node)
+        self._buffers[node].add(slot, gradient)

@@ -7,19 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Container, Mapping
 from operator import attrgetter
-from pathlib import Path
 from types import TracebackType
 
 from torch import Tensor, nn
 
 from retrograd.errors import TraceError
+from retrograd.files import local_folder
 from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.walker import name_leaves
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.checkpoints import is_failure
 from retrograd.hooks.listeners import never_raise
+from retrograd.hooks.names import watched_name
 from retrograd.hooks.node_tap import NodeTaps
-from retrograd.hooks.watched import watched_name
 from retrograd.runs.ranks import ask_rank
 from retrograd.tracing.pass_log import PassLog, place_finder
 from retrograd.tracing.trace import NodeEvent, Trace, nothing_new
@@ -81,7 +81,7 @@ def trace(
         live=live,
         passes=range(passes) if isinstance(passes, int) else passes,
         bundle=bundle,
-        folder=Path(folder).absolute() if folder is not None else None,
+        folder=local_folder(folder) if folder is not None else None,
         resumable=resumable,
         limit=limit,
     )

@@ -154,7 +154,7 @@ class _Process:
 
     def _link_calls(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Arrows from module calls to the nodes they made."""
-        calls = _Calls(self._trace.forwards)
+        calls = _CallFinder(self._trace.forwards)
         for event in self._trace.events:
             call = calls.find(event)
             if call is not None:
@@ -187,7 +187,7 @@ class _Process:
         return {"ph": "M", "name": what, "pid": self._number, "tid": thread, "args": name}
 
 
-class _Calls:
+class _CallFinder:
     """Finds the module call that made a node."""
 
     def __init__(self, forwards: Iterable[ForwardSpan]) -> None:

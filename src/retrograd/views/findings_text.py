@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from functools import partial
 
-from retrograd.findings.finding import Finding, Severity
-from retrograd.findings.findings import Findings, list_grounds, list_place, tell_repair
+from retrograd.findings.finding import Finding, Findings, Severity, list_grounds, list_place, tell_repair
 from retrograd.foreign.text import show_plainly
 
 _COLOURS: dict[Severity, str] = {"critical": "1;31", "warning": "1;33", "note": "1;36"}

@@ -7,7 +7,7 @@ import io
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ParamSpec, TextIO
+from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, cast
 
 import numpy as np
 
@@ -43,13 +43,31 @@ def giving_text(show: Callable[P, None]) -> Callable[P, str]:
     return give
 
 
+class _WithoutTrailingBlanks:
+    """A file for rich, which fills each line of a table up to its width.
+
+    Args:
+        file: where to write; it is asked for everything else.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        self._file.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 def open_console(file: TextIO | None = None) -> Console:
     """A console that colours for a terminal and prints plainly, uncut, for anything else."""
     with random_kept():
         from rich.console import Console
     file = sys.stdout if file is None else file
     piped = not file.isatty()
-    return Console(file=file, highlight=False, markup=False, emoji=False, width=PIPED_WIDTH if piped else None)
+    written = cast("TextIO", _WithoutTrailingBlanks(file)) if piped else file
+    return Console(file=written, highlight=False, markup=False, emoji=False, width=PIPED_WIDTH if piped else None)
 
 
 def make_table(console: Console, columns: Mapping[str, str]) -> Table:

@@ -65,9 +65,10 @@ def print_heatmap(
             Text(f"{print_name(console, site):<{label}}  ").append(_draw_line(console, line, broken, low, high))
         )
     _print_axis(console, label, len(columns), columns.width, (int(matrix.steps[0]), int(matrix.steps[-1])))
-    scale = f"{print_number(10**low)} to {print_number(10**high)}"
+    scale = f", log scale, {print_number(10**low)} to {print_number(10**high)}"
     console.print(
-        f"{statistic}, log scale, {scale}; a character shows the largest of its steps, {NONFINITE} NaN or infinite"
+        f"{statistic}{_tell_constant(matrix.values) or scale}; a character shows the largest of its steps, "
+        f"{NONFINITE} NaN or infinite"
     )
 
 
@@ -84,6 +85,12 @@ def _take_logs(values: FloatArray) -> tuple[FloatArray, float, float]:
     known = magnitudes[np.isfinite(magnitudes) & (magnitudes > 0)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (1.0, 1.0)
     return np.log10(np.clip(magnitudes, low, high)), math.log10(low), math.log10(high)
+
+
+def _tell_constant(values: FloatArray) -> str:
+    """Say of numbers that are all the same what they are; empty where they differ, or there are none."""
+    known = np.unique(values[np.isfinite(values)])
+    return f" is {print_number(float(known[0]))} everywhere" if len(known) == 1 else ""
 
 
 def _draw_line(console: Console, line: FloatArray, broken: npt.NDArray[np.bool_], low: float, high: float) -> Text:

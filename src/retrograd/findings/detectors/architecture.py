@@ -74,7 +74,7 @@ def find_pairs(chain: Chain) -> list[tuple[int, int]]:
 
 
 def _is_affine(chain: Chain) -> bool:
-    """Whether all that the model's outputs are made of is affine."""
+    """Tell whether all that the model's outputs are made of is affine."""
     data = _list_data(chain)
     weights = [chain.name(each) for each in chain.of_outputs - data]
     return bool(data) and all(each in _OF_WEIGHTS for each in weights) and all(_is_affine_one(chain, e) for e in data)
@@ -99,7 +99,7 @@ def _is_affine_one(chain: Chain, number: int) -> bool:
 
 
 def _narrows(chain: Chain, before: int, behind: int) -> bool:
-    """Whether what lies between two layers is narrower than both what goes in and what comes out."""
+    """Tell whether what lies between two layers is narrower than both what goes in and what comes out."""
     place = 1 if chain.name(before).startswith("conv") else -1
     sizes = [(chain.taken(before) or ()), chain.made(before), chain.made(behind)]
     if min(map(len, sizes)) < 2:
@@ -132,10 +132,11 @@ class WeightsUntied(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        looks: dict[str, list[Parameter]] = {}
-        for fact in record.of(Parameter):
-            if fact.digest and len(fact.shape) == 2:
-                looks.setdefault(fact.name, []).append(fact)
+        looks = {
+            name: known
+            for name, listed in record.looks.items()
+            if (known := [each for each in listed if each.digest and len(each.shape) == 2])
+        }
         if not looks:
             raise CannotTell("no digests of parameters were recorded")
         for first, second in _pair_equal(record, looks):
@@ -219,7 +220,7 @@ class SharedByAccident(Detector):
 
 
 def _find_gaps(record: Record) -> dict[str, int]:
-    """How many numbers are missing among the children of each container; 0 where it has one child alone."""
+    """Count the numbers that are missing among the children of each container; 0 where it has one child alone."""
     found = {}
     for path in record.modules:
         container = "" if path == ROOT else path
@@ -234,7 +235,7 @@ def _find_gaps(record: Record) -> dict[str, int]:
 
 
 def _count_calls(record: Record) -> dict[str, int]:
-    """How often the operation with a weight of each module is called in the first forward that was noted."""
+    """Count how often the operation with a weight of each module is called in the first forward that was noted."""
     found: dict[str, int] = {}
     for chain in record.chains[:1]:
         for number, operation in enumerate(chain.listed):
@@ -244,6 +245,6 @@ def _count_calls(record: Record) -> dict[str, int]:
 
 
 def _calls_within(path: str, calls: dict[str, int]) -> int:
-    """How often a module with parameters is called, by the operations of what is in it."""
+    """Count the calls of a module with parameters, by the operations of what is in it."""
     counts = [count for module, count in calls.items() if module == path or module.startswith(f"{path}.")]
     return min(counts, default=0)

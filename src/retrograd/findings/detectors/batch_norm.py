@@ -33,10 +33,10 @@ class BatchNorm(Detector):
         "values, or move though all weights around it are frozen.",
         example="The running statistics of 1 (BatchNorm2d) are as good as the same at step 0 and at step 32: they "
         "are hardly updated.",
-        threshold="Equal digests of running_mean at no fewer than 3 looks while it trains; a momentum above 0.95, or "
-        "one that is below 0.1 when multiplied by the steps (from the means at two looks and of the batch between); "
-        "fewer than 4 values a channel; or other running means at the last look than at the first, of a part of the "
-        "model whose weights all require no gradient and are the same at all looks.",
+        threshold="Equal digests of running_mean at no fewer than 3 looks while it trains; a momentum above "
+        f"{LAST:g}, or one that is below {HARDLY:g} when multiplied by the steps (from the means at two looks and of "
+        f"the batch between); fewer than {FEW} values a channel; or other running means at the last look than at the "
+        "first, of a part of the model whose weights all require no gradient and are the same at all looks.",
         source="Ioffe and Szegedy 2015; what follows from digests and means is exact, the bounds are ours.",
         guard="A norm in eval mode is another fault, or meant; so is one that gets no batch. Frozen copies that follow "
         "another model (teachers, targets) have weights that change.",
@@ -86,8 +86,7 @@ class BatchNorm(Detector):
             record,
             layer,
             f"The running statistics of {layer.path} ({layer.type}) are as good as the same at step {looks[0].step} "
-            "and at step "
-            f"{looks[-1].step}: they are hardly updated, and eval mode will use them.",
+            f"and at step {looks[-1].step}: they are hardly updated, and eval mode will use them.",
             Evidence("looks", len(looks), f"≥ 3, all with one digest, or momentum × steps < {HARDLY:g}"),
         )
 
@@ -150,7 +149,7 @@ def estimate_momentum(record: Record, looks: list[Buffer], place: int) -> float:
 
 
 def _is_frozen(record: Record, path: str) -> bool:
-    """Whether no weight of the outermost part that holds a module is trained, though others of the model are."""
+    """Tell whether no weight of the outermost part that holds a module is trained, though others of the model are."""
     part = path.partition(".")[0]
     inside = {name: each for name, each in record.looks.items() if name.startswith((f"{part}.", f"{part}:"))}
     is_still = all(len({each.digest for each in listed}) == 1 < len(listed) for listed in inside.values())
@@ -160,7 +159,7 @@ def _is_frozen(record: Record, path: str) -> bool:
 
 
 def _trains(modes: Modes, path: str) -> bool:
-    """Whether a module was in training mode: as the nearest module around it that is listed."""
+    """Tell whether a module was in training mode: as the nearest module around it that is listed."""
     parts = path.split(".")
     for length in range(len(parts), -1, -1):
         name = ".".join(parts[:length]) or ROOT

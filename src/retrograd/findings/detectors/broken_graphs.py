@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 from retrograd.findings.chain import Chain, name_of, tensor_of
 from retrograd.findings.detector import Detector, Words
-from retrograd.findings.detectors.failed import line_of
 from retrograd.findings.detectors.graphs import tell_carried, tell_taken
 from retrograd.findings.finding import Evidence, Finding, shorten_line
-from retrograd.findings.gradients import Gradients, LostGradient, find_last_cut
+from retrograd.findings.gradients import LostGradient, ParameterGradients, find_last_cut
 from retrograd.findings.record import Record
 from retrograd.history.facts import Call, Operation, Overwrite
 
@@ -42,7 +41,7 @@ class NoGraph(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        if "does not require grad and does not have a grad_fn" in _message(record):
+        if "does not require grad and does not have a grad_fn" in record.crash.message:
             yield self._say_refused(record)
         elif (leaf := _find_leaf_loss(record)) is not None:
             yield self._say_leaf(record, leaf)
@@ -66,15 +65,14 @@ class NoGraph(Detector):
         )
 
     def _say_refused(self, record: Record) -> Finding:
-        assert record.error is not None
         lost = next((found for chain in reversed(record.chains) if (found := find_last_cut(chain))), None)
         reason, repair = _explain(record, lost)
         return self.find(
             "critical",
             f"The loss has no graph, so backward cannot run: {reason}",
             step=record.last_step or 0,
-            line=lost.line if lost is not None else _find_blind_line(record) or line_of(record.error),
-            evidence=[Evidence("exception", _message(record)[:160])],
+            line=lost.line if lost is not None else _find_blind_line(record) or record.crash.line,
+            evidence=[Evidence("exception", record.crash.message[:160])],
             precondition=["torch has refused to run backward"],
             refute="torch has raised for another tensor than the loss",
             repair=repair,
@@ -102,7 +100,7 @@ def _explain(record: Record, lost: LostGradient | None) -> tuple[str, str]:
             "gradients were switched off (torch.no_grad, inference_mode or set_grad_enabled) where the model was called"
         )
         return called, "call the model outside of torch.no_grad() for the loss that is trained."
-    frozen = record.once(Gradients).frozen
+    frozen = record.once(ParameterGradients).frozen
     weighted = [path for path, each in record.modules.items() if each.get("parameters")]
     if weighted and all(path in frozen for path in weighted):
         return "no parameter of the model requires a gradient", "set requires_grad of what is to be trained."
@@ -132,11 +130,10 @@ class FreedGraph(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        if "backward through the graph a second time" not in _message(record):
+        if "backward through the graph a second time" not in record.crash.message:
             return
-        assert record.error is not None
         last = record.called("backward", "grad", "forward")
-        line = next((call.line for call in reversed(last) if call.name != "forward"), "") or line_of(record.error)
+        line = next((call.line for call in reversed(last) if call.name != "forward"), "") or record.crash.line
         again = _same_graph(last)
         state = None if again else _find_state(record)
         said = shorten_line(line)
@@ -154,10 +151,10 @@ class FreedGraph(Detector):
         yield self.find(
             "critical",
             message,
-            site=_place(record),
+            site=record.crash.module,
             step=record.last_step,
             line=(state[1] if state else "") or line,
-            evidence=[Evidence("exception", _message(record)[:160]), Evidence("backward", line)],
+            evidence=[Evidence("exception", record.crash.message[:160]), Evidence("backward", line)],
             precondition=["torch has refused to run backward"],
             repair=repair,
         )
@@ -212,7 +209,7 @@ def _guess_state(record: Record, chain: Chain) -> tuple[str, str] | None:
     return tell_taken(operation, taken), operation.line
 
 
-class Overwritten(Detector):
+class OverwrittenTensor(Detector):
     """Something that backward needs was written to."""
 
     slug = "overwritten"
@@ -231,7 +228,7 @@ class Overwritten(Detector):
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
         facts = record.of(Overwrite)
-        found = _OVERWRITTEN.search(_message(record))
+        found = _OVERWRITTEN.search(record.crash.message)
         for fact in _first_of_each(facts):
             yield self._describe_seen(fact, fact.step if fact.silent else record.last_step)
         if found is not None and not any(not fact.silent for fact in facts):
@@ -262,7 +259,6 @@ class Overwritten(Detector):
         )
 
     def _describe_error(self, record: Record, found: re.Match[str]) -> Finding:
-        assert record.error is not None
         shape = found["shape"].replace(" ", "").replace(",", ", ")
         step = _find_update_between(record, shape)
         writer = Operation(name="step", line=step.line) if step is not None else _find_writer(record, found, shape)
@@ -275,27 +271,18 @@ class Overwritten(Detector):
             "critical",
             f"A tensor [{shape}] that backward needs{saved} was written to in place{wrote}: it is at version "
             f"{found['now']} and was saved at {found['then']}{hint}",
-            site=saver.module if saver is not None else _place(record),
+            site=saver.module if saver is not None else record.crash.module,
             step=record.last_step,
-            line=writer.line if writer is not None else saver.line if saver is not None else line_of(record.error),
+            line=writer.line if writer is not None else saver.line if saver is not None else record.crash.line,
             evidence=[
                 Evidence("version when saved", int(found["then"])),
                 Evidence("version when used", int(found["now"]), "≠"),
-                Evidence("backward", line_of(record.error)),
+                Evidence("backward", record.crash.line),
             ],
             precondition=["torch has refused to use it"],
             refute="" if writer is None else "another operation wrote to it, in a hook or in compiled code",
             repair=_repair(_name_step(step) if step is not None else ""),
         )
-
-
-def _message(record: Record) -> str:
-    return str((record.error or {}).get("message", ""))
-
-
-def _place(record: Record) -> str:
-    """The module of the node that raised."""
-    return str((record.error or {}).get("module") or "")
 
 
 def _first_of_each(facts: list[Overwrite]) -> list[Overwrite]:
@@ -330,7 +317,7 @@ def _name_step(call: Call | None) -> str:
 
 
 def is_written(operation: Operation) -> bool:
-    """Whether an operation writes into what it is given."""
+    """Tell whether an operation writes into what it is given."""
     name = operation.name
     in_place = name.endswith("_") and not name.endswith("__")
     by_name = name in ("setitem", "__setitem__") or re.fullmatch(r"__i[a-z]+__", name)
@@ -353,7 +340,7 @@ def _find_writer(record: Record, found: re.Match[str], shape: str) -> Operation 
 
 
 def _is_made_by(chain: Chain, operation: Operation, maker: str) -> bool:
-    """Whether what it wrote to is made by a node of this kind, or it made that node itself."""
+    """Tell whether what it wrote to is made by a node of this kind, or it made that node itself."""
     first = operation.operands[0] if operation.operands else -1
     nodes = {operation.node, chain.listed[first].node if first >= 0 else ""}
     return any(node and node.removesuffix("0").removesuffix("Backward") == _kind(maker) for node in nodes)

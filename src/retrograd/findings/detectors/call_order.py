@@ -6,13 +6,10 @@ from collections.abc import Iterator
 
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding, Severity
-from retrograd.findings.gradients import Gradients
+from retrograd.findings.gradients import ParameterGradients
 from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.updates import BY_HAND, Update, by_optimizer, list_cleared_passes
+from retrograd.findings.updates import BY_HAND, HABIT, Update, by_optimizer, list_cleared_passes
 from retrograd.history.facts import Call
-
-SHARE = 0.8
-"""Share of the updates that must be concerned; our own choice."""
 
 PASSES = 5
 """Backward passes after which a program that never updates is not a probe of gradients."""
@@ -28,13 +25,14 @@ NOTHING_LEARNED = (
 
 
 class NeverSteps(Detector):
-    """Gradients are found, and never used."""
+    """ParameterGradients are found, and never used."""
 
     slug = "optimizer-never-steps"
     words = Words(
         says="Backward runs, and no optimizer ever makes an update.",
         example="SGD#1 never makes an update: backward ran 36 times, and step was not called once.",
-        threshold="5 backward passes and no update, by an optimizer or by hand; 20 where no optimizer was seen at all",
+        threshold=f"{PASSES} backward passes and no update, by an optimizer or by hand; {WITHOUT_OPTIMIZER} where no "
+        "optimizer was seen at all",
         source="our own choice",
         guard="programs that look at gradients in eval mode, or through torch.autograd.grad, are left alone",
         repair="call optimizer.step() after loss.backward(), with its parentheses.",
@@ -71,8 +69,7 @@ class NeverSteps(Detector):
         return self.find(
             severity,
             f"{named or 'No optimizer'} {'never' if named else 'ever'} makes an update: backward ran {len(passes)} "
-            "times, and its "
-            "step was not called once",
+            "times, and its step was not called once",
             site=named if "#" in named else "",
             step=passes[0].step if passes else None,
             last_step=passes[-1].step if passes else None,
@@ -87,7 +84,7 @@ class NeverSteps(Detector):
 
 
 def _may_change(record: Record) -> bool:
-    """Whether parameters are changed by hand; steps are counted by that, too, and by gradients that are cleared."""
+    """Tell whether parameters are changed by hand; that counts steps, too, as clearing of gradients does."""
     return (record.last_step or 0) > 0 if record.is_changed is None else record.is_changed
 
 
@@ -149,8 +146,8 @@ class BackwardNeverCalled(Detector):
 
 
 def is_without_gradient(record: Record, optimizer: str) -> bool:
-    """Whether none of an optimizer's parameters ever had a gradient, and parameters of another one had some."""
-    gradients = record.once(Gradients)
+    """Tell whether none of an optimizer's parameters ever had a gradient, and parameters of another one had some."""
+    gradients = record.once(ParameterGradients)
     made = record.optimizers.get(optimizer)
     names = set(made.parameters) if made else set()
     return bool(names) and not names & gradients.steps.keys() and bool(gradients.held & gradients.steps.keys())
@@ -186,14 +183,13 @@ class StepBeforeBackward(Detector):
             early = [update for update in updates if _is_early(update)]
             has_passes = any(update.named("backward") for update in updates)
             is_meant = optimizer != BY_HAND and not is_without_gradient(record, optimizer)
-            if is_meant and has_passes and len(early) >= max(3, SHARE * len(updates)):
+            if is_meant and has_passes and len(early) >= max(3, HABIT * len(updates)):
                 yield self._describe(optimizer, early, len(updates))
             elif record.status == "finished" and len(record.optimizers) == 1 and _is_ahead(record.calls, updates):
                 yield self.find(
                     "note",
                     f"{optimizer} steps at the begin of each round, from the gradient of the round before: the first "
-                    "update has "
-                    "none, and the last gradient is never used",
+                    "update has none, and the last gradient is never used",
                     site=optimizer,
                     step=updates[0].step,
                     line=updates[0].call.line,
@@ -210,14 +206,14 @@ class StepBeforeBackward(Detector):
             site=optimizer,
             span=early,
             line=early[0].call.line,
-            evidence=[Evidence("updates before their backward pass", len(early), f"≥ {SHARE:.0%} of {among}")],
+            evidence=[Evidence("updates before their backward pass", len(early), f"≥ {HABIT:.0%} of {among}")],
             precondition=["backward runs in between, and the forwards have grad mode on"],
             refute="the gradients of the batch before are meant, as in a pipeline",
         )
 
 
 def _is_ahead(calls: list[Call], updates: list[Update]) -> bool:
-    """Whether the program ends with a backward pass without an update, and its step stands before its forward."""
+    """Tell whether the program ends with a backward pass without an update, and its step stands before its forward."""
     passes = [call for call in calls if call.name == "backward"]
     forwards = [call for update in updates for call in update.named("forward") if call.details.get("grad")]
     lines = {call.line for call in (*passes, *forwards)}
@@ -237,7 +233,7 @@ def _is_early(update: Update) -> bool:
 
 
 class StepTooSeldom(Detector):
-    """Gradients are cleared before an update has used them."""
+    """ParameterGradients are cleared before an update has used them."""
 
     slug = "step-too-seldom"
     words = Words(

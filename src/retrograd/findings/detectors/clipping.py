@@ -1,4 +1,4 @@
-"""Clipping where there is nothing to clip."""
+"""Clipping where there is nothing to clip, and clipping of nearly everything."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import ClassVar
 
+import numpy as np
+
+from retrograd.amounts import count_of
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.updates import Update
+from retrograd.findings.training import Training, divide, is_adaptive, median, number
+from retrograd.findings.updates import HABIT, Update
 from retrograd.history.facts import Call
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
-SHARE = 0.8
-"""Share of the updates that must be concerned; our own choice."""
+
+LEFT = 0.05
+"""Share of the gradient that clipping leaves of it, below which it takes too much."""
 
 UNCLIPPED = ("exploding", "loss-spike", "diverged", "clip-always-on", "loss-noisy")
 """Symptoms of gradients that are not clipped."""
@@ -51,7 +56,7 @@ class MisplacedClipping(Detector):
         for optimizer, updates in list_clipped(record).items():
             meant = [update for update in updates if update.named("backward")]
             wrong = [update for update in meant if _is_misplaced(update)]
-            if wrong and len(wrong) >= SHARE * len(meant) - 1 and wrong[0].is_first == self.is_early:
+            if wrong and len(wrong) >= HABIT * len(meant) - 1 and wrong[0].is_first == self.is_early:
                 yield self._describe(optimizer, wrong, len(meant))
 
     def _describe(self, optimizer: str, wrong: list[Update], among: int) -> Finding:
@@ -63,7 +68,7 @@ class MisplacedClipping(Detector):
             step=call.step,
             last_step=wrong[-1].step,
             line=call.line,
-            evidence=[Evidence("updates that are clipped at the wrong time", len(wrong), f"≥ {SHARE:.0%} of {among}")],
+            evidence=[Evidence("updates that are clipped at the wrong time", len(wrong), f"≥ {HABIT:.0%} of {among}")],
             precondition=["no clipping between the last backward pass and the update"],
             refute="gradients are clipped by other means between backward and the update",
         )
@@ -78,9 +83,8 @@ class ClipAfterStep(MisplacedClipping):
     words = Words(
         says="Gradients are clipped when the update has used them already.",
         example="Clipping has no effect: clip_grad_norm_ is called after the update, too late for it.",
-        threshold="a call of clip_grad_norm_ or clip_grad_value_ after the update, and none between the last "
-        "backward pass and the "
-        "update, before 80 % of the updates",
+        threshold="a call of clip_grad_norm_ or clip_grad_value_ after the update, and none between the last backward "
+        "pass and the update, before 80 % of the updates",
         source="our own choice",
         guard="several optimizers, and those with a closure, are left out; so is clipping of each micro-batch",
         repair="clip between loss.backward() and optimizer.step().",
@@ -97,8 +101,7 @@ class ClipBeforeBackward(MisplacedClipping):
         says="Gradients are clipped before backward has found them.",
         example="Clipping has no effect: clip_grad_norm_ is called before backward, when there is no gradient yet.",
         threshold="a call of clip_grad_norm_ or clip_grad_value_ before backward, and none between the last backward "
-        "pass and the "
-        "update, before 80 % of the updates, the first one among them",
+        "pass and the update, before 80 % of the updates, the first one among them",
         source="our own choice",
         guard="several optimizers, and those with a closure, are left out; so is clipping of each micro-batch",
         repair="clip between loss.backward() and optimizer.step().",
@@ -106,7 +109,7 @@ class ClipBeforeBackward(MisplacedClipping):
 
 
 def _is_misplaced(update: Update) -> bool:
-    """Whether something is clipped, but nothing behind the last backward pass."""
+    """Tell whether something is clipped, but nothing behind the last backward pass."""
     behind = update.after_last("backward")
     return bool(update.named(*CLIPS)) and not any(call.name in CLIPS for call in behind)
 
@@ -134,7 +137,7 @@ class ClipBeforeUnscale(Detector):
             raise CannotTell("no loss is scaled")
         for optimizer, updates in list_clipped(record).items():
             wrong = [call for update in updates if (call := _find_scaled(update)) is not None]
-            if wrong and len(wrong) >= SHARE * len(updates):
+            if wrong and len(wrong) >= HABIT * len(updates):
                 bound = wrong[0].details.get("max_norm", wrong[0].details.get("clip_value"))
                 yield self.find(
                     "warning",
@@ -145,7 +148,7 @@ class ClipBeforeUnscale(Detector):
                     line=wrong[0].line,
                     evidence=[
                         Evidence("scale", scales[0], "> 1"),
-                        Evidence("updates clipped while scaled", len(wrong), f"≥ {SHARE:.0%} of {len(updates)}"),
+                        Evidence("updates clipped while scaled", len(wrong), f"≥ {HABIT:.0%} of {len(updates)}"),
                     ],
                     precondition=["no scaler.unscale_ between backward and clipping"],
                     refute="the bound was chosen for scaled gradients",
@@ -183,7 +186,7 @@ class ClipOtherParameters(Detector):
             empty = [call for call in calls if call.details.get("parameters") == 0 or call.value == 0.0]
             if empty and empty[0].details.get("parameters") and not _has_gradients(record):
                 raise CannotTell("all gradients are zero")
-            if empty and len(empty) >= SHARE * len(calls) and record.is_changed:
+            if empty and len(empty) >= HABIT * len(calls) and record.is_changed:
                 given = Counter(call.details.get("parameters") for call in empty).most_common(1)[0][0]
                 some = "no parameters" if given == 0 else f"{given} parameters that have no gradient"
                 yield self.find(
@@ -192,13 +195,58 @@ class ClipOtherParameters(Detector):
                     site=optimizer,
                     span=empty,
                     line=empty[0].line,
-                    evidence=[Evidence("calls that clip nothing", len(empty), f"≥ {SHARE:.0%} of {len(calls)}")],
+                    evidence=[Evidence("calls that clip nothing", len(empty), f"≥ {HABIT:.0%} of {len(calls)}")],
                     precondition=["updates change parameters, so there are gradients"],
                     refute="gradients are clipped by other means",
                 )
 
 
 def _has_gradients(record: Record) -> bool:
-    """Whether gradients of parameters are other than zero at most steps."""
+    """Tell whether gradients of parameters are other than zero at most steps."""
     sites = record.of_kind("parameter", "grad")
-    return any((record.series(site).abs_max > 0).mean() > SHARE for site in sites)
+    return any((record.series(site).abs_max > 0).mean() > HABIT for site in sites)
+
+
+class ClipAlwaysOn(Detector):
+    """A clipping threshold far below the usual norm."""
+
+    slug = "clip-always-on"
+    words = Words(
+        says="The gradient is clipped to a small part of itself at nearly every step, which divides the learning rate.",
+        example="clip_grad_norm_(max_norm=0.0001) leaves 0.0003 of the gradient at 100 of 100 steps: the learning "
+        "rate is in truth that much smaller.",
+        threshold=f"max_norm below {LEFT:g} of the median norm, at 80 % of at least 20 steps.",
+        source="OPT clips at 0.3 to 1 of the usual norm; 80 % and 0.05 are ours.",
+        guard="A note where the loss falls, or where the optimizer divides by the gradient (Adam), for there it "
+        "costs little.",
+        repair="Set max_norm near the usual norm of the gradient, and the learning rate with it.",
+    )
+    explains = ("loss-flat", "learning-rate-too-low", "not-updated", "bf16-update-lost")
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """Hold the threshold against the norms."""
+        calls = [call for call in record.called("clip_grad_norm_") if np.isfinite(call.value)]
+        if len(calls) < 20:
+            raise CannotTell(f"{count_of(len(calls), 'call')} of clip_grad_norm_ recorded, and it takes 20")
+        norms = np.array([call.value for call in calls])
+        bounds = np.array([number(call.details.get("max_norm")) or np.nan for call in calls])
+        left = divide(bounds, norms)
+        usual = median(left)
+        if not usual < LEFT or (left < LEFT).mean() < 0.8:
+            return
+        costs = not record.once(Training).fell and not is_adaptive(record.once(Training).optimizer)
+        yield self.find(
+            "warning" if costs else "note",
+            f"clip_grad_norm_(max_norm={bounds[0]:g}) leaves {usual:.2g} of the gradient at {(left < LEFT).sum()} of "
+            f"{len(calls)} steps: the learning rate is in truth that much smaller.",
+            span=calls,
+            line=calls[0].line,
+            evidence=[
+                Evidence("max_norm over the norm, median", usual, f"< {LEFT:g}"),
+                Evidence("share of steps", float((left < LEFT).mean()), "≥ 0.8"),
+            ],
+            precondition=[
+                "the loss has not fallen, and updates are in proportion to gradients" if costs else "it falls"
+            ],
+            refute="without clipping the loss does not fall either",
+        )

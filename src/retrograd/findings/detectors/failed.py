@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
@@ -128,29 +127,27 @@ class Failed(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        error = record.error
-        if not error:
+        crash = record.crash
+        if not record.error:
             if record.status in ("failed", "stopped"):
                 raise CannotTell("the process ended without a word")
             return
-        kind, message = str(error.get("kind", "")), str(error.get("message", ""))
-        if kind == "KeyboardInterrupt":
+        if crash.kind == "KeyboardInterrupt":
             return
-        place = str(error.get("module") or "")
-        meaning, repair = explain_error(message)
-        where = f" in {place}" if place else ""
+        meaning, repair = explain_error(crash.message)
+        where = f" in {crash.module}" if crash.module else ""
         when = f" at step {record.last_step}" if record.last_step is not None else ""
-        during = ", in backward" if error.get("in_backward") else ""
-        said = f"{kind}: {shorten(message)}"
+        during = ", in backward" if crash.in_backward else ""
+        said = f"{crash.kind}: {shorten(crash.message)}"
         yield self.find(
             "critical",
             f"The run died{when}{where}{during}: {f'{meaning} ({said})' if meaning else said}",
-            site=place,
+            site=crash.module,
             step=record.last_step,
-            line=line_of(error),
+            line=crash.line,
             evidence=[
                 Evidence("exception", said),
-                *([Evidence("node", str(error["node"]))] if error.get("node") else []),
+                *([Evidence("node", crash.node)] if crash.node else []),
             ],
             precondition=["nobody caught it"],
             refute="the program raises it on purpose, to end",
@@ -166,12 +163,6 @@ def explain_error(message: str) -> tuple[str, str]:
             values = {name: value or "" for name, value in found.groupdict().items()}
             return meaning.format(**values), repair.format(**values)
     return "", ""
-
-
-def line_of(error: Mapping[str, Any]) -> str:
-    """``file:line`` of the innermost line of the program."""
-    lines = error.get("lines") or [""]
-    return str(lines[-1]).split(" in ")[0]
 
 
 def shorten(message: str, most: int = 160) -> str:

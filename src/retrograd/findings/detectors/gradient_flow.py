@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.learning_rate import first_large
-from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.layers import Layer, Layers, median_of_first
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, Training, divide
@@ -54,7 +54,7 @@ class Stack(NamedTuple):
         return float(10 ** (-self.decades / (len(self.norms) - 1)))
 
     def is_steady(self) -> bool:
-        """Whether most neighbours go the way of the whole, and no single one makes it."""
+        """Tell whether most neighbours go the way of the whole, and no single one makes it."""
         ways = np.diff(np.log10(self.norms)) * np.sign(self.decades)
         largest = np.max(ways, initial=0.0)
         return bool((ways > 0.05).mean() >= STEADY and largest < 0.6 * abs(self.decades))
@@ -96,8 +96,18 @@ def _stack_calls(record: Record, layer: Layer, until: int | None) -> Stack | Non
     return Stack(numbered, norms, layer, f"calls of {layer.path}", float(last / first) if first > 0 else 0.0)
 
 
-class _Depth(Detector):
-    """Frame of both detectors."""
+class _DepthDetector(Detector):
+    """Finds gradients that fall, or grow, geometrically over the depth of a model.
+
+    Attributes:
+        severity: how bad that is.
+        way: 1 for gradients that fall towards the input, −1 for those that grow.
+        refute: what would show that it is wrong.
+    """
+
+    severity: ClassVar[Severity]
+    way: ClassVar[int]
+    refute: ClassVar[str]
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Follow the gradient from the loss to the input."""
@@ -105,80 +115,76 @@ class _Depth(Detector):
         stacks = list_stacks(record)
         if not stacks:
             raise CannotTell(f"fewer than {LEAST} layers or calls in a row have gradients")
-        meant = [stack for stack in stacks if self.is_meant(stack) and stack.is_steady()]
+        meant = [stack for stack in stacks if self.way * stack.decades >= DECADES and stack.is_steady()]
         if meant and not record.once(Training).fell:
-            yield self.tell(record, max(meant, key=lambda stack: stack.growth))
+            yield self._tell(record, max(meant, key=lambda stack: stack.growth))
 
     @abstractmethod
-    def is_meant(self, stack: Stack) -> bool:
-        """Whether it goes this way."""
+    def describe(self, stack: Stack) -> str:
+        """Say in a sentence how the gradient falls, or grows."""
 
-    @abstractmethod
-    def tell(self, record: Record, stack: Stack) -> Finding:
-        """The finding."""
-
-    def describe(self, record: Record, stack: Stack) -> dict[str, Any]:
-        """Fields that the findings of both have."""
-        return {
-            "site": stack.names[0],
-            "step": record.first_step,
-            "last_step": record.last_step,
-            "line": stack.layer.line,
-            "evidence": [
+    def _tell(self, record: Record, stack: Stack) -> Finding:
+        return self.find(
+            self.severity,
+            self.describe(stack),
+            site=stack.names[0],
+            span=record,
+            line=stack.layer.line,
+            evidence=[
                 Evidence(f"‖∂L/∂output‖ at {stack.names[0]}", float(stack.norms[0])),
                 Evidence(f"‖∂L/∂output‖ at {stack.names[-1]}", float(stack.norms[-1])),
                 Evidence("factor from one to the next", stack.factor),
                 Evidence("decimal places between the ends", abs(stack.decades), f"≥ {DECADES:g}"),
             ],
-            "precondition": [
+            precondition=[
                 f"at least {STEADY:.0%} of neighbours go the same way, and no single one makes it",
                 "the loss has not fallen by a tenth",
             ],
-        }
+            refute=self.refute,
+        )
 
 
-class Vanishing(_Depth):
+class Vanishing(_DepthDetector):
     """Gradients that fall geometrically on their way to the input."""
 
     slug = "vanishing"
+    severity = "warning"
+    way = 1
+    refute = "the loss falls when the last layers alone are trained"
     words = Words(
         says="The gradient falls by a like factor at each layer, or each call, and next to nothing is left at the "
         "first.",
         example="The gradient falls to 0.13 of itself at each of 10 layers, from 0.12 at 18:output to 1.7e-09 at "
         "0:output: the first layers learn next to nothing.",
-        threshold="Over at least 4 layers that have weights the norm of the outputs' gradients falls by 1000 in all, "
-        "at three of four neighbours, and the loss has not fallen by a tenth.",
+        threshold=f"Over at least {LEAST} layers that have weights the norm of the outputs' gradients falls by "
+        f"{10**DECADES:g} in all, at three of four neighbours, and the loss has not fallen by a tenth.",
         source="AutoTrainer: a ratio of first to last below 1e-3; the rest is measured by us.",
         guard="A loss that falls, residual paths and zero-initialised branches (no steady fall), and frozen layers.",
         repair="Use ReLU or a kin in place of sigmoid, weights of variance 2/fan_in, a norm or a residual path.",
     )
     explains = ("loss-flat", "not-updated", "underflow")
 
-    def is_meant(self, stack: Stack) -> bool:
-        """Whether it falls towards the input."""
-        return stack.decades >= DECADES
-
-    def tell(self, record: Record, stack: Stack) -> Finding:
-        """The finding."""
-        return self.find(
-            "warning",
+    def describe(self, stack: Stack) -> str:
+        """See :class:`_DepthDetector`."""
+        return (
             f"The gradient falls to {stack.factor:.2g} of itself at each of {len(stack.norms)} {stack.what}, from "
             f"{stack.norms[-1]:.2g} at {stack.names[-1]} to {stack.norms[0]:.2g} at {stack.names[0]}: the first "
-            "learn next to nothing.",
-            refute="the loss falls when the last layers alone are trained",
-            **self.describe(record, stack),
+            "learn next to nothing."
         )
 
 
-class Exploding(_Depth):
+class Exploding(_DepthDetector):
     """Gradients that grow geometrically on their way to the input."""
 
     slug = "exploding"
+    severity = "critical"
+    way = -1
+    refute = "the norms at these sites do not rise towards the input at other steps"
     words = Words(
         says="The gradient grows by a like factor at each layer, or each call, on its way to the input.",
         example="The gradient grows 5.9 times at each of 7 layers, from 0.15 at 12:output to 6,400 at 0:output.",
-        threshold="Over at least 4 layers that have weights the norm of the outputs' gradients grows by 1000 in all, "
-        "at three of four neighbours, and the loss has not fallen by a tenth.",
+        threshold=f"Over at least {LEAST} layers that have weights the norm of the outputs' gradients grows by "
+        f"{10**DECADES:g} in all, at three of four neighbours, and the loss has not fallen by a tenth.",
         source="AutoTrainer: a ratio above 70; raised to 1000 by us.",
         guard="A loss that falls; a single layer that makes the growth; sums that are no chain.",
         repair="Use weights of variance 2/fan_in, a norm after each layer, or clip the norm of the gradient.",
@@ -188,18 +194,11 @@ class Exploding(_Depth):
         "nan-backward", "nan-update", "overflow-headroom",
     )  # fmt: skip
 
-    def is_meant(self, stack: Stack) -> bool:
-        """Whether it grows towards the input."""
-        return stack.decades <= -DECADES
-
-    def tell(self, record: Record, stack: Stack) -> Finding:
-        """The finding."""
-        return self.find(
-            "critical",
+    def describe(self, stack: Stack) -> str:
+        """See :class:`_DepthDetector`."""
+        return (
             f"The gradient grows {stack.factor:.2g} times at each of {len(stack.norms)} {stack.what}, from "
-            f"{stack.norms[-1]:.2g} at {stack.names[-1]} to {stack.norms[0]:.2g} at {stack.names[0]}.",
-            refute="the norms at these sites do not rise towards the input at other steps",
-            **self.describe(record, stack),
+            f"{stack.norms[-1]:.2g} at {stack.names[-1]} to {stack.norms[0]:.2g} at {stack.names[0]}."
         )
 
 
@@ -230,8 +229,8 @@ class HooksScale(Detector):
         example="Something multiplies the gradient behind b:output by 50: the gradient of b:bias is 50 times the sum "
         "of the output's gradient at each of 58 steps.",
         threshold="The sum of a bias's gradient over the sum of its output's gradient is the same to 2 % at no fewer "
-        "than 5 steps, and off 1 by 10 %; or a weight's gradient is below 0.001 of ‖∂L/∂b‖·rms(x)·√fan_in at all of "
-        "10 steps.",
+        f"than {LEAST_STEPS} steps, and off 1 by 10 %; or a weight's gradient is below {LOW:g} of "
+        "‖∂L/∂b‖·rms(x)·√fan_in at all of 10 steps.",
         source="The derivative of a layer by its bias is 1; over 34 healthy runs the factor is 1.000, in bfloat16 "
         "within 3 %.",
         guard="Sums that cancel are left out, and so are several ranks, whose gradients are averaged.",

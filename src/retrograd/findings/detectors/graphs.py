@@ -68,8 +68,8 @@ class GraphGrows(Detector):
     words = Words(
         says="The graph that backward runs through grows with every step, so something is carried over without detach.",
         example="The graph grows by 5 nodes a step: backward ran through 9 nodes at step 0 and 329 at step 64.",
-        threshold="nodes rise at each of at least 4 looks, or passes of each step, to 3 times their first number, and "
-        "lie within 10 % of a straight line",
+        threshold=f"nodes rise at each of at least {FEWEST} looks, or passes of each step, to 3 times their first "
+        "number, and lie within 10 % of a straight line",
         source="our own choice",
         guard="sequences of different lengths do not grow with the step number",
         repair="detach what is carried over (hidden state, running loss) before it is used in the next step.",
@@ -191,6 +191,6 @@ def tell_carried(record: Record, chain: Chain) -> tuple[str, str] | None:
 
 
 def tell_taken(operation: Operation, taken: str) -> str:
-    """Which operation takes what."""
+    """Say which operation takes what."""
     where = f" ({shorten_line(operation.line)})" if operation.line else ""
     return f"`{operation.name}`{where} takes {taken} that was made before this forward"

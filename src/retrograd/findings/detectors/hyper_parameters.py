@@ -1,4 +1,4 @@
-"""Hyper-parameters of an optimizer that outweigh the gradient: decay, ε, momentum, clipping."""
+"""Hyper-parameters of an optimizer that outweigh the gradient: decay, ε, momentum."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from retrograd.amounts import count_of
 from retrograd.findings.detector import Detector, Words
-from retrograd.findings.detectors.learning_rate import is_adaptive
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.training import FloatArray, IntArray, Training, Updates, divide, median, number
+from retrograd.findings.record import Record
+from retrograd.findings.training import FloatArray, IntArray, Training, UpdateNorms, divide, median, number
 
 HALF = 0.5
 """Part of an update that decay makes, from which on it is spoken of."""
@@ -21,7 +19,7 @@ SHRUNK = 0.7
 """Share of its first value to which the norm of the weights has fallen by then."""
 
 SHARE = 0.05
-"""Share of what the rate would give, below which ε or clipping takes too much."""
+"""Share of what the rate would give, below which ε takes too much."""
 
 LONG = 0.995
 """Momentum from which on it remembers longer than most runs last."""
@@ -36,8 +34,8 @@ class WeightDecayDominates(Detector):
         example="Weight decay outweighs the gradient: that of SGD#1, 0.5, makes 98% of an update, and the norm of "
         "the weights fell from 6.67 to 0.0418.",
         threshold="Decay makes more than half of an update, at the median of the first half of the steps (λ‖w‖ "
-        "beside ‖g‖, or lr·λ‖w‖ beside ‖Δw‖ where it is decoupled); and the norm of the weights falls below 0.7 of "
-        "what it was.",
+        "beside ‖g‖, or lr·λ‖w‖ beside ‖Δw‖ where it is decoupled); and the norm of the weights falls below "
+        f"{SHRUNK:g} of what it was.",
         source="Loshchilov and Hutter 2019 on decoupled decay; the bounds are measured by us.",
         guard="A loss that has fallen to a fifth is none, for then small gradients are meant; so are weights that do "
         "not shrink.",
@@ -67,7 +65,7 @@ class WeightDecayDominates(Detector):
                 return
 
     @staticmethod
-    def _pick(updates: Updates, names: set[str]) -> IntArray:
+    def _pick(updates: UpdateNorms, names: set[str]) -> IntArray:
         """Lines of weights of a group, small ones left out."""
         listed = [k for k, site in enumerate(updates.sites) if not names or str(site.value) in names]
         return np.array([k for k in listed if updates.count[k, 0] > 8 and updates.weight[k, 0] > 0], np.int64)
@@ -116,7 +114,7 @@ class AdamEpsilon(Detector):
     words = Words(
         says="ε is larger than the gradients, so that updates are far smaller than the learning rate says.",
         example="ε of Adam#1 is 10, and its gradients are 0.003: updates are 0.0004 of the learning rate.",
-        threshold="ε above 10 times the median gradient, of updates below 0.05 of the learning rate.",
+        threshold=f"ε above 10 times the median gradient, of updates below {SHARE:g} of the learning rate.",
         source="Wortsman et al. 2023 (arXiv 2309.14322): √v below 10 ε; the share is ours.",
         guard="Held against the updates themselves; ε of 1e-6 or less is left alone; so is a loss that falls, up to "
         "an ε of 0.1.",
@@ -176,7 +174,7 @@ class Momentum(Detector):
         "moment.",
         example="The momentum of SGD#1 is 0.9999: it adds up the gradients of 10000 steps, and the run had 100; the "
         "loss swings.",
-        threshold="Momentum or β₁ at least 0.995; or β₁ above √β₂, where Adam need not converge.",
+        threshold=f"Momentum or β₁ at least {LONG:g}; or β₁ above √β₂, where Adam need not converge.",
         source="Kingma and Ba 2015 for β₁ < √β₂; 0.995 is ours (0.9 is usual, 0.99 the highest in use).",
         guard="With momentum alone nothing is said where the loss ends at its lowest fifth.",
         repair="Use 0.9; of Adam betas=(0.9, 0.999).",
@@ -210,7 +208,7 @@ class Momentum(Detector):
 
     @staticmethod
     def _settles(record: Record) -> bool:
-        """Whether the loss ends near its lowest, with no swing up on the way."""
+        """Tell whether the loss ends near its lowest, with no swing up on the way."""
         loss = record.once(Training).loss.values
         if len(loss) < 10 or not np.isfinite(loss).all():
             return False
@@ -230,49 +228,4 @@ class Momentum(Detector):
             evidence=[Evidence(what, value, bound), Evidence("loss at the end", record.once(Training).late)],
             precondition=["the loss does not end at its lowest, or β₁ is above √β₂"],
             refute="with 0.9 it ends as high",
-        )
-
-
-class ClipAlwaysOn(Detector):
-    """A clipping threshold far below the usual norm."""
-
-    slug = "clip-always-on"
-    words = Words(
-        says="The gradient is clipped to a small part of itself at nearly every step, which divides the learning rate.",
-        example="clip_grad_norm_(max_norm=0.0001) leaves 0.0003 of the gradient at 100 of 100 steps: the learning "
-        "rate is in truth that much smaller.",
-        threshold="max_norm below 0.05 of the median norm, at 80 % of at least 20 steps.",
-        source="OPT clips at 0.3 to 1 of the usual norm; 80 % and 0.05 are ours.",
-        guard="A note where the loss falls, or where the optimizer divides by the gradient (Adam), for there it "
-        "costs little.",
-        repair="Set max_norm near the usual norm of the gradient, and the learning rate with it.",
-    )
-    explains = ("loss-flat", "learning-rate-too-low", "not-updated", "bf16-update-lost")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Hold the threshold against the norms."""
-        calls = [call for call in record.called("clip_grad_norm_") if np.isfinite(call.value)]
-        if len(calls) < 20:
-            raise CannotTell(f"{count_of(len(calls), 'call')} of clip_grad_norm_ recorded, and it takes 20")
-        norms = np.array([call.value for call in calls])
-        bounds = np.array([number(call.details.get("max_norm")) or np.nan for call in calls])
-        left = divide(bounds, norms)
-        usual = median(left)
-        if not usual < SHARE or (left < SHARE).mean() < 0.8:
-            return
-        costs = not record.once(Training).fell and not is_adaptive(record.once(Training).optimizer)
-        yield self.find(
-            "warning" if costs else "note",
-            f"clip_grad_norm_(max_norm={bounds[0]:g}) leaves {usual:.2g} of the gradient at {(left < SHARE).sum()} of "
-            f"{len(calls)} steps: the learning rate is in truth that much smaller.",
-            span=calls,
-            line=calls[0].line,
-            evidence=[
-                Evidence("max_norm over the norm, median", usual, f"< {SHARE:g}"),
-                Evidence("share of steps", float((left < SHARE).mean()), "≥ 0.8"),
-            ],
-            precondition=[
-                "the loss has not fallen, and updates are in proportion to gradients" if costs else "it falls"
-            ],
-            refute="without clipping the loss does not fall either",
         )

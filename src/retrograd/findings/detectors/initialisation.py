@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from retrograd.amounts import count_more
 from retrograd.findings.chain import shape_of
 from retrograd.findings.detector import Detector, Words
-from retrograd.findings.finding import Evidence, Finding, count_more
+from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, Training, divide
@@ -50,9 +51,9 @@ class BadInit(Detector):
         "nothing.",
         example="The weights of 6 layers are too large at the start: outputs grow 5.6 times a layer, from 4.4 at "
         "0:output to 1.9e+05 at 12:output.",
-        threshold="Root mean square of output over input at least 4, at an output of at least 8; over several layers "
-        "in all at least 100. Or half of all weights with a root mean square times √fan_in of at most 0.03, or one "
-        "of at least 10 whose output is not seen, and the loss has not fallen by a tenth.",
+        threshold=f"Root mean square of output over input at least {GAIN:g}, at an output of at least {WIDE:g}; over "
+        "several layers in all at least 100. Or half of all weights with a root mean square times √fan_in of at most "
+        f"{TINY:g}, or one of at least {HUGE:g} whose output is not seen, and the loss has not fallen by a tenth.",
         source="SageMaker Debugger holds a ratio of variances of 10 to be poor; the bounds are measured by us (a "
         "layer of torch's own initialisation has 0.6, one of He's 1.4).",
         guard="Large inputs do not count, for a gain is a ratio; norms and embeddings have none; a loss that falls "
@@ -212,7 +213,7 @@ def _input_rms(record: Record) -> float:
 
 
 def count_classes(record: Record) -> int:
-    """How many classes the first cross-entropy tells apart; 0 where there is none among what was called."""
+    """Count the classes that the first cross-entropy tells apart; 0 where there is none among what was called."""
     for made in record.operations[:1]:
         for operation in made.operations():
             if operation.name in LOSSES and operation.takes:
@@ -250,15 +251,12 @@ class SymmetricInit(Detector):
             yield self._tell(record, zero, "are zero, and stay so", 0)
 
     def _find_same(self, record: Record) -> list[tuple[str, int, int]]:
-        looks: dict[str, list[tuple[int, int, int]]] = {}
-        for fact in record.parameters:
-            if len(fact.shape) >= 2 and fact.shape[0] > 2 and fact.requires_grad:
-                looks.setdefault(fact.name, []).append((fact.step, fact.same_rows, fact.shape[0]))
         found = []
-        for name, listed in looks.items():
-            steps = [step for step, same, rows in listed if same >= rows]
-            if len(listed) > 1 and len(steps) == len(listed) and self._is_trained(record, name):
-                found.append((name, listed[0][2], steps[-1]))
+        for name, looks in record.looks.items():
+            listed = [each for each in looks if len(each.shape) >= 2 and each.shape[0] > 2 and each.requires_grad]
+            is_same = len(listed) > 1 and all(each.same_rows >= each.shape[0] for each in listed)
+            if is_same and self._is_trained(record, name):
+                found.append((name, listed[0].shape[0], listed[-1].step))
         return found
 
     def _is_trained(self, record: Record, name: str) -> bool:

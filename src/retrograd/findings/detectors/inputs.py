@@ -12,7 +12,7 @@ from retrograd.findings.chain import AFFINE, VIEWS, Chain, argument_of, is_float
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.training import Training
+from retrograd.findings.training import MOVED, Training
 from retrograd.history.facts import Input, Operation
 
 WIDE = 10.0
@@ -56,9 +56,10 @@ class UnscaledInput(Detector):
         "does not learn.",
         example="Inputs are not scaled: self:input.input has mean 78 and standard deviation 96 and goes into a linear "
         "layer as it is, and the loss is no better than guessing.",
-        threshold="standard deviation or |mean| above 10 in every look, an affine layer that takes it with nothing in "
-        "between, and a loss that ends no lower than 0.9 of its begin, or 0.8 of that of guessing, or is not finite; "
-        "of targets, an error of 100 times the largest output, and above 100, in a loss that has not fallen by a tenth",
+        threshold=f"standard deviation or |mean| above {WIDE:g} in every look, an affine layer that takes it with "
+        f"nothing in between, and a loss that ends no lower than {MOVED:g} of its begin, or {AT_CHANCE:g} of that of "
+        f"guessing, or is not finite; of targets, an error of {FAR:g} times the largest output, and above {FAR:g}, "
+        "in a loss that has not fallen by a tenth",
         source="SageMaker's and UMLAUT's rules on inputs; the numbers are our own choice",
         guard="indices, inputs that are normalised in the model, and models that learn nevertheless, are left alone",
         repair="divide inputs by their scale (255 for bytes), or subtract their mean and divide by their standard "
@@ -146,7 +147,7 @@ def _largest_outputs(record: Record) -> float | None:
 
 
 def _is_taken_as_it_is(chains: Sequence[Chain], given: Input) -> bool:
-    """Whether an affine layer takes what the model was given, in another shape at most."""
+    """Tell whether an affine layer takes what the model was given, in another shape at most."""
     for chain in chains[:1]:
         for number in range(len(chain)):
             if chain.name(number) in AFFINE and chain.maker(number, 0, VIEWS) < 0:

@@ -6,21 +6,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from retrograd.amounts import list_names
 from retrograd.findings.births import Births
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.units import DEAD, list_dead
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.training import MOVED, TOLD, Stillness, Training, Updates
+from retrograd.findings.training import MOVED, ROSE, TOLD, Stillness, Training, UpdateNorms, is_adaptive
 
 LARGE = 0.1
 """‖Δw‖ / ‖w‖ of a step beyond which it may have thrown training off; 1e-3 is usual."""
 
 HUGE = 0.5
 """‖Δw‖ / ‖w‖ beyond which it is said without a rise where the loss is none the better."""
-
-ROSE = 3.0
-"""A loss that is so many times what it was has been thrown off."""
 
 LASTED = 3
 """Steps at which the loss is up, or updates are large, that it takes to be more than a single bad batch."""
@@ -34,13 +32,6 @@ SMALL = {False: 1e-4, True: 5e-6}
 FEWEST = 5
 """Updates that it takes to say that they leave a parameter as it is."""
 
-ADAPTIVE = ("adam", "rmsprop", "adagrad", "adadelta", "lion", "lamb", "radam", "nadam", "rprop")
-
-
-def is_adaptive(optimizer: str) -> bool:
-    """Whether the size of its updates does not depend on that of the gradients."""
-    return any(name in optimizer.lower() for name in ADAPTIVE)
-
 
 class LearningRateTooHigh(Detector):
     """Steps so large that they throw the weights about."""
@@ -50,9 +41,10 @@ class LearningRateTooHigh(Detector):
         says="The updates are so large that the loss goes up by them and does not come back.",
         example="The learning rate of 30 is too high: at step 1 an update changed the weights by 53 times their "
         "norm, the loss rose from 0.652 to 3.6e+08 and ended at 6.33.",
-        threshold="‖Δw‖/‖w‖ > 0.1 just before the loss is 3 times what it was (1.5 times where that is 6 times its "
-        "noise), or not finite, or before most units of a layer die; and it ends above 0.9 of what it was. Or "
-        "‖Δw‖/‖w‖ > 0.5, and it ends no lower, or above half of it where it was 10 times as high for 5 steps.",
+        threshold=f"‖Δw‖/‖w‖ > {LARGE:g} just before the loss is {ROSE:g} times what it was (1.5 times where that is "
+        f"6 times its noise), or not finite, or before most units of a layer die; and it ends above {MOVED:g} of "
+        f"what it was. Or ‖Δw‖/‖w‖ > {HUGE:g}, and it ends no lower, or above half of it where it was 10 times as "
+        "high for 5 steps.",
         source="SageMaker Debugger and practice hold 1e-3 to be usual; 0.1 and 3 are measured by us: 34 healthy runs "
         "stay below one of the two.",
         guard="A loss that has come back is none; nor is one that rose after a usual update (then it was the data).",
@@ -78,12 +70,15 @@ class LearningRateTooHigh(Detector):
 
     @staticmethod
     def _find_rise(record: Record, before: float) -> int | None:
-        """The first step at which the loss is far above what it was, if that lasted."""
+        """The first step after a large update at which the loss is far above what it was, if that lasted."""
         training = record.once(Training)
         steps, loss = training.loss
+        since = first_large(training.updates)
+        if since is None or not before > 0:
+            return None
         bound = min(ROSE * before, max(1.5 * before, before + 6 * np.nan_to_num(training.noise, nan=np.inf)))
-        is_up = loss >= bound if record.once(Births).is_sudden else ~(loss < bound)
-        risen = np.flatnonzero(is_up) if before > 0 else np.zeros(0, np.int64)
+        is_up = np.isfinite(loss) & (loss >= bound) if record.once(Births).is_sudden else ~(loss < bound)
+        risen = np.flatnonzero(is_up & (steps > since))
         lasted = max(len(risen), int((training.updates.finite_ratio > LARGE).sum())) * training.stride
         return int(steps[risen[0]]) if len(risen) and lasted >= LASTED else None
 
@@ -108,7 +103,7 @@ class LearningRateTooHigh(Detector):
         training = record.once(Training)
         loss, late, rate = training.loss.values, training.late, training.rates.get(step, training.rate)
         finite = loss[np.isfinite(loss)]
-        named = "The learning rate" if rate is None else f"The learning rate of {rate:g}"
+        named = "The learning rate" if rate is None else f"The learning rate of {rate:.3g}"
         rise = f"the loss rose from {before:.3g} to {finite.max():.3g}"
         rise = rise if finite.max() > ROSE / 2 * before else f"the loss was {before:.3g} before"
         end = f"ended at {late:.3g}" if np.isfinite(late) else "is no longer finite"
@@ -133,13 +128,13 @@ class LearningRateTooHigh(Detector):
         )
 
 
-def first_large(updates: Updates) -> int | None:
+def first_large(updates: UpdateNorms) -> int | None:
     """The step of the first large update."""
     large = updates.steps[updates.finite_ratio > LARGE]
     return int(large[0]) if len(large) else None
 
 
-def baseline(record: Record, updates: Updates) -> float:
+def baseline(record: Record, updates: UpdateNorms) -> float:
     """The loss before the first large update: the median of those so far, or the first one."""
     steps, loss = record.once(Training).loss
     first = first_large(updates)
@@ -148,7 +143,7 @@ def baseline(record: Record, updates: Updates) -> float:
     return float(np.median(until)) if len(until) else float("nan")
 
 
-def largest_before(updates: Updates, step: int) -> tuple[int, float] | None:
+def largest_before(updates: UpdateNorms, step: int) -> tuple[int, float] | None:
     """The first large update of the stretch of them that ends before a step: its step, and ‖Δw‖/‖w‖ of the largest."""
     before = np.flatnonzero((updates.steps < step) & (updates.steps >= step - 20))
     ratio = updates.finite_ratio[before]
@@ -166,7 +161,8 @@ class LearningRateTooLow(Detector):
         says="All updates together have hardly moved the weights, and it is the learning rate that is so small.",
         example="The learning rate of 1e-08 is too low: 100 updates moved the weights by 6e-06 of their norm in all, "
         "and the loss stayed at 0.686.",
-        threshold="Σ ‖Δw‖/‖w‖ < 0.01 over at least 20 steps, with a rate below 1e-4 (5e-6 for Adam and its kin).",
+        threshold=f"Σ ‖Δw‖/‖w‖ < {MINUTE:g} over at least 20 steps, with a rate below 1e-4 (5e-6 for Adam and its "
+        "kin).",
         source="SageMaker Debugger warns of a ratio below 1e-8; the sum is measured by us: 34 healthy runs are above "
         "0.008 with a rate of 2e-5.",
         guard="A loss that falls, gradients that are small themselves, and a rate that is warmed up are none.",
@@ -216,9 +212,8 @@ class NotUpdated(Detector):
     words = Words(
         says="An optimizer steps and a parameter has a gradient, but the parameter stays as it is.",
         example="blocks.2:weight has a gradient and an update at each of 80 steps, and has not changed.",
-        threshold="Δw = 0 at all of at least 5 updates at which the gradient is not zero; or Δw is not, and the "
-        "values are bit "
-        "for bit the same at 4 looks.",
+        threshold=f"Δw = 0 at all of at least {FEWEST} updates at which the gradient is not zero; or Δw is not, and "
+        "the values are bit for bit the same at 4 looks.",
         source="SageMaker Debugger's UnchangedTensor; TrainCheck (MPS addcmul_, Accelerate #2665).",
         guard="Rates of zero, updates that were skipped, and runs in which nothing is updated are left to others.",
         repair="See whether its group has a learning rate of zero, and whether something writes the old value back.",
@@ -242,16 +237,15 @@ class NotUpdated(Detector):
         return any(group.get("lr") == 0 for group in groups)
 
     def _tell(self, record: Record, names: list[str], steps: int) -> Finding:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         verb = "have gradients and" if len(names) > 1 else "has a gradient and"
         return self.find(
             "warning",
-            f"{names[0]}{more} {verb} an update at each of {steps} steps, and did not change.",
+            f"{list_names(names, 1)} {verb} an update at each of {steps} steps, and did not change.",
             site=names[0],
             step=int(record.once(Training).updates.steps[0]),
             last_step=record.last_step,
             line=record.line_of(names[0]) or record.optimizer_line,
-            evidence=[Evidence("updates of zero with a gradient that is not", steps, "≥ 5, all of them")],
+            evidence=[Evidence("updates of zero with a gradient that is not", steps, f"≥ {FEWEST}, all of them")],
             precondition=["other parameters were changed", "the learning rate of its group is not zero"],
             refute="its values differ between two steps",
         )
@@ -259,24 +253,24 @@ class NotUpdated(Detector):
     @staticmethod
     def _find_put_back(record: Record) -> list[str]:
         """Parameters that updates change, and that are bit for bit the same at all looks."""
-        looks: dict[str, dict[int, str]] = {}
-        for look in record.parameters:
-            if look.digest and look.rank == 0:
-                looks.setdefault(look.name, {})[look.step] = look.digest
+        looks = {
+            name: {look.step: look.digest for look in listed if look.digest and look.rank == 0}
+            for name, listed in record.looks.items()
+        }
         updates = record.once(Training).updates
         moved = np.nan_to_num(updates.delta, nan=0.0) > TOLD * np.nan_to_num(updates.weight, nan=0.0)
-        changed = {str(site.value) for site, often in zip(updates.sites, moved.sum(axis=1), strict=True) if often >= 5}
+        changed = {
+            str(site.value) for site, often in zip(updates.sites, moved.sum(axis=1), strict=True) if often >= FEWEST
+        }
         return [
             name for name, seen in looks.items() if len(seen) >= 4 and len(set(seen.values())) == 1 and name in changed
         ]
 
     def _tell_put_back(self, record: Record, names: list[str]) -> Finding:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         return self.find(
             "critical",
-            f"{names[0]}{more} are changed by each update and are the same again at the next step: something writes "
-            "old "
-            "values back.",
+            f"{list_names(names, 1)} are changed by each update and are the same again at the next step: something "
+            "writes old values back.",
             site=names[0],
             step=int(record.once(Training).updates.steps[0]),
             last_step=record.last_step,

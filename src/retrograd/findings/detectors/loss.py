@@ -9,7 +9,7 @@ import numpy as np
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray, IntArray, Training, median
+from retrograd.findings.training import ROSE, FloatArray, IntArray, Training, median
 from retrograd.history.matrix import Curve
 
 SPIKE = 6.0
@@ -17,9 +17,6 @@ SPIKE = 6.0
 
 WINDOW = 128
 """Steps that a running median looks back."""
-
-ROSE = 3.0
-"""A loss that ends at so many times what it was has diverged."""
 
 FAR = 10.0
 """Factor from which on it is more than harder data may make."""
@@ -38,8 +35,8 @@ class Diverged(Detector):
     words = Words(
         says="The loss ends far above what it was, or is not finite any more.",
         example="The loss has diverged: from 0.652 it went to 6.33, and has been above 1.96 since step 2.",
-        threshold="The median of the last fifth is at least 3 times (a warning from 10 times on) the first loss, or "
-        "the median of the first tenth if that is lower; or one of them is not finite.",
+        threshold=f"The median of the last fifth is at least {ROSE:g} times (a warning from {FAR:g} times on) the "
+        "first loss, or the median of the first tenth if that is lower; or one of them is not finite.",
         source="Megatron-LM holds 10 times the largest of the first 100; 3 times is measured by us.",
         guard="Losses below zero, models that train against each other, and fewer than 10 losses are not judged.",
         repair="Look at what else was found; with nothing, go back to the step before and train at a tenth of the "
@@ -82,8 +79,9 @@ class LossSpike(Detector):
         says="The loss jumped out of its noise from one step to the next though the update between was a usual one.",
         example="The loss jumped from 0.021 to 1.3e+06 at step 70 though the update before was a usual one, and did "
         "not come back: look at the batch of that step.",
-        threshold="Log of the loss more than 6 robust standard deviations above the running median of 128 steps, and "
-        "more than twice it, for at least 5 steps in a row; a warning from 10 times on, where it does not come back.",
+        threshold=f"Log of the loss more than {SPIKE:g} robust standard deviations above the running median of "
+        f"{WINDOW} steps, and more than twice it, for at least 5 steps in a row; a warning from 10 times on, where "
+        "it does not come back.",
         source="OLMo-core's skip_step_optimizer (6 σ over 128 steps); robust and in logarithms by us.",
         guard="A spike of fewer than 5 steps is healthy; so is one of a loss that is small beside its begin; the "
         "update before must be no larger than usual, else it is not the data.",
@@ -140,7 +138,8 @@ class LossFlat(Detector):
     words = Words(
         says="The loss has not fallen; why, this does not say.",
         example="The loss has not fallen in 100 steps: 0.694 at first, 0.692 at the end.",
-        threshold="The median of the last fifth is not below 0.98 of that of the first tenth, over at least 50 losses.",
+        threshold=f"The median of the last fifth is not below 0.98 of that of the first tenth, over at least {FLAT} "
+        "losses.",
         source="AutoTrainer and SageMaker Debugger; 0.98 and 50 are ours.",
         guard="A loss that is a small part of its first value, losses below zero, and models that train against each "
         "other.",

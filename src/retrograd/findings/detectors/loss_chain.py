@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
-from typing import ClassVar
 
-from retrograd.findings.chain import AFFINE, SOFTMAXES, VIEWS, Chain, argument_of
-from retrograd.findings.detector import Detector, OperationDetector, Words
+from retrograd.findings.chain import AFFINE, LOSSES, SOFTMAXES, VIEWS, Chain, argument_of
+from retrograd.findings.detector import OperationDetector, Words
 from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.record import Record
 
@@ -21,23 +19,25 @@ SQUASHED = (
 )  # fmt: skip
 """Symptoms of a loss that is applied to the wrong thing."""
 
+_LAYERS = {"linear": "a linear layer", "conv2d": "a convolution", "conv1d": "a convolution"}
 
-class BeforeLoss(Detector):
+
+class BeforeLoss(OperationDetector):
     """An activation that stands before a loss that it does not suit."""
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        for chain in record.need_chains():
-            for loss in chain.losses():
-                maker = chain.maker(loss, 0, THROUGH)
-                found = self.judge(chain, loss, maker) if maker >= 0 else None
-                if found is not None:
-                    yield self._describe(record, chain, loss, maker, *found)
-                    return
+    def judge(self, record: Record, chain: Chain, number: int) -> Finding | None:
+        """See :class:`OperationDetector`."""
+        maker = chain.maker(number, 0, THROUGH) if chain.name(number) in LOSSES else -1
+        found = self.judge_maker(chain, number, maker) if maker >= 0 else None
+        return None if found is None else self._describe(record, chain, number, maker, *found)
 
     @abstractmethod
-    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
-        """How bad it is that this operation made what the loss takes, and the message; None where nothing is wrong."""
+    def judge_maker(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+        """Judge the operation that made what a loss takes.
+
+        Returns:
+            How bad it is, and the message; None where nothing is wrong.
+        """
 
     def _describe(
         self, record: Record, chain: Chain, loss: int, maker: int, severity: Severity, message: str
@@ -78,7 +78,7 @@ class SoftmaxBeforeCrossEntropy(BeforeLoss):
     )
     explains = SQUASHED
 
-    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+    def judge_maker(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
         """See :class:`BeforeLoss`."""
         if chain.name(loss) != "cross_entropy":
             return None
@@ -115,7 +115,7 @@ class ActivationOnLogits(BeforeLoss):
     )
     explains = SQUASHED
 
-    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+    def judge_maker(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
         """See :class:`BeforeLoss`."""
         name = chain.name(maker)
         if chain.name(loss) != "cross_entropy":
@@ -150,7 +150,7 @@ class SigmoidBeforeLogitsLoss(BeforeLoss):
     )
     explains = SQUASHED
 
-    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+    def judge_maker(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
         """See :class:`BeforeLoss`."""
         name = chain.name(maker)
         if chain.name(loss) == "binary_cross_entropy" and name == "sigmoid":
@@ -189,26 +189,19 @@ class NllOnProbabilities(BeforeLoss):
     )
     explains = SQUASHED
 
-    _makers: ClassVar[dict[str, str]] = {
-        "linear": "a linear layer",
-        "conv2d": "a convolution",
-        "conv1d": "a convolution",
-    }
-
-    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+    def judge_maker(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
         """See :class:`BeforeLoss`."""
         name, function = chain.name(maker), chain.name(loss)
         if function == "kl_div" and name == "softmax":
             return "critical", "kl_div is given the result of softmax first, where it expects log-probabilities"
         is_product = name == "add" and chain.name(chain.maker(maker, 0, frozenset())) in ("matmul", "mm", "sparse_mm")
-        if function != "nll_loss" or not (is_product or name in ("softmax", "sigmoid", "relu", *self._makers)):
+        if function != "nll_loss" or not (is_product or name in ("softmax", "sigmoid", "relu", *_LAYERS)):
             return None
         is_share = name in ("softmax", "sigmoid")
         end = "its value is not a likelihood" if is_share else "it falls without bound as they grow"
         return "critical", (
-            f"nll_loss is given the result of "
-            f"{'a linear layer' if is_product else self._makers.get(name, name)}, where it expects log-probabilities: "
-            f"{end}"
+            f"nll_loss is given the result of {'a linear layer' if is_product else _LAYERS.get(name, name)}, where it "
+            f"expects log-probabilities: {end}"
         )
 
 
@@ -227,21 +220,14 @@ class BceOnLogits(BeforeLoss):
     )
     explains = (*SQUASHED, "failed")
 
-    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+    def judge_maker(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
         """See :class:`BeforeLoss`."""
         if chain.name(maker) == "clamp":  # which hides that they are none
             maker = chain.maker(maker, 0, THROUGH)
         name = chain.name(maker)
-        if chain.name(loss) != "binary_cross_entropy" or name not in (
-            "linear",
-            "conv2d",
-            "conv1d",
-            "tanh",
-            "relu",
-            "log_softmax",
-        ):
+        if chain.name(loss) != "binary_cross_entropy" or name not in (*_LAYERS, "tanh", "relu", "log_softmax"):
             return None
-        what = {"linear": "a linear layer", "conv2d": "a convolution", "conv1d": "a convolution"}.get(name, name)
+        what = _LAYERS.get(name, name)
         return "critical", f"binary_cross_entropy is given the result of {what}, where it expects numbers from 0 to 1"
 
 

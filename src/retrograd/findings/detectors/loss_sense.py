@@ -34,7 +34,13 @@ LOOKED_AT = 20
 """Steps at which outputs are held against targets."""
 
 
-class Reach(NamedTuple):
+_PICKING = frozenset(
+    {"getitem", "gather", "squeeze", "view", "diagonal", "diag", "mul", "sum", "index_select"}
+)  # fmt: skip
+"""Functions that pick log-probabilities out of all, or weight them."""
+
+
+class TargetBounds(NamedTuple):
     """Bounds of targets, from outputs and gradients: one target is at most ``low``, one at least ``high``."""
 
     low: float
@@ -52,18 +58,16 @@ class BoundedOutput(BeforeLoss):
         "them.",
         example="The output ends in relu and cannot be below 0, and targets are: some lie below −4.1.",
         threshold="relu or tanh made the logits of a cross entropy; or a target of a mean squared error beyond the "
-        "bound by more "
-        "than a tenth of the spread of output − target, over up to 20 steps",
+        f"bound by more than a tenth of the spread of output − target, over up to {LOOKED_AT} steps",
         source="exact: for a mean squared error the gradient of the output is 2 (output − target) / n; the tenth is "
         "our own choice",
         guard="targets are held against bounds only where they follow from the gradient of that very output; "
-        "activations that "
-        "another layer or operation follows are left alone",
+        "activations that another layer or operation follows are left alone",
         repair="leave the last activation out, or bring the targets into its range.",
     )
     explains = SQUASHED
 
-    def judge(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
+    def judge_maker(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
         """See :class:`BeforeLoss`."""
         name, function = chain.name(maker), chain.name(loss)
         if function not in ("cross_entropy", "binary_cross_entropy_with_logits"):
@@ -93,7 +97,7 @@ class BoundedOutput(BeforeLoss):
                 yield self._describe_targets(record, chain, made, reach)
             return
 
-    def _describe_targets(self, record: Record, chain: Chain, made: int, reach: Reach) -> Finding:
+    def _describe_targets(self, record: Record, chain: Chain, made: int, reach: TargetBounds) -> Finding:
         name = chain.name(made)
         low, high = BOUNDS[name]
         is_below = reach.low < low
@@ -136,7 +140,7 @@ def _is_square(chain: Chain, number: int) -> bool:
     return name == "square" or (name == "pow" and chain.listed[number].arguments.strip().rstrip(".0") == "2")
 
 
-def find_targets(record: Record, chain: Chain) -> Reach | None:
+def find_targets(record: Record, chain: Chain) -> TargetBounds | None:
     """Find where targets lie, by the gradient of a mean squared error: output − gradient · n / 2."""
     name = f"{chain.fact.name or ROOT}:output"
     try:
@@ -153,7 +157,9 @@ def find_targets(record: Record, chain: Chain) -> Reach | None:
     mean = output.mean[at] - gradient.mean[of] * half
     if not np.isfinite(low).any():
         return None
-    return Reach(float(np.nanmin(low)), float(np.nanmax(high)), float(np.nanmean(mean)), float(np.nanmax(most - least)))
+    return TargetBounds(
+        float(np.nanmin(low)), float(np.nanmax(high)), float(np.nanmean(mean)), float(np.nanmax(most - least))
+    )
 
 
 class WrongSign(Detector):
@@ -212,39 +218,40 @@ def _gets_worse(values: np.ndarray[tuple[int], np.dtype[np.float64]], maximises:
 
 
 def _find_negation(chain: Chain, maximises: bool) -> tuple[int, str]:
-    """The operation that has the wrong sign, and what to say of it."""
-    if chain.loss < 0:
-        return -1, ""
+    """The operation that has the wrong sign, and what to say of it; empty where none has."""
     first = chain.loss
+    if first < 0:
+        return -1, ""
     is_negated = chain.name(first) == "neg" or (
         chain.name(first) == "mul" and chain.listed[first].arguments.strip() in ("-1", "-1.0")
     )
     loss = chain.maker(first, 0, frozenset()) if is_negated else first
     name = chain.name(loss)
-    if name in LOSSES or (name == "mean" and _is_square(chain, chain.maker(loss, 0, frozenset()))):
-        what = name if name in LOSSES else "a mean of squares"
-        if is_negated != maximises:
-            how = f"Backward begins from the negative of {what}" if is_negated else f"The optimizer maximises {what}"
-            return first, f"{how}, so training makes {what} larger"
+    what = name if name in LOSSES else "a mean of squares" if _is_mean_of_squares(chain, loss) else ""
+    if what and is_negated == maximises:
         return -1, ""
-    terms = _find_terms(chain, first)
-    if terms and not maximises and all(sign < 0 for _, sign in terms):
+    if what:
+        how = f"Backward begins from the negative of {what}" if is_negated else f"The optimizer maximises {what}"
+        return first, f"{how}, so training makes {what} larger"
+    terms = [] if maximises else _find_terms(chain, first)
+    if terms and all(sign < 0 for _, sign in terms):
         what = chain.name(terms[0][0])
         return first, f"Backward begins from the negative of a sum that holds {what}, so training makes {what} larger"
-    picked = chain.maker(
-        loss, 0, frozenset({"getitem", "gather", "squeeze", "view", "diagonal", "diag", "mul", "sum", "index_select"})
-    )
-    if (
-        name in ("mean", "sum")
-        and not is_negated
-        and not maximises
-        and chain.name(picked) in ("log_softmax", "logsigmoid", "log_prob")
-    ):
-        return (
-            loss,
-            f"Backward begins from a {name} of log-probabilities without a minus, so training makes them smaller",
-        )
+    if not is_negated and not maximises and _is_of_log_probabilities(chain, loss):
+        how = f"Backward begins from a {name} of log-probabilities without a minus"
+        return loss, f"{how}, so training makes them smaller"
     return -1, ""
+
+
+def _is_mean_of_squares(chain: Chain, number: int) -> bool:
+    return chain.name(number) == "mean" and _is_square(chain, chain.maker(number, 0, frozenset()))
+
+
+def _is_of_log_probabilities(chain: Chain, number: int) -> bool:
+    """Tell whether an operation is the mean, or the sum, of some log-probabilities."""
+    if chain.name(number) not in ("mean", "sum"):
+        return False
+    return chain.name(chain.maker(number, 0, _PICKING)) in ("log_softmax", "logsigmoid", "log_prob")
 
 
 def _find_terms(chain: Chain, number: int, sign: int = 1) -> list[tuple[int, int]]:

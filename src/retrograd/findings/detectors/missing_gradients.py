@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from retrograd.amounts import list_names
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.gradients import LOOSE, Gradients, LostGradient, find_flat, find_lost, list_names, path_of
+from retrograd.findings.gradients import LOOSE, LostGradient, ParameterGradients, find_flat, find_lost, path_of
 from retrograd.findings.record import CannotTell, Record
 
 FEWEST = 3
@@ -23,7 +24,8 @@ class MissingGradient(Detector):
         says="An optimizer holds parameters that are to be trained and never get a gradient, and why.",
         example="enc:weight and enc:bias never get a gradient, in 30 steps in which head:weight and 2 others do: "
         "`detach` cuts it off from the graph (train.py:10).",
-        threshold="no gradient, or nothing but zeros, in all recorded steps, of which in at least 3 others have one",
+        threshold=f"no gradient, or nothing but zeros, in all recorded steps, of which in at least {FEWEST} others "
+        "have one",
         source="TrainCheck (OSDI 2025) names the fault; the number of steps is our own choice",
         guard="parameters that are frozen, that no optimizer holds, or that had a gradient in any pass (GANs, "
         "alternating losses, zero-initialised gates) are left alone; layers that were never called beside others of "
@@ -34,7 +36,7 @@ class MissingGradient(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at all parameters that optimizers hold, together by module and reason."""
-        gradients = record.once(Gradients)
+        gradients = record.once(ParameterGradients)
         record.need_optimizers()
         trained = [name for name, (_, some) in gradients.steps.items() if some >= FEWEST]
         if not trained:
@@ -53,7 +55,7 @@ class MissingGradient(Detector):
                 yield self._describe(record, kind, lost, names, trained)
 
     def _find_reason(
-        self, record: Record, gradients: Gradients, path: str, missing: Sequence[str]
+        self, record: Record, gradients: ParameterGradients, path: str, missing: Sequence[str]
     ) -> tuple[LostGradient | None, tuple[str, str]]:
         if path not in gradients.called:
             return None, ("spare" if _is_one_of_several(record, gradients, path) else "never called", "")
@@ -72,7 +74,7 @@ class MissingGradient(Detector):
     def _describe(
         self, record: Record, kind: str, lost: LostGradient | None, names: list[str], trained: Sequence[str]
     ) -> Finding:
-        gradients = record.once(Gradients)
+        gradients = record.once(ParameterGradients)
         steps = max(gradients.steps[name][1] for name in trained)
         gets = "get nothing but zeros for a gradient" if kind == "zero" else "never get a gradient"
         verb = gets if len(names) > 1 else gets.replace("get", "gets", 1)
@@ -115,8 +117,8 @@ def _tell_reason(kind: str, lost: LostGradient | None, path: str) -> str:
     return ""
 
 
-def _is_one_of_several(record: Record, gradients: Gradients, path: str) -> bool:
-    """Whether it lies in a list of layers of which others were called, or beside one of nearly the same name."""
+def _is_one_of_several(record: Record, gradients: ParameterGradients, path: str) -> bool:
+    """Tell whether it lies in a list of layers of which others were called, or beside one of nearly the same name."""
     parts = path.split(".")
     for depth in range(len(parts)):
         parent, name = ".".join(parts[:depth]), parts[depth]
@@ -132,7 +134,7 @@ def _is_one_of_several(record: Record, gradients: Gradients, path: str) -> bool:
 
 
 def _look_alike(name: str, other: str) -> bool:
-    """Whether two names are the same but for a number or a last word: ``head_a``, ``head2``."""
+    """Tell whether two names are the same but for a number or a last word: ``head_a``, ``head2``."""
     stems = {_stem(each) for each in (name, other)}
     return len(stems) == 1 and _is_branch(name)
 
@@ -153,8 +155,8 @@ class NotOptimized(Detector):
         says="Parameters get gradients and are in no optimizer, so they stay as they were initialised.",
         example="head:weight and head:bias get gradients in 30 steps and are in no optimizer, while the layers before "
         "them are trained.",
-        threshold="gradients in at least 3 steps and no optimizer that holds them, though one holds others of the "
-        "model",
+        threshold=f"gradients in at least {FEWEST} steps and no optimizer that holds them, though one holds others "
+        "of the model",
         source="TrainCheck (OSDI 2025) names the fault; the number of steps is our own choice",
         guard="a model of which no parameter is in an optimizer (teachers, critics, what an input is optimised "
         "through) is left alone, unless it comes before what is trained and has weights as torch makes them; layers "
@@ -165,7 +167,7 @@ class NotOptimized(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at each recorded model of which an optimizer holds something."""
-        gradients = record.once(Gradients)
+        gradients = record.once(ParameterGradients)
         if not gradients.held:
             raise CannotTell("no optimizer was recorded that holds parameters of a recorded model")
         if any(made.unknown for made in record.optimizers.values()):
@@ -181,7 +183,7 @@ class NotOptimized(Detector):
                 yield self._describe(record, alone, elsewhere)
 
     def _describe(self, record: Record, alone: list[str], trained: list[str]) -> Finding:
-        gradients = record.once(Gradients)
+        gradients = record.once(ParameterGradients)
         steps = max(gradients.steps[name][1] for name in alone)
         is_backbone = _come_before(record, alone, trained) and not gradients.are_fresh(alone)
         verb = "get gradients" if len(alone) > 1 else "gets gradients"
@@ -214,7 +216,7 @@ def _root_of(record: Record, name: str) -> str:
 
 
 def _come_before(record: Record, alone: Sequence[str], trained: Sequence[str]) -> bool:
-    """Whether the forward reaches all modules of these before any that is trained."""
+    """Tell whether the forward reaches all modules of these before any that is trained."""
     order = {path: place for place, path in reversed(list(enumerate(site.path for site in record.of_kind("output"))))}
     early = [order.get(path_of(name), -1) for name in alone]
     late = [order.get(path_of(name), -1) for name in trained]
@@ -230,8 +232,8 @@ class LayersInAList(Detector):
         "them.",
         example="linear (Linear) is called inside of self and gets gradients, but is not part of it: it stands in a "
         "Python list or dict, and no optimizer holds it.",
-        threshold="a module that is called only inside of a model, is none of its parts, gets gradients in at least 3 "
-        "steps, and is in no optimizer",
+        threshold="a module that is called only inside of a model, is none of its parts, gets gradients in at least "
+        f"{FEWEST} steps, and is in no optimizer",
         source="a pattern of PySIAssist (SANER 2024); the number of steps is our own choice",
         guard="layers that an optimizer holds all the same, and those that get no gradient (a teacher that is hidden "
         "on purpose), are left alone",
@@ -241,7 +243,7 @@ class LayersInAList(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at models that the program itself never calls."""
-        gradients = record.once(Gradients)
+        gradients = record.once(ParameterGradients)
         by_program = {call.about for call in record.called("forward")} & record.models
         if not by_program:
             raise CannotTell("no call of a model was recorded")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from retrograd.amounts import count_of
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
@@ -33,12 +34,8 @@ class ModalLayers(NamedTuple):
     dropouts: int
 
     def __str__(self) -> str:
-        parts = []
-        if self.batch_norms:
-            parts.append(f"{self.batch_norms} batch norm{'s' if self.batch_norms > 1 else ''}")
-        if self.dropouts:
-            parts.append(f"{self.dropouts} dropout{'s' if self.dropouts > 1 else ''}")
-        return " and ".join(parts)
+        counts = ((self.batch_norms, "batch norm"), (self.dropouts, "dropout"))
+        return " and ".join(count_of(count, kind) for count, kind in counts if count)
 
 
 def count_modal(record: Record, model: str) -> ModalLayers:
@@ -188,8 +185,8 @@ class TrainModeInEvaluation(Detector):
     def _describe(self, model: str, wrong: list[Call], periods: int, layers: ModalLayers) -> Finding:
         return self.find(
             "warning",
-            f"The model is evaluated in training mode, with {layers} that behave as in training: {periods} "
-            f"evaluation{'s' if periods > 1 else ''}, none of them in eval mode",
+            f"The model is evaluated in training mode, with {layers} that behave as in training: "
+            f"{count_of(periods, 'evaluation')}, none of them in eval mode",
             site="" if model in ("", "self") else model,
             span=wrong,
             line=wrong[0].line,
@@ -244,12 +241,12 @@ def _pick_evaluations(stretch: list[Call], model: str, usual: set[str]) -> list[
 
 
 def _is_sampled(calls: list[Call], periods: int, layers: ModalLayers) -> bool:
-    """Whether one model with dropout alone is called many times from one line, once: a sample of predictions."""
+    """Tell whether one model with dropout alone is called many times from one line, once: a sample of predictions."""
     return periods == 1 and not layers.batch_norms and len(calls) >= SAMPLED and len({call.line for call in calls}) == 1
 
 
 def is_fixed_set(record: Record, model: str) -> bool:
-    """Whether what a model is given without grad is always the same, and never what it is trained with."""
+    """Tell whether what a model is given without grad is always the same, and never what it is trained with."""
     given: dict[str, set[str]] = {"train": set(), "no_grad": set()}
     count = 0
     for name, listed in record.inputs.items():

@@ -11,6 +11,7 @@ from retrograd.findings.births import GREW, Birth, Births
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
+from retrograd.findings.training import Training
 from retrograd.history.facts import Kink
 
 _FOLLOWING = (
@@ -80,7 +81,7 @@ class _Born(Detector):
             yield self._tell(record, births, birth)
 
     def _tell(self, record: Record, births: Births, birth: Birth) -> Finding:
-        lost = record.loss.steps[~np.isfinite(record.loss.values)]
+        lost = record.once(Training).lost
         said = self._choose(birth).format(
             what=_name_number(birth),
             how=_how_it_came_in(birth),
@@ -89,24 +90,17 @@ class _Born(Detector):
             step=birth.step,
         )
         reason = f": {birth.reason}" if birth.reason else ""
-        grown = births.growth >= 1
-        growth = ", after numbers had grown" if grown else ""
+        growth = ", after numbers had grown" if births.growth >= 1 else ""
         guess = "" if birth.is_seen or birth.reason or not birth.operation else f", by `{birth.operation}` it seems"
-        evidence = [
-            Evidence(f"{birth.operation or 'operand'}: {name}", str(each)) for name, each in birth.operands.items()
-        ]
-        evidence += [Evidence("first shown at", birth.seen_at)] if birth.seen_at else []
-        evidence += [Evidence("first loss that is not finite, at step", int(lost[0]))] if len(lost) else []
-        evidence += [Evidence("growth before", births.growth * GREW, f"> {GREW:g}")] if grown else []
         return self.find(
-            "critical" if len(lost) or not self._recovers(record) else "warning",
+            "critical" if lost is not None or not self._recovers(record) else "warning",
             f"{said}{guess}{reason}{growth}",
             site=birth.site,
             step=birth.step,
             last_step=record.last_step,
             rank=birth.rank,
             line=birth.line,
-            evidence=evidence or [Evidence("step", birth.step)],
+            evidence=list(_list_evidence(births, birth, lost)) or [Evidence("step", birth.step)],
             precondition=[
                 "its operands were looked at in the failing step"
                 if birth.is_seen
@@ -124,6 +118,18 @@ class _Born(Detector):
     def _recovers(record: Record) -> bool:
         values = record.loss.values
         return len(values) > 0 and bool(np.isfinite(values[-1]))
+
+
+def _list_evidence(births: Births, birth: Birth, lost: int | None) -> Iterator[Evidence]:
+    """List the operands, where the birth shows, and what came before it; ``lost`` is the first step without a loss."""
+    for name, each in birth.operands.items():
+        yield Evidence(f"{birth.operation or 'operand'}: {name}", str(each))
+    if birth.seen_at:
+        yield Evidence("first shown at", birth.seen_at)
+    if lost is not None:
+        yield Evidence("first loss that is not finite, at step", lost)
+    if births.growth >= 1:
+        yield Evidence("growth before", births.growth * GREW, f"> {GREW:g}")
 
 
 def _find_repair(birth: Birth, usual: str) -> str:
@@ -223,7 +229,7 @@ LEAST_LOOKS = 2
 Place = tuple[str, str, str, str, str]
 
 
-class Kinks(Detector):
+class KinksInBackward(Detector):
     """Says where gradients come from points at which a function has none."""
 
     slug = "kinks"

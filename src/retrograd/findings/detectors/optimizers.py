@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from retrograd.amounts import list_names
 from retrograd.findings.births import GREW
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
@@ -27,7 +28,7 @@ class MadeAnew(Detector):
         says="An optimizer is constructed again and again for the same parameters, so its momentum and averages are "
         "lost.",
         example="Adam is made anew 60 times for the same parameters, every 1 updates: its averages never last.",
-        threshold="at least 3 optimizers from one line that hold the same recorded parameters",
+        threshold=f"at least {FEWEST} optimizers from one line that hold the same recorded parameters",
         source="our own choice",
         guard="optimizers of models that are trained one after the other hold other parameters; one without a state "
         "(SGD without momentum) is a note",
@@ -85,7 +86,8 @@ class BeforeChange(Detector):
         example="Adam#1 updates 2 tensors that belong to no recorded model, while 2:weight and 2:bias have gradients "
         "and are in no optimizer.",
         threshold="an optimizer with tensors of no recorded model, while parameters with gradients are in none; or "
-        "parameters that 5 updates or more have changed and none of 5 or more later ones, though they have gradients",
+        f"parameters that {FEWEST_STILL} updates or more have changed and none of {FEWEST_STILL} or more later ones, "
+        "though they have gradients",
         source="our own choice",
         guard="parameters without a gradient, or frozen, are no evidence; loose tensors alone are none either",
         repair="construct the optimizer after the model has its final parameters (moved, copied, layers replaced).",
@@ -111,7 +113,7 @@ class BeforeChange(Detector):
                 yield from self._check_replaced(record, *record.optimizers.values())
             return
         made = foreign[0]
-        listed = " and ".join(alone[:2]) + (f" and {len(alone) - 2} others" if len(alone) > 2 else "")
+        listed = list_names(alone, 2)
         yield self.find(
             "critical",
             f"{made.name} updates {made.unknown} tensors that belong to no recorded model, while {listed} "
@@ -135,7 +137,7 @@ class BeforeChange(Detector):
             return
         names, steps = list(stopped), record.once(Stillness).steps
         step = int(steps[min(stopped.values())])
-        listed = " and ".join(names[:2]) + (f" and {len(names) - 2} others" if len(names) > 2 else "")
+        listed = list_names(names, 2)
         verb = "has" if len(names) == 1 else "have"
         yield self.find(
             "critical",

@@ -65,8 +65,7 @@ class Underflow(Detector):
         yield self.find(
             "warning",
             f"{zeros:.0%} of the gradients of {site.value} are zero, and {share:.0%} of the rest lie below 6.1e-05, "
-            "the "
-            f"smallest normal number of float16; so it is at {len(low)} of {len(sites)} places.",
+            f"the smallest normal number of float16; so it is at {len(low)} of {len(sites)} places.",
             site=str(site.value),
             span=record,
             line=record.line_of(site.path),
@@ -118,15 +117,7 @@ class UpdateLost(Detector):
         updates = record.once(Training).updates
         if len(updates.steps) < 10:
             raise CannotTell(f"{len(updates.steps)} updates were recorded, and it takes 10")
-        types = _types(record)
-        if not types:
-            raise CannotTell("no type of a parameter was recorded")
-        found: list[tuple[Site, float, float, str]] = []
-        for k, site in enumerate(updates.sites):
-            kind = types.get(str(site.value), "")
-            if any(name in kind for name in NARROW) and site.value.grad in record.sites and updates.count[k, 0] >= 8:
-                still = _median_share(updates.zeros[k], updates.count[k])
-                found.append((site, still, float(np.median(record.series(site.value.grad).zero_share)), kind))
+        found = list(self._measure(record))
         lost = [each for each in found if each[1] > LOST and each[1] > each[2] + LOST * (1 - each[2])]
         if not lost or len(lost) < 0.5 * len(found) or record.once(Training).rate == 0:
             return
@@ -135,8 +126,7 @@ class UpdateLost(Detector):
         yield self.find(
             "note" if fell and still < NEARLY_ALL else "warning",
             f"{still:.0%} of the elements of {site.value} ({kind}) stay as they are at an update, though "
-            f"{1 - zeros:.0%} "
-            f"have a gradient: updates round away, at {len(lost)} of {len(found)} parameters.",
+            f"{1 - zeros:.0%} have a gradient: updates round away, at {len(lost)} of {len(found)} parameters.",
             site=str(site.value),
             step=int(updates.steps[0]),
             last_step=record.last_step,
@@ -148,6 +138,16 @@ class UpdateLost(Detector):
             precondition=[f"the weights are of {kind}", "the elements have a gradient"],
             refute="in float32 as many elements stay as they are",
         )
+
+    @staticmethod
+    def _measure(record: Record) -> Iterator[tuple[Site, float, float, str]]:
+        """List parameters of few bits: the share that updates leave, the share without a gradient, and the type."""
+        updates, types = record.once(Training).updates, _need_types(record)
+        for k, site in enumerate(updates.sites):
+            kind = types.get(str(site.value), "")
+            if any(name in kind for name in NARROW) and site.value.grad in record.sites and updates.count[k, 0] >= 8:
+                still = _median_share(updates.zeros[k], updates.count[k])
+                yield site, still, float(np.median(record.series(site.value.grad).zero_share)), kind
 
 
 class OverflowHeadroom(Detector):
@@ -225,8 +225,14 @@ class ScalerChurn(Detector):
         )
 
 
-def _types(record: Record) -> dict[str, str]:
-    """Types of parameters, by name."""
+def _need_types(record: Record) -> dict[str, str]:
+    """Types of parameters, by name.
+
+    Raises:
+        CannotTell: none was recorded.
+    """
+    if not record.parameters:
+        raise CannotTell("no type of a parameter was recorded")
     return {fact.name: fact.dtype for fact in record.parameters}
 
 
@@ -236,9 +242,7 @@ def _of_type(record: Record, types: tuple[str, ...], quantity: str) -> list[Site
     Raises:
         CannotTell: no type was recorded.
     """
-    known = _types(record)
-    if not known:
-        raise CannotTell("no type of a parameter was recorded")
+    known = _need_types(record)
     found = record.of_kind("parameter", quantity)
     return [site for site in found if known.get(str(site.value), "").removeprefix("torch.") in types]
 

@@ -24,8 +24,8 @@ class RanksDisagree(Detector):
     words = Words(
         says="Ranks that train copies of one model differ in it, or are given the same batches.",
         example="Ranks 0 and 1 have been given the same batches at all of 40 steps: the work of one is wasted.",
-        threshold="Copies that differ in what was recorded of them; 0.9 of all parameters that differ at the last "
-        "look; or equal digests of all inputs at all of at least 3 steps.",
+        threshold=f"Copies that differ in what was recorded of them; {ALL:g} of all parameters that differ at the last "
+        f"look; or equal digests of all inputs at all of at least {ALIKE} steps.",
         source="The BLOOM run and TrainCheck (OSDI 2025) on replicas; both are exact.",
         guard="Copies are only what the recorder knows to be one; sharded parameters are none. Processes that have not "
         "found each other by torch.distributed are not compared. Inputs that are the same at all steps are no data.",
@@ -41,8 +41,7 @@ class RanksDisagree(Detector):
             yield self.find(
                 "critical",
                 f"Ranks {first.shown} and {first.other} hold copies of {first.site} that differ from step "
-                f"{first.step} on"
-                f"{f', and of {len(differing) - 1} more' if len(differing) > 1 else ''}.",
+                f"{first.step} on{f', and of {len(differing) - 1} more' if len(differing) > 1 else ''}.",
                 site=first.site,
                 step=first.step,
                 rank=first.other,
@@ -59,16 +58,8 @@ class RanksDisagree(Detector):
         yield from apart or self._compare_inputs(record)
 
     def _compare_weights(self, record: Record) -> Iterator[Finding]:
-        """Weights of one name that are of one shape, whole on each rank, and differ nearly all of them at the end."""
-        looks: dict[str, dict[int, dict[int, Parameter]]] = {}
-        for look in record.parameters:
-            if look.requires_grad and look.grad in ("some", ""):
-                looks.setdefault(look.name, {}).setdefault(look.step, {})[look.rank] = look
-        shared = {
-            name: [(step, by_rank) for step, by_rank in sorted(by_step.items()) if len(by_rank) > 1]
-            for name, by_step in looks.items()
-        }
-        shared = {name: listed for name, listed in shared.items() if len(listed) > 1 and self._is_whole(record, name)}
+        """Compare weights of one name that are whole on each rank; nearly all of them must differ at the end."""
+        shared = self._list_shared(record)
         apart = {name: listed for name, listed in shared.items() if _differ(listed[-1][1])}
         if not shared or len(apart) < ALL * len(shared):
             return
@@ -79,8 +70,7 @@ class RanksDisagree(Detector):
         yield self.find(
             "critical" if drift else "warning",
             f"Ranks {ranks[0]} and {ranks[1]} train models that differ: in {len(apart)} of {len(shared)} parameters, "
-            "from "
-            f"step {begin} on{', though they began alike: gradients are not averaged' if drift else ''}.",
+            f"from step {begin} on{', though they began alike: gradients are not averaged' if drift else ''}.",
             site=name,
             step=begin,
             last_step=listed[-1][0],
@@ -94,9 +84,21 @@ class RanksDisagree(Detector):
             repair="Wrap the model in DistributedDataParallel and call it, not its module.",
         )
 
+    def _list_shared(self, record: Record) -> dict[str, list[tuple[int, dict[int, Parameter]]]]:
+        """List the looks at each parameter that several ranks hold whole: steps, each with a look of each rank."""
+        looks: dict[str, dict[int, dict[int, Parameter]]] = {}
+        for look in record.parameters:
+            if look.requires_grad and look.grad in ("some", ""):
+                looks.setdefault(look.name, {}).setdefault(look.step, {})[look.rank] = look
+        shared = {
+            name: [(step, by_rank) for step, by_rank in sorted(by_step.items()) if len(by_rank) > 1]
+            for name, by_step in looks.items()
+        }
+        return {name: listed for name, listed in shared.items() if len(listed) > 1 and self._is_whole(record, name)}
+
     @staticmethod
     def _is_whole(record: Record, name: str) -> bool:
-        """Whether what was recorded of its gradient has as many elements as it."""
+        """Tell whether what was recorded of its gradient has as many elements as it."""
         shape = next(look.shape for look in record.parameters if look.name == name)
         site = f"{name}.grad"
         return site in record.history and bool((record.series(site).rows["count"] == math.prod(shape)).all())

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.amounts import list_names
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
@@ -35,7 +36,7 @@ UNLEARNED = 0.3
 
 
 def list_rates(record: Record) -> dict[str, tuple[list[Update], FloatArray]]:
-    """For each optimizer its updates, and the highest learning rate among its groups at each.
+    """List the updates of each optimizer, with the highest learning rate among its groups at each.
 
     Raises:
         CannotTell: none was recorded.
@@ -63,7 +64,7 @@ def loss_between(record: Record, first: int, last: int) -> float:
 
 
 def is_unlearned(record: Record, step: int) -> bool:
-    """Whether the loss at a step is still high, held against that of the first steps."""
+    """Tell whether the loss at a step is still high, held against that of the first steps."""
     steps, _ = record.loss
     if not len(steps):
         return True
@@ -79,13 +80,12 @@ class RateIsZero(Detector):
     words = Words(
         says="The learning rate is 0, or next to nothing, for most of the run.",
         example="The learning rate of Adam#1 is 0 at all 100 updates (LambdaLR), so nothing is learned.",
-        threshold="0 at all updates, of all groups or of one; or, for 10 updates or more, below 0.01 of its highest "
-        "value in the whole second half or below 0.001 in the whole last third, while the loss is above 0.3 of its "
-        "first value",
+        threshold=f"0 at all updates, of all groups or of one; or, for {FEWEST} updates or more, below 0.01 of its "
+        "highest value in the whole second half or below 0.001 in the whole last third, while the loss is above "
+        f"{UNLEARNED:g} of its first value",
         source="the shares are our own choice: cosine schedules pass below 0.001 in their last 2 %",
         guard="schedules that reach 0 at their end are left alone, and so are runs that had learned before, unless "
-        "the rate is 0 "
-        "exactly for all the rest",
+        "the rate is 0 exactly for all the rest",
         repair="look at the schedule's length and factor, in the unit (updates or epochs) in which it is stepped.",
     )
     explains = NEVER_LEARNED
@@ -111,10 +111,9 @@ class RateIsZero(Detector):
         for number, group in enumerate(made.groups if made else ()):
             names = [str(name) for name in group.get("parameters", ())]
             if names and all(len(rates) > number and rates[number] == 0 for rates in listed):
-                others = f" and {len(names) - 1} others" if len(names) > 1 else ""
                 yield self.find(
                     "warning",
-                    f"The learning rate of {names[0]}{others} is 0 at all {len(updates)} updates of {optimizer}, "
+                    f"The learning rate of {list_names(names, 1)} is 0 at all {len(updates)} updates of {optimizer}, "
                     "while that of its other groups is not",
                     site=names[0],
                     span=updates,
@@ -149,7 +148,7 @@ def find_collapse(rates: FloatArray) -> int:
 
 
 def _is_per_update(schedule: list[Call], updates: list[Update]) -> bool:
-    """Whether a scheduler that is meant for epochs goes on with every update."""
+    """Tell whether a scheduler that is meant for epochs goes on with every update."""
     return any(call.about in OF_EPOCHS for call in schedule) and len(schedule) >= 0.9 * len(updates)
 
 
@@ -227,7 +226,7 @@ class SchedulerPerStep(Detector):
 
 
 def count_waves(rates: FloatArray) -> int:
-    """How often the learning rate falls to the bottom of its range and comes back to its top."""
+    """Count how often the learning rate falls to the bottom of its range and comes back to its top."""
     low, high = rates.min(), rates.max()
     marks = [rate > (low + high) / 2 for rate in rates if not 0.2 < (rate - low) / max(high - low, 1e-300) < 0.8]
     return sum(is_up and not was_up for was_up, is_up in pairwise(marks))
@@ -241,8 +240,8 @@ class SchedulerBeforeStep(Detector):
         says="The scheduler is stepped before the optimizer, so the first value of the schedule is skipped.",
         example="ExponentialLR is stepped before Adam#1 has made its first update, so the first learning rate is "
         "skipped.",
-        threshold="a step of a scheduler ahead of the first update, or ahead of each of more than 3 equal stretches "
-        "of updates, the last one too",
+        threshold=f"a step of a scheduler ahead of the first update, or ahead of each of more than {MANY_EPOCHS} "
+        "equal stretches of updates, the last one too",
         source="torch warns of the same",
         guard="the step that a scheduler makes when it is constructed does not count",
         repair="call scheduler.step() after optimizer.step().",
@@ -272,7 +271,7 @@ class SchedulerBeforeStep(Detector):
 
 
 def _begins_periods(calls: list[Call]) -> bool:
-    """Whether a scheduler is stepped ahead of each of at least three equal stretches of updates.
+    """Tell whether a scheduler is stepped ahead of each of at least three equal stretches of updates.
 
     Its first step may have come before anything was recorded.
     """

@@ -145,7 +145,7 @@ def _judge_softmax(chain: Chain, number: int) -> str:
 
 
 def _is_last(chain: Chain, number: int) -> bool:
-    """Whether the loss is made of it without another layer in between."""
+    """Tell whether the loss is made of it without another layer in between."""
     behind = chain.descendants((number,)) & chain.of_loss
     return bool(behind) and not any(chain.name(each) in _LAYERS for each in behind)
 
@@ -238,7 +238,7 @@ def _picks_last(chain: Chain, number: int, dimensions: int) -> bool:
 
 
 def _is_of_layer(chain: Chain, number: int) -> bool:
-    """Whether it works on what a linear layer has made, the features of which are in the last dimension."""
+    """Tell whether it works on what a linear layer has made, the features of which are in the last dimension."""
     maker = chain.maker(number, 0, frozenset({"dropout", "to", "float", "add", "div", "mul"}))
     return chain.name(maker) == "linear" and chain.made(maker) == chain.taken(number)
 
@@ -366,7 +366,7 @@ def _mixes(chain: Chain, number: int) -> str:
 
 
 def _splits_across(old: tuple[int, ...], new: tuple[int, ...]) -> bool:
-    """Whether ``(…, t, h·d)`` becomes ``(…, h, t, d)``."""
+    """Tell whether ``(…, t, h·d)`` becomes ``(…, h, t, d)``."""
     if len(new) != len(old) + 1 or len(old) < 2:
         return False
     *rest, steps, features = old

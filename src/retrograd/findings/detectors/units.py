@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from retrograd.amounts import count_more
 from retrograd.findings.detector import Detector, Words
-from retrograd.findings.finding import Evidence, Finding, count_more
+from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, IntArray, Training
@@ -48,6 +49,7 @@ class Dead:
         dead, units: how many of how many.
         since: the first step since which they have been.
         seen: at how many looks, or steps.
+        state: how they have been: zero, or below zero before a ReLU that is not a module.
     """
 
     layer: Layer
@@ -55,6 +57,7 @@ class Dead:
     units: int
     since: int
     seen: int
+    state: str = "zero"
 
     @property
     def share(self) -> float:
@@ -69,8 +72,8 @@ class DeadUnits(Detector):
     words = Words(
         says="Most units of a layer have been zero for all samples since a step, so no gradient passes them.",
         example="92 % of the units of relu3 have been zero for all samples since step 40.",
-        threshold="More than half of a layer's units zero at all looks, at least 4 of them over at least 100 "
-        "samples; more than 90 % where the loss falls.",
+        threshold=f"More than half of a layer's units zero at all looks, at least {LOOKS} of them over at least "
+        f"{SAMPLES} samples; more than 90 % where the loss falls.",
         source="SageMaker Debugger's DeadRelu, AutoTrainer (0.7 of the activations); the looks and samples are ours.",
         guard="Zeros of dropout, padding and sparse inputs are of no unit at all looks; only ReLU and its kin are "
         "looked at, and layers whose gradient is zero; where the loss falls half of the units may rest.",
@@ -91,12 +94,13 @@ class DeadUnits(Detector):
 
     def _tell(self, record: Record, found: list[Dead]) -> Finding:
         worst = max(found, key=lambda dead: dead.share)
-        more = f", and so are those of {count_more(len(found) - 1, 'layer')}" if len(found) > 1 else ""
+        more = f", and so have those of {count_more(len(found) - 1, 'layer')}" if len(found) > 1 else ""
         whole = "All units" if worst.share == 1 else f"{worst.share:.0%} of the units"
         start = "since the first step: they began so" if worst.since <= record.steps[0] else f"since step {worst.since}"
         return self.find(
             "critical" if worst.share == 1 else "warning",
-            f"{whole} of {worst.layer.path} ({worst.layer.type}) have been zero for all samples {start}{more}.",
+            f"{whole} of {worst.layer.path} ({worst.layer.type}) have been {worst.state} for all samples "
+            f"{start}{more}.",
             site=worst.layer.path,
             step=worst.since,
             last_step=record.last_step,
@@ -138,19 +142,21 @@ def _from_looks(record: Record, layer: Layer) -> Dead | None:
 
 
 def _from_rows(record: Record, layer: Layer) -> Dead | None:
-    """From a layer all of whose outputs are zero."""
+    """Judge a layer all of whose outputs are zero."""
     series = record.series(layer.site)
     return _since(layer, series.steps, series.zero_share == 1, series.count)
 
 
 def _from_gradients(record: Record, layer: Layer) -> Dead | None:
-    """From a layer that a ReLU follows which is not a module: outputs below zero, and no gradient of them."""
+    """Judge a layer before a ReLU that is not a module: its outputs are below zero, and have no gradient."""
     if layer.site.grad not in record.sites:
         return None
     value, gradient = record.series(layer.site), record.series(layer.site.grad)
     if not np.array_equal(value.steps, gradient.steps):
         return None
-    return _since(layer, value.steps, (value.max <= 0) & (value.min < 0) & (gradient.zero_share == 1), value.count)
+    is_dead = (value.max <= 0) & (value.min < 0) & (gradient.zero_share == 1)
+    found = _since(layer, value.steps, is_dead, value.count)
+    return None if found is None else replace(found, state="below zero, where no gradient passes,")
 
 
 def _since(layer: Layer, steps: np.ndarray, is_dead: np.ndarray, count: FloatArray) -> Dead | None:
@@ -202,8 +208,7 @@ class Saturated(Detector):
         return self.find(
             "warning",
             f"The outputs of {layer.path} ({layer.type}) stand at their bounds since step {since}{more}: its mean "
-            "slope is "
-            f"{np.median(slope[begin:]):.1%} of the largest.",
+            f"slope is {np.median(slope[begin:]):.1%} of the largest.",
             site=layer.path,
             step=since,
             last_step=record.last_step,
@@ -229,8 +234,8 @@ class AttentionCollapse(Detector):
     words = Words(
         says="A softmax inside of the model gives all its weight to one, so that no gradient passes it.",
         example="The softmax att.sm gives 98 % of its weight to one of all since step 0.",
-        threshold="Σp²/Σp at least 0.95 at the last steps, or 0.7 from the first step on, and the loss has not "
-        "fallen by a tenth.",
+        threshold=f"Σp²/Σp at least {ONE_HOT:g} at the last steps, or {SHARP:g} from the first step on, and the loss "
+        "has not fallen by a tenth.",
         source="Zhai et al. 2023 (arXiv 2303.06296) on entropy collapse; the bound is ours.",
         guard="The last layer may be certain; a loss that falls is none; a softmax of two is none; one inside "
         "of nn.MultiheadAttention or of fused attention is not seen.",
@@ -274,7 +279,7 @@ class AttentionCollapse(Detector):
 
 @dataclass(frozen=True, slots=True)
 class Sure:
-    """How sure a softmax is: Σp²/Σp at each of some steps, of more than two entries."""
+    """Certainty of a softmax: Σp²/Σp at each of some steps, of more than two entries."""
 
     path: str
     line: str
@@ -317,7 +322,7 @@ class EmbeddingUnused(Detector):
     words = Words(
         says="All look-ups of an embedding are of one row, so that its input tells nothing.",
         example="Of the 1000 rows of emb:weight one alone has been looked up in 60 steps.",
-        threshold="One row of at least 4, over at least 4 looks of at least 100 look-ups.",
+        threshold=f"One row of at least 4, over at least {LOOKS} looks of at least {SAMPLES} look-ups.",
         source="Ours; exact.",
         guard="Rows that are rare are not spoken of, only an input that is always the same.",
         repair="See what goes in: the indices are all equal.",

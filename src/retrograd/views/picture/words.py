@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from retrograd.amounts import count_of, show_bytes, show_count
-from retrograd.graph.node import Node, Saved, TensorInfo
+from retrograd.graph.node import Node, SavedValue, TensorInfo
 from retrograd.views.picture.folds import Fold, Gradient, Outline
 
 LETTER = 0.602
@@ -217,7 +217,7 @@ def _print(info: TensorInfo | None) -> str:
     return "not known" if info is None else str(info)
 
 
-def _print_saved(saved: Saved) -> str:
+def _print_saved(saved: SavedValue) -> str:
     if saved.tensor is None:
         return f"{saved.name} = {saved.value}" if saved.value else saved.name
     version = f", version {saved.version}" if saved.version else ""

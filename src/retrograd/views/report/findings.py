@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from retrograd.findings.finding import Finding
-from retrograd.findings.findings import SHOWN, Findings, list_grounds, list_place, tell_repair
+from retrograd.findings.finding import SHOWN, Finding, Findings, list_grounds, list_place, tell_repair
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.sites.site import ROOT

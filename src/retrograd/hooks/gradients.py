@@ -1,8 +1,10 @@
-"""Gradients of a module's input *through this module*, from hooks on its nodes, and of one use of a tensor.
+"""Gradients as torch finds them: of one tensor, of a module's input *through this module*, of one use of a tensor.
 
-The nodes between the outputs and the input's gradient edge are found by walking back from the outputs and
-stopping at that edge. A node whose next edge is the input's edge computes a part of the gradient; the sum of the
-parts is what a full backward hook calls ``grad_input``, with nothing inserted into the graph.
+A tensor's gradient is watched with the least work, and with nothing inserted into the graph.
+
+For a module's input the nodes between the outputs and the input's gradient edge are found by walking back from the
+outputs and stopping at that edge. A node whose next edge is the input's edge computes a part of the gradient; the sum
+of the parts is what a full backward hook calls ``grad_input``, with nothing inserted into the graph.
 
 A tensor has one gradient, the sum over all its uses. Where rules change one use and leave the others alone, that use is
 given another tensor over the same memory, with a node of ours between (:func:`branch`): for rewriting alone, never for
@@ -11,8 +13,9 @@ reading.
 
 from __future__ import annotations
 
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from operator import methodcaller
 from typing import Any
 
 import torch
@@ -21,16 +24,135 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.hooks.engine import is_compiling, next_sequence_number, uncompiled
-from retrograd.hooks.reach import DeepGraphGuard
-from retrograd.hooks.tables import Entry, enter_node
-from retrograd.hooks.tensor import watch_gradient
+from retrograd.hooks.listeners import Entry, enter_node
+from retrograd.hooks.nodes import LEAF_NUMBER, number_of
+from retrograd.hooks.reach import FREE_DEPTH, DeepGraphGuard
+from retrograd.hooks.storages import is_held_elsewhere
 
-_LEAF = 2**63  # AccumulateGrad carries the largest number of all, and nothing lies behind it
+SeeGradient = Callable[[Tensor], None]
+ChangeGradient = Callable[[Tensor | None], Tensor | None]
 
-_number = methodcaller("_sequence_nr")
+
+def watch_gradient(tensor: Tensor, see: SeeGradient) -> Entry:
+    """Call ``see(gradient)`` with what each pass finds for a tensor; for a leaf, before it is added to ``.grad``.
+
+    Where tensors are pickled whole, torch says so of each hook that is not marked with ``__torch_unserializable__``.
+    """
+    return Entry(see, hooks_on(tensor))
 
 
-def edge_of(tensor: torch.Tensor) -> tuple[GradientEdge, int] | None:
+def change_gradient(tensor: Tensor, change: ChangeGradient) -> None:
+    """Let ``change(gradient)`` take the place of a tensor's gradient, before all hooks that the tensor has by now.
+
+    So the rules of an outer module, whose result it may be too, come before those of an inner one, and all of them
+    before whoever reads. :func:`leave_gradient` takes the hook back.
+    """
+    table = hooks_on(tensor)
+    earlier = list(table.items()) if table else ()
+    table.clear()  # torch goes by the order of insertion, whatever is moved within the table
+    table[change] = change
+    table.update(earlier)
+
+
+def leave_gradient(tensor: Tensor, change: ChangeGradient) -> None:
+    """Ask ``change`` no longer."""
+    if tensor._backward_hooks is not None:
+        tensor._backward_hooks.pop(change, None)  # type: ignore[call-overload]
+
+
+def after_accumulation(leaf: Tensor, see: SeeGradient) -> Callable[[], None]:
+    """Call ``see(leaf)`` whenever a gradient has been added to its ``.grad``; returns what takes the hook back."""
+    table: Any = leaf._post_accumulate_grad_hooks
+    if table is None:
+        leaf._post_accumulate_grad_hooks = table = OrderedDict()
+    return Entry(see, table).remove
+
+
+def hooks_on(tensor: Tensor) -> Any:
+    """The table of the hooks on a tensor."""
+    table: Any = tensor._backward_hooks
+    if table is None:
+        tensor._backward_hooks = table = OrderedDict()
+        node = tensor.grad_fn
+        if node is not None:
+            node._register_hook_dict(tensor)
+    return table
+
+
+def shares_memory(tensor: Tensor) -> bool:
+    """Tell whether anything besides this one tensor holds the memory that its elements lie in, as far as can be seen.
+
+    A gradient of which that is not so becomes the ``.grad`` of a parameter as it is, and is written into later.
+    """
+    return tensor.layout is not torch.strided or is_held_elsewhere(tensor)
+
+
+class GradientWatch:
+    """The hooks that one place sets on tensors, so that they can be taken back.
+
+    ``watch(tensor)`` does what ``tensor.register_hook(see)`` does, for half its cost: the handle that torch makes for
+    each hook is left out, and only the last hooked tensor's table of hooks is remembered (weakly).
+
+    Args:
+        see: called with the gradient; with None where a node has several outputs and others of them were used.
+        guard: told of every node that is looked at.
+        leaf_handles: gathers the handles of hooks on leaves. Those outlive the graph, so whoever owns the list removes
+            them when the step is over.
+        leaf_found: called when a tensor is a leaf: its gradient may become its ``.grad``, and be changed later.
+    """
+
+    __slots__ = ("_guard", "_leaf_found", "_leaf_handles", "_see", "_table")
+
+    def __init__(
+        self,
+        see: SeeGradient,
+        guard: DeepGraphGuard,
+        leaf_handles: list[Entry],
+        leaf_found: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._see = see
+        self._guard = guard
+        self._leaf_handles = leaf_handles
+        self._leaf_found = leaf_found
+        self._table: weakref.ref[OrderedDict[Any, Any]] | None = None
+
+    def watch(self, tensor: Tensor) -> None:
+        """Call ``see(gradient)`` when the gradient of this tensor, as it is now, has been computed."""
+        node = tensor.grad_fn  # before the table is asked for: an in-place change of a base renews both
+        if node is None:
+            self._watch_leaf(tensor)
+            return
+        table: Any = tensor._backward_hooks
+        if table is None:
+            tensor._backward_hooks = table = OrderedDict()
+            node._register_hook_dict(tensor)
+        table[self._see] = self._see  # torch's own keys are numbers, so ours never meets one
+        self._table = weakref.ref(table)
+        guard = self._guard
+        guard.count += 1
+        if guard.count > FREE_DEPTH:
+            guard.string(node)
+
+    @property
+    def is_over(self) -> bool:
+        """True if the tensor that was hooked last is gone, and its node too, so that no gradient of it can come."""
+        return self._table is not None and self._table() is None
+
+    def _watch_leaf(self, leaf: Tensor) -> None:
+        hooks = leaf._backward_hooks
+        if hooks is None or self._see not in hooks.values():
+            self._leaf_handles.append(watch_gradient(leaf, self._see))
+            self._leaf_found()
+
+    def remove(self) -> None:
+        """Take back the hook that was set last."""
+        table = self._table() if self._table is not None else None
+        if table is not None:
+            table.pop(self._see, None)
+        self._table = None
+
+
+def edge_of(tensor: Tensor) -> tuple[GradientEdge, int] | None:
     """Where the gradient of this tensor goes, as it is now, and the number of the oldest node on the way there.
 
     None when it needs none. A tensor that was branched off stands for what it came from, for there arrives what rules
@@ -38,7 +160,7 @@ def edge_of(tensor: torch.Tensor) -> tuple[GradientEdge, int] | None:
     """
     if not tensor.requires_grad:
         return None
-    return origin_of(tensor) or (get_gradient_edge(tensor), _LEAF)
+    return origin_of(tensor) or (get_gradient_edge(tensor), LEAF_NUMBER)
 
 
 class InputGradient:
@@ -52,23 +174,23 @@ class InputGradient:
 
     __slots__ = ("_handles", "_missing", "_parts", "_see", "_total", "edge", "first_number")
 
-    def __init__(self, see: Callable[[torch.Tensor], None], edge: GradientEdge, first_number: int = _LEAF) -> None:
+    def __init__(self, see: Callable[[Tensor], None], edge: GradientEdge, first_number: int = LEAF_NUMBER) -> None:
         self._see = see
         self.edge: GradientEdge | None = edge
         self.first_number = first_number
         self._parts = 0
         self._missing = 0
-        self._total: torch.Tensor | None = None
+        self._total: Tensor | None = None
         self._handles: list[Entry] = []
 
     def expect(self, handle: Entry) -> None:
-        """One more part will come, through this hook."""
+        """Expect another part, through this hook."""
         self._parts += 1
         self._missing += 1
         self._handles.append(handle)
 
     @uncompiled
-    def add(self, part: torch.Tensor | None) -> None:
+    def add(self, part: Tensor | None) -> None:
         """A node has run; ``part`` is None where it found nothing to pass on."""
         if is_compiling():
             return
@@ -104,17 +226,17 @@ class InputGradient:
 
     @property
     def unfinished(self) -> bool:
-        """Whether some parts have come and others have not (a branch that this pass does not run)."""
+        """True if some parts have come and others have not (a branch that this pass does not run)."""
         return self._missing != self._parts
 
 
-Change = Callable[[torch.Tensor | None], torch.Tensor | None]
+Change = Callable[[Tensor | None], Tensor | None]
 Wanted = dict[tuple[Any, int], list[InputGradient]]
 
 
 def hook_input_gradients(
     inputs: Sequence[InputGradient],
-    outputs: Iterable[torch.Tensor],
+    outputs: Iterable[Tensor],
     first_number: int,
     guard: DeepGraphGuard,
     leaf_handles: list[Entry],
@@ -150,13 +272,13 @@ def hook_input_gradients(
                 gradient.expect(handle)
     for gradient in inputs:
         gradient.let_go()
-    for node in sorted(made, key=_number):
+    for node in sorted(made, key=number_of):
         guard.saw(node)
 
 
 def change_input_gradient(
     edge: GradientEdge,
-    outputs: Iterable[torch.Tensor],
+    outputs: Iterable[Tensor],
     first_number: int,
     change: Change,
     guard: DeepGraphGuard,
@@ -173,7 +295,7 @@ def change_input_gradient(
         watched: a node whose gradient ``change`` acts on already; where it is that one, nothing is left to be done.
     """
     made = _walk([output.grad_fn for output in outputs], {edge.node}, first_number)
-    for node in sorted(made, key=_number):
+    for node in sorted(made, key=number_of):
         guard.saw(node)
     feeding = [
         (node, slot) for node in made for slot, each in enumerate(node.next_functions) if each == tuple(edge)[:2]
@@ -186,7 +308,7 @@ def change_input_gradient(
     return True
 
 
-def _hand_on(gradient: InputGradient, output: torch.Tensor, leaf_handles: list[Entry]) -> None:
+def _hand_on(gradient: InputGradient, output: Tensor, leaf_handles: list[Entry]) -> None:
     handle = watch_gradient(output, gradient.add)
     gradient.expect(handle)
     if output.is_leaf:
@@ -200,7 +322,7 @@ def _walk(starts: Iterable[Any], ends: set[Any], first_number: int) -> list[Any]
     queue = list(starts)
     while queue:
         node = queue.pop()
-        if node is not None and node not in seen and first_number <= _number(node) < _LEAF:
+        if node is not None and node not in seen and first_number <= number_of(node) < LEAF_NUMBER:
             seen.add(node)
             found.append(node)
             queue.extend(following for following, _ in node.next_functions)
@@ -256,26 +378,6 @@ def branch(tensor: Tensor) -> Tensor:
     branched = tensor.view_as(tensor)
     _origins[branched] = (edge, number)
     return branched
-
-
-class VersionCount:
-    """Tells whether anybody has written into a tensor's memory since, without holding that memory.
-
-    Args:
-        tensor: the tensor; all views of one memory have one count.
-    """
-
-    __slots__ = ("_token", "_version")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._token = tensor.detach()
-        self._token.data = tensor.new_empty(0)  # the count stays
-        self._version = tensor._version
-
-    @property
-    def has_grown(self) -> bool:
-        """Whether there was a write."""
-        return self._token._version != self._version
 
 
 def origin_of(tensor: Tensor) -> tuple[GradientEdge, int] | None:

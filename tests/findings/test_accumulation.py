@@ -1,5 +1,5 @@
+from retrograd.findings.detectors.accumulation import MisplacedZeroGrad, MissingZeroGrad
 from retrograd.findings.detectors.call_order import StepTooSeldom
-from retrograd.findings.detectors.zero_grad import MisplacedZeroGrad, MissingZeroGrad
 from tests.findings.by_hand import ask
 from tests.findings.programs import make_calls, make_chain, make_optimizer, make_program
 

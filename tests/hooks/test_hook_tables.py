@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from retrograd.hooks.listeners import enter_node, hidden_hooks
 from retrograd.hooks.module import CallTap, unwatch_forward, watch_forward
-from retrograd.hooks.tables import enter_node, hidden_hooks
 
 
 class Watcher:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from retrograd.hooks.gradients import GradientWatch
 from retrograd.hooks.reach import DeepGraphGuard
-from retrograd.hooks.tensor import GradientWatch
 
 
 class Log:

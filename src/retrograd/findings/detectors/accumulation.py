@@ -1,4 +1,4 @@
-"""More backward passes between two updates than there should be, or more than the loss was divided by."""
+"""Gradients that add up wrongly: never cleared, cleared before they are used, counted twice, or not divided."""
 
 from __future__ import annotations
 
@@ -10,21 +10,161 @@ from retrograd.findings.chain import LOSSES, Chain, argument_of
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.training import number
-from retrograd.findings.updates import Update
+from retrograd.findings.training import is_adaptive, number
+from retrograd.findings.updates import BY_HAND, HABIT, Update, clears, list_cleared_passes
+from retrograd.history.facts import Call
 from retrograd.history.sink import Event
 
-SHARE = 0.8
-"""Share of the updates that must be concerned; our own choice."""
+MOSTLY = 0.5
+"""Share of the updates that must be concerned. A habit, not one step; our own choice."""
+
+HELD = {"some", "unknown"}
+"""Contents of ``.grad`` before a backward pass that adds to it."""
+
+FEWEST = 3
+"""Updates after which gradients that were never cleared are told from a warm-up."""
+
+
+class MissingZeroGrad(Detector):
+    """Gradients are never cleared."""
+
+    slug = "missing-zero-grad"
+    words = Words(
+        says="Gradients are not cleared between updates, so each update is made of the sum of all batches so far.",
+        example="Gradients are never cleared: 39 of 39 updates of SGD#1 add to what the batches before had left in "
+        ".grad.",
+        threshold="no zero_grad between updates, and .grad is neither None nor zero when backward begins, in more "
+        f"than half of at least {FEWEST} updates",
+        source="TrainCheck (OSDI 2025) names the fault; the share and the number are our own choice",
+        guard="accumulation, which clears every k-th step, has several backward passes an update, not none that is "
+        "preceded by clearing; gradients set to None or zero by hand, and those of torch.autograd.grad, are seen as "
+        "such",
+        repair="call optimizer.zero_grad() before loss.backward().",
+    )
+    explains = (
+        "exploding", "diverged", "loss-flat", "loss-noisy", "loss-spike", "learning-rate-too-high", "dead-units",
+        "saturated", "vanishing", "clip-always-on", "nan-forward", "nan-backward", "nan-update",
+        "loss-wrong-sign",
+    )  # fmt: skip
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        updates_of = record.updates_by_program()
+        cleared = {name for name, updates in updates_of.items() if any(_is_cleared(each, record) for each in updates)}
+        for optimizer, updates in updates_of.items():
+            later = [update for update in updates if not update.is_first and update.named("backward")]
+            stale = [update for update in later if _adds(update, record)]
+            others = cleared - {optimizer}
+            if others and optimizer not in cleared:  # what .grad held was asked of parameters of all of them
+                stale = [update for update in later if update.named("backward")[-1].details.get("held") in HELD]
+            if len(stale) >= FEWEST and len(stale) > MOSTLY * len(later):
+                yield self._describe(optimizer, stale, later)
+
+    def _describe(self, optimizer: str, stale: list[Update], later: list[Update]) -> Finding:
+        is_never = len(stale) == len(later)
+        how = "never" if is_never else "mostly not"
+        whose = f"updates of {optimizer}" if optimizer else "updates by hand"
+        return self.find(
+            "critical",
+            f"Gradients are {how} cleared: {len(stale)} of {len(later)} {whose} add to what the batches before had "
+            "left in .grad, so each is made of their sum",
+            site=optimizer,
+            step=0 if is_never else stale[0].step,
+            last_step=stale[-1].step,
+            line=stale[0].named("backward")[-1].line,
+            evidence=[
+                Evidence("updates without zero_grad before them", len(stale), f"> {MOSTLY:g} of {len(later)}"),
+                Evidence(".grad when backward began", str(stale[-1].named("backward")[0].details.get("held", ""))),
+            ],
+            precondition=["no zero_grad was called, and .grad was neither None nor zero when backward began"],
+            refute="gradients are cleared in a way that leaves .grad as it is, or their sum is meant",
+        )
+
+
+def _adds(update: Update, record: Record) -> bool:
+    held = {call.details.get("held") for call in update.named("backward")}
+    return held <= HELD and not _is_cleared(update, record)
+
+
+def _is_cleared(update: Update, record: Record) -> bool:
+    return any(clears(call, update.optimizer, record.optimizers) for call in update.before)
+
+
+class MisplacedZeroGrad(Detector):
+    """Gradients are cleared between backward and the update."""
+
+    slug = "zero-grad-misplaced"
+    words = Words(
+        says="Gradients are cleared after backward and before the update, which then has nothing to go by.",
+        example="SGD#1 is given cleared gradients: zero_grad is called between backward and step before 50 of 50 "
+        "updates.",
+        threshold="zero_grad of the same optimizer, or of a module that holds all its parameters, after the last "
+        "backward pass before the update, in more than half of the updates",
+        source="our own choice",
+        guard="clearing another optimizer's parameters there (as GANs do) is not meant; one with a closure is left out",
+        repair="call zero_grad before loss.backward(), or after optimizer.step().",
+    )
+    explains = (
+        "not-updated", "loss-flat", "missing-gradient", "learning-rate-too-low", "vanishing", "bad-init",
+        "symmetric-init", "clip-after-step", "clip-before-backward",
+    )  # fmt: skip
+
+    def check(self, record: Record) -> Iterator[Finding]:
+        """See :class:`Detector`."""
+        for optimizer, updates in record.updates_by_program().items():
+            cleared = [update for update in updates if _find_clearing(update, record) is not None]
+            lost = [update for update in updates if list_cleared_passes(update, record.optimizers)]
+            if optimizer != BY_HAND and cleared and len(cleared) > MOSTLY * len(updates):
+                yield self._describe_cleared(optimizer, cleared, len(updates), record)
+            elif len(lost) > MOSTLY * len(updates) and record.is_divided:
+                yield self._describe_lost(optimizer, lost, len(updates), record)
+
+    def _describe_cleared(self, optimizer: str, cleared: list[Update], among: int, record: Record) -> Finding:
+        call = _find_clearing(cleared[0], record)
+        return self.find(
+            "critical",
+            f"{optimizer} is given cleared gradients: zero_grad is called between backward and step before "
+            f"{len(cleared)} of {among} updates, so nothing is learned",
+            site=optimizer,
+            span=cleared,
+            line=call.line if call else "",
+            evidence=[Evidence("updates from cleared gradients", len(cleared), f"> {MOSTLY:g} of {among}")],
+            precondition=[f"what is cleared are the parameters of {optimizer}"],
+            refute="parameters change from update to update by their gradients",
+        )
+
+    def _describe_lost(self, optimizer: str, lost: list[Update], among: int, record: Record) -> Finding:
+        passes = lost[-1].named("backward")
+        unused = list_cleared_passes(lost[-1], record.optimizers)
+        return self.find(
+            "critical",
+            f"zero_grad is called between the micro-batches of {optimizer}: of {len(passes)} backward passes before "
+            f"an update the gradients of {len(unused)} are cleared, though the loss is divided for their sum",
+            site=optimizer,
+            span=lost,
+            line=next((call.line for call in lost[-1].before if clears(call, optimizer, record.optimizers)), ""),
+            evidence=[
+                Evidence("updates before which gradients are cleared unused", len(lost), f"> {MOSTLY:g} of {among}")
+            ],
+            precondition=["the loss is divided, and the passes are from one line"],
+            refute="only the last micro-batch is meant to count",
+        )
+
+
+def _find_clearing(update: Update, record: Record) -> Call | None:
+    if not update.named("backward"):
+        return None
+    behind = update.after_last("backward")
+    return next((call for call in behind if clears(call, update.optimizer, record.optimizers)), None)
+
+
+# ---- more passes than there should be, or than the loss was divided by ----
 
 CUT = 0.1
 """Share of clipped sums of micro-batches above which clipping tells that they are not means; our own choice."""
 
 MANY_OPTIMIZERS = 2
 """With so many, several passes before an update are usual (GANs)."""
-
-SCALE_FREE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Rprop", "Lion", "Adafactor", "Muon")
-"""Optimizers whose updates do not grow with the gradient."""
 
 
 class DoubleBackward(Detector):
@@ -51,22 +191,20 @@ class DoubleBackward(Detector):
             seen = [update for update in meant if update.step in losses]
             doubled = [update for update in seen if _is_doubled(update, losses[update.step])]
             several = [update for update in meant if len(update.named("backward")) > 1]
-            if doubled and len(doubled) >= SHARE * len(seen):
+            if doubled and len(doubled) >= HABIT * len(seen):
                 value, times = _most_common(losses[doubled[0].step])
                 yield self._describe(
                     optimizer,
                     doubled,
                     f"Backward runs {times} times from the same loss ({value:.4g}) before {len(doubled)} of "
-                    f"{len(seen)} "
-                    f"updates, so gradients are {times} times as large as meant",
+                    f"{len(seen)} updates, so gradients are {times} times as large as meant",
                 )
-            elif part and several and len(several) >= SHARE * len(meant):
+            elif part and several and len(several) >= HABIT * len(meant):
                 yield self._describe(
                     optimizer,
                     several,
                     f"Backward runs from {part}, and then from a sum that holds it, before {len(several)} of "
-                    f"{len(meant)} "
-                    "updates, so its gradients count twice",
+                    f"{len(meant)} updates, so its gradients count twice",
                 )
 
     def _describe(self, optimizer: str, doubled: list[Update], message: str) -> Finding:
@@ -115,7 +253,7 @@ def _most_common(losses: list[Event]) -> tuple[float, int]:
 
 
 def _is_doubled(update: Update, losses: list[Event]) -> bool:
-    """Whether passes of one micro-batch begin from the same value that is not zero."""
+    """Tell whether passes of one micro-batch begin from the same value that is not zero."""
     passes = len(update.named("backward"))
     seen = Counter((event.moment.micro, event.value) for event in losses if event.value == event.value and event.value)
     return passes > 1 and bool(seen) and max(seen.values()) > 1
@@ -154,18 +292,17 @@ class AccumulationNotDivided(Detector):
         by_optimizer = record.updates_by_program()
         if len(by_optimizer) >= MANY_OPTIMIZERS:
             raise CannotTell("several optimizers take turns")
-        if not record.chains:
-            raise CannotTell("no operations between the model's output and the loss were recorded")
+        chains = record.need_chains()
         for optimizer, updates in by_optimizer.items():
             times, among = _count_micro_batches(updates)
-            if times > 1 and all(is_plain_mean(each, record.root_of(each)) for each in record.chains):
+            if times > 1 and all(is_plain_mean(each, record.root_of(each)) for each in chains):
                 yield self._describe(optimizer, updates, times, among)
 
     def _describe(self, optimizer: str, updates: list[Update], times: int, among: int) -> Finding:
         kind = optimizer.split("#", maxsplit=1)[0]
         cut = sum(_is_cut_for_it(each, times) for each in updates)
         severity: Severity = "warning"
-        if kind not in SCALE_FREE:
+        if not is_adaptive(kind):
             effect = f"the learning rate is {times} times that of the mean"
         elif cut > CUT * len(updates):
             effect = f"{cut} of {len(updates)} sums are clipped whose mean would not be"
@@ -180,7 +317,7 @@ class AccumulationNotDivided(Detector):
             line=updates[0].named("backward")[0].line,
             evidence=[
                 Evidence("micro-batches before an update", times, "> 1"),
-                Evidence("updates with so many", among, f"≥ {SHARE:.0%} of {len(updates)}"),
+                Evidence("updates with so many", among, f"≥ {HABIT:.0%} of {len(updates)}"),
             ],
             precondition=["backward begins from a mean itself, and each pass follows a forward of its own"],
             refute="the learning rate was chosen for the sum",
@@ -188,7 +325,7 @@ class AccumulationNotDivided(Detector):
 
 
 def _is_cut_for_it(update: Update, times: int) -> bool:
-    """Whether the sum of gradients was clipped to a norm that their mean does not reach."""
+    """Tell whether the sum of gradients was clipped to a norm that their mean does not reach."""
     clips = [(call.value, number(call.details.get("max_norm"))) for call in update.named("clip_grad_norm_")]
     return any(most is not None and most < norm <= most * times for norm, most in clips)
 
@@ -197,7 +334,7 @@ def _count_micro_batches(updates: list[Update]) -> tuple[int, int]:
     """Micro-batches of an update, 1 where they differ or come from several lines; and how many updates have so many."""
     counted = Counter(map(_micro_batches, updates[1:] or updates))
     times, among = counted.most_common(1)[0]
-    return (times, among) if among >= SHARE * counted.total() else (1, among)
+    return (times, among) if among >= HABIT * counted.total() else (1, among)
 
 
 def _micro_batches(update: Update) -> int:
@@ -216,7 +353,7 @@ def _micro_batches(update: Update) -> int:
 
 
 def is_plain_mean(chain: Chain, number: int) -> bool:
-    """Whether an operation makes a mean that nothing multiplies or divides, or a sum with such a term."""
+    """Tell whether an operation makes a mean that nothing multiplies or divides, or a sum with such a term."""
     name = chain.name(number)
     if name in LOSSES:
         return argument_of(chain.listed[number], "reduction") in (None, "mean")

@@ -1,4 +1,6 @@
-"""Tells a sink of sites: the number of each one's row, and what other ranks hold of it.
+"""Tells a sink of events, of sites, and of their placements.
+
+Faults of ours are events, too: each is told once, counted, and left for the manifest.
 
 A sink is told of a module's second and further calls only when they have rows or kept tensors: until a backward pass
 has come nobody knows whether a call is one of them, or the first one of an evaluation. So its numbers may not be ours.
@@ -7,6 +9,8 @@ has come nobody knows whether a call is one of them, or the first one of an eval
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from retrograd.history.sink import Moment, RowBatch, Sink
+from retrograd.history.sink import Event, EventKind, Moment, RowBatch, Sink
 from retrograd.hooks.distributed import (
     Placement,
     PlainPlacements,
@@ -26,19 +30,98 @@ from retrograd.hooks.distributed import (
     place_own,
     place_spread,
 )
+from retrograd.notices import warn
+from retrograd.recording.clock import Clock
 from retrograd.recording.keep import KeptSource
 from retrograd.recording.mode_buffer import ModeBuffers
 from retrograd.sites.site import Site, local_gradient
 from retrograd.statistics.row import ROW
+from retrograd.statistics.slab import UnreadableTensorError
+
+_MOST_WARNINGS = 5
 
 
-def take_rows(batch: RowBatch, chosen: npt.NDArray[np.bool_], moment: Moment) -> RowBatch:
-    """A batch of some of the rows of another one."""
-    if chosen.all():
-        return replace(batch, moment=moment)
-    table = np.frombuffer(batch.rows, ROW)
-    bins = np.frombuffer(batch.bins, np.int64)[np.repeat(chosen, table["bins"])]
-    return pick_custom(replace(batch, moment=moment, rows=table[chosen].tobytes(), bins=bins.tobytes()))
+class EventLog:
+    """Hands events to a sink. A fault never stops a training step.
+
+    A tensor of a kind that has no numbers to read is not a fault: it is not recorded, and the reason is remembered.
+
+    Args:
+        sink: where events go.
+
+    Attributes:
+        clock: says when it is.
+        faults: how often something went wrong, by site, or by what was being done where no one site is to blame.
+        unreadable: sites that could not be read, and why.
+    """
+
+    clock: Clock
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.faults: Counter[str] = Counter()
+        self.unreadable: dict[str, str] = {}
+        self._said: set[str] = set()
+
+    def note(
+        self,
+        kind: EventKind,
+        name: str = "",
+        *,
+        value: float = float("nan"),
+        text: str = "",
+        moment: Moment | None = None,
+    ) -> None:
+        """Note something that happened once."""
+        try:
+            self._sink.add_event(Event(moment or self.clock.moment, kind, name, value, text, time.time()))
+        except Exception as error:
+            self._count("events", error)  # counted, but no event of its own
+
+    def fault(self, where: Site | str, error: Exception) -> None:
+        """Note an error of ours, at a site or in what was being done; training goes on."""
+        reason = self._count(where, error)
+        if reason:
+            self.note("fault", str(where), text=reason)
+
+    def _count(self, where: Site | str, error: Exception) -> str:
+        """Count an error; returns what it says if it is the first of its site, else an empty text.
+
+        An error that was said of one site is not said again of another.
+        """
+        site = str(where)
+        if isinstance(where, Site) and isinstance(error, UnreadableTensorError):
+            self.unreadable.setdefault(site, str(error))
+            return ""
+        self.faults[site] += 1
+        if self.faults[site] > 1:
+            return ""
+        reason = f"{type(error).__name__}: {error}"
+        if reason not in self._said and len(self._said) < _MOST_WARNINGS:
+            self._said.add(reason)
+            warn(f"retrograd could not record {site}: {reason}. Training goes on; further faults are counted.")
+        return reason
+
+    # ---- what facts ask -----------------------------------------------------------------------------------------
+
+    @property
+    def fact_step(self) -> int:
+        """Number of the step that a fact belongs to if it is seen now."""
+        return self.clock.coming
+
+    @property
+    def is_fact_recorded(self) -> bool:
+        """True if that step is recorded, as far as it is known."""
+        clock = self.clock
+        return clock.on and clock.coming == clock.step
+
+    @property
+    def fact_moment(self) -> Moment:
+        """The moment that a fact belongs to if it is seen now."""
+        clock = self.clock
+        if clock.coming != clock.step:
+            return Moment(clock.coming)
+        return Moment(clock.step, clock.micro, clock.backward, clock.buffers.grad.phase)
 
 
 def rename_rows(batch: RowBatch, numbers: Mapping[int, int]) -> RowBatch:
@@ -49,16 +132,6 @@ def rename_rows(batch: RowBatch, numbers: Mapping[int, int]) -> RowBatch:
     for name, (rows, values) in batch.custom.items():
         custom[name] = ([numbers.get(row, row) for row in rows], values)
     return replace(batch, rows=table.tobytes(), custom=custom)
-
-
-def pick_custom(batch: RowBatch) -> RowBatch:
-    """A batch whose users' statistics are only those of its own rows."""
-    rows = set(np.frombuffer(batch.rows, ROW)["row"].tolist())
-    custom: dict[str, Any] = {}
-    for name, (numbers, values) in batch.custom.items():
-        pairs = [(number, value) for number, value in zip(numbers, values, strict=True) if number in rows]
-        custom[name] = ([number for number, _ in pairs], [value for _, value in pairs])
-    return replace(batch, custom=custom)
 
 
 class RowTable:
@@ -133,7 +206,7 @@ class RowTable:
         return [self.sites[row] for row in np.flatnonzero(self._seen)]
 
 
-class Placements:
+class SitePlacements:
     """Finds the placement of each site when its first tensor is seen, and tells all of them in one go.
 
     Where there is one process alone nothing is found, and nothing told.
@@ -151,12 +224,12 @@ class Placements:
         self._plain = PlainPlacements(())
 
     def add_model(self, model: nn.Module) -> None:
-        """This model is recorded."""
+        """Find the tensor-parallel ranks of a model that is recorded from now on."""
         if has_other_processes():
             self._plain = PlainPlacements(self._plain.ranks or find_tensor_parallel_ranks(model))
 
     def see(self, site: Site, tensor: Tensor) -> None:
-        """An activation is seen for the first time; its gradient is taken to lie as it does."""
+        """Note the placement of an activation at its first call; its gradient is taken to lie as it does."""
         if has_other_processes() and not is_sharded(tensor):  # of the others each tensor tells itself
             placement = self._place_plain(tensor)
             if placement is not None:
@@ -164,11 +237,11 @@ class Placements:
                 self._add(site.grad, placement)
 
     def see_spread(self, site: Site, tensor: Tensor) -> None:
-        """A ``DTensor`` is recorded for the first time."""
+        """Note the placement of a ``DTensor`` that is recorded for the first time."""
         self._add(site, place_spread(tensor))
 
     def see_parameter(self, site: Site, parameter: Tensor, copies: tuple[int, ...]) -> None:
-        """A parameter is watched, or found to be in a wrapper that keeps it the same in these processes."""
+        """Note the placement of a parameter, which a wrapper may keep the same in these processes."""
         if not has_other_processes():
             return
         beside = self._plain.ranks
@@ -183,7 +256,7 @@ class Placements:
         return self._plain.place(tensor) if tensor.grad_fn is not None else None
 
     def set_stage(self, model: str, stage: int) -> None:
-        """The model of this name is a stage of a pipeline."""
+        """Note that the model of this name is a stage of a pipeline."""
         if self._stages.get(model) != stage:
             self._stages[model] = stage
             self._is_told = False

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from retrograd.hooks.engine import next_sequence_number
-from retrograd.hooks.input_gradient import InputGradient, edge_of, hook_input_gradients
+from retrograd.hooks.gradients import InputGradient, edge_of, hook_input_gradients
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.reach import DeepGraphGuard
 
