@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -32,7 +31,6 @@ def fresh_compiler() -> Iterator[None]:
         warnings.simplefilter("ignore")  # torch warns of itself while it compiles
         yield
     torch._dynamo.reset()
-    gc.collect()  # taps in compiled code stay with their models, and are kept out of pickles for as long
 
 
 class Block(nn.Module):

@@ -132,7 +132,8 @@ def has_been_compiled(module: nn.Module) -> bool:
     """Tell whether the forward of such modules is in compiled code by now, which finds no hook that is set later."""
     if _ROOM not in sys.modules:
         return False
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    forward = inspect.getattr_static(type(module), "forward", None)  # a scripted module's cannot be asked for
+    code = getattr(inspect.unwrap(forward) if callable(forward) else None, "__code__", None)
     return code is not None and bool(eval_frame._debug_get_cache_entry_list(code))
 
 
