@@ -20,7 +20,7 @@ from retrograd.history.rows import Part, Rows, decode_batches, join_neighbours
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import EVENT_SCHEMA, build_event_table, build_table, read_events, read_loss
-from retrograd.history.windows import LongRows, Outline, choose_rows, compare_copies, find_outline
+from retrograd.history.windows import LongRows, Outline, add_columns, choose_rows, compare_copies, find_outline
 from retrograd.sites.pattern import Pattern
 
 
@@ -196,6 +196,29 @@ class History:
         codes = [self._find(site) for site in sites]
         for rows in self.rows.merged(phase, {code for several in codes for code in several}):
             yield [build_matrix(rows, codes, list(sites), statistic, phase) for statistic in statistics]
+
+    def add_exponents(
+        self,
+        sites: Sequence[str],
+        phase: str,
+        place: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+        columns: int,
+    ) -> Iterator[npt.NDArray[np.int64]]:
+        """Exponent histograms of each site, added up over the steps that share a column: int64, ``[columns, 255]``.
+
+        Args:
+            sites: names.
+            phase: kind of forward.
+            place: returns the column of each of some rising steps.
+            columns: how many there are.
+        """
+        rows = self.rows
+        if isinstance(rows, LongRows):
+            yield from rows.add_exponents([self._find(site) for site in sites], phase, place, columns)
+            return
+        for site in sites:
+            steps, counts = self[site].select(phase=phase).exponents
+            yield add_columns(counts, place(steps), columns)
 
     @property
     def outline(self) -> Outline:

@@ -100,6 +100,23 @@ class LongRows(Rows):
             [self._merged[phase]] = merge_windows(self, Cells(steps, self.codes, code))
         yield self._merged[phase]
 
+    def add_exponents(
+        self, codes: Sequence[Iterable[int]], phase: str, place: Callable[[IntArray], IntArray], columns: int
+    ) -> Iterator[npt.NDArray[np.int64]]:
+        """Exponent histograms of some sites, each with the codes of its calls: for each shape ``[columns, 255]``."""
+        wanted = np.intersect1d(self.codes, np.array([code for several in codes for code in several], np.int64))
+        steps = self.outline.steps.get(encode_phase(phase), _NO_STEPS)
+        column_of, found = place(steps), _Histograms(len(wanted), columns)
+        width = max(MOST_CELLS // max(len(wanted), 1), 1)
+        for start in range(0, len(steps), width):
+            window = Cells(steps[start : start + width], wanted, encode_phase(phase))
+            for piece, cells in read_counted(self, ("first_bin", "bins"), window):
+                step, site = np.divmod(cells, len(wanted))
+                found.add(piece, site * columns + column_of[start + step])
+        for several in codes:
+            places = np.searchsorted(wanted, [code for code in several if code in wanted])
+            yield sum(map(found.of_site, places), np.zeros((columns, BINS), np.int64))
+
     def pieces(self, names: Sequence[str], first: int | None = None, last: int | None = None) -> Iterator[Part]:
         """Some columns of all rows, piece by piece; one piece has one rank, and ranks rise.
 
@@ -371,20 +388,56 @@ def compare_copies(rows: LongRows) -> list[Disagreement]:
 # ---- histograms ----
 
 
-def add_exponents(rows: LongRows, cells: Cells, columns: IntArray, n_columns: int) -> npt.NDArray[np.int64]:
-    """Exponent histograms, added up over the rows of each site and column: shape ``[sites, n_columns, 255]``.
+def add_columns(counts: npt.NDArray[np.int64], place: IntArray, columns: int) -> npt.NDArray[np.int64]:
+    """Add up histograms that share a column.
 
     Args:
-        rows: of a long record.
-        cells: which of them.
-        columns: for each step the column that it belongs to.
-        n_columns: how many there are.
+        counts: shape (n, bins): a histogram a step.
+        place: the column of each step, ascending, shape (n,).
+        columns: how many columns there are.
+
+    Returns:
+        Counts of shape (columns, bins).
     """
-    counts = np.zeros((len(cells.codes), n_columns, BINS), np.int64)
-    for piece, numbers in read_counted(rows, ("first_bin", "bins"), cells):
-        step, site = np.divmod(numbers, len(cells.codes))
-        lengths = piece["bin_count"].astype(np.int64)
-        start = (site * n_columns + columns[step]) * BINS + piece["first_bin"]
+    added = np.zeros((columns, counts.shape[1]), dtype=np.int64)
+    if len(place):
+        starts = np.flatnonzero(np.diff(place, prepend=-1))
+        added[place[starts]] = np.add.reduceat(counts, starts, axis=0)
+    return added
+
+
+class _Histograms:
+    """Histograms added up by site and column, of the bins that are used."""
+
+    def __init__(self, sites: int, columns: int) -> None:
+        self._first = 0
+        self._counts = np.zeros((sites, columns, 0), np.int64)
+
+    def add(self, rows: Part, cells: IntArray) -> None:
+        """Add the histograms of rows; a cell is a site's place times the columns, plus a column."""
+        lengths, first = rows["bin_count"].astype(np.int64), rows["first_bin"].astype(np.int64)
+        used = lengths > 0
+        if not used.any():
+            return
+        self._reach(int(first[used].min()), int((first + lengths)[used].max()))
+        start = cells * self._counts.shape[2] + first - self._first
         place = np.repeat(start - (np.cumsum(lengths) - lengths), lengths) + np.arange(int(lengths.sum()))
-        np.add.at(counts.reshape(-1), place, piece["bins"].astype(np.int64))
-    return counts
+        np.add.at(self._counts.reshape(-1), place, rows["bins"].astype(np.int64))
+
+    def of_site(self, place: int) -> npt.NDArray[np.int64]:
+        """Those of one site: shape ``[columns, 255]``."""
+        counts = np.zeros((self._counts.shape[1], BINS), np.int64)
+        counts[:, self._first : self._first + self._counts.shape[2]] = self._counts[place]
+        return counts
+
+    def _reach(self, first: int, end: int) -> None:
+        """Make room for bins first … end − 1."""
+        sites, columns, n = self._counts.shape
+        if not (0 <= first <= end <= BINS):
+            raise ValueError(f"bins {first} … {end - 1} are not among 0 … {BINS - 1}")
+        if n and self._first <= first and end <= self._first + n:
+            return
+        low, high = (min(first, self._first), max(end, self._first + n)) if n else (first, end)
+        wider = np.zeros((sites, columns, high - low), np.int64)
+        wider[:, :, self._first - low : self._first - low + n] = self._counts
+        self._first, self._counts = low, wider
