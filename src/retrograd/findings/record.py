@@ -162,8 +162,8 @@ class Record:
 
     @cached_property
     def events(self) -> list[Event]:
-        """All events."""
-        return self.history.events
+        """All events but losses."""
+        return self.history.events_but_losses
 
     @cached_property
     def facts(self) -> list[Fact]:

@@ -67,6 +67,7 @@ class Copies:
         self._ranks = np.unique(np.array([rank for _, rank in held], np.int64))
         keys = self._make_keys(np.array([code for code, _ in held]), np.array([rank for _, rank in held]))
         order = np.argsort(keys)
+        self._owners_of: dict[int, IntArray] = {}
         self._keys, self._owners = keys[order], np.array(list(held.values()), np.int64)[order]
 
     def counts(self, rows: Table, index: IntArray) -> npt.NDArray[np.bool_]:
@@ -101,10 +102,12 @@ class Copies:
 
     def find_owners(self, sites: npt.NDArray[Any], rank: int) -> IntArray:
         """For rows of one rank, the lowest rank that holds the same; −1 for sites that nobody else holds."""
-        shared = self._has_copies[np.minimum(sites, len(self._has_copies) - 1)]
-        owners = np.full(len(sites), -1, np.int64)
-        owners[shared] = self._find_owners(sites[shared], np.full(int(shared.sum()), rank))
-        return owners
+        if rank not in self._owners_of:
+            codes = np.arange(len(self._has_copies))
+            owners = np.where(self._has_copies, self._find_owners(codes, np.full(len(codes), rank)), -1)
+            self._owners_of = {rank: owners}  # whoever reads rank after rank asks for the same one again
+        found: IntArray = self._owners_of[rank][np.minimum(sites, len(self._has_copies) - 1)]
+        return found
 
     def warn(self, rows: Table, index: IntArray) -> None:
         """Warn of sites whose copies differ, once for each site."""

@@ -19,7 +19,14 @@ from retrograd.history.names import SiteNames
 from retrograd.history.rows import Part, Rows, decode_batches, join_neighbours
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
-from retrograd.history.table import EVENT_SCHEMA, build_event_table, build_table, read_events, read_loss
+from retrograd.history.table import (
+    EVENT_SCHEMA,
+    build_event_table,
+    build_table,
+    leave_losses_out,
+    read_events,
+    read_loss,
+)
 from retrograd.history.windows import LongRows, Outline, add_columns, choose_rows, compare_copies, find_outline
 from retrograd.sites.pattern import Pattern
 
@@ -235,6 +242,11 @@ class History:
     def events(self) -> list[Event]:
         """All events, in the order recorded."""
         return read_events(self.event_table)
+
+    @property
+    def events_but_losses(self) -> list[Event]:
+        """Events of all kinds but the losses, which :attr:`loss` has as numbers."""
+        return read_events(leave_losses_out(self.event_table))
 
     @property
     def event_table(self) -> pa.Table:

@@ -246,13 +246,19 @@ class Cells(NamedTuple):
 
     def place(self, piece: Part) -> tuple[npt.NDArray[np.bool_], IntArray]:
         """Which rows belong to the table, of the first backward pass or none, and the cells of these."""
-        step = np.minimum(np.searchsorted(self.steps, piece["step"]), len(self.steps) - 1)
-        site = np.minimum(np.searchsorted(self.codes, piece["site"]), len(self.codes) - 1)
+        step, site = _locate(self.steps, piece["step"]), _locate(self.codes, piece["site"])
         mask = (self.steps[step] == piece["step"]) & (self.codes[site] == piece["site"]) & (piece["backward"] <= 0)
         if self.phase is not None:
             mask &= piece["phase"] == self.phase
         cells = step * len(self.codes) + site
         return mask, cells if mask.all() else cells[mask]
+
+
+def _locate(ordered: IntArray, wanted: npt.NDArray[Any]) -> IntArray:
+    """Where each number is among rising ones, if it is there; numbers without gaps need no search."""
+    if ordered[-1] - ordered[0] + 1 == len(ordered):
+        return np.asarray(np.clip(wanted - ordered[0], 0, len(ordered) - 1), np.int64)
+    return np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
 
 
 def read_counted(rows: LongRows, names: Sequence[str], cells: Cells) -> Iterator[tuple[Part, IntArray]]:

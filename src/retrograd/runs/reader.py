@@ -16,7 +16,7 @@ from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.history import History
 from retrograd.history.names import SiteNames
 from retrograd.history.sink import Event
-from retrograd.history.table import EVENT_SCHEMA, read_events
+from retrograd.history.table import EVENT_SCHEMA, leave_losses_out, read_events
 from retrograd.runs.layout import (
     EVENTS,
     LOCK,
@@ -139,8 +139,8 @@ class Run:
 
     @property
     def events_by_rank(self) -> dict[int, list[Event]]:
-        """The events of each process that is a part of the history, in the order recorded."""
-        return {rank: read_events(events) for rank, events in sorted(self._events.items())}
+        """The events of each process that is a part of the history, in the order recorded, without losses."""
+        return {rank: read_events(leave_losses_out(events)) for rank, events in sorted(self._events.items())}
 
     def _open_parts(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> None:
         """Open part files that are new, and let go of those that are gone."""

@@ -67,6 +67,8 @@ def reduce_columns(values: FloatArray, width: int) -> Bands:
         values: shape (rows, n).
         width: how many neighbours share a column.
     """
+    if width == 1:
+        return Bands(values, values, values)
     bands = ColumnBands(len(values), values.shape[1], width)
     bands.add(values, 0)
     return bands.bands

@@ -99,9 +99,9 @@ def build_page(
         difference, further = compare_runs(scope, read_history(other), name_run(other))
         statistics = [*difference, *statistics]
     blocks = Blocks(statistics, make_loss_block(scope), make_exponent_block(scope))
-    events, places = history.events, group_places(scope.sites)
+    events, places = history.events_but_losses, group_places(scope.sites)
     facts: dict[str, Any] = {
-        **describe_run(run, scope, events, further),
+        **describe_run(run, scope, further),
         **describe_data(scope, places, blocks),
         "findings": describe_findings(explain(run), scope),
         "nonfinite": find_first_nonfinite(scope, places),
