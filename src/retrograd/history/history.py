@@ -135,6 +135,11 @@ class History:
         return self._names.listed
 
     @property
+    def written_names(self) -> list[str]:
+        """The same as in files, where a first call never has a number."""
+        return self._names.written
+
+    @property
     def _recorded(self) -> list[int]:
         """Codes of the recorded sites; of all sites before anything is recorded."""
         names = self._names.written

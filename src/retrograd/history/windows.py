@@ -106,7 +106,7 @@ class LongRows(Rows):
         """Exponent histograms of some sites, each with the codes of its calls: for each shape ``[columns, 255]``."""
         wanted = np.intersect1d(self.codes, np.array([code for several in codes for code in several], np.int64))
         steps = self.outline.steps.get(encode_phase(phase), _NO_STEPS)
-        column_of, found = place(steps), _Histograms(len(wanted), columns)
+        column_of, found = place(steps), Histograms(len(wanted), columns)
         width = max(MOST_CELLS // max(len(wanted), 1), 1)
         for start in range(0, len(steps), width):
             window = Cells(steps[start : start + width], wanted, encode_phase(phase))
@@ -246,7 +246,7 @@ class Cells(NamedTuple):
 
     def place(self, piece: Part) -> tuple[npt.NDArray[np.bool_], IntArray]:
         """Which rows belong to the table, of the first backward pass or none, and the cells of these."""
-        step, site = _locate(self.steps, piece["step"]), _locate(self.codes, piece["site"])
+        step, site = locate(self.steps, piece["step"]), locate(self.codes, piece["site"])
         mask = (self.steps[step] == piece["step"]) & (self.codes[site] == piece["site"]) & (piece["backward"] <= 0)
         if self.phase is not None:
             mask &= piece["phase"] == self.phase
@@ -254,7 +254,7 @@ class Cells(NamedTuple):
         return mask, cells if mask.all() else cells[mask]
 
 
-def _locate(ordered: IntArray, wanted: npt.NDArray[Any]) -> IntArray:
+def locate(ordered: IntArray, wanted: npt.NDArray[Any]) -> IntArray:
     """Where each number is among rising ones, if it is there; numbers without gaps need no search."""
     if ordered[-1] - ordered[0] + 1 == len(ordered):
         return np.asarray(np.clip(wanted - ordered[0], 0, len(ordered) - 1), np.int64)
@@ -271,7 +271,7 @@ def read_counted(rows: LongRows, names: Sequence[str], cells: Cells) -> Iterator
         mask, numbers = cells.place(each)
         piece = pick_columns(each, mask)
         if watch is not None and len(numbers):
-            counts = watch.count(int(piece["rank"][0]), _number_moments(piece, numbers), piece)
+            counts = watch.count(int(piece["rank"][0]), number_moments(piece, numbers), piece)
             piece, numbers = pick_columns(piece, counts), numbers[counts]
         if len(numbers):
             yield piece, numbers
@@ -293,7 +293,8 @@ def list_different(watch: CopyWatch, copies: Copies, cells: Cells) -> list[Disag
 _CELL_BITS = 43  # 3 for the phase, 16 for the backward pass, 24 for the micro-batch
 
 
-def _number_moments(piece: Part, cells: IntArray) -> IntArray:
+def number_moments(piece: Part, cells: IntArray) -> IntArray:
+    """A number for the cell, phase, backward pass and micro-batch of each row."""
     phase, backward = piece["phase"].astype(np.int64), piece["backward"].astype(np.int64) + 1
     micro = np.minimum(piece["micro"].astype(np.int64), (1 << 24) - 1)
     return np.asarray(cells << _CELL_BITS | phase << 40 | backward << 24 | micro, np.int64)
@@ -304,13 +305,13 @@ def merge_windows(rows: LongRows, cells: Cells) -> Iterator[Rows]:
     width = max(MOST_CELLS // max(len(cells.codes), 1), 1)
     for start in range(0, max(len(cells.steps), 1), width):
         window = cells._replace(steps=cells.steps[start : start + width])
-        table = _Table(rows, len(window.steps) * len(window.codes))
+        table = MergedTable(rows, len(window.steps) * len(window.codes))
         for piece, numbers in read_counted(rows, (*ROW_TYPES, *rows.custom), window):
             table.add(piece, numbers)
         yield Rows([table.lay_out(window)], merges=rows.merges)
 
 
-class _Table:
+class MergedTable:
     """Merged rows, one a cell."""
 
     def __init__(self, rows: Rows, size: int) -> None:
@@ -353,11 +354,16 @@ class _Table:
         self._custom[name][where] = merge_custom(values, how, weights, groups, size)
         self._weights[name][where] = np.bincount(groups, weights, minlength=size)
 
-    def lay_out(self, cells: Cells) -> Columns:
-        """All cells that were filled, as rows of one rank and micro-batch."""
+    def take(self) -> tuple[IntArray, Columns]:
+        """The cells that were filled, and their columns."""
         filled = np.flatnonzero(self._is_filled)
         found = {**self._columns, **self._custom}
-        columns = found if len(filled) == len(self._is_filled) else {name: each[filled] for name, each in found.items()}
+        is_full = len(filled) == len(self._is_filled)
+        return filled, found if is_full else {name: each[filled] for name, each in found.items()}
+
+    def lay_out(self, cells: Cells) -> Columns:
+        """All cells that were filled, as rows of one rank and micro-batch."""
+        filled, columns = self.take()
         same = {"micro": 0, "backward": -1, "phase": cells.phase or 0, "rank": 0, "scale": 1.0, "first_bin": 0}
         for name, value in {**same, "bin_count": 0}.items():
             columns[name] = np.broadcast_to(np.array(value, FIXED_TYPES[name]), len(filled))
@@ -384,7 +390,7 @@ def compare_copies(rows: LongRows) -> list[Disagreement]:
             mask, numbers = cells.place(all_passes)
             picked = pick_columns(piece, mask)
             if len(numbers):
-                watch.count(int(picked["rank"][0]), _number_moments(picked, numbers), picked)
+                watch.count(int(picked["rank"][0]), number_moments(picked, numbers), picked)
         watch.settle()
         for each in list_different(watch, rows.copies, cells):  # type: ignore[arg-type]
             found.setdefault(each.site, each)
@@ -412,7 +418,7 @@ def add_columns(counts: npt.NDArray[np.int64], place: IntArray, columns: int) ->
     return added
 
 
-class _Histograms:
+class Histograms:
     """Histograms added up by site and column, of the bins that are used."""
 
     def __init__(self, sites: int, columns: int) -> None:
@@ -435,6 +441,20 @@ class _Histograms:
         counts = np.zeros((self._counts.shape[1], BINS), np.int64)
         counts[:, self._first : self._first + self._counts.shape[2]] = self._counts[place]
         return counts
+
+    def list_stretches(
+        self, cells: IntArray
+    ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Of some cells the first bin that is used, how many there are to the last one, and their counts."""
+        counts = self._counts.reshape(-1, self._counts.shape[2])[cells]
+        n = counts.shape[1]
+        used = counts > 0
+        has_any = used.any(axis=1)
+        first = np.where(has_any, used.argmax(axis=1) if n else 0, 0)
+        end = np.where(has_any, n - used[:, ::-1].argmax(axis=1) if n else 0, 0)
+        within = (np.arange(n) >= first[:, None]) & (np.arange(n) < end[:, None])
+        begins = np.where(has_any, first + self._first, 0)
+        return begins.astype(np.int16), (end - first).astype(np.int32), counts[within]
 
     def _reach(self, first: int, end: int) -> None:
         """Make room for bins first … end − 1."""

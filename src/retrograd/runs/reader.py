@@ -21,6 +21,7 @@ from retrograd.runs.layout import (
     EVENTS,
     LOCK,
     MANIFEST,
+    MERGED,
     RANK_FILE,
     STATISTICS,
     TENSORS,
@@ -138,6 +139,21 @@ class Run:
         self.history.load(self._names, list(self._parts.values()), table, tensors.find, copies)
 
     @property
+    def is_compacted(self) -> bool:
+        """Tell whether the rows of all ranks were merged into those of the first one."""
+        return "compacted" in self.manifest
+
+    def list_statistics(self, ranks: Mapping[int, Path] | None = None) -> list[tuple[int, Path]]:
+        """Part files of the history's statistics, each with its rank.
+
+        Args:
+            ranks: folders of the ranks; all that are part of the history when left out.
+        """
+        folders = {each.rank: each.folder for each in self.ranks if not each.is_extra} if ranks is None else ranks
+        kind = MERGED if self.is_compacted else STATISTICS
+        return [(rank, path) for rank, folder in folders.items() for _, path in list_parts(folder / kind)]
+
+    @property
     def events_by_rank(self) -> dict[int, list[Event]]:
         """The events of each process that is a part of the history, in the order recorded, without losses."""
         return {rank: read_events(leave_losses_out(events)) for rank, events in sorted(self._events.items())}
@@ -147,11 +163,11 @@ class Run:
         for name in self.manifest.get("sites", ()) if 0 in placements else ():
             self._names.code_of.setdefault(placements[0].rename(name), len(self._names))
         opened = {}
-        for rank, folder in ranks.items():
-            for _, path in list_parts(folder / STATISTICS):
-                key = _key_of(path, placements[rank])
-                known, rename = self._parts.get(key), placements[rank].rename
-                opened[key] = known or StoredRows(path, self._names, rank, rename, self._files)
+        for rank, path in self.list_statistics(ranks):
+            key = _key_of(path, placements[rank])
+            renaming = Placements() if self.is_compacted else placements[rank]  # names are those of the history already
+            known = self._parts.get(key)
+            opened[key] = known or StoredRows(path, self._names, rank, renaming.rename, self._files)
         self._parts = opened
         self._files.keep_only(opened.values())
 
