@@ -69,6 +69,30 @@ def local_part(tensor: Any) -> Any:
     return part.trigger_wait() if type(part).__name__ == "AsyncCollectiveTensor" else part
 
 
+def whole_of(tensor: Any) -> Tensor:
+    """All elements of a tensor that is spread over processes, in each of them: a collective, unless all have them."""
+    found: Tensor = tensor.full_tensor()
+    return found
+
+
+def spread_part(part: Tensor, like: Any) -> Tensor:
+    """The tensor of which each process has given its part, spread in the way of another one."""
+    found: Tensor = type(like).from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return found
+
+
+def spread_whole(whole: Tensor, like: Any) -> Tensor:
+    """A tensor that each process has, spread in the way of another one; nothing is left to be summed up."""
+    copy = sys.modules["torch.distributed.tensor"].Replicate()  # there already, if there is such a tensor
+    everywhere = [copy] * len(like.placements)
+    placements = [copy if each.is_partial() else each for each in like.placements]
+    copies = type(like).from_local(whole, like.device_mesh, everywhere, run_check=False)
+    found: Tensor = copies.redistribute(placements=placements)
+    return found
+
+
 def shard_again(model: nn.Module) -> None:
     """Let each process hold its part alone of the parameters that a forward under FSDP2 has put together."""
     for module in model.modules():
