@@ -60,10 +60,9 @@ class ShardedGradient:
             return False
         if not (group.reduce_grads and group.all_reduce_grads) or group._partial_reduce_output is not None:
             return True
-        whole = getattr(self._find_kept(), "_unsharded_param", None)
-        return whole is not None and (
-            whole.grad is not None or self._find_kept().unsharded_accumulated_grad is not None
-        )
+        kept: Any = self._find_kept()
+        whole = getattr(kept, "_unsharded_param", None)
+        return whole is not None and (whole.grad is not None or kept.unsharded_accumulated_grad is not None)
 
     @property
     def is_used_early(self) -> bool:
