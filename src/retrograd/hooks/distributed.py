@@ -28,7 +28,7 @@ from retrograd.norms import join_norms, summing_type
 
 def count_processes() -> int:
     """In how many processes that have found each other the program runs."""
-    return torch.distributed.get_world_size() if _is_connected() else 1
+    return torch.distributed.get_world_size() if is_connected() else 1
 
 
 def has_other_processes() -> bool:
@@ -38,7 +38,7 @@ def has_other_processes() -> bool:
 
 def own_rank() -> int:
     """The number of this process; before they have found each other, what the launcher says; 0 for a single one."""
-    return torch.distributed.get_rank() if _is_connected() else int(os.environ.get("RANK", "0"))
+    return torch.distributed.get_rank() if is_connected() else int(os.environ.get("RANK", "0"))
 
 
 def describe_process() -> str | None:
@@ -46,7 +46,8 @@ def describe_process() -> str | None:
     return f"{own_rank()} of {torch.distributed.get_world_size()}" if has_other_processes() else None
 
 
-def _is_connected() -> bool:
+def is_connected() -> bool:
+    """Tell whether the processes of the program, which may be one alone, have found each other."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
@@ -69,6 +70,30 @@ def local_part(tensor: Any) -> Any:
     """This process's part of a tensor, in the same memory; waits for the collective that still brings it."""
     part = tensor.to_local() if is_sharded(tensor) else tensor
     return part.trigger_wait() if type(part).__name__ == "AsyncCollectiveTensor" else part
+
+
+def whole_of(tensor: Any) -> Tensor:
+    """All elements of a tensor that is spread over processes, in each of them: a collective, unless all have them."""
+    found: Tensor = tensor.full_tensor()
+    return found
+
+
+def spread_part(part: Tensor, like: Any) -> Tensor:
+    """The tensor of which each process has given its part, spread in the way of another one."""
+    found: Tensor = type(like).from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return found
+
+
+def spread_whole(whole: Tensor, like: Any) -> Tensor:
+    """A tensor that each process has, spread in the way of another one; nothing is left to be summed up."""
+    copy = sys.modules["torch.distributed.tensor"].Replicate()  # there already, if there is such a tensor
+    everywhere = [copy] * len(like.placements)
+    placements = [copy if each.is_partial() else each for each in like.placements]
+    copies = type(like).from_local(whole, like.device_mesh, everywhere, run_check=False)
+    found: Tensor = copies.redistribute(placements=placements)
+    return found
 
 
 def shard_again(model: nn.Module) -> None:

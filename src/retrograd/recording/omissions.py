@@ -145,7 +145,8 @@ _SUMMANDS = "each rank found a summand of it, and the sum was never formed; a ra
 _ADDENDS = "each rank has an addend of it, and the sum was not formed there; in the history it is '….local'"
 _UNREDUCED = "no pass that was recorded has reduced it between ranks; a rank's own is recorded as '….local.grad'"
 _NEVER_CALLED = "the module was never called while a step was recorded"
-_COMPILED = "the module lies inside a compiled region, which is recorded at its boundary"
+_COMPILED = "the module lies inside a region that was compiled before the recording: call torch.compiler.reset() then"
+_COMPILED_INPUT = "the module lies inside a compiled region, where outputs are recorded, and no inputs"
 
 
 @dataclass(frozen=True)
@@ -213,8 +214,11 @@ def _list_calls(coverage: Coverage) -> Iterator[tuple[str, str]]:
 
 
 def _explain_call(module: RequestedModule, site: Site, coverage: Coverage) -> str:
+    is_compiled = bool(coverage.compiled) and module.path.startswith(coverage.compiled)
     if module.path not in coverage.called:
-        return _COMPILED if coverage.compiled and module.path.startswith(coverage.compiled) else _NEVER_CALLED
+        return _COMPILED if is_compiled else _NEVER_CALLED
+    if is_compiled and site.slot == "input":
+        return _COMPILED_INPUT
     if site.quantity == "grad":
         return _NO_GRADIENT
     return "no tensor was returned" if site.slot == "output" else "no tensor was passed"

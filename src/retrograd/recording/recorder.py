@@ -17,7 +17,7 @@ from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
 from retrograd.hooks.distributed import count_processes, is_sharded
 from retrograd.hooks.listeners import hidden_hooks, never_raise
-from retrograd.hooks.module import put_readers_last
+from retrograd.hooks.module import is_late, put_readers_last
 from retrograd.hooks.names import (
     NamedModule,
     compiled_regions,
@@ -150,12 +150,11 @@ class Recorder:
         self._reductions.add_model(model)
         self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
         compiled = compiled_regions(entries)
-        if compiled:
-            listed = ", ".join(region.removesuffix(".") or "the whole model" for region in compiled)
-            self.events.note("note", text=f"compiled, so recorded at the boundary alone: {listed}")
+        _warn_of_compiled_code(entries)
         for entry in entries:
+            self._taps.tap_outputs(entry)
             if not entry.path.startswith(compiled) or entry.path == ROOT:
-                self._taps.tap_calls(entry)
+                self._taps.tap_inputs(entry)
             self._taps.release_loose(entry)
             self._taps.tap_parameters(entry)
         self._models.add(model, name)
@@ -232,7 +231,8 @@ class Recorder:
         backward.finish_inputs(failed)
         if self._reductions.groups and clock.on and not failed:
             self._reductions.pass_ends()
-        may_be_ours = self._buffers.grad.touched and (failed or not self._factory.sees_gradients)
+        grad = self._buffers.grad
+        may_be_ours = (failed and grad.touched) or (not self._factory.sees_gradients and grad.may_be_reached)
         if not clock.entered and clock.on and (may_be_ours or clock.is_free):
             backward.enter()
         backward.is_running = False
@@ -324,6 +324,15 @@ class Recorder:
             uncopied=self._optimizers.updates.left_out | self._reductions.left_out,
             summands=self._factory.placements.summands,
             alone={str(each.site): each.exchange is not None for each in watches if each.is_alone},
+        )
+
+
+def _warn_of_compiled_code(entries: Sequence[NamedModule]) -> None:
+    late = [entry.path for entry in entries if is_late(entry.module)]
+    if late:
+        warn(
+            f"{', '.join(late)} ran as compiled code before the recording began, and what happens inside of it is not "
+            "recorded: call torch.compiler.reset() once the recording has begun, and it is compiled anew."
         )
 
 

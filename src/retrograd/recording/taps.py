@@ -50,17 +50,17 @@ class Taps:
         self.parameters: dict[int, ParameterWatch] = {}
         self.may_lack = True
 
-    def tap_calls(self, entry: NamedModule) -> None:
-        """Record what a module returns and is called with, where that is wanted."""
-        if not entry.is_called:
-            return
-        module, path = entry.module, entry.path
-        if self._may_reach(entry, "output"):
-            watch = self._outputs[entry.tapped] = OutputWatch(self._factory, module, path, ("output",))
+    def tap_outputs(self, entry: NamedModule) -> None:
+        """Record what a module returns, where that is wanted."""
+        if entry.is_called and self._may_reach(entry, "output"):
+            watch = self._outputs[entry.tapped] = OutputWatch(self._factory, entry.module, entry.path, ("output",))
             watch_forward(entry.tapped, watch)
             self._add_slot(watch)
-        if self._may_reach(entry, "input"):
-            arguments = ArgumentWatch(self._factory, module, path)
+
+    def tap_inputs(self, entry: NamedModule) -> None:
+        """Record what a module is called with, where that is wanted."""
+        if entry.is_called and self._may_reach(entry, "input"):
+            arguments = ArgumentWatch(self._factory, entry.module, entry.path)
             self._calls.append(CallTap(entry.tapped, arguments))
             self._add_slot(arguments)
 
