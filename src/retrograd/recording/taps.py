@@ -35,6 +35,7 @@ class Taps:
         slots: the watches of what has calls.
         frozen: parameters that do not train, as site, module and parameter.
         calls: those with grad of each of these.
+        may_lack: parameters may have come that have no watch: no model has run yet, or a watched one is gone.
     """
 
     def __init__(self, factory: RecorderFactory, reductions: Reductions) -> None:
@@ -51,6 +52,7 @@ class Taps:
         self.calls: list[SlotCalls] = []
         self._grad.forwards.calls = self.calls
         self.parameters: dict[int, ParameterWatch] = {}
+        self.may_lack = True
 
     def tap_outputs(self, entry: NamedModule) -> None:
         """Record what a module returns, where that is wanted."""
@@ -141,7 +143,7 @@ class Taps:
             self._factory.backward,
             site,
             parameter,
-            partial(_forget, self.parameters, id(parameter)),
+            partial(_forget, weakref.ref(self), id(parameter)),
             value=make(buffer, module, site, copy=True),
             gradient=make(buffer, module, site.grad, copy=True) if trains else None,
             local=self._make_local(module, site) if trains else None,
@@ -198,9 +200,12 @@ def warn_of_compiled_code(paths: Sequence[str]) -> None:
 _MOST_NAMED = 3
 
 
-def _forget(parameters: dict[int, ParameterWatch], number: int, _: object) -> None:
+def _forget(find_taps: weakref.ref[Taps], number: int, _: object) -> None:
     """Forget a parameter that is gone; its number may become that of another."""
-    parameters.pop(number, None)
+    taps = find_taps()
+    if taps is not None:
+        taps.parameters.pop(number, None)
+        taps.may_lack = True
 
 
 def _trains(parameter: torch.Tensor) -> bool:
