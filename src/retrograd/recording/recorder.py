@@ -42,7 +42,7 @@ from retrograd.recording.parameter_watch import Reductions
 from retrograd.recording.settings import Settings
 from retrograd.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.recording.site_recorder import RecorderFactory
-from retrograd.recording.taps import Taps
+from retrograd.recording.taps import Taps, warn_of_compiled_code
 from retrograd.sites.site import ROOT, WATCH, Site
 
 
@@ -150,13 +150,17 @@ class Recorder:
         self._reductions.add_model(model)
         self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
         compiled = compiled_regions(entries)
-        _warn_of_compiled_code(entries)
+        late = [entry.path for entry in entries if is_late(entry.module)]
+        if late:
+            warn_of_compiled_code(late)
         for entry in entries:
             self._taps.tap_outputs(entry)
             if not entry.path.startswith(compiled) or entry.path == ROOT:
                 self._taps.tap_inputs(entry)
             self._taps.release_loose(entry)
             self._taps.tap_parameters(entry)
+        if not late:
+            self._taps.expect(entries)
         self._models.add(model, name)
         self._facts.model_added(name, model)
 
@@ -244,6 +248,8 @@ class Recorder:
             backward.leave(failed)
         backward.losses, backward.scale = (), None
         self._facts.backward_ends(failed)
+        if clock.on:
+            self._taps.tell_of_unseen()
 
     # ---- handing over -----------------------------------------------------------------------------------------
 
@@ -326,15 +332,6 @@ class Recorder:
             uncopied=self._optimizers.updates.left_out | self._reductions.left_out,
             summands=self._factory.placements.summands,
             alone={str(each.site): each.exchange is not None for each in watches if each.is_alone},
-        )
-
-
-def _warn_of_compiled_code(entries: Sequence[NamedModule]) -> None:
-    late = [entry.path for entry in entries if is_late(entry.module)]
-    if late:
-        warn(
-            f"{', '.join(late)} ran as compiled code before the recording began, and what happens inside of it is not "
-            "recorded: call torch.compiler.reset() once the recording has begun, and it is compiled anew."
         )
 
 
