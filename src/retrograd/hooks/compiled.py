@@ -128,6 +128,12 @@ def _wait_for_compiler() -> Undo:
     return finder.remove
 
 
+def has_compiled_code() -> bool:
+    """Tell whether torch.compile has compiled anything in this process since it was last reset."""
+    converter: Any = sys.modules.get("torch._dynamo.convert_frame")
+    return converter is not None and bool(converter.output_codes.seen_ids)
+
+
 def has_been_compiled(module: nn.Module) -> bool:
     """Tell whether the forward of such modules is in compiled code by now, which finds no hook that is set later."""
     if _ROOM not in sys.modules:

@@ -249,7 +249,7 @@ class OutputTap:
 
     def __init__(self, module: nn.Module, rewrite: RewriteOutput) -> None:
         self._entry = set_after(module, _RewriteOutput(rewrite), with_kwargs=True)
-        _put_readers_last(module)
+        put_readers_last(module)
 
     def remove(self) -> None:
         """Take the hook away."""
@@ -269,7 +269,7 @@ class InputTap:
             set_before(module, _RewriteInput(rewrite)),
             set_after(module, _EndCall(end), always=True),
         )
-        _put_readers_last(module)
+        put_readers_last(module)
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -277,7 +277,8 @@ class InputTap:
             entry.remove()
 
 
-def _put_readers_last(module: nn.Module) -> None:
+def put_readers_last(module: nn.Module) -> None:
+    """Put all that reads behind the hooks that others have set on a module by now."""
     tables = tables_of(module)
     for hooks in (tables._forward_pre_hooks, tables._forward_hooks):
         for number, hook in list(hooks.items()):
