@@ -77,7 +77,7 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
     """Rewrite the statistics of a run that is over as few files, sorted by site, and ranks merged.
 
     Numbers are those that were read of all ranks together before, to rounding; micro-batches stay apart. Tensors,
-    events and all that was told beside stay as they are. Killed at any moment, the run can be read as before or as after.
+    events and all that was told beside stay as they are. Killed at any moment, the run reads as before, or as after.
 
     Args:
         run: its folder, or the run.
