@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,6 +32,7 @@ from retrograd.hooks.engine import (
 )
 from retrograd.hooks.module import unwatch_forward, watch_forward
 from retrograd.hooks.names import compiled_regions, walk_modules
+from retrograd.hooks.nested import Keys
 from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
 from retrograd.sites.site import Site
 
@@ -127,6 +128,10 @@ class _UnitTap:
         if current_graph_task() == OUTSIDE and not is_tracing():
             with without_functions():
                 self._see(args, output)
+
+    def after_compiled_forward(self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool) -> tuple[()]:
+        """See nothing of calls inside compiled code, which show no arguments."""
+        return ()
 
 
 class UnitLooks(FactSource):

@@ -15,6 +15,7 @@ of all hooks of the program's.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 from collections import OrderedDict
@@ -26,6 +27,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch._C._dynamo import eval_frame
 
 from retrograd.hooks.engine import TORCH, is_compiling, uncompiled, uncompiled_itself
 from retrograd.hooks.listeners import Listeners, Patch, Undo, replace
@@ -124,6 +126,21 @@ def _wait_for_compiler() -> Undo:
     finder = _CompilerFinder()
     sys.meta_path.insert(0, finder)
     return finder.remove
+
+
+def has_compiled_code() -> bool:
+    """Tell whether torch.compile has compiled anything in this process since it was last reset."""
+    converter: Any = sys.modules.get("torch._dynamo.convert_frame")
+    return converter is not None and bool(converter.output_codes.seen_ids)
+
+
+def has_been_compiled(module: nn.Module) -> bool:
+    """Tell whether the forward of such modules is in compiled code by now, which finds no hook that is set later."""
+    if _ROOM not in sys.modules:
+        return False
+    forward = inspect.getattr_static(type(module), "forward", None)  # a scripted module's cannot be asked for
+    code = getattr(inspect.unwrap(forward) if callable(forward) else None, "__code__", None)
+    return code is not None and bool(eval_frame._debug_get_cache_entry_list(code))
 
 
 _lock = threading.RLock()

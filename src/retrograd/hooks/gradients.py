@@ -24,12 +24,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.hooks.engine import is_compiling, next_sequence_number, uncompiled
-from retrograd.hooks.listeners import Entry, enter_node
+from retrograd.hooks.listeners import Entry, SeeGradient, enter_node, hooks_on
 from retrograd.hooks.nodes import LEAF_NUMBER, number_of
 from retrograd.hooks.reach import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.storages import is_held_elsewhere
 
-SeeGradient = Callable[[Tensor], None]
 ChangeGradient = Callable[[Tensor | None], Tensor | None]
 
 
@@ -38,7 +37,7 @@ def watch_gradient(tensor: Tensor, see: SeeGradient) -> Entry:
 
     Where tensors are pickled whole, torch says so of each hook that is not marked with ``__torch_unserializable__``.
     """
-    return Entry(see, _table_of(tensor))
+    return Entry(see, hooks_on(tensor))
 
 
 def change_gradient(tensor: Tensor, change: ChangeGradient) -> None:
@@ -47,7 +46,7 @@ def change_gradient(tensor: Tensor, change: ChangeGradient) -> None:
     So the rules of an outer module, whose result it may be too, come before those of an inner one, and all of them
     before whoever reads. :func:`leave_gradient` takes the hook back.
     """
-    table = _table_of(tensor)
+    table = hooks_on(tensor)
     earlier = list(table.items()) if table else ()
     table.clear()  # torch goes by the order of insertion, whatever is moved within the table
     table[change] = change
@@ -66,17 +65,6 @@ def after_accumulation(leaf: Tensor, see: SeeGradient) -> Callable[[], None]:
     if table is None:
         leaf._post_accumulate_grad_hooks = table = OrderedDict()
     return Entry(see, table).remove
-
-
-def _table_of(tensor: Tensor) -> Any:
-    """The hooks on a tensor."""
-    table: Any = tensor._backward_hooks
-    if table is None:
-        tensor._backward_hooks = table = OrderedDict()
-        node = tensor.grad_fn
-        if node is not None:
-            node._register_hook_dict(tensor)
-    return table
 
 
 def shares_memory(tensor: Tensor) -> bool:

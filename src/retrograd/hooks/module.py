@@ -8,16 +8,19 @@ The hook is removed with its last watcher.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from retrograd.hooks.compiled import keep_compiled_modules_quiet, tables_of
+from retrograd.hooks.compiled import has_been_compiled, keep_compiled_modules_quiet, tables_of
+from retrograd.hooks.compiled_taps import NOBODY, Told, make_handle, make_ticket, name_tensors, trace_tap
 from retrograd.hooks.engine import breaks_graph, is_compiling, uncompiled
-from retrograd.hooks.listeners import Entry, Hook
+from retrograd.hooks.listeners import Entry, Hook, SeeGradient, hidden_hooks
+from retrograd.hooks.nested import Keys
 
 
 class TapSwitch(Protocol):
@@ -70,6 +73,19 @@ class ForwardWatcher(Protocol):
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """See what a module returned."""
 
+    def after_compiled_forward(
+        self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool
+    ) -> Sequence[SeeGradient | None]:
+        """See what a module returned inside compiled code, where tensors have no graph.
+
+        Args:
+            tensors: its tensors, each with the keys that lead to it. Their memory is used again.
+            trains: whether a backward pass may follow.
+
+        Returns:
+            What is told of the gradient of each; nothing at all if no gradient is wanted.
+        """
+
 
 class InputWatcher(Protocol):
     """Told before each forward of a module, and after it, also when it raised."""
@@ -82,19 +98,54 @@ class InputWatcher(Protocol):
 
 
 class _ForwardTap(Hook):
-    __slots__ = ("entry", "watchers")
+    __slots__ = ("__weakref__", "_is_hidden", "_tickets", "entry", "handle", "is_compiled", "watchers")
 
     def __init__(self, module: nn.Module) -> None:
         self.watchers: tuple[ForwardWatcher, ...] = ()
+        self.handle = make_handle(self)
+        self.is_compiled = False
+        self._is_hidden = False
+        self._tickets: dict[Told, Tensor] = {}
         self.entry = set_after(module, self)
 
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if is_compiling():
+            trace_tap(self.handle, output)
             return
         for watcher in self.watchers:
             if watcher.switch.awake:
                 watcher.after_forward(module, args, output)
+
+    def see_compiled(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
+        """Tell the watchers of a call inside compiled code; returns its ticket."""
+        self.is_compiled = True
+        told = []
+        for watcher in self.watchers:
+            if watcher.switch.awake:
+                see = watcher.after_compiled_forward(name_tensors(tensors, names), trains)
+                if see:
+                    told.append(see)
+        return self._find_ticket(told) if told else NOBODY
+
+    def _find_ticket(self, told: Sequence[Sequence[SeeGradient | None]]) -> Tensor:
+        by_tensor = tuple(tuple(see for see in each if see is not None) for each in zip(*told, strict=True))
+        ticket = self._tickets.get(by_tensor)
+        if ticket is None:
+            ticket = self._tickets[by_tensor] = make_ticket(by_tensor)
+        return ticket
+
+    def watch(self, watchers: tuple[ForwardWatcher, ...]) -> None:
+        """Have these watchers instead, and new tickets."""
+        self.watchers = watchers
+        self._tickets.clear()
+
+    def stay(self) -> None:
+        """Stay for as long as the module does, unseen by whoever copies it."""
+        if not self._is_hidden:
+            self._is_hidden = True
+            hidden_hooks.hold()
+            weakref.finalize(self, hidden_hooks.release).atexit = False
 
 
 _lock = threading.Lock()
@@ -107,19 +158,30 @@ def watch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
         tap = _taps.get(module)
         if tap is None:
             tap = _taps[module] = _ForwardTap(module)
-        tap.watchers = (*tap.watchers, watcher)
+        tap.watch((*tap.watchers, watcher))
 
 
 def unwatch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
-    """Take a watcher away, and the hook with the last one."""
+    """Take a watcher away, and the hook with the last one.
+
+    A hook that is part of a compiled graph stays, with nobody to tell: without it the graph would be compiled anew.
+    """
     with _lock:
         tap = _taps.get(module)
         if tap is None:
             return
-        tap.watchers = tuple(other for other in tap.watchers if other is not watcher)
-        if not tap.watchers:
+        tap.watch(tuple(other for other in tap.watchers if other is not watcher))
+        if not tap.watchers and tap.is_compiled:
+            tap.stay()
+        elif not tap.watchers:
             tap.entry.remove()
             del _taps[module]
+
+
+def is_late(module: nn.Module) -> bool:
+    """Tell whether this module runs in code that was compiled without a tap of ours on it."""
+    tap = _taps.get(module)
+    return has_been_compiled(module) and not (tap is not None and tap.is_compiled)
 
 
 class CallTap:
@@ -187,7 +249,7 @@ class OutputTap:
 
     def __init__(self, module: nn.Module, rewrite: RewriteOutput) -> None:
         self._entry = set_after(module, _RewriteOutput(rewrite), with_kwargs=True)
-        _put_readers_last(module)
+        put_readers_last(module)
 
     def remove(self) -> None:
         """Take the hook away."""
@@ -207,7 +269,7 @@ class InputTap:
             set_before(module, _RewriteInput(rewrite)),
             set_after(module, _EndCall(end), always=True),
         )
-        _put_readers_last(module)
+        put_readers_last(module)
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -215,7 +277,8 @@ class InputTap:
             entry.remove()
 
 
-def _put_readers_last(module: nn.Module) -> None:
+def put_readers_last(module: nn.Module) -> None:
+    """Put all that reads behind the hooks that others have set on a module by now."""
     tables = tables_of(module)
     for hooks in (tables._forward_pre_hooks, tables._forward_hooks):
         for number, hook in list(hooks.items()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from retrograd.facts.facts import Facts
 from retrograd.hooks.calls import count_calls
+from retrograd.hooks.checkpoints import CallsOfParts, part_computed_again
 from retrograd.hooks.distributed import is_rehearsal, running_stage, running_wrapper
 from retrograd.hooks.engine import (
     count_function_modes,
@@ -24,11 +25,12 @@ from retrograd.hooks.engine import (
     without_functions,
 )
 from retrograd.hooks.gradients import InputGradient, edge_of, hook_input_gradients
-from retrograd.hooks.listeners import never_raise
+from retrograd.hooks.listeners import SeeGradient, never_raise
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import is_leaf, number_of
+from retrograd.hooks.saved import top_pair
 from retrograd.progress.steps import Steps
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.mode_buffer import CallCount, Mode, ModeBuffer
@@ -45,6 +47,11 @@ def mode_now() -> Mode:
     if grad_enabled():
         return Mode.GRAD
     return Mode.INFERENCE if inference_enabled() else Mode.NO_GRAD
+
+
+def _mode_of(trains: bool) -> Mode:
+    """Grad mode of compiled code, which runs without grad under an autograd Function that stands for it."""
+    return Mode.GRAD if trains else mode_now()
 
 
 SiteRecorders = dict[Keys, SiteRecorder | None]
@@ -89,7 +96,7 @@ class SlotWatch:
         path: the same.
     """
 
-    __slots__ = ("_buffers", "_factory", "_is_crowded", "_keys", "_module", "path", "switch")
+    __slots__ = ("_buffers", "_factory", "_is_crowded", "_keys", "_module", "_parts", "path", "switch")
 
     _visit = staticmethod(SiteRecorder.see_value)
     """Records a tensor; returns whether its gradient is taken care of."""
@@ -102,6 +109,7 @@ class SlotWatch:
         self.path = path
         self._keys = keys
         self._buffers = (SlotCalls(), SlotCalls(), SlotCalls())
+        self._parts = CallsOfParts[list[SeeGradient | None]]()
 
     def see(self, value: Any) -> None:
         """Record the tensors in ``value`` as those of the next call."""
@@ -155,14 +163,8 @@ class SlotWatch:
 
     def _see_nested(self, buffer: ModeBuffer, calls: SlotCalls, call: int, value: Any) -> bool:
         hooked = True
-        recorders = calls.recorders[call]
         for keys, tensor in flatten(value, self._keys):
-            if keys not in recorders:
-                site = Site(self.path, keys, call + 1)
-                recorders[keys] = self._make_site_recorder(buffer, site)
-                self._factory.placements.see(site, tensor)
-                calls.plain[call] = recorders.get(self._keys)
-            recorder = recorders[keys]
+            recorder = self._find_recorder(buffer, calls, call, keys, tensor)
             if recorder is None:
                 continue
             try:
@@ -170,6 +172,17 @@ class SlotWatch:
             except Exception as error:
                 self._factory.events.fault(Site(self.path, keys, call + 1), error)
         return hooked
+
+    def _find_recorder(
+        self, buffer: ModeBuffer, calls: SlotCalls, call: int, keys: Keys, tensor: torch.Tensor
+    ) -> SiteRecorder | None:
+        recorders = calls.recorders[call]
+        if keys not in recorders:
+            site = Site(self.path, keys, call + 1)
+            recorders[keys] = self._make_site_recorder(buffer, site)
+            self._factory.placements.see(site, tensor)
+            calls.plain[call] = recorders.get(self._keys)
+        return recorders[keys]
 
     def find_site_recorder(self, buffer: ModeBuffer, call: int, keys: Keys) -> SiteRecorder | None:
         """The recorder of an earlier call with grad, made now if that call did not have these keys."""
@@ -215,6 +228,42 @@ class SlotWatch:
         calls.unhooked.clear()
         buffer.touched = True
 
+    def see_compiled(self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool) -> list[SeeGradient | None]:
+        """Record the tensors of a call that compiled code makes; returns what sees the gradient of each.
+
+        Gradients come without a hook on a tensor, and what is kept is copied, for its memory is used again.
+        """
+        if current_graph_task() != -1:
+            return self._parts.find_next(part_computed_again()) or []
+        clock = self.switch
+        buffer = clock.buffer or clock.find_buffer(_mode_of(trains))
+        if not clock.on:
+            return []
+        calls = self._buffers[buffer.mode]
+        if calls.serial != buffer.serial:
+            self._restart(calls, buffer)
+        call = calls.count
+        calls.count = call + 1
+        if call >= len(calls.plain):
+            call = self._next_call(calls)
+        told = [self._see_compiled(buffer, calls, call, (*self._keys, *keys), tensor) for keys, tensor in tensors]
+        if not trains or top_pair() is not None:  # else no checkpoint is around it
+            self._parts.add(told)
+        return told
+
+    def _see_compiled(
+        self, buffer: ModeBuffer, calls: SlotCalls, call: int, keys: Keys, tensor: torch.Tensor
+    ) -> SeeGradient | None:
+        recorder = self._find_recorder(buffer, calls, call, keys, tensor)
+        if recorder is None:
+            return None
+        try:
+            recorder.copy_from_now_on()
+            recorder.record(tensor)
+        except Exception as error:
+            self._factory.events.fault(Site(self.path, keys, call + 1), error)
+        return recorder.see_gradient if recorder.wants_gradient else None
+
     @property
     def was_called(self) -> bool:
         """True if anything was ever seen here."""
@@ -237,6 +286,16 @@ class OutputWatch(SlotWatch):
             self.see(output)
         except Exception as error:
             self._factory.events.fault(Site(self.path, self._keys), error)
+
+    def after_compiled_forward(
+        self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
+    ) -> Sequence[SeeGradient | None]:
+        """Record a call inside compiled code."""
+        try:
+            return self.see_compiled(tensors, trains)
+        except Exception as error:
+            self._factory.events.fault(Site(self.path, self._keys), error)
+            return ()
 
 
 class ArgumentWatch(SlotWatch):
@@ -301,6 +360,7 @@ class ModelWatch:
         placements: told which stage of a pipeline a model is.
         facts: told of forwards.
         meet_wrapper: called with a wrapper that calls a model.
+        renew: called when a model is about to run.
     """
 
     def __init__(
@@ -310,17 +370,24 @@ class ModelWatch:
         placements: SitePlacements,
         facts: Facts,
         meet_wrapper: Callable[[nn.Module], None],
+        renew: Callable[[], None],
     ) -> None:
         self._clock = backward.clock
         self._backward = backward
         self.fault = backward.fault
         self._steps = steps
         self._meet_wrapper = meet_wrapper
+        self._renew = renew
         self._taps: list[CallTap] = []
         self._placements = placements
         self._facts = facts
         self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._roots: WeakSet[nn.Module] = WeakSet()
+
+    @property
+    def named(self) -> list[tuple[str, nn.Module]]:
+        """The models that are still there, with their names."""
+        return [(name, model) for model, name in self._names.items()]
 
     def add(self, module: nn.Module, name: str | None = None) -> None:
         """Take each call of this module for a forward of its own; a model of this name, or a part of one."""
@@ -348,7 +415,9 @@ class ModelWatch:
         if wrapper is not None:
             self._meet_wrapper(wrapper)
         if clock.outermost is None:
+            self._renew()
             self._find_stage(module)
+            self._placements.see_data((args, kwargs))
         clock.forward_begins(id(module), mode_now(), module.training)
         self._steps.model_runs(module)
         if clock.is_outermost:

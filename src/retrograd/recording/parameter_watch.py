@@ -6,6 +6,7 @@ Where processes reduce gradients between them, these are read when a pass is ove
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -13,9 +14,10 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdRef
 
-from retrograd.hooks.distributed import Averaging, Exchange, find_exchanges, is_averaging, is_summand, local_part
+from retrograd.hooks.distributed import Averaging, Exchange, find_sharding, is_averaging, is_summand, local_part
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.gradients import watch_gradient
+from retrograd.hooks.gradients import after_accumulation, watch_gradient
+from retrograd.hooks.listeners import never_raise
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.sites.site import Site
@@ -45,7 +47,7 @@ class ParameterWatch:
     """
 
     __slots__ = (
-        "_backward", "_clock", "_handle", "_parameter", "exchange", "gradient",
+        "_backward", "_clock", "_handles", "_parameter", "_whole", "exchange", "gradient",
         "has_come", "is_alone", "local", "site", "update", "value",
     )  # fmt: skip
 
@@ -72,7 +74,8 @@ class ParameterWatch:
         self.exchange: Exchange | None = None
         self.has_come = self.is_alone = False
         wants_gradient = gradient is not None or local is not None
-        self._handle = watch_gradient(parameter, self.see_gradient) if wants_gradient else None
+        self._handles = [watch_gradient(parameter, self.see_gradient)] if wants_gradient else []
+        self._whole: WeakIdRef | None = None
 
     @property
     def parameter(self) -> torch.Tensor | None:
@@ -80,10 +83,21 @@ class ParameterWatch:
         found: torch.Tensor | None = self._parameter()
         return found
 
+    @property
+    def wants_whole(self) -> bool:
+        """True if what this process finds alone is wanted, and no whole parameter is watched at which it comes."""
+        return self.local is not None and (self._whole is None or self._whole() is None)
+
+    def watch_whole(self, whole: torch.Tensor) -> None:
+        """Record what comes at the whole parameter that this one is a part of: what this process finds alone."""
+        self._whole = WeakIdRef(whole)
+        self._handles.append(watch_gradient(whole, self.see_gradient))
+
     @uncompiled
     def see_gradient(self, gradient: torch.Tensor) -> None:
         """The hook: record the gradient."""
-        if self._clock.on and (self._clock.entered or self._backward.enter()):
+        clock = self._clock
+        if clock.on and (clock.entered or clock.is_second_half or self._backward.enter()):
             self.has_come = True
             tensor_recorder = self.gradient
             if self.exchange is not None or is_summand(gradient):
@@ -98,10 +112,9 @@ class ParameterWatch:
     see_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
 
     def remove(self) -> None:
-        """Take the hook back."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        """Take the hooks back."""
+        while self._handles:
+            self._handles.pop().remove()
 
 
 class ReducedGradient:
@@ -113,16 +126,17 @@ class ReducedGradient:
 
     Attributes:
         watch: that watch.
+        is_followed: torch tells of it, too, when it is reduced outside of a pass.
         is_beyond: what was there already is more than may be copied, so that what is added cannot be told.
     """
 
-    __slots__ = ("_before", "_is_hooked", "_is_waiting", "_mark", "is_beyond", "watch")
+    __slots__ = ("_before", "_is_hooked", "_is_waiting", "_mark", "is_beyond", "is_followed", "watch")
 
     def __init__(self, watch: ParameterWatch, *, is_hooked: bool) -> None:
         self.watch = watch
         self._is_hooked = is_hooked
         self._before: torch.Tensor | None = None
-        self._is_waiting = self.is_beyond = False
+        self._is_waiting = self.is_beyond = self.is_followed = False
         self._mark: tuple[int, int] | None = None
 
     def remember(self, room: int) -> int:
@@ -188,11 +202,14 @@ class Reductions:
         self.left_out: set[str] = set()
         self.groups: list[_ExchangedGradients] = []
         self._wrappers: WeakSet[nn.Module] = WeakSet()
+        self._handles: list[Callable[[], None]] = []
 
     def add_model(self, model: nn.Module) -> None:
-        """Find the exchanges of a model that is recorded from now on."""
-        self._wrappers.update(each for each in model.modules() if is_averaging(each))
-        self.groups += map(_ExchangedGradients, find_exchanges(model))
+        """Find the exchanges of a model that is recorded from now on, or has been spread anew."""
+        wrappers = [each for each in model.modules() if is_averaging(each) and each not in self._wrappers]
+        self._wrappers.update(wrappers)
+        sharding = find_sharding(model)
+        self.groups += map(_ExchangedGradients, [*map(Averaging, wrappers), *([sharding] if sharding else ())])
 
     def adopt(self, watch: ParameterWatch) -> None:
         """Find out who reduces the gradient of a parameter, if anybody does."""
@@ -219,34 +236,53 @@ class Reductions:
         room = COPY_LIMIT
         for group in self.groups:
             group.gradients = [each for each in group.gradients if each.watch.parameter is not None]
+            group.watch_wholes()
+            if self._backward.clock.is_piped and not group.exchange.ranks:
+                self._follow(group)
             for gradient in group.gradients:
                 room -= gradient.remember(room)
                 if gradient.is_beyond:
                     self.left_out.add(str(gradient.watch.site.grad))
 
+    def _follow(self, group: _ExchangedGradients) -> None:
+        """Have torch tell of gradients that a stage of a pipeline reduces behind its last pass."""
+        for gradient in group.gradients:
+            parameter = gradient.watch.parameter
+            if parameter is not None and not gradient.is_followed:
+                gradient.is_followed = True
+                self._handles.append(after_accumulation(parameter, partial(self._reduced, gradient)))
+
+    @never_raise()
+    def _reduced(self, gradient: ReducedGradient, parameter: torch.Tensor) -> None:
+        if not self._backward.is_running and self._backward.clock.on:
+            self._record(gradient, is_recorded=True)
+
     def pass_ends(self) -> None:
         """Record what the pass has reduced."""
         for group in self.groups:
             for gradient in group.finish():
-                self._record(gradient)
+                self._record(gradient, is_recorded=self._is_recorded())
 
     def remove(self) -> None:
         """Take every hook back."""
         for group in self.groups:
             group.exchange.remove()
         self.groups.clear()
+        while self._handles:
+            self._handles.pop()()
 
-    def _record(self, gradient: ReducedGradient) -> None:
+    def _record(self, gradient: ReducedGradient, *, is_recorded: bool) -> None:
         tensor_recorder = gradient.watch.gradient
         try:
             total = gradient.take()
-            if tensor_recorder is not None and total is not None and self._is_recorded():
+            if tensor_recorder is not None and total is not None and is_recorded:
                 tensor_recorder.see(total)
         except Exception as error:
             self._backward.fault(gradient.watch.site.grad, error)
 
     def _is_recorded(self) -> bool:
-        return self._backward.clock.entered or self._backward.enter()
+        clock = self._backward.clock
+        return clock.entered or clock.is_second_half or self._backward.enter()
 
 
 class _ExchangedGradients:
@@ -256,6 +292,15 @@ class _ExchangedGradients:
         self.exchange = exchange
         self.gradients: list[ReducedGradient] = []
         self._begun: dict[int, ReducedGradient] = {}
+
+    def watch_wholes(self) -> None:
+        """Watch whole parameters that forwards have gathered since, where what this process finds alone is wanted."""
+        wanting = {id(each.watch.parameter): each.watch for each in self.gradients if each.watch.wants_whole}
+        if wanting:
+            for parameter, whole in self.exchange.find_wholes():
+                watch = wanting.pop(id(parameter), None)
+                if watch is not None:
+                    watch.watch_whole(whole)
 
     def finish(self) -> Sequence[ReducedGradient]:
         """Take the gradients that have been reduced by now."""

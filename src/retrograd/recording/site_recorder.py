@@ -171,6 +171,12 @@ class SiteRecorder:
         if self.value is not None:
             self.value.see(tensor)
 
+    def copy_from_now_on(self) -> None:
+        """The memory of what is seen may be used again."""
+        for each in (self.value, self.gradient):
+            if each is not None:
+                each.copy_from_now_on()
+
     def watch(self, tensor: torch.Tensor) -> None:
         """Set a hook for the gradient alone: the value was recorded before."""
         if self._watch is not None and tensor.requires_grad:

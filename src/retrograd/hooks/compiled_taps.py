@@ -1,0 +1,237 @@
+"""Taps inside compiled code: operations in its graph, which hand tensors to the taps that eager code has.
+
+While torch.compile traces the hook on a module, :func:`trace_tap` puts an operation into the graph: ``retrograd::tap``.
+When the graph is traced once more, with its backward, this becomes two: ``see`` takes what the module returned, and a
+hook on that tensor, set in the trace, becomes ``see_gradient`` in the graph of the backward. Both ask at run time who
+listens, so the graph is the same for every schedule and selection, and while nobody listens.
+
+A graph knows a tap by a tensor, its *handle*. A number or a name would be guarded, and like blocks would be compiled
+one by one; with a tensor they share a graph. ``see`` returns a *ticket*, another tensor, which stands for those who are
+to be told of the gradients of this call; autograd saves it with the activations. Both are found by their address,
+which costs as much as an attribute, and by their content where somebody has copied them.
+
+A call through torch's dispatcher takes some 10 µs. Inductor is taught to write a plain call of :func:`see` or
+:func:`see_gradient` instead.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.fx.node import has_side_effect
+from torch.utils.checkpoint import CheckpointPolicy
+
+from retrograd.hooks.engine import is_transformed, uncompiled
+from retrograd.hooks.listeners import Entry, SeeGradient, hooks_on
+from retrograd.hooks.nested import Keys, flatten
+
+T = TypeVar("T")
+
+Told = tuple[tuple[SeeGradient, ...], ...]
+"""Who is told of the gradient of each tensor of a call."""
+
+_BETWEEN = "\x1f"
+"""Between the keys of a tensor, which the graph holds as one text."""
+
+
+class CompiledTap(Protocol):
+    """What a handle leads to."""
+
+    def see_compiled(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
+        """See the tensors that a module returned, each with its name; returns the ticket of this call."""
+
+
+class Numbered(Generic[T]):
+    """Things, each with a tensor that stands for it in a graph.
+
+    Args:
+        dtype: one that no tensor of a program has: inductor writes into memory of the same size and dtype that is free.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._by_address: dict[int, T] = {}
+        self._by_number: dict[int, T] = {}
+        self._next = 0
+
+    def add(self, thing: T) -> Tensor:
+        """The tensor that stands for it from now on."""
+        number = self._next
+        self._next += 1
+        with torch.inference_mode(False):
+            tensor = torch.tensor([number], dtype=self._dtype, device="cpu")
+        self._by_number[number] = self._by_address[tensor.data_ptr()] = thing
+        weakref.finalize(tensor, self._remove, number, tensor.data_ptr()).atexit = False
+        return tensor
+
+    def find(self, tensor: Tensor) -> T | None:
+        """What it stands for; None if that is gone."""
+        found = self._by_address.get(tensor.data_ptr())
+        return self._by_number.get(int(tensor)) if found is None else found
+
+    def _remove(self, number: int, address: int) -> None:
+        if self._by_address.get(address) is self._by_number.pop(number):
+            del self._by_address[address]
+
+
+_taps: Numbered[Callable[[], CompiledTap | None]] = Numbered(torch.int64)
+_tickets: Numbered[Told] = Numbered(torch.uint32)
+
+
+def make_handle(tap: CompiledTap) -> Tensor:
+    """The handle of a tap, which is not held."""
+    return _taps.add(weakref.ref(tap))
+
+
+def make_ticket(told: Told) -> Tensor:
+    """The ticket of a call. Whoever keeps it may return it again from calls of the same kind."""
+    return _tickets.add(told)
+
+
+NOBODY = make_ticket(())
+"""The ticket of a call of which nobody is told more."""
+
+
+def trace_tap(handle: Tensor, output: Any) -> None:
+    """Put a tap into the graph that is being traced."""
+    if type(output) is Tensor:  # tracing the search of a nest takes several times as long as all else
+        _TAP([output], handle, [""], torch.is_grad_enabled())
+        return
+    found = list(flatten(output, ()))
+    if found:
+        names = [_BETWEEN.join(keys) for keys, _ in found]
+        _TAP([tensor for _, tensor in found], handle, names, torch.is_grad_enabled())
+
+
+# ---- what runs when a graph runs ------------------------------------------------------------------------------------
+
+
+@uncompiled
+def see(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool) -> Tensor:
+    """Hand what a module returned to its taps; returns the ticket of this call."""
+    find = _taps.find(handle)
+    tap = find() if find is not None else None
+    return NOBODY if tap is None else tap.see_compiled(tensors, names, trains)
+
+
+@uncompiled
+def see_gradient(gradient: Tensor, ticket: Tensor, index: int) -> None:
+    """Hand the gradient of a tensor to those who are to be told of it."""
+    told = _tickets.find(ticket)
+    if told:
+        for tell in told[index]:
+            tell(gradient.detach())
+
+
+def name_tensors(tensors: Sequence[Tensor], names: Sequence[str]) -> list[tuple[Keys, Tensor]]:
+    """Tensors as new objects, each with its keys: inductor writes into one that is free without counting a version."""
+    return [
+        (tuple(name.split(_BETWEEN)) if name else (), tensor.detach())
+        for name, tensor in zip(names, tensors, strict=True)
+    ]
+
+
+# ---- the operations -------------------------------------------------------------------------------------------------
+
+_LOADER: Any = __spec__.loader
+_VERSION = zlib.crc32(_LOADER.get_data(__file__))
+"""In the name of each operation: torch's caches on disk have graphs with what other versions of this file put there."""
+
+_UNSAFE = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
+"""CUDA graphs are cut here: what is recorded in one would be seen once, when it is made."""
+
+_library = torch.library.Library("retrograd", "DEF")
+
+
+def _define(name: str, signature: str) -> Any:
+    _library.define(f"{name}_{_VERSION:08x}{signature}", tags=_UNSAFE)
+    return getattr(torch.ops.retrograd, f"{name}_{_VERSION:08x}").default
+
+
+_TAP = _define("tap", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> ()")
+_SEE = _define("see", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> Tensor")
+_SEE_GRADIENT = _define("see_gradient", "(Tensor gradient, Tensor ticket, int index) -> ()")
+
+
+@uncompiled
+def _tap(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool) -> None:
+    """What ``retrograd::tap`` is made of, wherever a graph with it is traced or run."""
+    if any(map(is_transformed, tensors)):
+        return
+    ticket = _SEE(tensors, handle, names, trains)
+    _save_ticket()
+    _teach_inductor()
+    for index, tensor in enumerate(tensors):
+        if tensor.requires_grad:
+            Entry(partial(_tell, ticket=ticket, index=index), hooks_on(tensor))
+
+
+@uncompiled
+def _tell(gradient: Tensor | None, ticket: Tensor, index: int) -> None:
+    if gradient is not None:
+        _SEE_GRADIENT(gradient, ticket, index)
+
+
+def _save_ticket() -> None:
+    """A checkpointed part of a graph gives its ticket to the backward graph, and is not seen again there."""
+    room: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")  # not loaded by us: that takes long
+    mode = room.get_proxy_mode() if room is not None else None
+    if mode is None:
+        return
+    node = next((node for node in reversed(mode.tracer.graph.nodes) if node.target is _SEE), None)
+    if node is not None:
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _new_ticket(*_: object) -> Tensor:
+    """Where a graph is traced. On the CPU, whatever is seen."""
+    return torch.empty(1, dtype=torch.uint32, device="cpu")
+
+
+for _operation, _run, _key in (
+    (_TAP, _tap, "CompositeImplicitAutograd"),
+    (_SEE, see, "CompositeExplicitAutograd"),
+    (_SEE_GRADIENT, see_gradient, "CompositeExplicitAutograd"),
+):
+    _library.impl(_operation._schema.name.partition("::")[2], _run, _key)
+torch.library.register_fake(_SEE._schema.name, _new_ticket, lib=_library)
+torch.library.register_fake(_SEE_GRADIENT._schema.name, lambda *_: None, lib=_library)
+for _operation in (_TAP, _SEE, _SEE_GRADIENT):
+    has_side_effect(_operation)
+
+
+def _teach_inductor() -> None:
+    """Have inductor write a call of a function of ours. It is loaded by now, or is not used for this graph."""
+    lowering: Any = sys.modules.get("torch._inductor.lowering")
+    if lowering is None or _SEE in lowering.lowerings:
+        return
+    ir = lowering.ir
+
+    class PlainCall(ir.FallbackKernel):  # type: ignore[name-defined, misc]
+        """One call of a function of this module."""
+
+        def codegen(self, wrapper: Any) -> None:
+            if lowering.V.graph.cpp_wrapper or not hasattr(wrapper, "add_import_once"):
+                super().codegen(wrapper)
+                return
+            operation: Any = self.op_overload
+            name = (see if operation is _SEE else see_gradient).__name__
+            wrapper.add_import_once(f"from {__name__} import {name} as retrograd_{name}")
+            call = f"retrograd_{name}({', '.join(self.codegen_args())})"
+            wrapper.writeline(call if name == "see_gradient" else f"{self.get_name()} = {call}")
+
+    def lower(operation: Any) -> Callable[..., Any]:
+        def make(*args: Any) -> Any:
+            return torch.utils._pytree.tree_map_only(ir.IRNode, ir.TensorBox.create, PlainCall.create(operation, *args))
+
+        return make
+
+    for operation in (_SEE, _SEE_GRADIENT):
+        lowering.register_lowering(operation, type_promotion_kind=None)(lower(operation))

@@ -1,0 +1,119 @@
+"""Taps inside compiled code: what the graph holds, and who is told when it runs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils.checkpoint import checkpoint
+
+from retrograd.hooks.compiled_taps import NOBODY, Numbered, make_handle, make_ticket, see, see_gradient
+from retrograd.hooks.module import unwatch_forward, watch_forward
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Switch:
+    awake = True
+
+
+class Watcher:
+    """Copies what it is shown, and the gradients that come for it."""
+
+    def __init__(self) -> None:
+        self.switch = Switch()
+        self.values: list[dict[tuple[str, ...], Tensor]] = []
+        self.gradients: list[Tensor] = []
+
+    def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        raise AssertionError("all of it is compiled")
+
+    def after_compiled_forward(self, tensors: Sequence[tuple[tuple[str, ...], Tensor]], trains: bool) -> list[Any]:
+        self.values.append({keys: tensor.clone() for keys, tensor in tensors})
+        return [lambda gradient: self.gradients.append(gradient.clone())] * len(tensors)
+
+
+def test_what_a_tensor_stands_for_is_found_by_a_copy_of_it_too() -> None:
+    numbered = Numbered[str](torch.uint32)
+    tensors = [numbered.add(name) for name in "abc"]
+    assert [numbered.find(tensor) for tensor in tensors] == ["a", "b", "c"]
+    assert [numbered.find(tensor.clone()) for tensor in tensors] == ["a", "b", "c"]
+    copy = tensors.pop(1).clone()
+    gc.collect()
+    assert numbered.find(copy) is None
+    assert numbered.find(tensors[1]) == "c"
+
+
+def test_a_tap_that_is_gone_is_told_nothing() -> None:
+    class Tap:
+        def see_compiled(self, tensors: Any, names: Any, trains: bool) -> Tensor:
+            raise AssertionError("it is gone")
+
+    tap = Tap()
+    handle = make_handle(tap)
+    del tap
+    assert see([torch.ones(2)], handle, [""], True) is NOBODY
+    see_gradient(torch.ones(2), NOBODY, 0)
+
+
+def test_all_who_are_told_of_a_gradient_are() -> None:
+    seen: list[tuple[str, Tensor]] = []
+    told = (
+        (lambda gradient: seen.append(("a", gradient)),),
+        (lambda gradient: seen.append(("b", gradient)), lambda gradient: seen.append(("c", gradient))),
+    )
+    ticket = make_ticket(told)
+    see_gradient(torch.ones(2), ticket, 1)
+    see_gradient(torch.ones(2), ticket.clone(), 0)
+    assert [name for name, _ in seen] == ["b", "c", "a"]
+
+
+class Net(nn.Module):
+    def __init__(self, *, saved: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
+        self.saved = saved
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.first, x, use_reentrant=False) if self.saved else self.first(x)
+        return self.second(x.tanh())
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_graph_has_one_call_for_each_value_and_gradient(saved: bool) -> None:
+    graphs: list[list[str]] = []
+
+    def note(graph: Any, inputs: Any) -> Any:
+        graphs.append([str(node.target) for node in graph.graph.nodes if "retrograd" in str(node.target)])
+        return make_boxed_func(graph.forward)
+
+    model, watcher = Net(saved=saved), Watcher()
+    modules = [model.first, model.second]
+    for module in modules:
+        watch_forward(module, watcher)
+    x = torch.randn(2, 3)
+    torch.compile(model, backend=aot_autograd(fw_compiler=note), fullgraph=True)(x).sum().backward()
+    kinds = [[name.removeprefix("retrograd.").rpartition("_")[0] for name in graph] for graph in graphs]
+    assert kinds == [["see"] * 2, ["see_gradient"] * 2]
+    hidden = nn.functional.linear(x, model.first.weight, model.first.bias).detach().requires_grad_()
+    out = nn.functional.linear(hidden.tanh(), model.second.weight, model.second.bias)
+    out.sum().backward()
+    assert [list(value) for value in watcher.values] == [[()], [()]]
+    torch.testing.assert_close(watcher.values[0][()], hidden.detach(), rtol=0, atol=0)
+    torch.testing.assert_close(watcher.values[1][()], out.detach(), rtol=0, atol=0)
+    torch.testing.assert_close(watcher.gradients, [torch.ones(2, 3), hidden.grad], rtol=0, atol=0)
+    for module in modules:
+        unwatch_forward(module, watcher)
+    assert len(model.first._forward_hooks) == 1, "without it the graph would be compiled anew"
