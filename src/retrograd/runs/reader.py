@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from retrograd.addresses import is_remote, open_folder, reaching
 from retrograd.amounts import count_of
 from retrograd.errors import DamagedRunError, NotARunError, NothingRecordedError
 from retrograd.foreign.text import check_kinds, read_json
@@ -32,14 +33,14 @@ from retrograd.runs.layout import (
 from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
 from retrograd.runs.parts import explain_damage, read_part
-from retrograd.runs.placements import Placements, find_copies, read_placements
+from retrograd.runs.placements import Placements, find_copies, name_stages, read_placements
 from retrograd.runs.stored import StoredRows, StoredTensors
 
 _ATTEMPTS = 20
 
 
-PartKey = tuple[Path, int, int, int]
-"""A part file, its number on the disk and its size, and how many stages renamed its sites."""
+PartKey = tuple[Path, int, int, int, frozenset[str] | None]
+"""A part file, its number on the disk and its size, how many stages renamed its sites, and which paths they share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         NotARunError: there is no run in it.
         DamagedRunError: a file of it cannot be read; reading the history may raise it too.
     """
-    return Run(Path(path).absolute())  # more is read of it later
+    return Run(open_folder(path))  # more is read of it later
 
 
 class Run:
@@ -111,7 +112,8 @@ class Run:
         """
         for _ in range(_ATTEMPTS):
             try:
-                self._load()
+                with reaching(self.path):
+                    self._load()
             except NotARunError:
                 raise
             except FileNotFoundError:  # the writer has just merged a file into another one
@@ -125,7 +127,7 @@ class Run:
         self.ranks = [_load_rank(folder) for folder in folders]
         of_history = folders if len(folders) == 1 else [folder for folder in folders if not is_extra(folder.name)]
         ranks = {parse_rank(folder.name) or 0: folder for folder in of_history}
-        placements = {rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history}
+        placements = name_stages({rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history})
         self._open_parts(ranks, placements)
         self._read_events(ranks, placements)
         table = _join(list(self._events.values()))
@@ -167,7 +169,7 @@ class Run:
 def _key_of(path: Path, placements: Placements) -> PartKey:
     """Make a key that is the same while a part file is the one that was read before."""
     found = path.stat()
-    return path, found.st_ino, found.st_size, len(placements.stages)
+    return path, found.st_ino, found.st_size, len(placements.stages), placements.shared
 
 
 def _join(events: Sequence[pa.Table]) -> pa.Table:
@@ -252,7 +254,7 @@ def find_run(given: Any) -> Run | History | None:
     Raises:
         NotARunError, DamagedRunError: the folder cannot be read.
     """
-    if isinstance(given, str | os.PathLike):
+    if isinstance(given, str | os.PathLike) or is_remote(given):
         return open_run(given)
     for found in (given, getattr(given, "run", None), getattr(given, "history", None)):
         if isinstance(found, Run | History):
