@@ -48,7 +48,7 @@ def invent_rows(steps: range, sites: list[str], rank: int) -> tuple[np.ndarray, 
     for number, site in enumerate(sites):
         is_copy = site.endswith((":weight", ".update"))
         random = np.random.default_rng([number, steps.start, 0 if is_copy else rank])
-        size = 2.0 ** (number % 7 - 3) * np.exp(0.3 * np.sin(np.arange(steps.start, steps.stop) / 50))
+        size = 2.0 ** (number % 7 - 3) * np.exp(0.3 * np.sin(np.array(steps) / 50))
         noise = random.standard_normal((6, len(steps)))
         n = ELEMENTS * (1 + number % 3)
         column = rows[:, number]
@@ -83,8 +83,8 @@ def write_rank(folder: Path, ranks: int, steps: range, sites: list[str], rank: i
     writer.add_sites(sites)
     if ranks > 1:
         writer.describe(placements=place(sites, ranks, rank), processes=ranks)
-    for first in range(steps.start, steps.stop, FLUSH):
-        batch = range(first, min(first + FLUSH, steps.stop))
+    for first in range(0, len(steps), FLUSH):
+        batch = steps[first : first + FLUSH]
         rows, bins = invent_rows(batch, sites, rank)
         if not histograms:
             rows["bins"] = 0
@@ -101,10 +101,15 @@ def make(arguments: argparse.Namespace) -> None:
     began = time.perf_counter()
     for rank in range(arguments.ranks):
         write_rank(
-            arguments.folder, arguments.ranks, range(arguments.steps), sites, rank, not arguments.without_histograms
+            arguments.folder,
+            arguments.ranks,
+            range(0, arguments.steps, arguments.every),
+            sites,
+            rank,
+            not arguments.without_histograms,
         )
     files = list(arguments.folder.rglob("*.parquet"))
-    rows = arguments.ranks * arguments.steps * arguments.sites
+    rows = arguments.ranks * len(range(0, arguments.steps, arguments.every)) * arguments.sites
     size = sum(path.stat().st_size for path in files)
     seconds = time.perf_counter() - began
     print(
@@ -207,6 +212,7 @@ def main() -> None:
     making.add_argument("--ranks", type=int, default=16)
     making.add_argument("--steps", type=int, default=5000)
     making.add_argument("--sites", type=int, default=60)
+    making.add_argument("--every", type=int, default=1, help="of so many steps one is recorded")
     making.add_argument("--without-histograms", action="store_true")
     making.set_defaults(carry_out=make)
     measuring = commands.add_parser("measure")

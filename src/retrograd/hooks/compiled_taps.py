@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -101,12 +102,12 @@ NOBODY = make_ticket(())
 def trace_tap(handle: Tensor, output: Any) -> None:
     """Put a tap into the graph that is being traced."""
     if type(output) is Tensor:  # tracing the search of a nest takes several times as long as all else
-        torch.ops.retrograd.tap([output], handle, [""], torch.is_grad_enabled())
+        _TAP([output], handle, [""], torch.is_grad_enabled())
         return
     found = list(flatten(output, ()))
     if found:
         names = [_BETWEEN.join(keys) for keys, _ in found]
-        torch.ops.retrograd.tap([tensor for _, tensor in found], handle, names, torch.is_grad_enabled())
+        _TAP([tensor for _, tensor in found], handle, names, torch.is_grad_enabled())
 
 
 # ---- what runs when a graph runs ------------------------------------------------------------------------------------
@@ -139,13 +140,24 @@ def name_tensors(tensors: Sequence[Tensor], names: Sequence[str]) -> list[tuple[
 
 # ---- the operations -------------------------------------------------------------------------------------------------
 
+_LOADER: Any = __spec__.loader
+_VERSION = zlib.crc32(_LOADER.get_data(__file__))
+"""In the name of each operation: torch's caches on disk have graphs with what other versions of this file put there."""
+
+_UNSAFE = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
+"""CUDA graphs are cut here: what is recorded in one would be seen once, when it is made."""
+
 _library = torch.library.Library("retrograd", "DEF")
-_library.define("tap(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> ()")
-_library.define("see(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> Tensor")
-_library.define("see_gradient(Tensor gradient, Tensor ticket, int index) -> ()")
-_TAP = torch.ops.retrograd.tap.default
-_SEE = torch.ops.retrograd.see.default
-_SEE_GRADIENT = torch.ops.retrograd.see_gradient.default
+
+
+def _define(name: str, signature: str) -> Any:
+    _library.define(f"{name}_{_VERSION:08x}{signature}", tags=_UNSAFE)
+    return getattr(torch.ops.retrograd, f"{name}_{_VERSION:08x}").default
+
+
+_TAP = _define("tap", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> ()")
+_SEE = _define("see", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> Tensor")
+_SEE_GRADIENT = _define("see_gradient", "(Tensor gradient, Tensor ticket, int index) -> ()")
 
 
 @uncompiled
@@ -183,11 +195,14 @@ def _new_ticket(*_: object) -> Tensor:
     return torch.empty(1, dtype=torch.uint32, device="cpu")
 
 
-_library.impl("tap", _tap, "CompositeImplicitAutograd")
-_library.impl("see", see, "CompositeExplicitAutograd")
-torch.library.register_fake("retrograd::see", _new_ticket, lib=_library)
-_library.impl("see_gradient", see_gradient, "CompositeExplicitAutograd")
-torch.library.register_fake("retrograd::see_gradient", lambda *_: None, lib=_library)
+for _operation, _run, _key in (
+    (_TAP, _tap, "CompositeImplicitAutograd"),
+    (_SEE, see, "CompositeExplicitAutograd"),
+    (_SEE_GRADIENT, see_gradient, "CompositeExplicitAutograd"),
+):
+    _library.impl(_operation._schema.name.partition("::")[2], _run, _key)
+torch.library.register_fake(_SEE._schema.name, _new_ticket, lib=_library)
+torch.library.register_fake(_SEE_GRADIENT._schema.name, lambda *_: None, lib=_library)
 for _operation in (_TAP, _SEE, _SEE_GRADIENT):
     has_side_effect(_operation)
 
@@ -207,7 +222,7 @@ def _teach_inductor() -> None:
                 super().codegen(wrapper)
                 return
             operation: Any = self.op_overload
-            name = operation._schema.name.rpartition(":")[2]
+            name = (see if operation is _SEE else see_gradient).__name__
             wrapper.add_import_once(f"from {__name__} import {name} as retrograd_{name}")
             call = f"retrograd_{name}({', '.join(self.codegen_args())})"
             wrapper.writeline(call if name == "see_gradient" else f"{self.get_name()} = {call}")

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from retrograd.addresses import is_remote
 from retrograd.amounts import count_of, show_bytes
 from retrograd.errors import RunWriteError
 from retrograd.files import remove_unfinished, write_json, write_whole
@@ -28,7 +29,7 @@ from retrograd.history.table import build_table
 from retrograd.history.windows import Histograms, IntArray, LongRows, MergedTable, locate, number_moments
 from retrograd.runs.layout import LOCK, MANIFEST, MERGED, Span, list_merged_parts, list_parts
 from retrograd.runs.lock import Lock
-from retrograd.runs.parts import parquet_options, read_part
+from retrograd.runs.parts import count_rows, parquet_options, read_part
 from retrograd.runs.reader import Given, Run, open_run, read_run
 
 ROWS_OF_A_PART = 1 << 18
@@ -94,6 +95,12 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
     opened = read_run(run)
     if not isinstance(opened, Run):
         raise RunWriteError("A history in memory has no files.", repair="give the folder of a run.")
+    if is_remote(opened.path):
+        raise RunWriteError(
+            f"{str(opened.path)!r} is no folder on a disk.",
+            repair="copy the run to a disk, compact it there, and copy it back to another place.",
+            reason="where files cannot be renamed, a reader might see half of it.",
+        )
     with _hold_still(opened):
         opened = open_run(opened.path)
         before = _measure(opened)
@@ -288,7 +295,7 @@ def _group_neighbours(parts: Sequence[tuple[Span, Path]]) -> Iterator[list[tuple
     waiting: list[tuple[Span, Path]] = []
     rows = 0
     for part in parts:
-        count = pq.read_metadata(part[1]).num_rows
+        count = count_rows(part[1])
         if waiting and rows + count > ROWS_OF_A_PART:
             yield waiting
             waiting, rows = [], 0
