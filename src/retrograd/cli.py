@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import retrograd as rg
+from retrograd.addresses import local_path, read_path
 from retrograd.errors import RetrogradError
 from retrograd.foreign.text import show_plainly
 from retrograd.launch.interpreter import install_hook, remove_hook
@@ -154,8 +155,8 @@ class View(Command):
 
     def _tell_apart(self) -> tuple[Path | None, tuple[str, ...] | None]:
         """The run and the patterns, also where the run follows the patterns."""
-        if self.run is None and self.sites and Path(self.sites[-1]).is_dir():
-            return Path(self.sites[-1]), self.sites[:-1] or None
+        if self.run is None and self.sites and read_path(self.sites[-1]).is_dir():
+            return read_path(self.sites[-1]), self.sites[:-1] or None
         return self.run, self.sites
 
 
@@ -195,7 +196,7 @@ It reads what the processes leave in their files, so it also works on one that h
     def carry_out(self) -> int:
         from retrograd.views.hang_report import watch_run
 
-        return watch_run(self.run, once=self.once, limit=self.limit)
+        return watch_run(local_path(self.run), once=self.once, limit=self.limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +216,7 @@ The exit code is 0 if the node gives the same as before, bit for bit, and 1 if n
     trust: bool = option("--trust", False, "you know who wrote it: carry out whatever it names, without checks")
 
     def carry_out(self) -> int:
-        replayed = rg.replay(self.bundle, strict=not self.any_torch, trusted=self.trust)
+        replayed = rg.replay(local_path(self.bundle), strict=not self.any_torch, trusted=self.trust)
         print(replayed)
         return 0 if replayed else 1
 

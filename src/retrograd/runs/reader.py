@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from retrograd.addresses import is_remote, open_folder, reaching
 from retrograd.amounts import count_of
 from retrograd.errors import DamagedRunError, NotARunError, NothingRecordedError
 from retrograd.foreign.text import check_kinds, read_json
@@ -70,7 +71,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         NotARunError: there is no run in it.
         DamagedRunError: a file of it cannot be read; reading the history may raise it too.
     """
-    return Run(Path(path).absolute())  # more is read of it later
+    return Run(open_folder(path))  # more is read of it later
 
 
 class Run:
@@ -111,7 +112,8 @@ class Run:
         """
         for _ in range(_ATTEMPTS):
             try:
-                self._load()
+                with reaching(self.path):
+                    self._load()
             except NotARunError:
                 raise
             except FileNotFoundError:  # the writer has just merged a file into another one
@@ -252,7 +254,7 @@ def find_run(given: Any) -> Run | History | None:
     Raises:
         NotARunError, DamagedRunError: the folder cannot be read.
     """
-    if isinstance(given, str | os.PathLike):
+    if isinstance(given, str | os.PathLike) or is_remote(given):
         return open_run(given)
     for found in (given, getattr(given, "run", None), getattr(given, "history", None)):
         if isinstance(found, Run | History):

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import safetensors
 
-from retrograd.errors import DamagedRunError
+from retrograd.addresses import reaching
+from retrograd.errors import DamagedRunError, RunUnreachableError
 from retrograd.history.kept import Kept, unscale
 from retrograd.history.names import SiteNames
 from retrograd.history.rows import FIXED_TYPES
@@ -178,7 +179,10 @@ def _load(path: Path, name: str, note: dict[str, Any]) -> torch.Tensor:
 @contextlib.contextmanager
 def _explain_damage(path: Path) -> Iterator[None]:
     try:
-        yield
+        with reaching(path):
+            yield
+    except RunUnreachableError:
+        raise
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise DamagedRunError(
             f"{str(path)!r} cannot be read: {error}", repair="remove that file to read the rest of the run."
