@@ -28,8 +28,7 @@ from torch.fx.node import has_side_effect
 from torch.utils.checkpoint import CheckpointPolicy
 
 from retrograd.hooks.engine import is_transformed, uncompiled
-from retrograd.hooks.gradients import SeeGradient, hooks_on
-from retrograd.hooks.listeners import Entry
+from retrograd.hooks.listeners import Entry, SeeGradient, hooks_on
 from retrograd.hooks.nested import Keys, flatten
 
 T = TypeVar("T")

@@ -24,12 +24,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.hooks.engine import is_compiling, next_sequence_number, uncompiled
-from retrograd.hooks.listeners import Entry, enter_node
+from retrograd.hooks.listeners import Entry, SeeGradient, enter_node, hooks_on
 from retrograd.hooks.nodes import LEAF_NUMBER, number_of
 from retrograd.hooks.reach import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.storages import is_held_elsewhere
 
-SeeGradient = Callable[[Tensor], None]
 ChangeGradient = Callable[[Tensor | None], Tensor | None]
 
 
@@ -66,17 +65,6 @@ def after_accumulation(leaf: Tensor, see: SeeGradient) -> Callable[[], None]:
     if table is None:
         leaf._post_accumulate_grad_hooks = table = OrderedDict()
     return Entry(see, table).remove
-
-
-def hooks_on(tensor: Tensor) -> Any:
-    """The table of the hooks on a tensor."""
-    table: Any = tensor._backward_hooks
-    if table is None:
-        tensor._backward_hooks = table = OrderedDict()
-        node = tensor.grad_fn
-        if node is not None:
-            node._register_hook_dict(tensor)
-    return table
 
 
 def shares_memory(tensor: Tensor) -> bool:

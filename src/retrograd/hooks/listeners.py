@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from retrograd.errors import NoGraphError
@@ -206,6 +206,8 @@ def never_raise(consequence: str = "") -> Callable[[F], F]:
     return decorate
 
 
+SeeGradient = Callable[[Tensor], None]
+
 _numbers = itertools.count(-1, -1)
 
 
@@ -263,6 +265,17 @@ class Entry:
             table = find()
             if table is not None:
                 table.pop(self.number, None)
+
+
+def hooks_on(tensor: Tensor) -> Any:
+    """The table of the hooks on a tensor."""
+    table: Any = tensor._backward_hooks
+    if table is None:
+        tensor._backward_hooks = table = OrderedDict()
+        node = tensor.grad_fn
+        if node is not None:
+            node._register_hook_dict(tensor)
+    return table
 
 
 def enter_node(register: Callable[[Any], Any], hook: Callable[..., Any]) -> Entry:

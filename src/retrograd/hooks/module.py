@@ -19,8 +19,7 @@ from torch.nn.modules import module as modules
 from retrograd.hooks.compiled import has_been_compiled, keep_compiled_modules_quiet, tables_of
 from retrograd.hooks.compiled_taps import NOBODY, Told, make_handle, make_ticket, name_tensors, trace_tap
 from retrograd.hooks.engine import breaks_graph, is_compiling, uncompiled
-from retrograd.hooks.gradients import SeeGradient
-from retrograd.hooks.listeners import Entry, Hook, hidden_hooks
+from retrograd.hooks.listeners import Entry, Hook, SeeGradient, hidden_hooks
 from retrograd.hooks.nested import Keys
 
 

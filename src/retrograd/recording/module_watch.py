@@ -24,8 +24,8 @@ from retrograd.hooks.engine import (
     next_sequence_number,
     without_functions,
 )
-from retrograd.hooks.gradients import InputGradient, SeeGradient, edge_of, hook_input_gradients
-from retrograd.hooks.listeners import never_raise
+from retrograd.hooks.gradients import InputGradient, edge_of, hook_input_gradients
+from retrograd.hooks.listeners import SeeGradient, never_raise
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
