@@ -36,7 +36,7 @@ T = TypeVar("T")
 Told = tuple[tuple[SeeGradient, ...], ...]
 """Who is told of the gradient of each tensor of a call."""
 
-_BETWEEN = "\x1f"
+BETWEEN = "\x1f"
 """Between the keys of a tensor, which the graph holds as one text."""
 
 
@@ -105,7 +105,7 @@ def trace_tap(handle: Tensor, output: Any) -> None:
         return
     found = list(flatten(output, ()))
     if found:
-        names = [_BETWEEN.join(keys) for keys, _ in found]
+        names = [BETWEEN.join(keys) for keys, _ in found]
         torch.ops.retrograd.tap([tensor for _, tensor in found], handle, names, torch.is_grad_enabled())
 
 
@@ -132,7 +132,7 @@ def see_gradient(gradient: Tensor, ticket: Tensor, index: int) -> None:
 def name_tensors(tensors: Sequence[Tensor], names: Sequence[str]) -> list[tuple[Keys, Tensor]]:
     """Tensors as new objects, each with its keys: inductor writes into one that is free without counting a version."""
     return [
-        (tuple(name.split(_BETWEEN)) if name else (), tensor.detach())
+        (tuple(name.split(BETWEEN)) if name else (), tensor.detach())
         for name, tensor in zip(names, tensors, strict=True)
     ]
 
@@ -154,8 +154,8 @@ def _tap(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains
     if any(map(is_transformed, tensors)):
         return
     ticket = _SEE(tensors, handle, names, trains)
-    _save_ticket()
-    _teach_inductor()
+    save_last_traced(_SEE)
+    teach_inductor()
     for index, tensor in enumerate(tensors):
         if tensor.requires_grad:
             Entry(partial(_tell, ticket=ticket, index=index), hooks_on(tensor))
@@ -167,50 +167,91 @@ def _tell(gradient: Tensor | None, ticket: Tensor, index: int) -> None:
         _SEE_GRADIENT(gradient, ticket, index)
 
 
-def _save_ticket() -> None:
-    """A checkpointed part of a graph gives its ticket to the backward graph, and is not seen again there."""
-    room: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")  # not loaded by us: that takes long
-    mode = room.get_proxy_mode() if room is not None else None
-    if mode is None:
-        return
-    node = next((node for node in reversed(mode.tracer.graph.nodes) if node.target is _SEE), None)
+def save_last_traced(operation: object) -> None:
+    """What this operation of ours has given goes to the backward graph, and is not computed again in checkpoints."""
+    node = next((node for node in reversed(_traced_nodes()) if node.target is operation), None)
     if node is not None:
         node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
-def _new_ticket(*_: object) -> Tensor:
-    """Where a graph is traced. On the CPU, whatever is seen."""
+def count_traced(operation: object) -> int:
+    """How often this operation is in the graph that is being traced."""
+    return sum(node.target is operation for node in _traced_nodes())
+
+
+def _traced_nodes() -> Sequence[torch.fx.Node]:
+    room: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")  # not loaded by us: that takes long
+    mode = room.get_proxy_mode() if room is not None else None
+    return () if mode is None else mode.tracer.graph.nodes
+
+
+def new_ticket(*_: object) -> Tensor:
+    """A ticket where a graph is traced. On the CPU, whatever is seen."""
     return torch.empty(1, dtype=torch.uint32, device="cpu")
 
 
 _library.impl("tap", _tap, "CompositeImplicitAutograd")
 _library.impl("see", see, "CompositeExplicitAutograd")
-torch.library.register_fake("retrograd::see", _new_ticket, lib=_library)
+torch.library.register_fake("retrograd::see", new_ticket, lib=_library)
 _library.impl("see_gradient", see_gradient, "CompositeExplicitAutograd")
 torch.library.register_fake("retrograd::see_gradient", lambda *_: None, lib=_library)
-for _operation in (_TAP, _SEE, _SEE_GRADIENT):
-    has_side_effect(_operation)
+has_side_effect(_TAP)
+
+_plain: dict[Any, Callable[..., Any]] = {}
+_numbering: set[Any] = set()
 
 
-def _teach_inductor() -> None:
-    """Have inductor write a call of a function of ours. It is loaded by now, or is not used for this graph."""
+def call_plainly(operation: Any, function: Callable[..., Any], *, numbers_calls: bool = False) -> None:
+    """Have inductor write a call of a function of ours for an operation.
+
+    Args:
+        operation: the operation.
+        function: with the same arguments.
+        numbers_calls: it counts calls, so it must not be put before or behind others that do.
+    """
+    has_side_effect(operation)
+    _plain[operation] = function
+    if numbers_calls:
+        _numbering.add(operation)
+
+
+call_plainly(_SEE, see, numbers_calls=True)
+call_plainly(_SEE_GRADIENT, see_gradient)
+
+
+def teach_inductor() -> None:
+    """Have inductor write plain calls. It is loaded by now, or is not used for this graph."""
     lowering: Any = sys.modules.get("torch._inductor.lowering")
-    if lowering is None or _SEE in lowering.lowerings:
+    if lowering is None or all(operation in lowering.lowerings for operation in _plain):
         return
     ir = lowering.ir
 
     class PlainCall(ir.FallbackKernel):  # type: ignore[name-defined, misc]
-        """One call of a function of this module."""
+        """One call of a function of ours. Those that number calls are made in the order of the trace."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            graph, self.before = lowering.V.graph, None
+            if self.op_overload in _numbering:
+                self.before, graph.retrograd_last = getattr(graph, "retrograd_last", None), self
 
         def codegen(self, wrapper: Any) -> None:
             if lowering.V.graph.cpp_wrapper or not hasattr(wrapper, "add_import_once"):
                 super().codegen(wrapper)
                 return
             operation: Any = self.op_overload
-            name = operation._schema.name.rpartition(":")[2]
-            wrapper.add_import_once(f"from {__name__} import {name} as retrograd_{name}")
-            call = f"retrograd_{name}({', '.join(self.codegen_args())})"
-            wrapper.writeline(call if name == "see_gradient" else f"{self.get_name()} = {call}")
+            function = _plain[operation]
+            name = f"retrograd_{function.__name__}"
+            wrapper.add_import_once(f"from {function.__module__} import {function.__name__} as {name}")
+            call = f"{name}({', '.join(self.codegen_args())})"
+            wrapper.writeline(f"{self.get_name()} = {call}" if operation._schema.returns else call)
+
+        def get_read_writes(self) -> Any:
+            """What torch goes by when it puts operations in order."""
+            read_writes = super().get_read_writes()
+            if self.before is not None:
+                read_writes.reads.add(ir.dependencies.StarDep(self.before.get_name()))
+            return read_writes
 
     def lower(operation: Any) -> Callable[..., Any]:
         def make(*args: Any) -> Any:
@@ -218,5 +259,6 @@ def _teach_inductor() -> None:
 
         return make
 
-    for operation in (_SEE, _SEE_GRADIENT):
-        lowering.register_lowering(operation, type_promotion_kind=None)(lower(operation))
+    for operation in _plain:
+        if operation not in lowering.lowerings:
+            lowering.register_lowering(operation, type_promotion_kind=None)(lower(operation))

@@ -18,7 +18,7 @@ from torch.nn.modules import module as modules
 
 from retrograd.hooks.compiled import has_been_compiled, keep_compiled_modules_quiet, tables_of
 from retrograd.hooks.compiled_taps import NOBODY, Told, make_handle, make_ticket, name_tensors, trace_tap
-from retrograd.hooks.engine import breaks_graph, is_compiling, uncompiled
+from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.listeners import Entry, Hook, SeeGradient, hidden_hooks
 from retrograd.hooks.nested import Keys
 
@@ -229,55 +229,8 @@ class _After(Hook):
             self.watcher.after_call(module, output)
 
 
-RewriteOutput = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
-"""From a module, its arguments and what it returned to what it shall return."""
-
-RewriteInput = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
-"""From a module and its arguments to those that it shall be called with."""
-
-EndCall = Callable[[nn.Module, Any], None]
-"""Takes a module and what its call returned; None for a call that raised."""
-
-
-class OutputTap:
-    """The hook after the calls of one module that changes what they return; ``remove()`` takes it away.
-
-    It comes after the hooks that the user has set so far, and before all that read.
-    """
-
-    __slots__ = ("_entry",)
-
-    def __init__(self, module: nn.Module, rewrite: RewriteOutput) -> None:
-        self._entry = set_after(module, _RewriteOutput(rewrite), with_kwargs=True)
-        _put_readers_last(module)
-
-    def remove(self) -> None:
-        """Take the hook away."""
-        self._entry.remove()
-
-
-class InputTap:
-    """The hooks around the calls of one module that change its arguments; ``remove()`` takes them away.
-
-    They come after the hooks that the user has set so far, and before all that read.
-    """
-
-    __slots__ = ("_entries",)
-
-    def __init__(self, module: nn.Module, rewrite: RewriteInput, end: EndCall) -> None:
-        self._entries = (
-            set_before(module, _RewriteInput(rewrite)),
-            set_after(module, _EndCall(end), always=True),
-        )
-        _put_readers_last(module)
-
-    def remove(self) -> None:
-        """Take the hooks away."""
-        for entry in self._entries:
-            entry.remove()
-
-
-def _put_readers_last(module: nn.Module) -> None:
+def put_readers_last(module: nn.Module) -> None:
+    """Put the hooks that only read behind all others that a module has by now."""
     tables = tables_of(module)
     for hooks in (tables._forward_pre_hooks, tables._forward_hooks):
         for number, hook in list(hooks.items()):
@@ -287,42 +240,6 @@ def _put_readers_last(module: nn.Module) -> None:
 
 def _only_reads(hook: object) -> bool:
     return isinstance(hook, (_ForwardTap, _After)) or (isinstance(hook, _BeforeForward) and not hook.is_outermost)
-
-
-class _RewriteOutput(Hook):
-    __slots__ = ("_rewrite",)
-
-    def __init__(self, rewrite: RewriteOutput) -> None:
-        self._rewrite = rewrite
-
-    @breaks_graph
-    @uncompiled
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        return self._rewrite(module, args, kwargs, output)
-
-
-class _RewriteInput(Hook):
-    __slots__ = ("_rewrite",)
-
-    def __init__(self, rewrite: RewriteInput) -> None:
-        self._rewrite = rewrite
-
-    @breaks_graph
-    @uncompiled
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._rewrite(module, args, kwargs)
-
-
-class _EndCall(Hook):
-    __slots__ = ("_end",)
-
-    def __init__(self, end: EndCall) -> None:
-        self._end = end
-
-    @breaks_graph
-    @uncompiled
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._end(module, output)
 
 
 class ModuleHooks:

@@ -13,10 +13,11 @@ from torch.optim.optimizer import Optimizer
 from retrograd.errors import CannotRewriteError, RewriteError
 from retrograd.hooks.backward import backward_listeners
 from retrograd.hooks.listeners import hidden_hooks
-from retrograd.hooks.module import CallTap, InputTap, OutputTap, is_compiled
+from retrograd.hooks.module import CallTap, is_compiled
 from retrograd.hooks.names import NamedModule, compiled_regions, name_models, parameter_site, walk_modules
 from retrograd.hooks.optimizer import held_by, optimizer_listeners
 from retrograd.hooks.rewriters import gradient_rewriters, watched_rewriters
+from retrograd.hooks.rule_taps import NOWHERE, InputTap, OutputTap, Reach
 from retrograd.notices import warn
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
 from retrograd.rewriting.joint_rewriter import JointRewriter
@@ -163,19 +164,36 @@ class Rewriting:
         _check_module(entry, compiled, parameters)
         if parameters:
             values = ParameterValueRewriter(self._factory, entry.module, entry.path, parameters)
-            self._attach_to_inputs(entry.module, values)  # a wrapper may compute it again without itself
+            self._attach_to_inputs(entry.module, values, NOWHERE)  # a wrapper may compute it again without itself
         needs_input = self._assignments.needs_input
         inputs = None
         if "input" in slots or needs_input:
             inputs = InputRewriter(self._factory, entry.module, entry.path, notes_inputs=needs_input)
-            self._attach_to_inputs(entry.tapped, inputs)
+            self._attach_to_inputs(entry.tapped, inputs, self._find_reach(entry, "input"))
         if "output" in slots:
             outputs = OutputRewriter(self._factory, entry.module, entry.path, inputs)
-            self._taps.append(OutputTap(entry.tapped, outputs.rewrite_output))
+            self._taps.append(OutputTap(entry.tapped, outputs, self._find_reach(entry, "output")))
 
-    def _attach_to_inputs(self, tapped: nn.Module, inputs: InputRewriter) -> None:
+    def _attach_to_inputs(self, tapped: nn.Module, inputs: InputRewriter, reach: Reach) -> None:
         self._inputs.append(inputs)
-        self._taps.append(InputTap(tapped, inputs.rewrite_input, inputs.end_call))
+        self._taps.append(InputTap(tapped, inputs, reach))
+
+    def _find_reach(self, entry: NamedModule, slot: str) -> Reach:
+        """What compiled code has to ask the rules about, of the inputs or of the outputs of a module."""
+        assert self._assignments is not None
+        found: dict[str, list[str]] = {"value": [], "grad": []}
+        rules: list[Rule] = []
+        for each in entry.candidates():
+            possible = self._assignments.list_possible(each) if each.site.slot == slot else []
+            if possible and each.site.quantity in found:
+                found[each.site.quantity].append(slot if slot == "output" else "".join(each.site.keys[1:2]))
+                rules += possible
+        return Reach(
+            tuple(found["value"]),
+            tuple(found["grad"]),
+            needs_value=any(rule.needs_value for rule in rules),
+            needs_input=any(rule.needs_input for rule in rules),
+        )
 
     def _attach_to_gradients(self, entry: NamedModule, seen: set[int]) -> None:
         for name, parameter in entry.parameters:
