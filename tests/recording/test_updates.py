@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import retrograd as rg
 from retrograd.recording import optimizer_watch
 from tests.recording.collector import collect
 from tests.recording.oracle import assert_row
@@ -245,3 +248,90 @@ def test_an_update_that_fails_to_be_measured_harms_no_other(capsys: pytest.Captu
     assert seen.one("2:bias.update").count == 1
     assert seen.facts["faults"] == {"0:bias.update": 1}
     assert capsys.readouterr().err.count("RetrogradWarning") == 1
+
+
+def make_wide() -> nn.Sequential:
+    """A weight whose copy waits for the next update, and a bias that is too small for that."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(256, 128))
+
+
+def test_copies_that_wait_hold_the_newest_weights() -> None:
+    model = make_wide()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    expected = []
+    with rg.record(model) as recording:
+        for _ in range(5):
+            before = model[0].weight.detach().double().clone()
+            model(torch.randn(4, 256)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            change = model[0].weight.detach().double() - before
+            expected.append([change.pow(2).mean().sqrt().item(), before.norm().item()])
+    series = recording.history["0:weight.update"]
+    assert np.allclose(series.rms, [rms for rms, _ in expected], rtol=1e-4)
+    sizes = [rms * np.sqrt(256 * 128) / norm for rms, norm in expected]
+    assert np.allclose(series.update_ratio, sizes, rtol=1e-4)
+
+
+def test_an_optimizer_within_another_has_copies_of_its_own() -> None:
+    """As Lookahead: the outer update is what both have done, the inner one what it has done alone."""
+
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.step()
+            with torch.no_grad():
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        parameter += 1.0
+
+    model = make_wide()
+    optimizer = Outer(torch.optim.SGD(model.parameters(), lr=0.1))
+    with rg.record(model) as recording:
+        for _ in range(3):
+            before = model[0].weight.detach().clone()
+            model(torch.randn(4, 256)).sum().backward()
+            gradient = model[0].weight.grad.clone()  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
+            whole = model[0].weight.detach() - before
+    rows = recording.history.table().to_pandas()
+    rows = rows[(rows["site"] == "0:weight.update") & (rows["step"] == rows["step"].max())]
+    total = (whole.double().sum() - 0.1 * gradient.double().sum()).item()
+    assert rows["sum"].sum() == pytest.approx(total, rel=1e-4)
+
+
+def test_a_weight_that_changes_its_size_between_updates() -> None:
+    model = make_wide()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with rg.record(model, sites="0:weight.update") as recording:
+        for width in (256, 256, 300, 256):
+            model[0].weight.data = torch.zeros(128, width)
+            optimizer.zero_grad(set_to_none=True)
+            model(torch.ones(1, width)).sum().backward()
+            optimizer.step()
+    assert recording.history["0:weight.update"].count.tolist() == [128 * w for w in (256, 256, 300, 256)]
+    assert recording.history["0:weight.update"].mean.tolist() == [-0.5] * 4
+
+
+def test_updates_alone_are_of_training_steps() -> None:
+    model = make_wide()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    with rg.record(model, sites="*:weight.update") as recording:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 256)).sum()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        with torch.no_grad():
+            model(torch.ones(1, 256))
+    history = recording.history
+    assert history["0:weight.update"].steps.tolist() == [0, 1, 2]
+    assert history.loss.values.tolist() == losses
+    assert set(history.table().to_pandas()["phase"]) == {"train"}

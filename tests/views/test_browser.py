@@ -160,7 +160,11 @@ def test_dragging_zooms_map_and_curves_alike_and_a_double_click_goes_back(visit:
     expect(page.locator("#zoom")).to_contain_text("steps 100–")
     first, last = (int(number) for number in page.evaluate("location.hash.match(/zoom=(\\d+)-(\\d+)/).slice(1)"))
     assert (first, last) == (pytest.approx(100, abs=1), pytest.approx(200, abs=1))
-    page.mouse.dblclick(box["x"] + 100, box["y"] + 30)
+    for _ in range(5):  # on a busy machine two clicks can be too far apart for a double one
+        page.mouse.dblclick(box["x"] + 100, box["y"] + 30)
+        page.wait_for_timeout(500)
+        if page.locator("#zoom").is_hidden():
+            break
     expect(page.locator("#zoom")).to_be_hidden()
 
 

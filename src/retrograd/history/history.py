@@ -223,7 +223,9 @@ class History:
     def disagreements(self) -> list[Disagreement]:
         """Sites whose copies on several ranks differ: for each the first step, and two ranks that differ."""
         rows = self.rows
-        return [] if rows.copies is None else rows.copies.compare(rows, np.arange(rows.count))
+        told = self.manifest.get("merged", {}).get("differing", {})  # found when ranks were merged as they trained
+        found = [Disagreement(site, *numbers) for site, numbers in told.items() if len(numbers) == 3]
+        return found + ([] if rows.copies is None else rows.copies.compare(rows, np.arange(rows.count)))
 
     def table(self) -> pa.Table:
         """All rows as an Arrow table, with the columns of the run folder and the rank."""

@@ -268,7 +268,7 @@ class Picked(Mapping[str, npt.NDArray[Any]]):
         merged = merge_rows(rows, groups, n_groups)
         for name in self.rows.custom:
             how = self.rows.merges.get(name, "mean")
-            merged[name] = _merge_custom(self[name], how, rows["calls"], groups, n_groups)
+            merged[name] = merge_custom(self[name], how, rows["calls"], groups, n_groups)
         return merged
 
     def exponents(self, groups: npt.NDArray[np.int64], n_groups: int) -> npt.NDArray[np.int64]:
@@ -283,7 +283,7 @@ class Picked(Mapping[str, npt.NDArray[Any]]):
         return counts
 
 
-def _merge_custom(
+def merge_custom(
     values: npt.NDArray[np.float64], how: str, calls: npt.NDArray[Any], groups: npt.NDArray[np.int64], n_groups: int
 ) -> npt.NDArray[np.float64]:
     """Merge a user's statistic. Rows without a value (NaN) add nothing; a group without any value is NaN."""

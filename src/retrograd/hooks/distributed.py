@@ -26,7 +26,7 @@ from retrograd.norms import join_norms, summing_type
 
 def count_processes() -> int:
     """In how many processes that have found each other the program runs."""
-    return torch.distributed.get_world_size() if _is_connected() else 1
+    return torch.distributed.get_world_size() if is_connected() else 1
 
 
 def has_other_processes() -> bool:
@@ -36,7 +36,7 @@ def has_other_processes() -> bool:
 
 def own_rank() -> int:
     """The number of this process; before they have found each other, what the launcher says; 0 for a single one."""
-    return torch.distributed.get_rank() if _is_connected() else int(os.environ.get("RANK", "0"))
+    return torch.distributed.get_rank() if is_connected() else int(os.environ.get("RANK", "0"))
 
 
 def describe_process() -> str | None:
@@ -44,7 +44,8 @@ def describe_process() -> str | None:
     return f"{own_rank()} of {torch.distributed.get_world_size()}" if has_other_processes() else None
 
 
-def _is_connected() -> bool:
+def is_connected() -> bool:
+    """Tell whether the processes of the program, which may be one alone, have found each other."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 

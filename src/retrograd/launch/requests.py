@@ -90,6 +90,7 @@ one at once for anything critical, and the findings when it ends.
         check=_check_number,
     )
     resume: bool = option("--resume", False, "continue the run that DIR holds")
+    merge_ranks: bool = option("--merge-ranks", False, "merge the rows of all ranks into one folder as they come")
     quiet: bool = option("-q --quiet", False, "print no findings, and nothing where all goes well")
     watch: bool = False
     limit: int | None = None

@@ -44,6 +44,7 @@ from retrograd.runs.ranks import ask_rank
 
 if TYPE_CHECKING:
     from retrograd.launch.inventory import RunInventory
+    from retrograd.merging.shared_run import SharedRun
     from retrograd.runs.writer import RunWriter
 
 
@@ -190,11 +191,18 @@ class Session:
         ending = () if limit is None else (partial(StopAfter, limit, lambda: self._sink.steps),)
         return (*SOURCES, *(WATCHES if self._request.watch else ()), *ending)
 
-    def _open_run(self) -> RunWriter:
+    def _open_run(self) -> RunWriter | SharedRun:
         with random_kept(), warnings_kept():
-            from retrograd.runs.writer import RunWriter
+            from retrograd.recording.record import open_run_sink
 
-        writer = RunWriter(self._request.path, resume=self._request.resume, join=True)
+        request = self._request
+        writer = open_run_sink(
+            request.path,
+            merge_ranks=request.merge_ranks,
+            has_tensors=bool(request.tensors),
+            resume=request.resume,
+            join=True,
+        )
         atexit.register(self.close)  # again, since what is registered last runs first, and the writer has its own
         if multiprocessing.parent_process() is not None:  # a child of multiprocessing ends without atexit
             multiprocessing.util.Finalize(None, self.close, exitpriority=0)

@@ -263,6 +263,11 @@ class ModeBuffer:
         self.forwards.restart()
 
     @property
+    def may_be_reached(self) -> bool:
+        """Whether the backward pass that ends now may have reached it, where no gradient is recorded that tells."""
+        return self.touched or any(forward.is_reached for forward in self.forwards)
+
+    @property
     def phase(self) -> Phase:
         """The kind of forward that this was."""
         if self.failed:

@@ -91,6 +91,47 @@ def _make_keys(group: Mapping[str, Any], number: int, index: int) -> tuple[str, 
     return (*parameter_site(OPTIMIZER, first).keys, *rest)
 
 
+class WeightCopies:
+    """Copies of weights, made before an update and given back after it.
+
+    Memory that comes from the system page by page costs several times what the copying does. So the memory of a large
+    copy on the CPU waits for the next one, as long as all that waits is little.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[ParameterWatch, torch.Tensor] = {}
+        self._bytes = 0
+
+    def take(self, watch: ParameterWatch, weight: torch.Tensor) -> torch.Tensor:
+        """Copy the weight of a parameter."""
+        room = self._waiting.pop(watch, None)
+        if room is None:
+            return weight.clone()
+        self._bytes -= room.nbytes
+        is_alike = room.shape == weight.shape and room.dtype == weight.dtype and room.stride() == weight.stride()
+        return room.copy_(weight) if is_alike and weight.is_cpu else weight.clone()
+
+    def give_back(self, watch: ParameterWatch, copy: torch.Tensor) -> None:
+        """Give a copy back that is not read any more."""
+        size = copy.nbytes
+        if (
+            size >= _LARGE
+            and self._bytes + size <= _WAITING
+            and copy.is_cpu
+            and not copy.is_inference()
+            and watch not in self._waiting
+        ):
+            self._waiting[watch] = copy
+            self._bytes += size
+
+
+_LARGE = 1 << 16
+"""Bytes from which an allocator may ask the system for memory."""
+
+_WAITING = 64 << 20
+"""Bytes of copies that wait, at most: what a recording holds between updates."""
+
+
 class UpdateRecorder:
     """Measures the updates of the optimizers that step now.
 
@@ -106,6 +147,7 @@ class UpdateRecorder:
         self._buffer = buffer
         self._fault = fault
         self._copies: WeakKeyDictionary[Optimizer, list[tuple[ParameterWatch, torch.Tensor]]] = WeakKeyDictionary()
+        self._weights = WeightCopies()
         self.left_out: set[str] = set()
 
     def begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch]) -> None:
@@ -136,7 +178,7 @@ class UpdateRecorder:
             if size > COPY_LIMIT:
                 self.left_out.add(str(watch.update.site))
             else:
-                copies.append((watch, parameter.clone()))
+                copies.append((watch, self._weights.take(watch, parameter)))
         self._copies[optimizer] = copies
 
     def end(self, optimizer: Optimizer) -> None:
@@ -149,10 +191,12 @@ class UpdateRecorder:
                     update.see_update(local_part(parameter.detach()), before)
             except Exception as error:
                 self._fault(update.site, error)
+            self._weights.give_back(watch, before)
 
     def abandon(self, optimizer: Optimizer) -> None:
         """Forget the copies for an update that was not made."""
-        self._copies.pop(optimizer, None)
+        for watch, before in self._copies.pop(optimizer, ()):
+            self._weights.give_back(watch, before)
 
 
 _SKIPPED = "loss scaling found a gradient that is not finite"

@@ -14,9 +14,11 @@ from torch import nn
 from retrograd.errors import RecordingError
 from retrograd.history.history import History
 from retrograd.history.sink import Sink
+from retrograd.hooks.board import expect_processes, find_board
 from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.names import name_watched_leaves
 from retrograd.hooks.rewriters import rewrite_watched, watched_rewriters
+from retrograd.merging.shared_run import SharedRun
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
 from retrograd.recording.schedule import Schedule
@@ -127,6 +129,7 @@ def record(
     histogram: bool = True,
     tensor_budget: int | str = DEFAULT_BUDGET,
     resume: bool | Mapping[str, Any] = False,
+    merge_ranks: bool = False,
 ) -> Recording:
     """Record the history of activations and of their gradients while a model trains.
 
@@ -146,6 +149,8 @@ def record(
         tensor_budget: bytes of kept tensors that are never passed, as a number or as in ``"500MB"``.
         resume: go on with the recording in ``path``: True after its last step, or from the state that
             ``Recording.state_dict()`` gave; what was recorded from that step on is replaced.
+        merge_ranks: merge the rows of all ranks while they train, so that one folder holds them. Every rank is to ask
+            for it, with the same path. A single process records as ever.
 
     Raises:
         SiteError: for an invalid pattern, or one that matches nothing (the nearest sites are named).
@@ -163,12 +168,41 @@ def record(
     if path is None:
         if resume is not False:
             raise RecordingError("A recording in memory cannot be resumed.", repair="give the run folder as `path`.")
+        if merge_ranks:
+            raise RecordingError("A recording in memory is of one rank.", repair="give the run folder as `path`.")
         memory = History(tensor_budget=settings.tensor_budget)
         return Recording(Recorder(model, memory, settings, loose=model is None), memory, None)
     step = int(resume["step"]) if isinstance(resume, Mapping) else None
     check_models(model, settings)  # before the folder is made
-    writer = RunWriter(path, resume=resume is not False, step=step, tensor_budget=settings.tensor_budget)
+    writer = open_run_sink(
+        path,
+        merge_ranks=merge_ranks,
+        has_tensors=bool(settings.keeps),
+        resume=resume is not False,
+        step=step,
+        tensor_budget=settings.tensor_budget,
+    )
     return Recording(Recorder(model, writer, settings, step=writer.next_step, loose=model is None), writer, writer.path)
+
+
+def open_run_sink(
+    path: str | os.PathLike[str], *, merge_ranks: bool, has_tensors: bool, **choices: Any
+) -> RunWriter | SharedRun:
+    """The sink that writes a run folder, for this rank or for all together.
+
+    Args:
+        path: the folder.
+        merge_ranks: rows of all ranks go to one folder; of a single process they do anyway.
+        has_tensors: tensors are kept.
+        choices: as of a :class:`~retrograd.runs.writer.RunWriter`.
+
+    Raises:
+        RunError: for a folder that holds another run, or cannot be written.
+    """
+    processes = expect_processes() if merge_ranks else 1
+    if processes < 2:
+        return RunWriter(path, **choices)
+    return SharedRun(path, processes, find_board, has_tensors=has_tensors, **choices)
 
 
 @uncompiled

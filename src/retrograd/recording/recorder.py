@@ -202,7 +202,8 @@ class Recorder:
         backward.finish_inputs(failed)
         if self._reductions.groups and clock.on and not failed:
             self._reductions.pass_ends()
-        may_be_ours = self._buffers.grad.touched and (failed or not self._factory.sees_gradients)
+        grad = self._buffers.grad
+        may_be_ours = (failed and grad.touched) or (not self._factory.sees_gradients and grad.may_be_reached)
         if not clock.entered and clock.on and (may_be_ours or clock.is_free):
             backward.enter()
         backward.is_running = False

@@ -119,6 +119,12 @@ and what the recorder tells, such as `model` and `selection`. `resumed` lists th
 has a row for each module: its `path`, `type`, number of own `parameters` and of `trainable` ones, their `dtype`,
 `settings` as it shows them itself, and under `retrograd run` the `line` that constructed it.
 
+Where ranks were merged while they trained (`merge_ranks`), `merged` tells of the rows of rank 0: `ranks`, whose rows
+are in them; `lost`, of ranks that fell silent, the step behind which they did; `differing`, of sites whose copies
+differed, the first step, the rank that counts, and the one that differs. Names of sites are then those of the history
+of all ranks, and `ranks` in `placements.json` are all whose copies are in a row. Another rank has a folder only for
+what is its own: tensors, faults, its exception, or rows from the step on at which no rank above it could be reached.
+
 ## placements.json
 
 There is one where several processes know of each other. `sites` tells for each site, by its name in this rank's

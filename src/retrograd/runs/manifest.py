@@ -42,9 +42,12 @@ _KINDS = {
     "not_recorded": dict[str, Any] | list[Any] | None,
     "faults": _Told,
     "resumed": list[Any],
+    "merged": dict[str, Any],
     "sites": list[str],
 }
 """Entries of a manifest that readers rely on."""
+
+_MERGED_KINDS = {"ranks": list[int], "lost": dict[str, int], "differing": dict[str, list[int]]}
 
 
 @warnings_kept()  # to ask for the platform a process is started
@@ -164,6 +167,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         content = read_json(path)
         check_kinds(content, _KINDS)
+        check_kinds(content.get("merged", {}), _MERGED_KINDS)
     except (OSError, ValueError) as error:
         raise DamagedRunError(f"{str(path)!r} cannot be read: {error}.", repair="restore that file.") from error
     if content.get("format") != FORMAT:

@@ -114,8 +114,7 @@ INLINE void fold32(const Elements *e, const Elements *minus, bool histogram, Con
         if (minus) {
             block = next_block(&other, other_gathered, &n);
             const float *y = to_float32(block, e->kind, n, other_room);
-            *reference += finite_squares32(y, n);
-            for (int i = 0; i < n; i++) room[i] = x[i] - y[i];
+            *reference += subtract32(x, y, n, room);
             x = room;
         }
         add_float32(&run, x, n, &out->moments);

@@ -159,6 +159,23 @@ INLINE double finite_squares32(const float *x, int n)
     return squares;
 }
 
+/* Put x - y into `out`, which may be `x`; returns the sum of the squares of the finite y. */
+INLINE double subtract32(const float *x, const float *y, int n, float *out)
+{
+    Sum squares = 0;
+    int32_t largest = 0;
+#pragma omp simd reduction(+ : squares) reduction(max : largest)
+    for (int i = 0; i < n; i++) {
+        float v = y[i];
+        int32_t magnitude = bits32(v) & INT32_MAX;
+        out[i] = x[i] - v;
+        squares += v * v;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    bool fits = largest == 0 || (float32(largest) >= SQUARE_MIN && float32(largest) <= SQUARE_MAX);
+    return fits ? (double)squares : finite_squares32(y, n);
+}
+
 INLINE double finite_squares64(const double *x, int n)
 {
     double squares = 0;

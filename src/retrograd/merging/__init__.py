@@ -1,0 +1,1 @@
+"""Rows of many ranks on their way into one folder."""
