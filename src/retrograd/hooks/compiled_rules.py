@@ -1,10 +1,10 @@
 """Rules inside compiled code: operations in its graph, which ask the rules that eager code asks.
 
 While torch.compile traces a hook that rewrites, :func:`trace_rules` puts one operation into the graph:
-``retrograd::rules``. When the graph is traced once more, with its backward, this becomes several. ``begin_call`` numbers
-the call; ``change_value`` takes a tensor, and gives what its rules have made of it; hooks on tensors, set in the trace,
-become ``change_gradient`` in the graph of the backward. So rules are not traced: they run as in eager code, whatever
-they do, remember or print, and the graph is the same whichever they are.
+``retrograd::rules``. When the graph is traced once more, with its backward, this becomes several. ``begin_call``
+numbers the call; ``change_value`` takes a tensor, and gives what its rules have made of it; hooks on tensors, set in
+the trace, become ``change_gradient`` in the graph of the backward. So rules are not traced: they run as in eager code,
+whatever they do, remember or print, and the graph is the same whichever they are.
 
 Handles and tickets are those of ``compiled_taps.py``. A ticket stands for one call of a module, or for the graph that
 rules have made of a value, through which the gradient goes back.
@@ -23,8 +23,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.fx.node import has_side_effect
 
-from retrograd.errors import CannotRewriteError
+from retrograd.errors import CannotRewriteError, GraphBreakError
 from retrograd.hooks.compiled_taps import (
     BETWEEN,
     Numbered,
@@ -34,7 +35,7 @@ from retrograd.hooks.compiled_taps import (
     save_last_traced,
     teach_inductor,
 )
-from retrograd.hooks.engine import is_transformed, uncompiled
+from retrograd.hooks.engine import has_transform, knows_at_once, may_break_graph, uncompiled
 from retrograd.hooks.gradients import change_gradient as hook_gradient
 from retrograd.hooks.isolation import isolated_autograd
 from retrograd.hooks.nested import Keys
@@ -42,6 +43,7 @@ from retrograd.hooks.nodes import is_leaf, root_edges, variable_of
 from retrograd.hooks.reach import find_nodes
 from retrograd.hooks.saved import top_pair
 from retrograd.hooks.storages import is_held_elsewhere
+from retrograd.notices import warn
 
 
 class RewrittenSlot(Protocol):
@@ -57,6 +59,13 @@ class RewrittenSlot(Protocol):
         Returns:
             None if no rule acts any more.
         """
+
+
+class ForwardMark(Protocol):
+    """What the handle of a model leads to."""
+
+    def mark_forward(self, begins: bool, trains: bool) -> None:
+        """A forward begins, or ends."""
 
 
 class CompiledCall(Protocol):
@@ -78,7 +87,7 @@ class CompiledCall(Protocol):
         """
 
 
-_slots: Numbered[Callable[[], RewrittenSlot | None]] = Numbered(torch.int64)
+_slots: Numbered[Callable[[], Any]] = Numbered(torch.int64)
 _calls: Numbered[CompiledCall | None] = Numbered(torch.uint32)
 _graphs: Numbered[tuple[Tensor, ...] | None] = Numbered(torch.uint32)
 _NO_CALL = _calls.add(None)
@@ -87,9 +96,37 @@ _CUT = _graphs.add(())
 """For a value that no gradient goes back to."""
 
 
-def make_slot_handle(slot: RewrittenSlot) -> Tensor:
-    """The handle of a slot, which is not held."""
+def make_slot_handle(slot: RewrittenSlot | ForwardMark) -> Tensor:
+    """The handle of a slot, or of a model, which is not held."""
     return _slots.add(weakref.ref(slot))
+
+
+@knows_at_once
+def tell_of_break(sites: str) -> None:
+    """While a graph is traced, say that it breaks where rules act at these sites.
+
+    Raises:
+        GraphBreakError: if it must be whole.
+    """
+    if may_break_graph():
+        warn(f"A graph of torch.compile breaks where rules act at {sites}: the code there runs uncompiled.")
+        return
+    raise GraphBreakError(
+        f"Rules act at {sites}, which takes a graph break, and the graph must be whole.",
+        repair="compile without fullgraph=True, or set the rules on outputs, inputs and gradients.",
+        reason="compiled code reads a parameter before it calls the module, and a transform has no values.",
+    )
+
+
+@knows_at_once
+def is_in_transform() -> bool:
+    """While a graph is traced, tell whether this part of it is inside a ``torch.func`` transform."""
+    return has_transform()
+
+
+def trace_forward(handle: Tensor, *, begins: bool) -> None:
+    """Put into the graph that is being traced that the forward of a model begins, or ends."""
+    torch.ops.retrograd.forward(handle, begins, torch.is_grad_enabled())
 
 
 def trace_rules(
@@ -125,6 +162,15 @@ def trace_rules(
 
 
 # ---- what runs when a graph runs ------------------------------------------------------------------------------------
+
+
+@uncompiled
+def mark_forward(handle: Tensor, place: int, begins: bool, trains: bool) -> None:
+    """Tell a model that its forward begins, or ends. ``place`` is as in :func:`begin_call`."""
+    find = _slots.find(handle)
+    mark = find() if find is not None else None
+    if mark is not None:
+        mark.mark_forward(begins, trains)
 
 
 @uncompiled
@@ -201,7 +247,8 @@ def change_gradient(
 
 
 _AUTOGRAD = [
-    torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in ("AutogradFunctionality", "ADInplaceOrView")
+    torch._C.DispatchKeySet(key)
+    for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView)
 ]
 
 
@@ -254,6 +301,8 @@ _library.define(
     "rules(Tensor[] tensors, Tensor handle, str[] names, bool[] values, bool[] gradients, bool[] branches, "
     "bool needs_value, Tensor[] inputs, str[] input_names, bool trains, bool training) -> Tensor[]"
 )
+_library.define("forward(Tensor handle, bool begins, bool trains) -> ()")
+_library.define("mark_forward(Tensor handle, int place, bool begins, bool trains) -> ()")
 _library.define("begin_call(Tensor[] tensors, Tensor handle, int place, bool trains, bool training) -> Tensor")
 _library.define("change_value(Tensor value, Tensor ticket, str name, bool needs_grad, bool trains) -> (Tensor, Tensor)")
 _library.define("change_value_backward(Tensor gradient, Tensor graph) -> Tensor")
@@ -261,6 +310,7 @@ _library.define(
     "change_gradient(Tensor gradient, Tensor ticket, str name, Tensor? value, Tensor[] inputs, str[] input_names) "
     "-> Tensor"
 )
+_MARK = torch.ops.retrograd.mark_forward.default
 _BEGIN = torch.ops.retrograd.begin_call.default
 _VALUE = torch.ops.retrograd.change_value.default
 _BACK = torch.ops.retrograd.change_value_backward.default
@@ -273,6 +323,7 @@ class ValueRules(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, ticket: Tensor, name: str, needs_grad: bool, trains: bool) -> Tensor:
         """What they make of it."""
+        changed: Tensor
         changed, graph = _VALUE(value, ticket, name, needs_grad, trains)
         save_last_traced(_VALUE)
         ctx.save_for_backward(graph)
@@ -282,6 +333,9 @@ class ValueRules(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Its gradient."""
         return _BACK(gradient, *ctx.saved_tensors), None, None, None, None
+
+
+_apply_rules: Callable[..., Tensor] = ValueRules.apply
 
 
 class OneUse(torch.autograd.Function):
@@ -296,6 +350,15 @@ class OneUse(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """The same gradient."""
         return gradient
+
+
+_use_once: Callable[..., Tensor] = OneUse.apply
+
+
+@uncompiled
+def _forward(handle: Tensor, begins: bool, trains: bool) -> None:
+    """What ``retrograd::forward`` is made of."""
+    _MARK(handle, count_traced(_MARK), begins, trains)
 
 
 @uncompiled
@@ -313,12 +376,6 @@ def _rules(
     training: bool,
 ) -> list[Tensor]:
     """What ``retrograd::rules`` is made of, wherever a graph with it is traced or run."""
-    if any(map(is_transformed, tensors)):
-        raise CannotRewriteError(
-            "Rules cannot act inside a torch.func transform in compiled code.",
-            repair="leave the transform to eager code, by torch.compiler.disable().",
-            reason="a rule sees values, and there are none inside a transform.",
-        )
     ticket = _BEGIN(tensors, handle, count_traced(_BEGIN), trains, training)
     save_last_traced(_BEGIN)
     teach_inductor()
@@ -326,10 +383,10 @@ def _rules(
     for place, tensor in enumerate(tensors):
         new = tensor
         if values[place]:
-            new = ValueRules.apply(new, ticket, names[place], new.requires_grad and trains, trains)
+            new = _apply_rules(new, ticket, names[place], new.requires_grad and trains, trains)
         if gradients[place] and new.requires_grad and trains:
             if (branches[place] and new is tensor) or new.is_leaf or new._is_view():
-                new = OneUse.apply(new)
+                new = _use_once(new)
             value = new.detach() if needs_value else None
             hook_gradient(new, partial(_change, ticket, names[place], value, inputs, input_names))
         results.append(new)
@@ -345,7 +402,10 @@ def _change(
     input_names: Sequence[str],
     gradient: Tensor | None,
 ) -> Tensor | None:
-    return None if gradient is None else _GRADIENT(gradient, ticket, name, value, inputs, input_names)
+    if gradient is None:
+        return None
+    changed: Tensor = _GRADIENT(gradient, ticket, name, value, inputs, input_names)
+    return changed
 
 
 def _fake_value(value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
@@ -353,7 +413,11 @@ def _fake_value(value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 
 
 _library.impl("rules", _rules, "CompositeImplicitAutograd")
+_library.impl("forward", _forward, "CompositeImplicitAutograd")
+has_side_effect(torch.ops.retrograd.forward.default)
+has_side_effect(torch.ops.retrograd.rules.default)
 for _operation, _function, _fake in (
+    (_MARK, mark_forward, lambda *_: None),
     (_BEGIN, begin_call, new_ticket),
     (_VALUE, change_value, _fake_value),
     (_BACK, change_value_backward, lambda gradient, *_: torch.empty_like(gradient)),
@@ -362,4 +426,4 @@ for _operation, _function, _fake in (
     _name = _function.__name__
     _library.impl(_name, _function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"retrograd::{_name}", _fake, lib=_library)
-    call_plainly(_operation, _function, numbers_calls=_operation is _BEGIN)
+    call_plainly(_operation, _function, numbers_calls=_operation in (_MARK, _BEGIN))

@@ -19,15 +19,17 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.fx.node import has_side_effect
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
-from retrograd.hooks.engine import is_transformed, uncompiled
+from retrograd.hooks.engine import dispatch_modes, is_transformed, uncompiled
 from retrograd.hooks.listeners import Entry, SeeGradient, hooks_on
 from retrograd.hooks.nested import Keys, flatten
 
@@ -64,7 +66,7 @@ class Numbered(Generic[T]):
         """The tensor that stands for it from now on."""
         number = self._next
         self._next += 1
-        with torch.inference_mode(False):
+        with _disable_current_modes() if dispatch_modes() else nullcontext(), torch.inference_mode(False):
             tensor = torch.tensor([number], dtype=self._dtype, device="cpu")
         self._by_number[number] = self._by_address[tensor.data_ptr()] = thing
         weakref.finalize(tensor, self._remove, number, tensor.data_ptr()).atexit = False
@@ -222,8 +224,23 @@ call_plainly(_SEE_GRADIENT, see_gradient)
 def teach_inductor() -> None:
     """Have inductor write plain calls. It is loaded by now, or is not used for this graph."""
     lowering: Any = sys.modules.get("torch._inductor.lowering")
-    if lowering is None or all(operation in lowering.lowerings for operation in _plain):
+    new = [] if lowering is None else [operation for operation in _plain if operation not in lowering.lowerings]
+    if not new:
         return
+    kind = _make_plain_call(lowering)
+
+    def lower(operation: Any) -> Callable[..., Any]:
+        def make(*args: Any) -> Any:
+            box = lowering.ir.TensorBox.create
+            return torch.utils._pytree.tree_map_only(lowering.ir.IRNode, box, kind.create(operation, *args))
+
+        return make
+
+    for operation in new:
+        lowering.register_lowering(operation, type_promotion_kind=None)(lower(operation))
+
+
+def _make_plain_call(lowering: Any) -> Any:
     ir = lowering.ir
 
     class PlainCall(ir.FallbackKernel):  # type: ignore[name-defined, misc]
@@ -253,12 +270,4 @@ def teach_inductor() -> None:
                 read_writes.reads.add(ir.dependencies.StarDep(self.before.get_name()))
             return read_writes
 
-    def lower(operation: Any) -> Callable[..., Any]:
-        def make(*args: Any) -> Any:
-            return torch.utils._pytree.tree_map_only(ir.IRNode, ir.TensorBox.create, PlainCall.create(operation, *args))
-
-        return make
-
-    for operation in _plain:
-        if operation not in lowering.lowerings:
-            lowering.register_lowering(operation, type_promotion_kind=None)(lower(operation))
+    return PlainCall

@@ -204,6 +204,12 @@ class CallTap:
             entry.remove()
 
 
+class EndHook(Hook):
+    """A hook after forwards that changes nothing, and comes after all that do."""
+
+    __slots__ = ()
+
+
 class _BeforeForward(Hook):
     __slots__ = ("is_outermost", "watcher")
 
@@ -217,7 +223,7 @@ class _BeforeForward(Hook):
             self.watcher.before_forward(module, args, kwargs)
 
 
-class _After(Hook):
+class _After(EndHook):
     __slots__ = ("watcher",)
 
     def __init__(self, watcher: InputWatcher) -> None:
@@ -239,7 +245,7 @@ def put_readers_last(module: nn.Module) -> None:
 
 
 def _only_reads(hook: object) -> bool:
-    return isinstance(hook, (_ForwardTap, _After)) or (isinstance(hook, _BeforeForward) and not hook.is_outermost)
+    return isinstance(hook, (_ForwardTap, EndHook)) or (isinstance(hook, _BeforeForward) and not hook.is_outermost)
 
 
 class ModuleHooks:
