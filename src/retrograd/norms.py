@@ -1,4 +1,4 @@
-"""The Euclidean norm of a tensor, and of several as if they were one vector.
+"""The Euclidean norm of a tensor, and of several as if they were one vector; sums of products likewise.
 
 One answer for all rooms: half precision is summed in float32, where its squares fit, and types that torch cannot reduce
 are widened first.
@@ -6,7 +6,9 @@ are widened first.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,3 +46,21 @@ def join_norms(norms: Sequence[Tensor]) -> Tensor:
     """The norm of several tensors as if they were one vector: √Σ ‖·‖², on the device of the first."""
     joined: Tensor = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
     return joined
+
+
+def add_up(numbers: Sequence[Tensor]) -> Tensor:
+    """The sum of numbers without dimensions, on the device of the first.
+
+    Of those that are spread over processes (``DTensor``s) the sum over all processes is taken: one collective for all
+    that are spread in the same way.
+    """
+    device = numbers[0].device
+    plain: list[Tensor] = []
+    ways: dict[Any, list[Any]] = {}
+    for number in numbers:
+        if hasattr(number, "full_tensor"):
+            ways.setdefault((number.device_mesh, number.placements, number.dtype), []).append(number)  # type: ignore[attr-defined]
+        else:
+            plain.append(number)
+    plain += [functools.reduce(torch.add, same).full_tensor() for same in ways.values()]
+    return torch.stack([number.to(device) for number in plain]).sum()

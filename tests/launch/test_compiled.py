@@ -8,14 +8,15 @@ from retrograd.hooks.engine import TORCH
 from tests.launch.recorded import Command, Outcome, outputs, parameters, recorded, steps
 
 WEIGHTS = parameters("body.linear", "head")
+OUTPUTS = outputs("body.linear", "body", "head", "self")
 
 
 @pytest.mark.parametrize(
     ("outcome", "seen"),
     [
-        pytest.param(Command("compiled.py model"), outputs("self"), id="torch.compile(model)"),
+        pytest.param(Command("compiled.py model"), OUTPUTS, id="torch.compile(model)"),
         pytest.param(Command("compiled.py in-place"), outputs("self"), id="model.compile()"),
-        pytest.param(Command("compiled.py part"), outputs("body", "head", "self"), id="model.body.compile()"),
+        pytest.param(Command("compiled.py part"), OUTPUTS, id="model.body.compile()"),
         pytest.param(
             Command("compiled.py function"),
             set(),
@@ -25,7 +26,7 @@ WEIGHTS = parameters("body.linear", "head")
     ],
     indirect=["outcome"],
 )
-def test_what_is_compiled_is_recorded_at_its_boundary(outcome: Outcome, seen: set[str]) -> None:
+def test_compiled_models_are_recorded_inside(outcome: Outcome, seen: set[str]) -> None:
     assert outcome.output.split()[-2:] == ["1", "graphs"]  # as without us, or there would be no outcome
     assert outcome.sites() == seen | WEIGHTS
     assert len({step for step, _ in outcome.moments()}) >= 29  # the first step may be over before the model is found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -55,14 +56,26 @@ class Truth:
     """What one process sees that trains with whole batches: for each site, what there is of each step.
 
     Found with plain hooks; for parameters, of what autograd leaves in ``.grad`` and of weights before and after.
+
+    Args:
+        net: the whole model.
+        inputs: look at what modules are called with, too.
     """
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, *, inputs: bool = False) -> None:
         self.seen: dict[str, dict[int, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
         self.step = 0
         self.net = net
         for name, module in net.named_modules():
             module.register_forward_hook(lambda module, args, out, name=name or "self": self._see_output(name, out))
+            if inputs:
+                module.register_forward_pre_hook(lambda module, args, name=name or "self": self._see_input(name, *args))
+
+    def _see_input(self, name: str, x: Tensor) -> None:
+        """Each input of a chain of modules is used by one of them alone."""
+        self.add(f"{name}:input.input", x)
+        if x.requires_grad:
+            x.register_hook(lambda gradient: self.add(f"{name}:input.input.grad", gradient))
 
     def _see_output(self, name: str, out: Tensor) -> None:
         if torch.is_grad_enabled():
@@ -92,12 +105,25 @@ class Truth:
         self.step += 1
 
 
-def train_whole(net: nn.Module | None = None, *, steps: int = STEPS, halves: int = 1) -> Truth:
-    """In each step one pass, or several over a part of the rows each, whose gradients are added up."""
-    truth = Truth(net or make_net())
+def train_whole(
+    net: nn.Module | None = None, *, steps: int = STEPS, halves: int = 1, shares: int = 0, inputs: bool = False
+) -> Truth:
+    """In each step one pass, or several over a part of the rows each, whose gradients are added up.
+
+    With ``shares`` also what processes find alone that have a share of the rows each: as ``….local.grad``.
+    """
+    net = net or make_net()
+    twin = deepcopy(net)
+    truth = Truth(net, inputs=inputs)
     optimizer = make_optimizer(truth.net)
     for step in range(steps):
         optimizer.zero_grad()
+        twin.load_state_dict(net.state_dict())
+        for share in range(shares):
+            x, slope = (each.chunk(shares)[share] for each in (data_of(step), slope_of(step)))
+            found = torch.autograd.grad(loss_of(twin(x), slope), list(twin.parameters()))
+            for (name, _), gradient in zip(truth.named(), found, strict=True):
+                truth.add(f"{name}.local.grad", gradient)
         for x, slope in zip(data_of(step).chunk(halves), slope_of(step).chunk(halves), strict=True):
             loss_of(truth.net(x), slope).backward()
         truth.take_gradients()
@@ -119,7 +145,7 @@ def assert_merged(
         by_step = truth.seen[site]
         assert series.steps.tolist() == sorted(by_step), site
         for at, step in enumerate(sorted(by_step)):
-            values = np.concatenate([each.flatten().numpy() for each in by_step[step]]) * factor(site)
+            values = np.concatenate([each.flatten().double().numpy() for each in by_step[step]]) * factor(site)
             assert (series.count[at], series.zeros[at]) == (len(values), (values == 0).sum()), (site, step)
             extremes = series.min[at], series.max[at]
             assert extremes == pytest.approx((values.min(), values.max()), rel=0 if is_exact else 1e-5, abs=0), site

@@ -192,6 +192,55 @@ def test_a_model_that_was_compiled_before_is_told_of(way: Any) -> None:
     assert recording.history["blocks.1.act:output.grad"].steps.tolist() == [0]
 
 
+@pytest.mark.parametrize("what", ["model", "loss", "step", "optimizer too"])
+def test_a_function_that_was_compiled_before_is_told_of(what: str) -> None:
+    """Its calls pass all hooks, so the warning comes with the first gradients; and no second time."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
+    update = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = torch.compile(model, backend="aot_eager")
+
+    def evaluate() -> Tensor:
+        called = compiled if what == "model" else model
+        return called(torch.ones(3, 6)).square().mean()
+
+    def advance() -> None:
+        forward().backward()
+
+    def step() -> None:
+        update.zero_grad()
+        advance()
+        update.step()
+
+    forward = torch.compile(evaluate, backend="aot_eager") if what == "loss" else evaluate
+    if what == "step":
+        advance = torch.compile(advance, backend="aot_eager")
+    elif what == "optimizer too":
+        step = torch.compile(step, backend="aot_eager")
+    step()
+    with (
+        pytest.warns(UserWarning, match=r"runs 0, 1. Call torch\.compiler\.reset\(\)") as told,
+        rg.record(model) as late,
+    ):
+        step()
+        step()
+    assert len([each for each in told if "compiler.reset" in str(each.message)]) == 1
+    assert "0:output" not in late.history.sites
+    torch.compiler.reset()
+    with rg.record(model) as recording:
+        step()
+    assert recording.history["0:output.grad"].steps.tolist() == [0]
+
+
+def test_what_is_not_called_is_not_taken_for_compiled() -> None:
+    """Weights that are used without their module, beside compiled code that has nothing to do with them."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
+    torch.compile(torch.sin, backend="eager")(torch.ones(2))
+    torch.compile(lambda x: x.sin(), backend="eager")(torch.ones(2))
+    with warnings.catch_warnings(), rg.record(model, sites="1:output"):
+        warnings.simplefilter("error")
+        model[1](nn.functional.linear(torch.ones(2, 6), model[0].weight)).sum().backward()
+
+
 def recorded_rows(history: Any) -> dict[str, list[Any]]:
     """All that was recorded of outputs and of what belongs to a module."""
     statistics = ("count", "mean", "rms", "min", "max", "zeros")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -41,7 +41,9 @@ pytestmark = pytest.mark.slow
 UNEVEN = 5
 """A width of which the last process gets fewer rows than the others, or none."""
 
-SITES = ("*:output", "*:output.grad", "*:weight*", "*:bias*")
+SITES = ("*:*",)
+
+OWN = "*:*.local.grad"
 
 
 def mesh_of(*sizes: int) -> Any:
@@ -57,11 +59,17 @@ def whole(tensor: Any) -> Tensor:
 def train(rank: int, folder: Path, name: str, spread: Callable[[Any], nn.Module], shares: int) -> list[Tensor]:
     """Each process takes its share of the rows: those in one share have the same."""
     weights = []
+    sites = [*SITES, OWN] if name in RANKS_OWN else SITES
     for is_recorded in (True, False):
-        model = spread(make_net())
+        model: nn.Module = make_net()
+        recording = None
+        if is_recorded and name.startswith("early"):
+            recording = record(model, folder / "runs" / name, sites=sites)
+        model = spread(model)
+        if is_recorded and recording is None:
+            recording = record(model, folder / "runs" / name, sites=sites)
         optimizer = make_optimizer(model)
         share = rank * shares // torch.distributed.get_world_size()
-        recording = record(model, folder / "runs" / name, sites=SITES) if is_recorded else None
         for step in range(STEPS):
             optimizer.zero_grad()
             x, slope = (each.chunk(shares)[share] for each in (data_of(step), slope_of(step)))
@@ -107,15 +115,25 @@ def split_middle(net: nn.Sequential) -> nn.Module:
     return parallelize_module(net, mesh_of(2), plan)
 
 
-def split_and_shard(net: nn.Sequential, *, all_split: bool) -> nn.Module:
-    mesh = mesh_of(2, 2)
+def split_and_shard(net: nn.Sequential, *, all_split: bool, copies: int = 0) -> nn.Module:
+    """Tensor parallelism within FSDP2; with ``copies``, within HSDP."""
+    sizes = (copies, 2 // copies, 2) if copies else (2, 2)
+    names = ("copies", "outer", "inner") if copies else ("outer", "inner")
+    mesh: Any = init_device_mesh("cpu", sizes, mesh_dim_names=names)
     if all_split:
         split(net, mesh=mesh["inner"])
     else:
         parallelize_module(net, mesh["inner"], {"2": ColwiseParallel(output_layouts=Replicate())})
+    data = mesh["copies", "outer"] if copies else mesh["outer"]
     for module in (net[0], net[2]):
-        fully_shard(module, mesh=mesh["outer"])
-    return fully_shard(net, mesh=mesh["outer"])
+        fully_shard(module, mesh=data)
+    return fully_shard(net, mesh=data)
+
+
+def replicate_whole(net: nn.Sequential) -> nn.Module:
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+
+    return replicate(net, mesh=mesh_of(2))
 
 
 def gather(rank: int, folder: Path, name: str) -> list[Tensor]:
@@ -154,7 +172,7 @@ def split_sequence(rank: int, folder: Path, name: str) -> list[Tensor]:
     }
     model = parallelize_module(Sequence(), mesh_of(2), plan)
     optimizer = make_optimizer(model)
-    with record(model, folder / "runs" / name, sites=[*SITES, "*:*.local.grad"]):
+    with record(model, folder / "runs" / name, sites=[*SITES, OWN]):
         for step in range(STEPS):
             optimizer.zero_grad()
             model(data_of(step).float().view(2, 4, 4)).square().mean().backward()
@@ -181,6 +199,11 @@ TWO: dict[str, tuple[Callable[[Any], nn.Module], int]] = {
     "spread": (partial(split, local=False), 1),
     "rows": (split_otherwise, 1),
     "middle": (split_middle, 1),
+    "early": (lambda net: shard(net, 2), 2),
+    "early columns": (split, 1),
+    "early rows": (split_otherwise, 1),
+    "replicated": (replicate_whole, 2),
+    "offloaded": (lambda net: shard(net, 2, offload_policy=CPUOffloadPolicy(pin_memory=False)), 2),
 }
 FOUR: dict[str, tuple[Callable[[Any], nn.Module], int]] = {
     "quarters": (lambda net: shard(net, 4), 4),
@@ -188,7 +211,13 @@ FOUR: dict[str, tuple[Callable[[Any], nn.Module], int]] = {
     "hybrid": (lambda net: shard(net, 2, 2), 4),
     "both": (partial(split_and_shard, all_split=True), 2),
     "mixed": (partial(split_and_shard, all_split=False), 2),
+    "hybrid split": (partial(split_and_shard, all_split=True, copies=2), 2),
 }
+RANKS_OWN = {"fsdp", "leaves", "kept", "early", "offloaded", "quarters", "uneven", "hybrid", "both", "mixed"}
+"""Runs in which what each process finds before the reduction is recorded."""
+
+WITH_ADDENDS = {"rows", "early rows", "middle", "mixed"}
+"""Runs in which the last layer takes a copy of its input, so that each process finds an addend of its gradient."""
 
 
 def train_named(rank: int, folder: Path, name: str) -> list[Tensor]:
@@ -221,9 +250,17 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def assert_whole(runs: Path, name: str, shares: int) -> None:
     run = open_run(runs / name)
     net = make_net(UNEVEN) if name == "uneven" else make_net()
-    assert_merged(run.history, train_whole(net), factor=lambda site: shares if site.endswith(":output.grad") else 1)
+    truth = train_whole(net, shares=shares if name in RANKS_OWN else 0, inputs=True)
+    addends = {"2:input.input.grad"} if name in WITH_ADDENDS else set()
+
+    def mean_of_share(site: str) -> float:
+        return shares if site.endswith("put.grad") else 1
+
+    assert_merged(run.history, truth, factor=mean_of_share, sites=sorted(set(truth.seen) - addends))
     assert not run.history.disagreements
-    assert not run.manifest["not_recorded"]
+    told = {each["site"] for each in run.manifest["not_recorded"]}
+    assert told == {"self:input.input.grad", "0:input.input.grad"} | addends
+    assert not addends & set(run.history.sites)
     assert not run.manifest["faults"]
 
 
@@ -265,7 +302,7 @@ def test_a_sum_that_nobody_has_formed(two: Path) -> None:
     assert_merged(run.history, truth, is_exact=False, sites=sorted(set(truth.seen) - summed))
     assert not summed & set(run.history.sites)
     reasons = {each["site"]: each["reason"] for each in run.manifest["not_recorded"]}
-    assert set(reasons) == summed
+    assert set(reasons) - {"up:input.input.grad"} == {*summed, "self:input.x.grad", "stem:input.input.grad"}
     assert "summand" in reasons["norm:weight.grad"]
     local = run.history["norm:weight.local.grad"]
     both = [local.select(rank=rank).mean for rank in range(2)]

@@ -107,13 +107,11 @@ def test_a_compiled_model_has_the_names_of_the_plain_one() -> None:
     wrapped = torch.compile(net, backend="eager")
     with collect(wrapped) as seen:
         train(wrapped)
-    assert {"self:output", "self:output.grad", "0:weight.grad", "2:bias.update"} <= set(seen.sites())
+    assert {"self:output", "0:output.grad", "0:weight.grad", "2:bias.update"} <= set(seen.sites())
     assert not [name for name in seen.names if "_orig_mod" in name]
-    reasons = {item["site"]: item["reason"] for item in seen.facts["not_recorded"]}
-    assert "compiled" in reasons["0:output"]
 
 
-def test_a_model_that_is_compiled_in_place_is_recorded_at_its_boundary_and_left_as_it_was() -> None:
+def test_a_model_that_is_compiled_in_place_is_recorded_and_left_as_it_was() -> None:
     bare, net = make_net(), make_net()
     for each in (bare, net):
         each.compile(backend="eager")

@@ -5,7 +5,7 @@ engine, which they look up in their module. A wrapper stands in its place while 
 after the last one. The public functions themselves are left alone: torch.compile knows them by their identity.
 
 Listeners are told of outermost passes: one inside another (reentrant checkpointing) is part of it. Followers are told
-of every pass.
+of every pass. Changers are listeners that change the gradients which a pass leaves, before the others read them.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class _Outermost:
 
     roots: tuple[torch.Tensor, ...]
     listeners: tuple[BackwardListener, ...]
+    changers: tuple[BackwardListener, ...]
 
 
 class _RunningPasses(threading.local):
@@ -111,11 +112,11 @@ def _wrap_engine() -> list[Undo]:
         outer = current_graph_task()
         around = _here.inside
         followers = () if is_backward_compiled() else backward_followers.all
-        listeners = backward_listeners.all if outer == OUTSIDE else ()
-        if not (followers or listeners) or (around and around[-1] == outer) or is_tracing():
+        listeners, changers = (backward_listeners.all, backward_changers.all) if outer == OUTSIDE else ((), ())
+        if not (followers or listeners or changers) or (around and around[-1] == outer) or is_tracing():
             return original(roots, *args, **kwargs)
         run = _describe(roots, args, kwargs, outer) if followers else None
-        running = _describe_outermost(roots, listeners) if outer == OUTSIDE else None
+        running = _describe_outermost(roots, listeners, changers) if outer == OUTSIDE else None
         failure: BaseException | None = None
         try:
             _here.inside = (*around, outer)
@@ -154,15 +155,17 @@ def _is_batched(gradient: torch.Tensor) -> bool:
 
 
 @uncompiled
-def _describe_outermost(roots: Any, listeners: tuple[BackwardListener, ...]) -> _Outermost:
-    return _Outermost(tuple(root for root in roots if isinstance(root, torch.Tensor)), listeners)
+def _describe_outermost(
+    roots: Any, listeners: tuple[BackwardListener, ...], changers: tuple[BackwardListener, ...]
+) -> _Outermost:
+    return _Outermost(tuple(root for root in roots if isinstance(root, torch.Tensor)), listeners, changers)
 
 
 @uncompiled
 def _tell_begin(running: _Outermost | None, followers: tuple[BackwardFollower, ...], run: EngineRun | None) -> None:
     if running is not None:
         _here.running = running
-        for listener in running.listeners:
+        for listener in (*running.listeners, *running.changers):
             listener.backward_begins(running.roots)
     if run is not None:
         for follower in followers:
@@ -181,8 +184,22 @@ def _tell_end(
             follower.run_ends(run, error)
     if running is not None:
         _here.running = None
-        for listener in running.listeners:
-            listener.backward_ends(error is not None)
+        _end(running.changers, running.listeners, error is not None)
+
+
+def _end(changers: tuple[BackwardListener, ...], listeners: tuple[BackwardListener, ...], failed: bool) -> None:
+    """Tell of the end: the changer that came last first, and the listeners after all of them, even if one raises."""
+    if not changers:
+        for listener in listeners:
+            listener.backward_ends(failed)
+        return
+    try:
+        changers[-1].backward_ends(failed)
+    except BaseException:
+        failed = True
+        raise
+    finally:
+        _end(changers[:-1], listeners, failed)
 
 
 def _greet(listener: BackwardListener) -> None:
@@ -193,6 +210,15 @@ def _greet(listener: BackwardListener) -> None:
         listener.backward_begins(running.roots)
 
 
+def _greet_changer(changer: BackwardListener) -> None:
+    running = _here.running
+    if running is not None:
+        running.changers = (*running.changers, changer)
+        changer.backward_begins(running.roots)
+
+
 _patch = Patch(_wrap_engine)
 backward_listeners = Listeners[BackwardListener](_patch, _greet)
+backward_changers = Listeners[BackwardListener](_patch, _greet_changer)
+"""Told of the beginning after all listeners, and of the end before them; in between, from the outside to the inside."""
 backward_followers = Listeners[BackwardFollower](_patch)

@@ -128,11 +128,18 @@ def _wait_for_compiler() -> Undo:
     return finder.remove
 
 
+def has_compiled_code() -> bool:
+    """Tell whether torch.compile has compiled anything in this process since it was last reset."""
+    converter: Any = sys.modules.get("torch._dynamo.convert_frame")
+    return converter is not None and bool(converter.output_codes.seen_ids)
+
+
 def has_been_compiled(module: nn.Module) -> bool:
     """Tell whether the forward of such modules is in compiled code by now, which finds no hook that is set later."""
     if _ROOM not in sys.modules:
         return False
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    forward = inspect.getattr_static(type(module), "forward", None)  # a scripted module's cannot be asked for
+    code = getattr(inspect.unwrap(forward) if callable(forward) else None, "__code__", None)
     return code is not None and bool(eval_frame._debug_get_cache_entry_list(code))
 
 

@@ -13,13 +13,15 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.hooks.module import CallTap
-from retrograd.hooks.names import fsdp_groups
+from retrograd.hooks.names import fsdp_groups, fsdp_parameters
+from retrograd.hooks.nested import flatten
 from retrograd.hooks.nodes import is_leaf
 from retrograd.norms import join_norms, summing_type
 
@@ -68,6 +70,30 @@ def local_part(tensor: Any) -> Any:
     """This process's part of a tensor, in the same memory; waits for the collective that still brings it."""
     part = tensor.to_local() if is_sharded(tensor) else tensor
     return part.trigger_wait() if type(part).__name__ == "AsyncCollectiveTensor" else part
+
+
+def whole_of(tensor: Any) -> Tensor:
+    """All elements of a tensor that is spread over processes, in each of them: a collective, unless all have them."""
+    found: Tensor = tensor.full_tensor()
+    return found
+
+
+def spread_part(part: Tensor, like: Any) -> Tensor:
+    """The tensor of which each process has given its part, spread in the way of another one."""
+    found: Tensor = type(like).from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return found
+
+
+def spread_whole(whole: Tensor, like: Any) -> Tensor:
+    """A tensor that each process has, spread in the way of another one; nothing is left to be summed up."""
+    copy = sys.modules["torch.distributed.tensor"].Replicate()  # there already, if there is such a tensor
+    everywhere = [copy] * len(like.placements)
+    placements = [copy if each.is_partial() else each for each in like.placements]
+    copies = type(like).from_local(whole, like.device_mesh, everywhere, run_check=False)
+    found: Tensor = copies.redistribute(placements=placements)
+    return found
 
 
 def shard_again(model: nn.Module) -> None:
@@ -141,12 +167,22 @@ class PlainPlacements:
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
+        self._data: set[int] = set()
 
-    def place(self, tensor: Tensor) -> Placement:
+    def see_data(self, arguments: Any) -> None:
+        """Remember where the tensors lie that a model is called with."""
+        if self.ranks:
+            tensors = (tensor for _, tensor in flatten(arguments, ()) if not is_sharded(tensor))
+            self._data = {_address_of(tensor) for tensor in tensors} - {0}
+
+    def place(self, tensor: Tensor) -> Placement | None:
         """A tensor is the same in all those processes unless something that it was computed of is not.
 
-        Data and plain parameters are taken to be the same, as tensor parallelism asks for.
+        Data and plain parameters are taken to be the same, as tensor parallelism asks for. None where nothing tells:
+        what is no data, and computed without grad.
         """
+        if tensor.grad_fn is None:
+            return place_copies(self.ranks) if _address_of(tensor) in self._data else None
         same = set(self.ranks)
         holds: Holds = "own"
         for spec in _find_specs(tensor):
@@ -157,6 +193,10 @@ class PlainPlacements:
         if len(same) > 1:
             return place_copies(same)
         return Placement(holds, (own_rank(),))
+
+
+def _address_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _find_specs(tensor: Tensor) -> list[Any]:
@@ -254,6 +294,10 @@ class Exchange:
         """Tell whether all gradients have been reduced."""
         return True
 
+    def find_wholes(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """Each parameter of which a process holds a part, and the whole one that graphs end at, where there is one."""
+        return ()
+
     def close(self) -> None:
         """Begin anew: the reduced gradients have been seen."""
 
@@ -262,7 +306,22 @@ class Exchange:
 
 
 class Sharding(Exchange):
-    """FSDP2: a gradient that is there is reduced."""
+    """FSDP2: a gradient that is there is reduced. What a process finds itself comes at the whole parameter.
+
+    Args:
+        modules: those at which parameters are sharded; they are not held.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        modules = list(modules)
+        super().__init__([each.parameter for module in modules for each in fsdp_parameters(module)])
+        self._modules = WeakSet(modules)
+
+    def find_wholes(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for module in list(self._modules):
+            for each in fsdp_parameters(module):
+                if each.whole is not None:
+                    yield each.parameter, each.whole
 
 
 class Averaging(Exchange):
@@ -304,19 +363,10 @@ class Averaging(Exchange):
         self._tap.remove()
 
 
-def find_exchanges(model: nn.Module) -> Iterator[Exchange]:
-    """Find the reductions of a model and its modules."""
-    for module in model.modules():
-        if is_averaging(module):
-            yield Averaging(module)
-    sharded = [
-        parameter
-        for module, data in walk_data_ranks(model)
-        for parameter in module._parameters.values()
-        if data and parameter is not None and is_sharded(parameter)
-    ]
-    if sharded:
-        yield Sharding(sharded)
+def find_sharding(model: nn.Module) -> Sharding | None:
+    """Find out whether FSDP2 reduces gradients of a model."""
+    modules = [module for module in model.modules() if fsdp_groups(module)]
+    return Sharding(modules) if modules else None
 
 
 def is_averaging(module: nn.Module) -> bool:

@@ -236,7 +236,7 @@ class _After(EndHook):
 
 
 def put_readers_last(module: nn.Module) -> None:
-    """Put the hooks that only read behind all others that a module has by now."""
+    """Put all that reads behind the hooks that others have set on a module by now."""
     tables = tables_of(module)
     for hooks in (tables._forward_pre_hooks, tables._forward_hooks):
         for number, hook in list(hooks.items()):

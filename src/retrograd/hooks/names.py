@@ -97,20 +97,23 @@ def walk_modules(name: str, model: nn.Module) -> list[NamedModule]:
     that changes what is run (torch.compile, FSDP, checkpointing), and on the module under DDP, which hands outputs on.
     """
     found: dict[str, NamedModule] = {}
-    for plain, module in walk_paths(name, model):
+    paths = list(walk_paths(name, model))
+    sharded = {(id(each.module), each.key): each.parameter for _, module in paths for each in fsdp_parameters(module)}
+    for plain, module in paths:
         path = plain or ROOT
         if type(module).__name__ not in REPLICATING:
-            entry = _named(path, module)
+            entry = _named(path, module, sharded)
             found[path] = _merge(found[path], entry) if path in found else entry
     return list(found.values())
 
 
-def _named(path: str, module: nn.Module) -> NamedModule:
+def _named(path: str, module: nn.Module, sharded: Mapping[tuple[int, str], nn.Parameter]) -> NamedModule:
+    own = module._parameters.items()
     return NamedModule(
         path=path,
         module=module,
         tapped=module,
-        parameters=tuple((key, value) for key, value in module._parameters.items() if value is not None),
+        parameters=tuple((key, sharded.get((id(module), key), value)) for key, value in own if value is not None),
         is_called="forward" in vars(module) or getattr(type(module), "forward", None) is not nn.Module.forward,
     )
 
@@ -218,17 +221,36 @@ def walk_leaves(models: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, 
         modules = list(walk_paths(prefix, model))
         path_of = {id(module): path for path, module in modules}
         for _, module in modules:
-            for owner, key, whole in _gathered_parameters(module):
-                if id(owner) in path_of:
-                    yield _name_parameter(path_of[id(owner)], key), whole
+            for each in fsdp_parameters(module):
+                if each.whole is not None and id(each.module) in path_of:
+                    yield _name_parameter(path_of[id(each.module)], each.key), each.whole
 
 
-def _gathered_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+@dataclass(frozen=True, slots=True)
+class ShardedParameter:
+    """A parameter that FSDP2 shards.
+
+    Attributes:
+        module: the module that it belongs to.
+        key: its name there.
+        parameter: the one that optimizers have, a part; where a forward has gathered it, the module has another.
+        whole: the one that forwards use, the leaf of their graphs; None before it was gathered for the first time.
+    """
+
+    module: nn.Module
+    key: str
+    parameter: nn.Parameter
+    whole: nn.Parameter | None
+
+
+def fsdp_parameters(module: nn.Module) -> Iterator[ShardedParameter]:
+    """The parameters that FSDP2 shards at this very module; tied ones once for each of their homes."""
     for group in fsdp_groups(module):
-        for parameter in group.fsdp_params:
-            whole, home = getattr(parameter, "_unsharded_param", None), parameter._module_info
-            if whole is not None:  # it was gathered before
-                yield home.module, home.param_name, whole
+        for each in group.fsdp_params:
+            home, whole = each._module_info, getattr(each, "_unsharded_param", None)
+            yield ShardedParameter(home.module, home.param_name, each.sharded_param, whole)
+            for shared, key in zip(home.shared_modules, home.shared_param_names, strict=True):
+                yield ShardedParameter(shared, key, each.sharded_param, whole)
 
 
 def fsdp_groups(module: nn.Module) -> list[Any]:

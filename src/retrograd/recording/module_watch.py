@@ -360,6 +360,7 @@ class ModelWatch:
         placements: told which stage of a pipeline a model is.
         facts: told of forwards.
         meet_wrapper: called with a wrapper that calls a model.
+        renew: called when a model is about to run.
     """
 
     def __init__(
@@ -369,17 +370,24 @@ class ModelWatch:
         placements: SitePlacements,
         facts: Facts,
         meet_wrapper: Callable[[nn.Module], None],
+        renew: Callable[[], None],
     ) -> None:
         self._clock = backward.clock
         self._backward = backward
         self.fault = backward.fault
         self._steps = steps
         self._meet_wrapper = meet_wrapper
+        self._renew = renew
         self._taps: list[CallTap] = []
         self._placements = placements
         self._facts = facts
         self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._roots: WeakSet[nn.Module] = WeakSet()
+
+    @property
+    def named(self) -> list[tuple[str, nn.Module]]:
+        """The models that are still there, with their names."""
+        return [(name, model) for model, name in self._names.items()]
 
     def add(self, module: nn.Module, name: str | None = None) -> None:
         """Take each call of this module for a forward of its own; a model of this name, or a part of one."""
@@ -407,7 +415,9 @@ class ModelWatch:
         if wrapper is not None:
             self._meet_wrapper(wrapper)
         if clock.outermost is None:
+            self._renew()
             self._find_stage(module)
+            self._placements.see_data((args, kwargs))
         clock.forward_begins(id(module), mode_now(), module.training)
         self._steps.model_runs(module)
         if clock.is_outermost:

@@ -142,6 +142,7 @@ def _is_of_call(site: Site) -> bool:
 
 _NO_GRADIENT = "no gradient came: it did not require grad, or no backward pass reached it"
 _SUMMANDS = "each rank found a summand of it, and the sum was never formed; a rank's own is recorded as '….local.grad'"
+_ADDENDS = "each rank has an addend of it, and the sum was not formed there; in the history it is '….local'"
 _UNREDUCED = "no pass that was recorded has reduced it between ranks; a rank's own is recorded as '….local.grad'"
 _NEVER_CALLED = "the module was never called while a step was recorded"
 _COMPILED = "the module lies inside a region that was compiled before the recording: call torch.compiler.reset() then"
@@ -159,6 +160,7 @@ class Coverage:
         called: paths of modules that were called while a step was recorded.
         unreadable: sites whose tensors could not be read, and why.
         uncopied: printed sites of updates and reduced gradients that were left out for their size.
+        summands: sites of activations of which each process has an addend.
         alone: printed sites of parameters of which this process has found gradients that were to be reduced, and
             whether there is somebody who does so.
     """
@@ -169,6 +171,7 @@ class Coverage:
     called: Collection[str]
     unreadable: Mapping[str, str]
     uncopied: Collection[str]
+    summands: Sequence[Site]
     alone: Mapping[str, bool]
 
     @cached_property
@@ -197,6 +200,7 @@ def list_omissions(coverage: Coverage) -> list[dict[str, str]]:
         **coverage.unreadable,
         **dict(_list_calls(coverage)),
         **dict(_list_parameters(coverage)),
+        **{str(site): _ADDENDS for site in coverage.summands},
         **dict(_list_patterns(coverage)),
     }
     return [{"site": site, "reason": reason} for site, reason in found.items()]

@@ -230,6 +230,7 @@ class OptimizerWatch:
         self._clock = clock
         self._events = events
         self._steps = steps
+        self._taps = taps
         self._parameters = taps.parameters
         self._loose = loose
         self.fault = events.fault
@@ -252,6 +253,7 @@ class OptimizerWatch:
             return
         self._steps.update_begins(optimizer)
         if self._clock.on:
+            self._taps.tell_of_unseen()
             parameters = self._parameters
             watches = [parameters[id(p)] for p in held_by(optimizer) if id(p) in parameters]
             self.updates.begin(optimizer, watches)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdRef
 
-from retrograd.hooks.distributed import Averaging, Exchange, find_exchanges, is_averaging, is_summand, local_part
+from retrograd.hooks.distributed import Averaging, Exchange, find_sharding, is_averaging, is_summand, local_part
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.gradients import watch_gradient
 from retrograd.recording.clock import RecordedPass
@@ -45,7 +45,7 @@ class ParameterWatch:
     """
 
     __slots__ = (
-        "_backward", "_clock", "_handle", "_parameter", "exchange", "gradient",
+        "_backward", "_clock", "_handles", "_parameter", "_whole", "exchange", "gradient",
         "has_come", "is_alone", "local", "site", "update", "value",
     )  # fmt: skip
 
@@ -72,13 +72,24 @@ class ParameterWatch:
         self.exchange: Exchange | None = None
         self.has_come = self.is_alone = False
         wants_gradient = gradient is not None or local is not None
-        self._handle = watch_gradient(parameter, self.see_gradient) if wants_gradient else None
+        self._handles = [watch_gradient(parameter, self.see_gradient)] if wants_gradient else []
+        self._whole: WeakIdRef | None = None
 
     @property
     def parameter(self) -> torch.Tensor | None:
         """The parameter; None if it is no longer there."""
         found: torch.Tensor | None = self._parameter()
         return found
+
+    @property
+    def wants_whole(self) -> bool:
+        """True if what this process finds alone is wanted, and no whole parameter is watched at which it comes."""
+        return self.local is not None and (self._whole is None or self._whole() is None)
+
+    def watch_whole(self, whole: torch.Tensor) -> None:
+        """Record what comes at the whole parameter that this one is a part of: what this process finds alone."""
+        self._whole = WeakIdRef(whole)
+        self._handles.append(watch_gradient(whole, self.see_gradient))
 
     @uncompiled
     def see_gradient(self, gradient: torch.Tensor) -> None:
@@ -98,10 +109,9 @@ class ParameterWatch:
     see_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
 
     def remove(self) -> None:
-        """Take the hook back."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        """Take the hooks back."""
+        while self._handles:
+            self._handles.pop().remove()
 
 
 class ReducedGradient:
@@ -190,9 +200,11 @@ class Reductions:
         self._wrappers: WeakSet[nn.Module] = WeakSet()
 
     def add_model(self, model: nn.Module) -> None:
-        """Find the exchanges of a model that is recorded from now on."""
-        self._wrappers.update(each for each in model.modules() if is_averaging(each))
-        self.groups += map(_ExchangedGradients, find_exchanges(model))
+        """Find the exchanges of a model that is recorded from now on, or has been spread anew."""
+        wrappers = [each for each in model.modules() if is_averaging(each) and each not in self._wrappers]
+        self._wrappers.update(wrappers)
+        sharding = find_sharding(model)
+        self.groups += map(_ExchangedGradients, [*map(Averaging, wrappers), *([sharding] if sharding else ())])
 
     def adopt(self, watch: ParameterWatch) -> None:
         """Find out who reduces the gradient of a parameter, if anybody does."""
@@ -219,6 +231,7 @@ class Reductions:
         room = COPY_LIMIT
         for group in self.groups:
             group.gradients = [each for each in group.gradients if each.watch.parameter is not None]
+            group.watch_wholes()
             for gradient in group.gradients:
                 room -= gradient.remember(room)
                 if gradient.is_beyond:
@@ -256,6 +269,15 @@ class _ExchangedGradients:
         self.exchange = exchange
         self.gradients: list[ReducedGradient] = []
         self._begun: dict[int, ReducedGradient] = {}
+
+    def watch_wholes(self) -> None:
+        """Watch whole parameters that forwards have gathered since, where what this process finds alone is wanted."""
+        wanting = {id(each.watch.parameter): each.watch for each in self.gradients if each.watch.wants_whole}
+        if wanting:
+            for parameter, whole in self.exchange.find_wholes():
+                watch = wanting.pop(id(parameter), None)
+                if watch is not None:
+                    watch.watch_whole(whole)
 
     def finish(self) -> Sequence[ReducedGradient]:
         """Take the gradients that have been reduced by now."""

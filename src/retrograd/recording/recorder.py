@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
@@ -14,9 +15,9 @@ from retrograd.facts.facts import SOURCES, Facts
 from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
-from retrograd.hooks.distributed import count_processes
+from retrograd.hooks.distributed import count_processes, is_sharded
 from retrograd.hooks.listeners import hidden_hooks, never_raise
-from retrograd.hooks.module import is_late
+from retrograd.hooks.module import is_late, put_readers_last
 from retrograd.hooks.names import (
     NamedModule,
     compiled_regions,
@@ -41,7 +42,7 @@ from retrograd.recording.parameter_watch import Reductions
 from retrograd.recording.settings import Settings
 from retrograd.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.recording.site_recorder import RecorderFactory
-from retrograd.recording.taps import Taps
+from retrograd.recording.taps import Taps, warn_of_compiled_code
 from retrograd.sites.site import ROOT, WATCH, Site
 
 
@@ -104,7 +105,9 @@ class Recorder:
         strangers = LooseParameters(self._taps, steps) if loose else None
         self._optimizers = OptimizerWatch(clock, events, steps, self._taps, buffers.grad, strangers)
         self._facts = Facts(events, sources)
-        self._models = ModelWatch(self._backward, steps, self._factory.placements, self._facts, self._taps.meet_wrapper)
+        self._models = ModelWatch(
+            self._backward, steps, self._factory.placements, self._facts, self._taps.meet_wrapper, self._renew
+        )
 
     # ---- setting up -------------------------------------------------------------------------------------------
 
@@ -147,15 +150,45 @@ class Recorder:
         self._reductions.add_model(model)
         self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
         compiled = compiled_regions(entries)
-        _warn_of_compiled_code(entries)
+        late = [entry.path for entry in entries if is_late(entry.module)]
+        if late:
+            warn_of_compiled_code(late)
         for entry in entries:
             self._taps.tap_outputs(entry)
             if not entry.path.startswith(compiled) or entry.path == ROOT:
                 self._taps.tap_inputs(entry)
             self._taps.release_loose(entry)
             self._taps.tap_parameters(entry)
+        if not late:
+            self._taps.expect(entries)
         self._models.add(model, name)
         self._facts.model_added(name, model)
+
+    def _renew(self) -> None:
+        """Record parameters that have come since, as where a model was sharded after it had been given."""
+        if not self._taps.may_lack:
+            return
+        self._taps.may_lack = False
+        for name, model in self._models.named:
+            entries = [
+                replace(entry, parameters=new)
+                for entry in walk_modules(name, model)
+                if (new := tuple(each for each in entry.parameters if not self._steps.knows(each[1])))
+            ]
+            if entries:
+                self._spread(model, entries)
+
+    def _spread(self, model: nn.Module, entries: Sequence[NamedModule]) -> None:
+        new = [parameter for entry in entries for _, parameter in entry.parameters]
+        if any(map(is_sharded, new)):
+            self._factory.placements.add_model(model)
+            self._reductions.add_model(model)
+            for module in model.modules():
+                put_readers_last(module)
+        self._steps.add_parameters(new)
+        for entry in entries:
+            self._taps.release_loose(entry)
+            self._taps.tap_parameters(entry)
 
     def _wants_step(self, step: int) -> bool:
         try:
@@ -213,6 +246,8 @@ class Recorder:
             backward.leave(failed)
         backward.losses, backward.scale = (), None
         self._facts.backward_ends(failed)
+        if clock.on:
+            self._taps.tell_of_unseen()
 
     # ---- handing over -----------------------------------------------------------------------------------------
 
@@ -293,16 +328,8 @@ class Recorder:
             called=self._taps.called,
             unreadable=self.events.unreadable,
             uncopied=self._optimizers.updates.left_out | self._reductions.left_out,
+            summands=self._factory.placements.summands,
             alone={str(each.site): each.exchange is not None for each in watches if each.is_alone},
-        )
-
-
-def _warn_of_compiled_code(entries: Sequence[NamedModule]) -> None:
-    late = [entry.path for entry in entries if is_late(entry.module)]
-    if late:
-        warn(
-            f"{', '.join(late)} ran as compiled code before the recording began, and what happens inside of it is not "
-            "recorded: call torch.compiler.reset() once the recording has begun, and it is compiled anew."
         )
 
 

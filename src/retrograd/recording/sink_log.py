@@ -34,7 +34,7 @@ from retrograd.notices import warn
 from retrograd.recording.clock import Clock
 from retrograd.recording.keep import KeptSource
 from retrograd.recording.mode_buffer import ModeBuffers
-from retrograd.sites.site import Site, local_gradient
+from retrograd.sites.site import LOCAL, Site, local_gradient
 from retrograd.statistics.row import ROW
 from retrograd.statistics.slab import UnreadableTensorError
 
@@ -248,12 +248,23 @@ class SitePlacements:
         placement = place_spread(parameter, beside) if is_sharded(parameter) else place_copies({*copies, *beside})
         for each in (site, site.grad, site.update):
             self._add(each, placement)
-        self._add(local_gradient(site), place_own())
+        self._add(local_gradient(site), place_copies(beside))
 
     def _place_plain(self, tensor: Tensor) -> Placement | None:
-        if not self._plain.ranks:
-            return place_own()
-        return self._plain.place(tensor) if tensor.grad_fn is not None else None
+        return self._plain.place(tensor) if self._plain.ranks else place_own()
+
+    def see_data(self, arguments: Any) -> None:
+        """Note what a model is called with."""
+        self._plain.see_data(arguments)
+
+    @property
+    def summands(self) -> list[Site]:
+        """Sites of activations, and of their gradients, of which each process has an addend."""
+        return [
+            site
+            for site, each in self._found.items()
+            if each.holds == "summand" and site.slot in ("output", "input") and site.keys[-1:] != (LOCAL,)
+        ]
 
     def set_stage(self, model: str, stage: int) -> None:
         """Note that the model of this name is a stage of a pipeline."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
+from retrograd.hooks.compiled import has_compiled_code
 from retrograd.hooks.distributed import has_other_processes
 from retrograd.hooks.module import CallTap, unwatch_forward, watch_forward
 from retrograd.hooks.names import NamedModule, parameter_site
+from retrograd.notices import warn
 from retrograd.recording.module_watch import ArgumentWatch, OutputWatch, SlotCalls, SlotWatch
 from retrograd.recording.parameter_watch import ParameterWatch, Reductions
 from retrograd.recording.site_recorder import RecorderFactory, TensorRecorder
@@ -32,6 +35,7 @@ class Taps:
         slots: the watches of what has calls.
         frozen: parameters that do not train, as site, module and parameter.
         calls: those with grad of each of these.
+        may_lack: parameters may have come that have no watch: no model has run yet, or a watched one is gone.
     """
 
     def __init__(self, factory: RecorderFactory, reductions: Reductions) -> None:
@@ -41,12 +45,14 @@ class Taps:
         self._grad = factory.buffers.grad
         self._calls: list[CallTap] = []
         self._outputs: WeakKeyDictionary[nn.Module, OutputWatch] = WeakKeyDictionary()
+        self._unseen: list[WeakSet[nn.Module]] = []
         self._watched: dict[str, SlotWatch] = {}
         self.frozen: list[tuple[Site, weakref.ref[nn.Module] | None, WeakIdRef]] = []
         self.slots: list[SlotWatch] = []
         self.calls: list[SlotCalls] = []
         self._grad.forwards.calls = self.calls
         self.parameters: dict[int, ParameterWatch] = {}
+        self.may_lack = True
 
     def tap_outputs(self, entry: NamedModule) -> None:
         """Record what a module returns, where that is wanted."""
@@ -54,6 +60,22 @@ class Taps:
             watch = self._outputs[entry.tapped] = OutputWatch(self._factory, entry.module, entry.path, ("output",))
             watch_forward(entry.tapped, watch)
             self._add_slot(watch)
+
+    def expect(self, entries: Iterable[NamedModule]) -> None:
+        """Expect calls of those parts of a model that have parameters of their own."""
+        own = [entry.tapped for entry in entries if any(_trains(parameter) for _, parameter in entry.parameters)]
+        self._unseen.append(WeakSet(module for module in own if module in self._outputs))
+
+    def tell_of_unseen(self) -> None:
+        """Warn, once, of a model that has gradients where compiled code without taps has run, and nothing else."""
+        for modules in list(self._unseen):
+            watches = [self._outputs[module] for module in modules]
+            was_seen = any(watch.was_called for watch in watches)
+            has_gradients = any(parameter.grad is not None for each in modules for parameter in _own(each))
+            if was_seen or has_gradients or not watches:
+                self._unseen.remove(modules)
+            if has_gradients and not was_seen and has_compiled_code():
+                warn_of_compiled_code(sorted(watch.path for watch in watches))
 
     def tap_inputs(self, entry: NamedModule) -> None:
         """Record what a module is called with, where that is wanted."""
@@ -121,7 +143,7 @@ class Taps:
             self._factory.backward,
             site,
             parameter,
-            partial(_forget, self.parameters, id(parameter)),
+            partial(_forget, weakref.ref(self), id(parameter)),
             value=make(buffer, module, site, copy=True),
             gradient=make(buffer, module, site.grad, copy=True) if trains else None,
             local=self._make_local(module, site) if trains else None,
@@ -161,9 +183,29 @@ class Taps:
         self.calls.append(watch.trained_calls)
 
 
-def _forget(parameters: dict[int, ParameterWatch], number: int, _: object) -> None:
+def _own(module: nn.Module) -> Iterator[nn.Parameter]:
+    return nn.Module.parameters(module, recurse=False)
+
+
+def warn_of_compiled_code(paths: Sequence[str]) -> None:
+    """Warn of modules that run in code which was compiled without taps, where nothing can be recorded."""
+    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
+    warn(
+        "Nothing is recorded inside of code that was compiled before the recording began, which runs "
+        f"{', '.join(paths[:_MOST_NAMED])}{more}. Call torch.compiler.reset() before rg.record, or now: torch then "
+        "compiles it anew, and it is recorded."
+    )
+
+
+_MOST_NAMED = 3
+
+
+def _forget(find_taps: weakref.ref[Taps], number: int, _: object) -> None:
     """Forget a parameter that is gone; its number may become that of another."""
-    parameters.pop(number, None)
+    taps = find_taps()
+    if taps is not None:
+        taps.parameters.pop(number, None)
+        taps.may_lack = True
 
 
 def _trains(parameter: torch.Tensor) -> bool:

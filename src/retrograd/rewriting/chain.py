@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError, RuleError
 from retrograd.hooks.checkpoints import EnoughComputed
+from retrograd.hooks.distributed import is_sharded
 from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
 from retrograd.hooks.saved import version_of
 from retrograd.rewriting.clock import RuleClock
+from retrograd.rewriting.spread import act, show, spread
 from retrograd.rules.rule import Rule
 from retrograd.sites.site import Site
 
@@ -167,28 +169,30 @@ class RuleChain:
             state.training = training
             if beside is not None:
                 state.value, state.inputs = beside.read_value(self.name), beside.read_inputs(self.name)
-            version = -1 if value.is_inference() else value._version  # those of inference mode count no versions
+            is_spread = is_sharded(value)
+            shown = show(rule, value, state) if is_spread else value
+            version = -1 if shown.is_inference() else shown._version  # those of inference mode count no versions
             try:
-                changed = rule(value, state)
+                changed = act(rule, value, shown, state) if is_spread else rule(value, state)
             except EnoughComputed:
                 raise
             except Exception as error:
                 raise self._explain(rule, error) from error
             finally:
                 state.value, state.inputs = None, NOTHING  # the memory outlives the graph; what it is shown does not
-            if version >= 0 and value._version != version:
+            if version >= 0 and shown._version != version:
                 raise RuleError(
                     f"The rule {rule.name} has written into its argument at {self.name}.",
                     repair="return a new tensor: `value * 0.5`, not `value.mul_(0.5)`.",
                     reason="others read the same memory: another branch of the backward pass, or the optimizer.",
                 )
-            if changed is None or changed is value:
+            if changed is None or changed is shown:
                 continue
-            self._check(rule, value, changed)
+            self._check(rule, shown, changed)
             if tells:
                 module = self._find_module() if self._find_module is not None else None
-                tell_intervention(module, replace(self.site, call=call), rule.name, value, changed)
-            value = changed
+                tell_intervention(module, replace(self.site, call=call), rule.name, shown, changed)
+            value = spread(rule, value, changed) if is_spread else changed
         return value
 
     def _explain(self, rule: Rule, error: Exception) -> RuleError:

@@ -17,7 +17,9 @@ from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.gradients import after_accumulation, change_gradient, leave_gradient
 from retrograd.hooks.optimizer import UpdateTap, held_by
 from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
+from retrograd.hooks.sharded_gradient import ShardedGradient, ShardedParameters
 from retrograd.rewriting.clock import RuleClock
+from retrograd.rewriting.parameter_rewriter import check_pass
 from retrograd.rules.norm_rule import NormRule
 from retrograd.rules.pass_rule import PassRule
 from retrograd.rules.rule import Rule, SiteState
@@ -35,18 +37,50 @@ class PassGradients:
         self._clock = clock
         self._found: dict[int, dict[int, Tensor]] = {}
         self._collectors: dict[int, _Collector] = {}
+        self._spread: dict[int, ShardedGradient] = {}
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
         """Keep what comes to these parameters, too."""
-        for parameter in parameters:
-            if parameter.requires_grad and id(parameter) not in self._collectors:
+        known = {*self._collectors, *self._spread}
+        new = [each for each in parameters if each.requires_grad and id(each) not in known]
+        spread = ShardedParameters() if any(map(is_sharded, new)) else None
+        for parameter in new:
+            if spread is not None and is_sharded(parameter):
+                self._spread[id(parameter)] = spread.find_gradient(parameter)
+            else:
                 self._collectors[id(parameter)] = _Collector(parameter, self._found, self._clock)
 
-    def settle(self) -> None:
+    def begin(self, site: str) -> None:
+        """Empty the ``.grad`` of sharded parameters: a pass begins.
+
+        Args:
+            site: where the rules act, as an error says it.
+
+        Raises:
+            CannotRewriteError: for a pass of which it cannot be told what it brings.
+        """
+        for gradient in self._spread.values():
+            check_pass(gradient, site)
+            gradient.put_aside()
+
+    def settle(self, failed: bool) -> None:
         """Take what has been added when the pass is over and its gradients are averaged over processes."""
+        for key, gradient in self._spread.items():
+            brought = None if failed else gradient.read()
+            if brought is not None:
+                self._keep(key, brought, is_first=not gradient.has_earlier)
+            gradient.put_back()
         if has_other_processes():
             for collector in self._collectors.values():
                 collector.settle()
+
+    def _keep(self, key: int, brought: Tensor, *, is_first: bool) -> None:
+        for found in self._found.values() if is_first else ():  # with ``.grad`` they have been thrown away
+            found.pop(key, None)
+        scale = self._clock.scale
+        number = self._clock.pass_number
+        unscaled = brought.detach().clone() if scale is None else brought.detach() / scale.to(brought.device)
+        self._found.setdefault(number, {})[key] = unscaled
 
     def take(self, parameters: Sequence[Tensor]) -> list[list[Tensor | None]]:
         """Take, for each pass, the gradients of these parameters without loss scale; nothing is kept after."""
@@ -58,6 +92,8 @@ class PassGradients:
         """Take the hooks back, and forget everything."""
         while self._collectors:
             self._collectors.popitem()[1].remove()
+        while self._spread:
+            self._spread.popitem()[1].put_back()
         self._found.clear()
 
 
@@ -171,10 +207,19 @@ class JointRewriter:
         if self._collects:
             self._passes.watch(self._parameters())
 
-    def pass_ends(self) -> None:
+    def pass_begins(self) -> None:
+        """Begin a pass.
+
+        Raises:
+            CannotRewriteError: for one of which it cannot be told what it brings to sharded parameters.
+        """
+        if self._collects:
+            self._passes.begin(str(SITE))
+
+    def pass_ends(self, failed: bool) -> None:
         """End the pass."""
         if self._collects:
-            self._passes.settle()
+            self._passes.settle(failed)
 
     def remove(self) -> None:
         """Take the hooks back."""
@@ -271,12 +316,6 @@ def _check(optimizer: Optimizer, rule: Rule) -> None:
             "The gradients of FullyShardedDataParallel cannot be rewritten together.",
             repair="shard the model by torch.distributed.fsdp.fully_shard.",
             reason="each process has a part of them and would decide by that alone.",
-        )
-    if isinstance(rule, PassRule) and any(map(is_sharded, held_by(optimizer))):
-        raise CannotRewriteError(
-            f"{rule.name} cannot combine the passes of sharded parameters.",
-            repair="replicate the model (DistributedDataParallel), or add up the losses and use a rule of the norm.",
-            reason="torch calls no hook that tells what one pass brings to them.",
         )
     if not isinstance(rule, NormRule | PassRule):
         raise CannotRewriteError(

@@ -14,14 +14,16 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdRef
 
 from retrograd.errors import CannotRewriteError
-from retrograd.hooks.distributed import is_flattened, is_sharded
+from retrograd.hooks.distributed import is_flattened
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.gradients import change_gradient, leave_gradient, shares_memory
 from retrograd.hooks.names import parameter_site
+from retrograd.hooks.sharded_gradient import ShardedGradient, ShardedParameters, is_managed
 from retrograd.rewriting.chain import Beside, Noted, RuleChain
 from retrograd.rewriting.module_rewriter import CallInProgress, InputRewriter
 from retrograd.rewriting.site_rewriter import RewriterFactory
@@ -41,7 +43,7 @@ class ParameterRewriter:
         CannotRewriteError: for a parameter whose hooks torch does not call.
     """
 
-    __slots__ = ("_chain", "_factory", "_find", "_find_module", "_is_attached", "_name")
+    __slots__ = ("_chain", "_factory", "_find", "_find_module", "_is_attached", "_name", "_sharded")
 
     def __init__(
         self, factory: RewriterFactory, module: nn.Module, name: str, parameter: Tensor, chain: RuleChain
@@ -52,28 +54,85 @@ class ParameterRewriter:
         self._find = WeakIdRef(parameter)
         self._chain = chain
         self._is_attached = False
+        self._sharded: ShardedGradient | None = None
         self.attach()
 
-    def attach(self) -> None:
-        """Set the hook, once the parameter trains; on another one, if that has taken its place in the module."""
+    @property
+    def may_be_sharded(self) -> bool:
+        """Whether FSDP may shard it by now."""
+        module = self._find_module()
+        return module is not None and is_managed(module)
+
+    def attach(self, sharded: ShardedParameters | None = None) -> None:
+        """Set the hook, once the parameter trains; on another one, if that has taken its place in the module.
+
+        Args:
+            sharded: what FSDP2 shards by now, if anything.
+        """
         module, parameter = self._find_module(), self._find()
         if module is None:
             return
         own = dict(module._parameters.items()).get(self._name)  # a scripted module has no dict, but something like it
+        if is_managed(module) and self._is_sharded(module, own, sharded or ShardedParameters()):
+            return
         if own is not None and own is not parameter:
             self.remove()
             parameter = own
             self._find = WeakIdRef(own)
         if self._is_attached or parameter is None or not parameter.requires_grad:
             return
-        if is_sharded(parameter) or is_flattened(parameter):
-            raise CannotRewriteError(
-                f"The gradient of {self._chain.name} cannot be rewritten: the parameter is sharded.",
-                repair="set the rule on the gradient of the module's output.",
-                reason="torch calls no hook of a sharded parameter.",
-            )
+        if is_flattened(parameter):
+            raise self._refuse_flattened()
         change_gradient(parameter, self.change)
         self._is_attached = True
+
+    def _is_sharded(self, module: nn.Module, own: Tensor | None, sharded: ShardedParameters) -> bool:
+        if self._sharded is not None and self._sharded.is_aside:  # of a pass that runs
+            return True
+        self._sharded = sharded.find(module, self._name)
+        if self._sharded is None:
+            if own is None:  # the older FSDP has taken it
+                raise self._refuse_flattened()
+            return False  # it is left out of the sharding
+        self.remove()
+        self._find = WeakIdRef(self._sharded.parameter)
+        return True
+
+    def _refuse_flattened(self) -> CannotRewriteError:
+        return CannotRewriteError(
+            f"The gradient of {self._chain.name} cannot be rewritten: FullyShardedDataParallel has flattened it.",
+            repair="shard the model by torch.distributed.fsdp.fully_shard, or set the rule on the gradient of the "
+            "module's output.",
+            reason="each process has a stretch of several parameters in one, and torch calls no hook of them.",
+        )
+
+    def pass_begins(self) -> None:
+        """Empty the ``.grad`` of a sharded parameter, so that what the pass brings can be told.
+
+        Raises:
+            CannotRewriteError: for a pass of which that cannot be told.
+        """
+        sharded = self._sharded
+        if sharded is None or not self._is_trained(sharded):
+            return
+        check_pass(sharded, self._chain.name)
+        sharded.put_aside()
+
+    @staticmethod
+    def _is_trained(sharded: ShardedGradient) -> bool:
+        return sharded.parameter is not None and sharded.parameter.requires_grad
+
+    def pass_ends(self, failed: bool) -> None:
+        """Let the rules act on what the pass has brought to a sharded parameter, unless it has failed."""
+        sharded = self._sharded
+        if sharded is None:
+            return
+        changed = None
+        try:
+            with torch.no_grad():
+                changed = None if failed else self.change(sharded.read())
+        finally:
+            sharded.put_back(changed)
 
     @uncompiled
     def change(self, gradient: Tensor | None) -> Tensor | None:
@@ -98,6 +157,34 @@ class ParameterRewriter:
         if parameter is not None:
             leave_gradient(parameter, self.change)
         self._is_attached = False
+
+    def let_go(self) -> None:
+        """Take the hook back for good, maybe within a pass."""
+        self.remove()
+        if self._sharded is not None:
+            self._sharded.put_back()
+
+
+def check_pass(sharded: ShardedGradient, name: str) -> None:
+    """Make sure that what a pass brings to a sharded parameter can be told when it is over.
+
+    Raises:
+        CannotRewriteError: if that is not so.
+    """
+    if sharded.is_postponed:
+        raise CannotRewriteError(
+            f"{name} cannot be rewritten in this pass, for it is not reduced by itself.",
+            repair="reduce in each pass, model.set_requires_gradient_sync(True), or give the optimizer a rule of the "
+            "norm: rg.rewrite(optimizer, rg.rules.ClipNorm(1.0)).",
+            reason="a rule acts on what one pass brings, and of several that are reduced together that is not known.",
+        )
+    if sharded.is_used_early:
+        raise CannotRewriteError(
+            f"{name} cannot be rewritten: a hook of the parameter uses it before the pass is over.",
+            repair="let the optimizer step after the pass, and take back the hooks that were set by "
+            "`register_post_accumulate_grad_hook`.",
+            reason="a rule on a gradient that FSDP2 shards acts when the pass is over.",
+        )
 
 
 _lock = threading.Lock()

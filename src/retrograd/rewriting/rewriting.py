@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import CannotRewriteError, RewriteError
-from retrograd.hooks.backward import backward_listeners
+from retrograd.hooks.backward import backward_changers
 from retrograd.hooks.compiled import has_been_compiled
 from retrograd.hooks.listeners import hidden_hooks
 from retrograd.hooks.module import is_compiled
@@ -20,6 +20,7 @@ from retrograd.hooks.names import NamedModule, beginning_of, name_models, parame
 from retrograd.hooks.optimizer import held_by, optimizer_listeners
 from retrograd.hooks.rewriters import gradient_rewriters, watched_rewriters
 from retrograd.hooks.rule_taps import ForwardTap, InputTap, OutputTap, ParameterTap, Reach, Tap, rests_on
+from retrograd.hooks.sharded_gradient import ShardedParameters
 from retrograd.notices import warn
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
 from retrograd.rewriting.joint_rewriter import JointRewriter
@@ -84,7 +85,7 @@ class Rewriting:
         for inputs in self._inputs:
             inputs.remove()
         for parameter in self._parameters:
-            parameter.remove()
+            parameter.let_go()
         if self._watched is not None:
             watched_rewriters.remove(self._watched)
         if self._joint is not None:
@@ -146,12 +147,12 @@ class Rewriting:
         self._listen()
 
     def _listen(self) -> None:
-        backward_listeners.add(self)
+        backward_changers.add(self)
         optimizer_listeners.add(self.clock)
         gradient_rewriters.add(self)
         self._undo += [
             lambda: gradient_rewriters.remove(self),
-            lambda: backward_listeners.remove(self),
+            lambda: backward_changers.remove(self),
             lambda: optimizer_listeners.remove(self.clock),
         ]
 
@@ -243,17 +244,28 @@ class Rewriting:
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """Begin a pass from these tensors."""
         self.clock.backward_begins(roots)
+        sharded = ShardedParameters() if any(each.may_be_sharded for each in self._parameters) else None
         for parameter in self._parameters:
-            parameter.attach()  # it may have begun to train, or another may be in its place
+            parameter.attach(sharded)  # it may have begun to train, or another may be in its place
+            parameter.pass_begins()
         if self._joint is not None:
             self._joint.attach()
+            self._joint.pass_begins()
         self._factory.views.check(forgets=self.clock.is_outside)
 
     def backward_ends(self, failed: bool) -> None:
         """End the pass."""
-        if self._joint is not None:
-            self._joint.pass_ends()
-        self.clock.backward_ends(failed)
+        try:
+            for parameter in self._parameters:
+                parameter.pass_ends(failed)
+            if self._joint is not None:
+                self._joint.pass_ends(failed)
+        except BaseException:
+            for parameter in self._parameters:
+                parameter.pass_ends(failed=True)
+            raise
+        finally:
+            self.clock.backward_ends(failed)
 
     def __enter__(self) -> Self:
         return self

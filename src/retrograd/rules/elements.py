@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,8 @@ class Scale(Rule):
         factor: a, or a function from the step to it.
     """
 
+    is_elementwise: ClassVar[bool] = True
+
     def __init__(self, factor: Scheduled) -> None:
         super().__init__()
         check_scheduled(self, "factor", factor)
@@ -47,6 +51,8 @@ class Reverse(Rule):
     Args:
         weight: λ, or a function from the step to it.
     """
+
+    is_elementwise: ClassVar[bool] = True
 
     def __init__(self, weight: Scheduled = 1.0) -> None:
         super().__init__()
@@ -71,6 +77,8 @@ class Clamp(Rule):
         RuleError: for no bound at all, or a lower one above the upper.
     """
 
+    is_elementwise: ClassVar[bool] = True
+
     def __init__(self, low: float | None = None, high: float | None = None) -> None:
         super().__init__()
         if low is None and high is None:
@@ -91,6 +99,8 @@ class ClipValue(Rule):
     Args:
         limit: c, from 0 on.
     """
+
+    is_elementwise: ClassVar[bool] = True
 
     def __init__(self, limit: float) -> None:
         super().__init__()
@@ -115,6 +125,8 @@ class KeepSign(Rule):
         positive: False keeps the negative elements instead.
     """
 
+    is_elementwise: ClassVar[bool] = True
+
     def __init__(self, *, positive: bool = True) -> None:
         super().__init__()
         self.positive = positive
@@ -126,6 +138,8 @@ class KeepSign(Rule):
 
 class Zero(Rule):
     """Put zeros in place of everything, NaN too: x ← 0. On a gradient, nothing flows on from here."""
+
+    is_elementwise: ClassVar[bool] = True
 
     def __call__(self, value: Tensor, state: SiteState) -> Tensor:
         return torch.zeros_like(value)
@@ -249,6 +263,8 @@ class Grokfast(Rule):
         alpha: α, from 0 to below 1.
         weight: λ.
     """
+
+    is_elementwise: ClassVar[bool] = True
 
     def __init__(self, alpha: float = 0.98, weight: float = 2.0) -> None:
         super().__init__()

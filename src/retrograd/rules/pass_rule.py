@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from retrograd.errors import RuleError
+from retrograd.norms import add_up
 from retrograd.rules.checks import need_dense
 from retrograd.rules.rule import Rule, SiteState, next_seed
 
@@ -24,7 +26,8 @@ class PassRule(Rule):
 
         Args:
             passes: for each pass the gradients of all parameters, in the same order; None where a pass did not reach
-                a parameter. None of them may be written into.
+                a parameter. None of them may be written into. Those of parameters that are spread over processes are
+                ``DTensor``s, averaged over the processes that share a batch.
             state: one state for all parameters.
 
         Returns:
@@ -110,9 +113,7 @@ def _project(i: int, products: list[list[Tensor]], order: random.Random) -> list
 def _multiply(one: Gradients, other: Gradients) -> Tensor:
     """The real part of ⟨one, other⟩ over all parameters, without dimensions, float32 or wider."""
     parts = [_multiply_tensors(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
-    if not parts:
-        return torch.zeros(())
-    return torch.stack([part.to(parts[0].device) for part in parts]).sum()
+    return add_up(parts) if parts else torch.zeros(())
 
 
 def _multiply_tensors(a: Tensor, b: Tensor) -> Tensor:
@@ -126,4 +127,4 @@ def _add_up(tensors: Gradients, weights: Sequence[Tensor | float]) -> Tensor | N
         for tensor, weight in zip(tensors, weights, strict=True)
         if tensor is not None
     ]
-    return torch.stack(terms).sum(0) if terms else None
+    return functools.reduce(torch.add, terms) if terms else None

@@ -88,10 +88,15 @@ class Rule:
             gradient. That activation is then held until its backward pass.
         needs_input: the rule acts on gradients of outputs or inputs and reads ``state.input`` or ``state.inputs``, what
             went into that very call of the module. That is then held until its backward pass.
+        is_elementwise: each element of the result follows from that element alone, from the same element of
+            ``state.value`` and of tensors that the rule remembers, and from how often the rule was called. Of a tensor
+            that is spread over processes the rule is then shown this process's part, and remembers parts; else the
+            whole is put together for it in each process.
     """
 
     needs_value: ClassVar[bool] = False
     needs_input: ClassVar[bool] = False
+    is_elementwise: ClassVar[bool] = False
 
     _states: dict[str, SiteState]
 

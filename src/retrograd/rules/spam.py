@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,8 @@ class SpikeClip(Rule):
         reset_every: calls between resets; None for never.
         rest: calls at the beginning, and after each reset, that clip nothing.
     """
+
+    is_elementwise: ClassVar[bool] = True
 
     def __init__(
         self, threshold: float = 5000.0, beta: float = 0.999, reset_every: int | None = 500, rest: int = 20

@@ -12,7 +12,7 @@ from retrograd.files import write_json
 from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.copies import Copies, join_groups
 from retrograd.runs.layout import PLACEMENTS
-from retrograd.sites.site import ROOT, WATCH, parse_leniently
+from retrograd.sites.site import ROOT, WATCH, own_addend, parse_leniently
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,11 @@ class Placements:
     def rename(self, site: str) -> str:
         """The name that a site has in the history of all ranks.
 
-        Stages may use one name for different parts of a model: ``0:output`` of the second is ``stage1.0:output``.
+        Stages may use one name for different parts of a model: ``0:output`` of the second is ``stage1.0:output``. An
+        addend of a sum that nobody has formed does not get the name of the sum: it is ``0:output.local``.
         """
+        if self.sites.get(site, {}).get("holds") == "summand":
+            site = str(own_addend(parse_leniently(site)))
         if not self.stages:
             return site
         found = parse_leniently(site)

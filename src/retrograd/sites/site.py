@@ -142,7 +142,12 @@ class Site:
 
 
 LOCAL = "local"
-"""The last key of the site of what one process alone has found of a gradient that several reduce."""
+"""The last key of the site of a process's own addend: of a gradient that several reduce, or of any sum."""
+
+
+def own_addend(site: Site) -> Site:
+    """The site of this process's addend of what a site would have: ``fc:output.local.grad``."""
+    return site if site.keys[-1:] == (LOCAL,) else replace(site, keys=(*site.keys, LOCAL))
 
 
 def local_gradient(parameter: Site) -> Site:

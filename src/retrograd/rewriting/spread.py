@@ -1,0 +1,62 @@
+"""How a rule acts on a tensor that is spread over processes: together they get what one process alone would.
+
+A rule of single elements acts on this process's part, and a rule of the norm too, once the processes have put their
+norms together. For any other rule the whole is put together in each process, and each keeps its part of the result.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from retrograd.hooks.distributed import (
+    is_sharded,
+    is_summand,
+    local_part,
+    spread_part,
+    spread_whole,
+    total_norm,
+    whole_of,
+)
+from retrograd.hooks.engine import grad_enabled
+from retrograd.norms import summing_type
+from retrograd.rules.norm_rule import NormRule
+from retrograd.rules.rule import Rule, SiteState
+
+
+def show(rule: Rule, value: Tensor, state: SiteState) -> Tensor:
+    """What a rule is shown of a tensor: the part that this process holds, or the whole; its state shows the same."""
+    reads = _part_of if _acts_on_part(rule, value) else _whole_of
+    if state.value is not None:
+        state.value = reads(state.value)
+    state.inputs = {name: _whole_of(each) for name, each in state.inputs.items()}
+    return reads(value)
+
+
+def act(rule: Rule, value: Tensor, shown: Tensor, state: SiteState) -> Tensor | None:
+    """What the rule makes of what it is shown of a tensor."""
+    if isinstance(rule, NormRule) and _acts_on_part(rule, value):
+        joined = total_norm([value]).real
+        return rule.rescale(shown, rule.scale(joined.to(summing_type(value.dtype).to_real()), state))
+    return rule(shown, state)
+
+
+def spread(rule: Rule, value: Tensor, changed: Tensor) -> Tensor:
+    """What the rule has made of a tensor, spread as that is."""
+    return spread_part(changed, value) if _acts_on_part(rule, value) else spread_whole(changed, value)
+
+
+def _acts_on_part(rule: Rule, value: Tensor) -> bool:
+    if is_summand(value) or rule.needs_input:
+        return False
+    if isinstance(rule, NormRule):  # the derivative of a norm follows from all elements
+        return type(rule).__call__ is NormRule.__call__ and not (grad_enabled() and value.requires_grad)
+    return rule.is_elementwise
+
+
+def _part_of(tensor: Tensor) -> Tensor:
+    part: Tensor = local_part(tensor)
+    return part
+
+
+def _whole_of(tensor: Tensor) -> Tensor:
+    return whole_of(tensor) if is_sharded(tensor) else tensor
