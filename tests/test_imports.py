@@ -78,6 +78,7 @@ MAY_IMPORT = {
         "history",
         "sites",
     },
+    "integrations": {"launch", "findings", "recording", "runs", "sites"},
     "cli": {"", "launch", "views", "runs"},
 }
 """Room → the rooms it may import. The package's ``__init__``, the room without a name, has the public names."""

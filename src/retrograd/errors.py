@@ -45,6 +45,7 @@
     │   └── BudgetError            budget-too-small
     ├── ExplainError               cannot-explain
     ├── LaunchError                cannot-launch
+    ├── LibraryError               missing-library
     └── TorchVersionError          old-torch
 
 Each class has a ``slug``: the name under which the documentation explains it.
@@ -358,6 +359,12 @@ class LaunchError(RetrogradError):
     """The command to record cannot be started."""
 
     slug = "cannot-launch"
+
+
+class LibraryError(RetrogradError, ImportError):
+    """A library that is to be recorded with is missing, or too old. An ``ImportError`` too."""
+
+    slug = "missing-library"
 
 
 class TorchVersionError(RetrogradError, ImportError):

@@ -331,11 +331,11 @@ def test_passes_are_combined_as_they_are_averaged(found: dict[str, list[Any]], n
 
 
 def test_parameters_of_the_older_fsdp_are_refused() -> None:
-    """They are parts that nothing tells from wholes; it needs a device, so its mark is set by hand."""
+    """They are stretches; their mark is set by hand."""
     net = make_net()
     for each in net.parameters():
         _set_fsdp_flattened(each)
     with pytest.raises(CannotRewriteError, match="FullyShardedDataParallel"):
-        rewrite(torch.optim.SGD(net.parameters(), lr=0.1), ClipNorm(1.0))
+        rewrite(torch.optim.SGD(net.parameters(), lr=0.1), PCGrad())
     with pytest.raises(CannotRewriteError, match="flattened"):
         rewrite(net, {"0:weight.grad": ClipNorm(1.0)})

@@ -61,7 +61,7 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
         run = arguments.run or find_latest()
         shown = str(run)
     opened = open_run(run)
-    findings = _find(opened)
+    findings = find_and_store(opened)
     _print(f"{shown}, {_tell_end(opened)}", findings, arguments)
     return 1 if arguments.fail_on and findings.reach(arguments.fail_on) else code
 
@@ -129,7 +129,7 @@ def _signals_left_to(process: Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _find(run: Run) -> Findings:
+def find_and_store(run: Run) -> Findings:
     """Explain a run, and keep the findings in its folder."""
     findings = explain(run)
     with contextlib.suppress(OSError):  # the folder is somebody else's, and what is asked for is the answer
@@ -163,11 +163,15 @@ def find_verdict(run: Path, shown: str) -> str:
         run: the folder.
         shown: the same as the user wrote it.
     """
-    report = f"see it with: retrograd report {shown}"
     opened = open_run(run)
-    if opened.history.rows.count > MOST_ROWS:
+    return tell_verdict(find_and_store(opened) if opened.history.rows.count <= MOST_ROWS else None, shown)
+
+
+def tell_verdict(findings: Findings | None, shown: str) -> str:
+    """Say what was found in the same words; None where nobody has looked."""
+    report = f"see it with: retrograd report {shown}"
+    if findings is None:
         return f"; what is wrong, if anything, tells: retrograd explain {shown}; {report}"
-    findings = _find(opened)
     if not len(findings):
         return f"; no findings; {report}"
     lines = [*list_findings(findings), f"more: retrograd explain {shown}"]

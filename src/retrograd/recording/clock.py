@@ -9,7 +9,7 @@ between (the update of a second optimizer, another backward over the same graph)
 optimizers the one that updates most often makes the steps. Models that do not run together share no step: each update
 of a model that is trained after another, or apart from it, is a step of its own, and they are counted on in one row.
 Where no optimizer of torch is seen, a step has been made when a forward follows a backward and parameters have been
-changed in between.
+changed in between. Where somebody says which step begins (a trainer that counts), nothing else begins one.
 
 A stage of a pipeline has several micro-batches in flight at once: as calls of one.
 
@@ -74,6 +74,7 @@ class Clock:
         "_aside",
         "_emitted_at",
         "_hand_over",
+        "_is_led",
         "_over",
         "_paused",
         "_roots",
@@ -109,7 +110,7 @@ class Clock:
         self._steps = steps
         self._roots: list[int] = []
         self._emitted_at = time.monotonic()
-        self._over = self._stopped = self._saw_forward = False
+        self._over = self._stopped = self._saw_forward = self._is_led = False
         self._aside: list[bool] = []
         self._paused: tuple[int, bool, bool] | None = None
         self.was_reached = self.is_free = False
@@ -209,7 +210,7 @@ class Clock:
         """Begin a backward pass where no model has run so far."""
         if self.stale:
             self._turn(Mode.GRAD)
-        elif self._steps.were_updated_by_hand():  # which shows only by what the pass goes to
+        elif not self._is_led and self._steps.were_updated_by_hand():  # which shows only by what the pass goes to
             self.step += 1
             self.micro = 0
             self.on = self.awake = self._schedule(self.step)
@@ -221,7 +222,7 @@ class Clock:
         """
         if self._aside:
             return False
-        if self._over and not self._saw_forward:  # the forwards are run by a compiled function
+        if self._over and not self._saw_forward and not self._is_led:  # the forwards are run by a compiled function
             self._advance()
             if not self.on:
                 return False
@@ -256,6 +257,12 @@ class Clock:
 
     # ---- updates ----
 
+    def begin_step(self, step: int) -> None:
+        """Begin this step, or go on with it; from now on no step begins otherwise."""
+        self._is_led = True
+        if step != self.step:
+            self._advance(step)
+
     def end_step(self) -> None:
         """End the step after its update."""
         self.settle()  # a second update without a forward in between
@@ -263,7 +270,9 @@ class Clock:
 
     def settle(self) -> None:
         """Begin the next step at once if this one is over, so that all of it can be read."""
-        if self._over:
+        if self._over and self._is_led:
+            self.close_all()
+        elif self._over:
             self._advance()
 
     # ---- handing over ----
@@ -317,7 +326,7 @@ class Clock:
 
     def _turn(self, mode: Mode) -> None:
         """Begin a step or a micro-batch with the first forward after a backward or an update."""
-        if self._over or self._steps.were_updated_by_hand():
+        if not self._is_led and (self._over or self._steps.were_updated_by_hand()):
             self._advance()
         elif mode is Mode.GRAD:
             if not self.is_piped:
@@ -326,9 +335,9 @@ class Clock:
             self.stale = False
             self.awake = self.on
 
-    def _advance(self) -> None:
+    def _advance(self, step: int | None = None) -> None:
         self.close_all()
-        self.step += 1
+        self.step = self.step + 1 if step is None else step
         self.micro = 0
         self.stale = self._over = self._saw_forward = self.was_reached = False
         self.on = self.awake = self._schedule(self.step)

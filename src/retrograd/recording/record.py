@@ -84,6 +84,20 @@ class Recording:
         """State that a checkpoint must hold for the recording to go on from there: ``rg.record(…, resume=state)``."""
         return {"step": self.step}
 
+    def begin_step(self, step: int) -> None:
+        """Say that this step begins, for loops that count by themselves; what comes belongs to it until the next call.
+
+        From the first call on, no update ends a step: an evaluation behind it belongs to it too.
+
+        Args:
+            step: its number; that of the running step goes on with it, which is gradient accumulation.
+        """
+        self._recorder.clock.begin_step(step)
+
+    def add_root(self, module: nn.Module) -> None:
+        """Take each call of this part of a model for a forward of its own, for loops that call parts, not the model."""
+        self._recorder.add_root(module)
+
     def watch(self, name: str, tensor: Any) -> None:
         """Record a tensor, or a nest of them, as ``watch/NAME``."""
         self._recorder.watch(name, tensor)

@@ -12,8 +12,9 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdRef
 
 from retrograd.errors import CannotRewriteError
-from retrograd.hooks.distributed import has_other_processes, is_flattened, is_sharded, own_rank, scale_all, total_norm
+from retrograd.hooks.distributed import has_other_processes, is_flattened, is_sharded, own_rank, scale_all
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.flat_gradients import FlatGradients
 from retrograd.hooks.gradients import after_accumulation, change_gradient, leave_gradient
 from retrograd.hooks.optimizer import UpdateTap, held_by
 from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
@@ -198,6 +199,7 @@ class JointRewriter:
         self._find_optimizer = weakref.ref(optimizer, lambda _: passes.remove())
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self._set_found_inf = False
+        self._flat = FlatGradients()
         self._tap = UpdateTap(optimizer, self._before_update, self._after_update)
         clock.when_skipped = self._forget_passes
         self._collects = any(isinstance(rule, PassRule) for rule in rules)
@@ -261,10 +263,10 @@ class JointRewriter:
                 parameter.grad.copy_(gradient if scale is None else gradient * scale)
 
     def _scale(self, rule: NormRule, state: SiteState) -> None:
-        gradients = [each.grad for each in self._parameters() if each.grad is not None]
-        if not gradients:
+        parameters = self._parameters()
+        norm = self._flat.measure_norm(parameters)
+        if norm is None:
             return
-        norm = total_norm(gradients)
         scale = getattr(self._find_optimizer(), "grad_scale", None)  # set while it unscales by itself
         if scale is not None:
             norm = norm / scale.to(norm.device)
@@ -274,7 +276,7 @@ class JointRewriter:
         if rule.skips:
             self._skip(factor == 0)
         else:
-            scale_all(gradients, factor)
+            scale_all([each.grad for each in parameters if each.grad is not None], factor)
 
     def _skip(self, is_skipped: Tensor) -> None:
         """Drop the update where that is so, on the device itself if the optimizer can."""
@@ -311,11 +313,11 @@ def _check(optimizer: Optimizer, rule: Rule) -> None:
             repair="set the rule on the parameters: rg.rewrite(model, {'*:weight.grad': …}).",
             reason="it computes them several times within one update.",
         )
-    if any(map(is_flattened, held_by(optimizer))):
+    if isinstance(rule, PassRule) and any(map(is_flattened, held_by(optimizer))):
         raise CannotRewriteError(
-            "The gradients of FullyShardedDataParallel cannot be rewritten together.",
+            f"{rule.name} cannot combine the passes of FullyShardedDataParallel.",
             repair="shard the model by torch.distributed.fsdp.fully_shard.",
-            reason="each process has a part of them and would decide by that alone.",
+            reason="each process has stretches of several gradients in one, and no hook tells what a pass brings.",
         )
     if not isinstance(rule, NormRule | PassRule):
         raise CannotRewriteError(

@@ -79,10 +79,10 @@ class ParameterRewriter:
             self.remove()
             parameter = own
             self._find = WeakIdRef(own)
+        if parameter is not None and is_flattened(parameter):  # it may have been so since its hook was set
+            raise self._refuse_flattened()
         if self._is_attached or parameter is None or not parameter.requires_grad:
             return
-        if is_flattened(parameter):
-            raise self._refuse_flattened()
         change_gradient(parameter, self.change)
         self._is_attached = True
 

@@ -1,0 +1,87 @@
+"""Accelerate: ``RetrogradTracker().watch(accelerator, model)``."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import nn
+
+from retrograd.errors import RecordingError
+from retrograd.integrations.libraries import library_needed
+from retrograd.integrations.processes import share_from_first, wait_for_all
+from retrograd.integrations.trained_run import Status, TrainedRun
+from retrograd.recording.record import Recording
+from retrograd.runs.ranks import ask_rank
+
+with library_needed("accelerate", "1.0"):
+    from accelerate import Accelerator
+    from accelerate.tracking import GeneralTracker
+
+
+class RetrogradTracker(TrainedRun, GeneralTracker):
+    """Records a loop of Accelerate's from :meth:`watch` to ``accelerator.end_training()``; a step is an update.
+
+    See :class:`retrograd.integrations.trained_run.TrainedRun` for its arguments. What is logged with
+    ``accelerator.log`` is for the other trackers, and not recorded.
+    """
+
+    name = "retrograd"
+    requires_logging_directory = False
+    main_process_only = False
+    _abandoned: Status = "finished"
+    _accelerator: weakref.ref[Accelerator] | None = None
+
+    @property
+    def tracker(self) -> Recording | None:
+        """The recording; None before :meth:`watch`."""
+        return self.recording
+
+    def watch(self, accelerator: Accelerator, model: nn.Module) -> None:
+        """Begin to record a model, which the accelerator has prepared, in each of its processes.
+
+        Raises:
+            RetrogradError: what :func:`retrograd.record` raises.
+        """
+        plain = accelerator.unwrap_model(model)
+        self._begin(plain, None, share_from_first(), is_new=self._state is None)
+        self._accelerator = weakref.ref(accelerator)
+        others = [each for each in accelerator.trackers if each is not self]
+        accelerator.trackers[:] = [self, *others]  # to end in all processes, and before those that take the findings
+
+    def finish(self) -> None:
+        """End the recording, say what is wrong, and give it to the other trackers."""
+        if self._end():
+            self._state = None
+            wait_for_all()
+            if ask_rank() == 0:
+                self._tell()
+                self._tell_others()
+
+    def _tell_others(self) -> None:
+        accelerator = self._accelerator and self._accelerator()
+        if accelerator and self.findings is not None:
+            for tracker in accelerator.trackers:
+                if tracker is not self:
+                    tracker.log(self.finding_counts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State for a checkpoint, after ``accelerator.register_for_checkpointing(tracker)``."""
+        return self._make_state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state of a checkpoint.
+
+        Raises:
+            RecordingError: it goes on already.
+        """
+        if self.is_recording:
+            raise RecordingError(
+                "A checkpoint is loaded while its model is being recorded.",
+                repair="call `tracker.watch(accelerator, model)` after `accelerator.load_state(…)`.",
+                reason="the recording would hold steps that the checkpoint takes back.",
+            )
+        self._take_state(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_accelerator": None}

@@ -1,0 +1,232 @@
+"""What all callbacks of trainers have in common: a recording that begins and ends when a trainer says so."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from torch import nn
+
+from retrograd.amounts import count_of
+from retrograd.findings.finding import SEVERITIES, Findings
+from retrograd.launch.explaining import MOST_ROWS, find_and_store, tell_verdict
+from retrograd.launch.start import name_folder
+from retrograd.notices import say
+from retrograd.randomness import random_kept
+from retrograd.recording.keep import DEFAULT_BUDGET, Keep
+from retrograd.recording.record import Recording, record
+from retrograd.recording.schedule import Schedule
+from retrograd.recording.settings import Settings, UserStatistic
+from retrograd.runs.ending import find_exception
+from retrograd.runs.layout import is_run
+from retrograd.runs.ranks import ask_rank
+from retrograd.runs.reader import open_run
+from retrograd.sites.pattern import Pattern
+
+T = TypeVar("T")
+
+Share = Callable[[Any], Any]
+"""Gives all processes what the first one has."""
+
+Status = Literal["finished", "failed"]
+
+
+def keep_own(value: T) -> T:
+    """Share nothing: there is one process."""
+    return value
+
+
+class TrainedRun:
+    """Records what a trainer trains: the base of the callbacks, which takes what :func:`retrograd.record` takes.
+
+    It may serve several runs of a trainer, one after the other, each with a folder of its own: ``runs/first``, then
+    ``runs/first-2``. A trainer that goes on, from its checkpoint or by itself, goes on with its folder. Copies and
+    pickles have the options, and no recording. In a ``with`` statement the recording ends where that is left.
+
+    Args:
+        path: the run folder; ``runs/MODEL-DATE-TIME`` by default.
+        sites: as for :func:`retrograd.record`, like all that follow.
+        schedule: which steps.
+        tensors: sites whose tensors are kept.
+        statistics: which statistics.
+        histogram: count binary exponents too.
+        tensor_budget: bytes of kept tensors.
+        quiet: print nothing.
+
+    Attributes:
+        recording: the recording that goes on, or has ended last; None before the first.
+        findings: what was wrong with the run that has ended last, in the first process; None before, or where there
+            are too many rows to be looked through by the way.
+
+    Raises:
+        RecordingError: for a schedule, statistic or policy that cannot be carried out.
+    """
+
+    _abandoned: Status = "failed"
+    """How a run has ended whose trainer never said that it has."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        sites: Pattern | Iterable[Pattern] | None = None,
+        schedule: int | Schedule | None = None,
+        tensors: Keep | Pattern | Iterable[Keep | Pattern] | None = None,
+        statistics: bool | Iterable[UserStatistic] = True,
+        histogram: bool = True,
+        tensor_budget: int | str = DEFAULT_BUDGET,
+        quiet: bool = False,
+    ) -> None:
+        options: dict[str, Any] = {
+            "sites": _keep(sites),
+            "schedule": schedule,
+            "tensors": _keep(tensors),
+            "statistics": _keep(statistics),
+            "histogram": histogram,
+            "tensor_budget": tensor_budget,
+        }
+        Settings(**options)  # what is wrong with them is said here, not when training begins
+        self._record: Callable[..., Recording] = partial(record, **options)
+        self._path = None if path is None else os.fspath(path)
+        self._quiet = quiet
+        self._used: set[str] = set()
+        self._state: Mapping[str, Any] | None = None
+        self._ending: weakref.finalize[[Recording, Status], TrainedRun] | None = None
+        self.recording: Recording | None = None
+        self.findings: Findings | None = None
+
+    @property
+    def finding_counts(self) -> dict[str, float]:
+        """The number of findings of each severity, for the trainer's own log: ``retrograd/critical`` …"""
+        found = [each.severity for each in self.findings or ()]
+        return {f"retrograd/{severity}": float(found.count(severity)) for severity in SEVERITIES}
+
+    @property
+    def is_recording(self) -> bool:
+        """True while a recording goes on."""
+        return self._ending is not None
+
+    def _begin(self, model: nn.Module, step: int | None = None, share: Share = keep_own, *, is_new: bool) -> None:
+        """Begin to record.
+
+        Args:
+            model: what is trained.
+            step: the step that begins; None where updates are counted.
+            share: gives all processes what the first one has.
+            is_new: the trainer begins anew; else it goes on where the state says that the recording was.
+        """
+        self._end(self._abandoned)  # the trainer has been left without a word
+        path, goes_on = share(self._find_place(type(model).__name__, is_new=is_new))
+        self.recording = recording = self._record(model, path, resume=(self._state or False) if goes_on else False)
+        for part in _find_parts(model):
+            recording.add_root(part)
+        if step is not None:
+            recording.begin_step(step)
+        self._used.add(str(recording.path))
+        self.findings = None
+        self._ending = weakref.finalize(self, _leave, recording, self._abandoned)
+        self._ending.atexit = False  # which may come too late, behind that of the writer
+        atexit.register(self._ending)
+        if not self._quiet and ask_rank() == 0:
+            say(f"recording to {path}")
+
+    def _find_place(self, name: str, *, is_new: bool) -> tuple[str, bool]:
+        """The folder, and whether the recording there goes on."""
+        if not is_new and self._state is not None:
+            place = str(self._state["path"])
+            if self._path is not None and str(Path(place).absolute()) not in self._used:
+                place = self._path  # the user's word is above that of a checkpoint
+            if is_run(Path(place)):
+                return place, True
+        if self._path is None:
+            return name_folder([name]), False
+        return next(place for place in _number(self._path) if str(Path(place).absolute()) not in self._used), False
+
+    def _end(self, status: Status = "finished", error: BaseException | None = None) -> bool:
+        """End the recording, if there is one; returns whether there was."""
+        if self._ending is None or self.recording is None:
+            return False
+        atexit.unregister(self._ending)
+        self._ending.detach()
+        self._ending = None
+        _close(self.recording, status, error)
+        return True
+
+    def _tell(self) -> None:
+        """Look for what is wrong with the run that has ended, and say it. To be called in the first process."""
+        assert self.recording is not None
+        assert self.recording.path is not None
+        try:
+            with random_kept():
+                self._explain(self.recording.path)
+        except Exception as error:  # training has ended well, whatever we have to say of it
+            say(f"what is wrong with {self.recording.path}, if anything, cannot be told: {error!r}")
+
+    def _explain(self, path: Path) -> None:
+        run = open_run(path)
+        history = run.history
+        self.findings = find_and_store(run) if history.rows.count <= MOST_ROWS else None
+        if not self._quiet:
+            done = f"{count_of(len(history.loss.steps), 'step')} at {count_of(len(history.sites), 'site')}"
+            say(f"recorded {done}{tell_verdict(self.findings, os.path.relpath(path))}")
+
+    def _make_state(self) -> dict[str, Any]:
+        """State for the trainer's checkpoint; empty before anything was recorded."""
+        if self._ending is not None and self.recording is not None:
+            return {"path": str(self.recording.path), **self.recording.state_dict()}
+        return dict(self._state or {})
+
+    def _take_state(self, state: Mapping[str, Any]) -> None:
+        self._state = dict(state) if "path" in state and "step" in state else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"recording": None, "_ending": None}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end("finished" if error is None else "failed", error)
+
+
+def _keep(given: T) -> T | tuple[Any, ...]:
+    """What can be gone through once only, kept for the next time."""
+    return tuple(given) if isinstance(given, Iterator) else given
+
+
+def _number(path: str) -> Iterator[str]:
+    """``runs/first``, ``runs/first-2``, ``runs/first-3`` …"""
+    yield path
+    number = 2
+    while True:
+        yield f"{path}-{number}"
+        number += 1
+
+
+def _find_parts(model: nn.Module) -> Iterator[nn.Module]:
+    """The parts that a trainer's own step may call instead of the model: what it holds, and what its lists hold."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _find_parts(child)
+        elif next(child.parameters(), None) is not None:
+            yield child
+
+
+def _close(recording: Recording, status: Status, error: BaseException | None) -> None:
+    if error is None:
+        recording.close(status)
+    else:
+        recording.__exit__(type(error), error, error.__traceback__)
+
+
+def _leave(recording: Recording, status: Status) -> None:
+    """End a recording whose callback is gone, or whose process ends."""
+    _close(recording, status, find_exception())
