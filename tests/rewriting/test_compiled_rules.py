@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ def fresh_compiler() -> Iterator[None]:
         warnings.filterwarnings("ignore", category=UserWarning, module="torch")
         yield
     torch._dynamo.reset()
+    gc.collect()  # hooks stay on modules that compiled code knows
 
 
 class Counting(rg.rules.Rule):
@@ -175,7 +177,7 @@ KINDS: dict[str, Callable[[], Rules]] = {
     "input beside": lambda: {"2:output.grad": ByInput(), "4:input.input.grad": ByInput()},
     "printing": lambda: {"1:output": print_and_wait, "2:output.grad": print_and_wait},
     "with a graph": lambda: {"0:output": squash, "2:output": squash},
-    "keeping": lambda: {"*:outputs.grad": keep_last, "3:output": keep_last},
+    "keeping": lambda: {"*:outputs.grad": keep_last},
     "noise": lambda: {"1:output.grad": rg.rules.Noise(0.1, seed=1)},
 }
 
@@ -184,7 +186,7 @@ KINDS: dict[str, Callable[[], Rules]] = {
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_as_in_eager_code(kind: str, backend: str) -> None:
     compare(make_net, KINDS[kind], whole, backend)
-    assert counters["stats"]["unique_graphs"] == 3  # in training, in evaluation, and then without what was known
+    assert counters["stats"]["unique_graphs"] == 2  # in training and in evaluation
 
 
 @pytest.mark.parametrize("prepare", [whole, in_place, per_block, by_function])
@@ -240,18 +242,18 @@ def test_rules_come_and_go_without_a_further_graph() -> None:
 
 @pytest.mark.parametrize("prepare", [whole, in_place])
 def test_compiled_before(prepare: Prepare) -> None:
-    net, x = make_net(), torch.randn(5, 3)
+    net, x = Blocks(), torch.randn(5, 3)
     plain = net(x).detach()
     compiled = prepare(net, "aot_eager")
-    with rg.rewrite(compiled, {"4:output": halve}):  # type: ignore[arg-type]
+    with rg.rewrite(compiled, {"head:output": halve}):  # type: ignore[arg-type]
         torch.testing.assert_close(compiled(x), plain * 0.5)
-    net = make_net()
+    net = Blocks()
     compiled = prepare(net, "aot_eager")
     compiled(x)
     with pytest.raises(CannotRewriteError, match=r"torch\.compiler\.reset"):
-        rg.rewrite(compiled, {"4:output": halve})  # type: ignore[arg-type]
+        rg.rewrite(compiled, {"head:output": halve})  # type: ignore[arg-type]
     torch.compiler.reset()
-    with rg.rewrite(compiled, {"4:output": halve}):  # type: ignore[arg-type]
+    with rg.rewrite(compiled, {"head:output": halve}):  # type: ignore[arg-type]
         torch.testing.assert_close(compiled(x), net(x))
 
 
@@ -296,10 +298,10 @@ def test_written_into_is_refused() -> None:
 def test_recorded_too(tmp_path: Path) -> None:
     def run(name: str, compiles: bool) -> Any:
         net = make_net()
-        with rg.record(net, tmp_path / name, sites=["*:outputs", "*:outputs.grad", "3:output.before.grad"]):
-            with rg.rewrite(net, {"3:output.grad": rg.rules.ClipNorm(0.01), "1:output": halve}):
-                call = torch.compile(net, backend="aot_eager", fullgraph=True) if compiles else net
-                train(net, call)
+        sites = ["*:outputs", "*:outputs.grad", "3:output.before.grad"]
+        rules = {"3:output.grad": rg.rules.ClipNorm(0.01), "1:output": halve}
+        with rg.record(net, tmp_path / name, sites=sites), rg.rewrite(net, rules):
+            train(net, torch.compile(net, backend="aot_eager", fullgraph=True) if compiles else net)
         return rg.open_run(tmp_path / name).history
 
     eager, compiled = run("eager", False), run("compiled", True)

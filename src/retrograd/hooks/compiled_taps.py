@@ -172,8 +172,8 @@ def _tell(gradient: Tensor | None, ticket: Tensor, index: int) -> None:
 def save_last_traced(operation: object) -> None:
     """What this operation of ours has given goes to the backward graph, and is not computed again in checkpoints."""
     node = next((node for node in reversed(_traced_nodes()) if node.target is operation), None)
-    if node is not None:
-        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    for each in () if node is None else (node.users or (node,)):  # of several results, each
+        each.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def count_traced(operation: object) -> int:

@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import CannotRewriteError, RewriteError
 from retrograd.hooks.backward import backward_changers
-from retrograd.hooks.compiled import has_been_compiled
+from retrograd.hooks.compiled import may_have_run_compiled
 from retrograd.hooks.listeners import hidden_hooks
 from retrograd.hooks.module import is_compiled
 from retrograd.hooks.names import NamedModule, beginning_of, name_models, parameter_site, walk_modules
@@ -356,7 +356,7 @@ def _check_module(entry: NamedModule, late: tuple[str, ...], parameters: list[st
 
 def _late_regions(entries: list[NamedModule]) -> tuple[str, ...]:
     """Beginnings of the paths of all modules in regions that have been compiled and run without any rule in them."""
-    regions = [entry for entry in entries if is_compiled(entry.tapped) and has_been_compiled(entry.module)]
+    regions = [entry for entry in entries if is_compiled(entry.tapped) and may_have_run_compiled(entry.module)]
     resting = [entry.path for entry in entries if rests_on(entry.module)] if regions else []
     beginnings = [beginning_of(region.path) for region in regions]
     return tuple(each for each in beginnings if not any(path.startswith(each) for path in resting))
