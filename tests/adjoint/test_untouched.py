@@ -173,6 +173,9 @@ def test_those_who_look_for_models_see_none() -> None:
         def __init__(self) -> None:
             self.called: list[nn.Module] = []
 
+        def compiled_function_called(self) -> None:
+            pass
+
         def module_called(self, module: nn.Module) -> None:
             self.called.append(module)
 

@@ -105,7 +105,8 @@ def test_the_graph_has_one_call_for_each_value_and_gradient(saved: bool) -> None
         watch_forward(module, watcher)
     x = torch.randn(2, 3)
     torch.compile(model, backend=aot_autograd(fw_compiler=note), fullgraph=True)(x).sum().backward()
-    assert graphs == [["retrograd.see.default"] * 2, ["retrograd.see_gradient.default"] * 2]
+    kinds = [[name.removeprefix("retrograd.").rpartition("_")[0] for name in graph] for graph in graphs]
+    assert kinds == [["see"] * 2, ["see_gradient"] * 2]
     hidden = nn.functional.linear(x, model.first.weight, model.first.bias).detach().requires_grad_()
     out = nn.functional.linear(hidden.tanh(), model.second.weight, model.second.bias)
     out.sum().backward()

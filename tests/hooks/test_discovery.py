@@ -32,6 +32,9 @@ class Listener:
     def parameter_made(self, module: nn.Module) -> None:
         self.given.append(module)
 
+    def compiled_function_called(self) -> None:
+        pass
+
     def module_called(self, module: nn.Module) -> None:
         self.called.append(module)
         if self.on_call is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from retrograd.hooks.engine import TORCH
 from tests.launch.recorded import Command, Outcome, outputs, parameters, recorded, steps
 
 WEIGHTS = parameters("body.linear", "head")
@@ -15,14 +14,9 @@ OUTPUTS = outputs("body.linear", "body", "head", "self")
     ("outcome", "seen"),
     [
         pytest.param(Command("compiled.py model"), OUTPUTS, id="torch.compile(model)"),
-        pytest.param(Command("compiled.py in-place"), outputs("self"), id="model.compile()"),
+        pytest.param(Command("compiled.py in-place"), OUTPUTS, id="model.compile()"),
         pytest.param(Command("compiled.py part"), OUTPUTS, id="model.body.compile()"),
-        pytest.param(
-            Command("compiled.py function"),
-            set(),
-            id="torch.compile(function)",
-            marks=pytest.mark.xfail(TORCH >= (2, 14), reason="Dynamo guards on hooks there: it compiles once more"),
-        ),
+        pytest.param(Command("compiled.py function"), OUTPUTS, id="torch.compile(function)"),
     ],
     indirect=["outcome"],
 )

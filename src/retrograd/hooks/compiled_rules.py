@@ -31,9 +31,12 @@ from retrograd.hooks.compiled_taps import (
     Numbered,
     call_plainly,
     count_traced,
+    define,
+    library,
     new_ticket,
     save_last_traced,
     teach_inductor,
+    version_of,
 )
 from retrograd.hooks.engine import has_transform, knows_at_once, may_break_graph, uncompiled
 from retrograd.hooks.gradients import change_gradient as hook_gradient
@@ -126,7 +129,7 @@ def is_in_transform() -> bool:
 
 def trace_forward(handle: Tensor, *, begins: bool) -> None:
     """Put into the graph that is being traced that the forward of a model begins, or ends."""
-    torch.ops.retrograd.forward(handle, begins, torch.is_grad_enabled())
+    _FORWARD(handle, begins, torch.is_grad_enabled())
 
 
 def trace_rules(
@@ -146,7 +149,7 @@ def trace_rules(
         needs_value: a rule asks for the values that belong to gradients.
         inputs: what the module was called with, where a rule asks for that.
     """
-    return torch.ops.retrograd.rules(  # type: ignore[no-any-return]
+    return _RULES(  # type: ignore[no-any-return]
         [tensor for _, tensor, _, _, _ in tensors],
         handle,
         [BETWEEN.join(keys) for keys, _, _, _, _ in tensors],
@@ -296,25 +299,29 @@ def _copy_like(changed: Tensor, like: Tensor) -> Tensor:
 
 # ---- the operations -------------------------------------------------------------------------------------------------
 
-_library = torch.library.Library("retrograd", "FRAGMENT")
-_library.define(
-    "rules(Tensor[] tensors, Tensor handle, str[] names, bool[] values, bool[] gradients, bool[] branches, "
-    "bool needs_value, Tensor[] inputs, str[] input_names, bool trains, bool training) -> Tensor[]"
+_VERSION = version_of(__spec__)
+_RULES = define(
+    "rules",
+    "(Tensor[] tensors, Tensor handle, str[] names, bool[] values, bool[] gradients, bool[] branches, "
+    "bool needs_value, Tensor[] inputs, str[] input_names, bool trains, bool training) -> Tensor[]",
+    _VERSION,
 )
-_library.define("forward(Tensor handle, bool begins, bool trains) -> ()")
-_library.define("mark_forward(Tensor handle, int place, bool begins, bool trains) -> ()")
-_library.define("begin_call(Tensor[] tensors, Tensor handle, int place, bool trains, bool training) -> Tensor")
-_library.define("change_value(Tensor value, Tensor ticket, str name, bool needs_grad, bool trains) -> (Tensor, Tensor)")
-_library.define("change_value_backward(Tensor gradient, Tensor graph) -> Tensor")
-_library.define(
-    "change_gradient(Tensor gradient, Tensor ticket, str name, Tensor? value, Tensor[] inputs, str[] input_names) "
-    "-> Tensor"
+_FORWARD = define("forward", "(Tensor handle, bool begins, bool trains) -> ()", _VERSION)
+_MARK = define("mark_forward", "(Tensor handle, int place, bool begins, bool trains) -> ()", _VERSION)
+_BEGIN = define(
+    "begin_call", "(Tensor[] tensors, Tensor handle, int place, bool trains, bool training) -> Tensor", _VERSION
 )
-_MARK = torch.ops.retrograd.mark_forward.default
-_BEGIN = torch.ops.retrograd.begin_call.default
-_VALUE = torch.ops.retrograd.change_value.default
-_BACK = torch.ops.retrograd.change_value_backward.default
-_GRADIENT = torch.ops.retrograd.change_gradient.default
+_VALUE = define(
+    "change_value",
+    "(Tensor value, Tensor ticket, str name, bool needs_grad, bool trains) -> (Tensor, Tensor)",
+    _VERSION,
+)
+_BACK = define("change_value_backward", "(Tensor gradient, Tensor graph) -> Tensor", _VERSION)
+_GRADIENT = define(
+    "change_gradient",
+    "(Tensor gradient, Tensor ticket, str name, Tensor? value, Tensor[] inputs, str[] input_names) -> Tensor",
+    _VERSION,
+)
 
 
 class ValueRules(torch.autograd.Function):
@@ -412,18 +419,18 @@ def _fake_value(value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(value), new_ticket()
 
 
-_library.impl("rules", _rules, "CompositeImplicitAutograd")
-_library.impl("forward", _forward, "CompositeImplicitAutograd")
-has_side_effect(torch.ops.retrograd.forward.default)
-has_side_effect(torch.ops.retrograd.rules.default)
-for _operation, _function, _fake in (
+for _operation, _function in ((_RULES, _rules), (_FORWARD, _forward)):
+    library.impl(_operation._schema.name.partition("::")[2], _function, "CompositeImplicitAutograd")
+    has_side_effect(_operation)
+_Made = Callable[..., Any]
+_made: tuple[tuple[Any, _Made, _Made], ...] = (
     (_MARK, mark_forward, lambda *_: None),
     (_BEGIN, begin_call, new_ticket),
     (_VALUE, change_value, _fake_value),
     (_BACK, change_value_backward, lambda gradient, *_: torch.empty_like(gradient)),
     (_GRADIENT, change_gradient, lambda gradient, *_: torch.empty_like(gradient)),
-):
-    _name = _function.__name__
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"retrograd::{_name}", _fake, lib=_library)
-    call_plainly(_operation, _function, numbers_calls=_operation in (_MARK, _BEGIN))
+)
+for _operation, _run, _fake in _made:
+    library.impl(_operation._schema.name.partition("::")[2], _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(_operation._schema.name, _fake, lib=library)
+    call_plainly(_operation, _run, numbers_calls=_operation in (_MARK, _BEGIN))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -103,12 +104,12 @@ NOBODY = make_ticket(())
 def trace_tap(handle: Tensor, output: Any) -> None:
     """Put a tap into the graph that is being traced."""
     if type(output) is Tensor:  # tracing the search of a nest takes several times as long as all else
-        torch.ops.retrograd.tap([output], handle, [""], torch.is_grad_enabled())
+        _TAP([output], handle, [""], torch.is_grad_enabled())
         return
     found = list(flatten(output, ()))
     if found:
         names = [BETWEEN.join(keys) for keys, _ in found]
-        torch.ops.retrograd.tap([tensor for _, tensor in found], handle, names, torch.is_grad_enabled())
+        _TAP([tensor for _, tensor in found], handle, names, torch.is_grad_enabled())
 
 
 # ---- what runs when a graph runs ------------------------------------------------------------------------------------
@@ -141,13 +142,29 @@ def name_tensors(tensors: Sequence[Tensor], names: Sequence[str]) -> list[tuple[
 
 # ---- the operations -------------------------------------------------------------------------------------------------
 
-_library = torch.library.Library("retrograd", "DEF")
-_library.define("tap(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> ()")
-_library.define("see(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> Tensor")
-_library.define("see_gradient(Tensor gradient, Tensor ticket, int index) -> ()")
-_TAP = torch.ops.retrograd.tap.default
-_SEE = torch.ops.retrograd.see.default
-_SEE_GRADIENT = torch.ops.retrograd.see_gradient.default
+
+def version_of(spec: Any) -> int:
+    """What a file contains, as a number, for names of operations: caches on disk have graphs of other versions."""
+    return zlib.crc32(spec.loader.get_data(spec.origin))
+
+
+_VERSION = version_of(__spec__)
+
+_UNSAFE = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
+"""CUDA graphs are cut here: what is recorded in one would be seen once, when it is made."""
+
+library = torch.library.Library("retrograd", "DEF")
+
+
+def define(name: str, signature: str, version: int = _VERSION) -> Any:
+    """Define an operation; returns it."""
+    library.define(f"{name}_{version:08x}{signature}", tags=_UNSAFE)
+    return getattr(torch.ops.retrograd, f"{name}_{version:08x}").default
+
+
+_TAP = define("tap", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> ()")
+_SEE = define("see", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> Tensor")
+_SEE_GRADIENT = define("see_gradient", "(Tensor gradient, Tensor ticket, int index) -> ()")
 
 
 @uncompiled
@@ -192,11 +209,14 @@ def new_ticket(*_: object) -> Tensor:
     return torch.empty(1, dtype=torch.uint32, device="cpu")
 
 
-_library.impl("tap", _tap, "CompositeImplicitAutograd")
-_library.impl("see", see, "CompositeExplicitAutograd")
-torch.library.register_fake("retrograd::see", new_ticket, lib=_library)
-_library.impl("see_gradient", see_gradient, "CompositeExplicitAutograd")
-torch.library.register_fake("retrograd::see_gradient", lambda *_: None, lib=_library)
+for _operation, _run, _key in (
+    (_TAP, _tap, "CompositeImplicitAutograd"),
+    (_SEE, see, "CompositeExplicitAutograd"),
+    (_SEE_GRADIENT, see_gradient, "CompositeExplicitAutograd"),
+):
+    library.impl(_operation._schema.name.partition("::")[2], _run, _key)
+torch.library.register_fake(_SEE._schema.name, new_ticket, lib=library)
+torch.library.register_fake(_SEE_GRADIENT._schema.name, lambda *_: None, lib=library)
 has_side_effect(_TAP)
 
 _plain: dict[Any, Callable[..., Any]] = {}

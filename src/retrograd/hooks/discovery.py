@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from torch.nn.modules import module as modules
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.engine import grad_enabled, is_compiling, uncompiled, uncompiled_itself
 from retrograd.hooks.listeners import Entry, Patch, Undo, wrap_method
 from retrograd.hooks.module import ModuleHooks
@@ -35,6 +37,9 @@ class DiscoveryListener(Protocol):
 
     def module_called(self, module: nn.Module) -> None:
         """``module`` is about to run, with grad mode on. Told only while discovery is armed."""
+
+    def compiled_function_called(self) -> None:
+        """A compiled function that is no module runs for the first time. Told only while discovery is armed."""
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """``optimizer.step`` was called."""
@@ -55,6 +60,7 @@ class ModelDiscovery:
         self._is_stopped = False
         self.blind_call = ""
         self._calls: ModuleHooks | None = None
+        self._functions: WeakSet[FunctionType] = WeakSet()
         self._standing = [
             Entry(self._join, modules._global_module_registration_hooks),
             Entry(self._give, modules._global_parameter_registration_hooks),
@@ -70,12 +76,14 @@ class ModelDiscovery:
         """Begin to tell of forward calls."""
         if self._calls is None and not self._is_stopped:
             self._calls = ModuleHooks(self._call)
+            compiled_call_listeners.add(self)
 
     def disarm(self) -> None:
         """Tell of forward calls no more."""
         calls, self._calls = self._calls, None
         if calls is not None:
             calls.remove()
+            compiled_call_listeners.remove(self)
 
     def stop(self) -> None:
         """Tell of nothing more. To be used from inside a hook, where torch may be walking through its tables."""
@@ -111,6 +119,21 @@ class ModelDiscovery:
         self._tell(self._listener.module_called, module)
         if module._forward_pre_hooks.keys() - before:
             _catch_up(module, args, before)
+
+    def compiled_call_begins(self, function: object, frame: FrameType) -> None:
+        if not grad_enabled():
+            return
+        module = getattr(function, "__self__", None)
+        if isinstance(module, nn.Module):
+            self._tell(self._listener.module_called, module)
+            return
+        function = getattr(function, "__func__", function)
+        if isinstance(function, FunctionType) and function not in self._functions:
+            self._functions.add(function)  # to look for models takes long
+            self._tell(self._listener.compiled_function_called)
+
+    def compiled_call_ends(self) -> None:
+        pass
 
     def _join(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if child is not None:

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -337,14 +338,14 @@ class Averaging(Exchange):
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The wrapper is called."""
-        if torch.is_grad_enabled() and module.require_backward_grad_sync:
+        if torch.is_grad_enabled() and module.require_backward_grad_sync and not is_rehearsal():
             self._is_due = True
 
     def after_call(self, module: nn.Module, output: Any) -> None:
         """Do nothing at the end of a call."""
 
     def has_begun(self) -> bool:
-        return self._is_due
+        return self._is_due or _is_reduced_by_stage(self._wrapper())
 
     def has_ended(self) -> bool:
         wrapper: Any = self._wrapper()
@@ -383,6 +384,9 @@ def running_wrapper() -> nn.Module | None:
 _FORWARD = ("forward_one_chunk",)
 """The method of torch's stages that runs a part of the model on one micro-batch."""
 
+_BACKWARD = ("backward_maybe_with_nosync",)
+"""The method that runs a backward pass of a stage."""
+
 _REHEARSAL = ("_forward_metadata_inference", "_shape_inference")
 """Functions that run a stage before the first step, on memory that nobody has written to, to learn the shapes."""
 
@@ -393,6 +397,21 @@ def running_stage() -> int | None:
     return None if stage is None else int(stage.stage_index)
 
 
+def _is_reduced_by_stage(wrapper: Any) -> bool:
+    """Tell whether a stage runs the last pass of a step, in which it has this wrapper reduce though no forward did."""
+    found = _find_frame(_BACKWARD) if wrapper is not None else None
+    return found is not None and found.f_locals["self"].submod is wrapper and bool(found.f_locals.get("last_backward"))
+
+
+def is_second_half() -> bool:
+    """Tell whether a stage in this thread runs the half of a backward pass that is for the parameters alone.
+
+    It begins at gradients that the half before it has computed, so that hooks on tensors see these once more.
+    """
+    found = _find_frame(_BACKWARD)
+    return found is not None and found.f_locals.get("backward_type") == "weight"
+
+
 def is_rehearsal() -> bool:
     """Tell whether a stage in this thread runs its part of the model for the shapes alone."""
     return _find_stage(_REHEARSAL) is not None
@@ -400,13 +419,18 @@ def is_rehearsal() -> bool:
 
 def _find_stage(methods: Collection[str]) -> Any:
     """The stage of which one of these methods runs in this thread."""
+    frame = _find_frame(methods)
+    return None if frame is None else frame.f_locals["self"]
+
+
+def _find_frame(methods: Collection[str]) -> FrameType | None:
+    """The call of one of these methods of a stage that runs in this thread."""
     pipelining: Any = sys.modules.get("torch.distributed.pipelining.stage")
     frame = None if pipelining is None else sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name in methods:
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, pipelining._PipelineStageBase):
-                return owner
+        owner = frame.f_locals.get("self") if frame.f_code.co_name in methods else None
+        if isinstance(owner, pipelining._PipelineStageBase):
+            return frame
         frame = frame.f_back
     return None
 

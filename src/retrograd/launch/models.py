@@ -93,6 +93,13 @@ class Search:
                     self._discovery.disarm()  # before torch.compile takes our hook for a part of the model
             self._known.update(nn.Module.modules(module))
 
+    def compiled_function_called(self) -> None:
+        """A compiled function runs: the models that it may call, whose hooks it must find, are all that are trained."""
+        with self._lock:
+            self._family.look_around()
+            if self._family.has_optimizers and self._add([]):
+                self._discovery.disarm()  # before torch.compile takes our hook for a part of the function
+
     def has_optimizers(self) -> bool:
         """Tell whether the program has made an optimizer."""
         with self._lock:

@@ -223,8 +223,8 @@ class SharedRun:
 
     def say_alone(self, handed: int | None) -> None:
         """Say, once, that no rank above takes the rows of this one."""
-        where = "No rank that merges could be reached" if handed is None else f"Behind step {handed} the rank is lost"
-        text = f"{where} to which rank {self.rank} hands its rows: they go to a folder of its own."
+        why = "could not be reached" if handed is None else f"was lost behind step {handed}"
+        text = f"The rank that takes the rows of rank {self.rank} {why}: they go to a folder of its own."
         self._notices.warn_once("alone", text)
 
     def say_differing(self, found: Sequence[Disagreement]) -> None:

@@ -110,9 +110,13 @@ class Steps:
         if not self.has_leader:
             self._by_hand.remember()
 
-    def were_updated_by_hand(self) -> bool:
-        """Tell of an update that was made without an optimizer of torch since the last pass; once of each."""
-        return not self.has_leader and self._by_hand.touched()
+    def were_updated_by_hand(self, *, by_gradients: bool = True) -> bool:
+        """Tell of an update that was made without an optimizer of torch since the last pass; once of each.
+
+        Args:
+            by_gradients: a gradient that was cleared or replaced tells of one, too.
+        """
+        return not self.has_leader and self._by_hand.touched(by_gradients=by_gradients)
 
     def counts(self, optimizer: Optimizer, *, otherwise: bool) -> bool:
         """Tell whether an update counts: that of an optimizer which holds parameters of the models does.
@@ -248,9 +252,9 @@ class UpdatesByHand:
         probed = reached or islice(trained, _PROBES)
         self._before = [_ParameterState(p, sampled=number < _SAMPLED) for number, p in enumerate(probed)]
 
-    def touched(self) -> bool:
+    def touched(self, *, by_gradients: bool = True) -> bool:
         """Tell of an update that was made since then; once of each."""
-        if not self._before or not (self._are_others or any(probe.has_changed() for probe in self._before)):
+        if not self._before or not (self._are_others or any(each.has_changed(by_gradients) for each in self._before)):
             return False
         self._before.clear()
         return True
@@ -273,13 +277,13 @@ class _ParameterState:
     def is_of(self, parameter: torch.Tensor) -> bool:
         return self._parameter() is parameter
 
-    def has_changed(self) -> bool:
+    def has_changed(self, by_gradients: bool) -> bool:
         parameter: torch.Tensor | None = self._parameter()
         if parameter is None:  # nothing is added to its gradient any more
             return True
         return (
             self._version != parameter._version
-            or self._gradient != _state(parameter.grad)
+            or (by_gradients and self._gradient != _state(parameter.grad))
             or (self._sample is not None and not torch.equal(self._sample, _sample(parameter)))
         )
 

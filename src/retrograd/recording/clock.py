@@ -65,6 +65,7 @@ class Clock:
         stale: a backward or an update has ended, so the next forward begins something new.
         entered: the running backward pass has reached a tap.
         is_piped: a stage of a pipeline runs, whose forwards and passes of a step come in any order: as one micro-batch.
+        is_second_half: such a stage runs the half of a pass that is for the parameters alone: only these are recorded.
         is_free: no model has run so far, so nothing tells where a forward begins: each pass is a micro-batch.
         was_reached: a backward pass that concerned us has ended in this step.
         buffer: the buffer of the forward that runs now; None outside of the recorded models' own forward.
@@ -89,6 +90,7 @@ class Clock:
         "entered",
         "is_free",
         "is_piped",
+        "is_second_half",
         "micro",
         "on",
         "stale",
@@ -120,7 +122,7 @@ class Clock:
         self.step = step
         self.micro = 0
         self.backward = -1
-        self.stale = self.entered = self.is_piped = False
+        self.stale = self.entered = self.is_piped = self.is_second_half = False
         self.on = self.awake = schedule(step)
 
     @property
@@ -220,7 +222,7 @@ class Clock:
 
         That the step is recorded is not asked: the hooks on outputs were set when it was.
         """
-        if self._aside:
+        if self._aside or self.is_second_half:
             return False
         if self._over and not self._saw_forward and not self._is_led:  # the forwards are run by a compiled function
             self._advance()
@@ -326,7 +328,8 @@ class Clock:
 
     def _turn(self, mode: Mode) -> None:
         """Begin a step or a micro-batch with the first forward after a backward or an update."""
-        if not self._is_led and (self._over or self._steps.were_updated_by_hand()):
+        by_gradients = not self.is_piped
+        if not self._is_led and (self._over or self._steps.were_updated_by_hand(by_gradients=by_gradients)):
             self._advance()
         elif mode is Mode.GRAD:
             if not self.is_piped:

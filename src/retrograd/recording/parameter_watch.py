@@ -6,6 +6,7 @@ Where processes reduce gradients between them, these are read when a pass is ove
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -15,7 +16,8 @@ from torch.utils.weak import WeakIdRef
 
 from retrograd.hooks.distributed import Averaging, Exchange, find_sharding, is_averaging, is_summand, local_part
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.gradients import watch_gradient
+from retrograd.hooks.gradients import after_accumulation, watch_gradient
+from retrograd.hooks.listeners import never_raise
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.sites.site import Site
@@ -94,7 +96,8 @@ class ParameterWatch:
     @uncompiled
     def see_gradient(self, gradient: torch.Tensor) -> None:
         """The hook: record the gradient."""
-        if self._clock.on and (self._clock.entered or self._backward.enter()):
+        clock = self._clock
+        if clock.on and (clock.entered or clock.is_second_half or self._backward.enter()):
             self.has_come = True
             tensor_recorder = self.gradient
             if self.exchange is not None or is_summand(gradient):
@@ -123,16 +126,17 @@ class ReducedGradient:
 
     Attributes:
         watch: that watch.
+        is_followed: torch tells of it, too, when it is reduced outside of a pass.
         is_beyond: what was there already is more than may be copied, so that what is added cannot be told.
     """
 
-    __slots__ = ("_before", "_is_hooked", "_is_waiting", "_mark", "is_beyond", "watch")
+    __slots__ = ("_before", "_is_hooked", "_is_waiting", "_mark", "is_beyond", "is_followed", "watch")
 
     def __init__(self, watch: ParameterWatch, *, is_hooked: bool) -> None:
         self.watch = watch
         self._is_hooked = is_hooked
         self._before: torch.Tensor | None = None
-        self._is_waiting = self.is_beyond = False
+        self._is_waiting = self.is_beyond = self.is_followed = False
         self._mark: tuple[int, int] | None = None
 
     def remember(self, room: int) -> int:
@@ -198,6 +202,7 @@ class Reductions:
         self.left_out: set[str] = set()
         self.groups: list[_ExchangedGradients] = []
         self._wrappers: WeakSet[nn.Module] = WeakSet()
+        self._handles: list[Callable[[], None]] = []
 
     def add_model(self, model: nn.Module) -> None:
         """Find the exchanges of a model that is recorded from now on, or has been spread anew."""
@@ -232,34 +237,52 @@ class Reductions:
         for group in self.groups:
             group.gradients = [each for each in group.gradients if each.watch.parameter is not None]
             group.watch_wholes()
+            if self._backward.clock.is_piped and not group.exchange.ranks:
+                self._follow(group)
             for gradient in group.gradients:
                 room -= gradient.remember(room)
                 if gradient.is_beyond:
                     self.left_out.add(str(gradient.watch.site.grad))
 
+    def _follow(self, group: _ExchangedGradients) -> None:
+        """Have torch tell of gradients that a stage of a pipeline reduces behind its last pass."""
+        for gradient in group.gradients:
+            parameter = gradient.watch.parameter
+            if parameter is not None and not gradient.is_followed:
+                gradient.is_followed = True
+                self._handles.append(after_accumulation(parameter, partial(self._reduced, gradient)))
+
+    @never_raise()
+    def _reduced(self, gradient: ReducedGradient, parameter: torch.Tensor) -> None:
+        if not self._backward.is_running and self._backward.clock.on:
+            self._record(gradient, is_recorded=True)
+
     def pass_ends(self) -> None:
         """Record what the pass has reduced."""
         for group in self.groups:
             for gradient in group.finish():
-                self._record(gradient)
+                self._record(gradient, is_recorded=self._is_recorded())
 
     def remove(self) -> None:
         """Take every hook back."""
         for group in self.groups:
             group.exchange.remove()
         self.groups.clear()
+        while self._handles:
+            self._handles.pop()()
 
-    def _record(self, gradient: ReducedGradient) -> None:
+    def _record(self, gradient: ReducedGradient, *, is_recorded: bool) -> None:
         tensor_recorder = gradient.watch.gradient
         try:
             total = gradient.take()
-            if tensor_recorder is not None and total is not None and self._is_recorded():
+            if tensor_recorder is not None and total is not None and is_recorded:
                 tensor_recorder.see(total)
         except Exception as error:
             self._backward.fault(gradient.watch.site.grad, error)
 
     def _is_recorded(self) -> bool:
-        return self._backward.clock.entered or self._backward.enter()
+        clock = self._backward.clock
+        return clock.entered or clock.is_second_half or self._backward.enter()
 
 
 class _ExchangedGradients:

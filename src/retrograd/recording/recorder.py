@@ -15,7 +15,7 @@ from retrograd.facts.facts import SOURCES, Facts
 from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
-from retrograd.hooks.distributed import count_processes, is_sharded
+from retrograd.hooks.distributed import count_processes, is_second_half, is_sharded
 from retrograd.hooks.listeners import hidden_hooks, never_raise
 from retrograd.hooks.module import is_late, put_readers_last
 from retrograd.hooks.names import (
@@ -213,6 +213,7 @@ class Recorder:
         if threading.get_ident() != clock.thread:
             return
         backward.is_running = True
+        clock.is_second_half = clock.is_piped and is_second_half()
         self._optimizers.pass_begins()
         if clock.is_free:
             if not self._steps.has_leader:
@@ -239,6 +240,7 @@ class Recorder:
         may_be_ours = (failed and grad.touched) or (not self._factory.sees_gradients and grad.may_be_reached)
         if not clock.entered and clock.on and (may_be_ours or clock.is_free):
             backward.enter()
+        clock.is_second_half = False
         backward.is_running = False
         if clock.entered:
             self._emitter.add_losses(clock.moment, backward.losses, backward.scale)

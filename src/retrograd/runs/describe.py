@@ -131,14 +131,15 @@ There is one where several processes know of each other. `sites` tells for each 
 files, what the process holds:
 
 - `holds`: `copy`, the same as other ranks; `shard`, a part of a tensor of which others hold the rest; `summand`, its
-  addend of a sum that nobody has formed; `own`, something of its own, as of other data.
+  addend of a sum that nobody has formed, which the history of all ranks shows as `….local`; `own`, something of its
+  own, as of other data.
 - `ranks`: the ranks that hold the very same elements, itself among them. Rows of one site and moment from ranks that
   are joined by such lists are copies: take those of one rank, unless they are summands.
 - `placements`: torch's words for a `DTensor`: its placements, and the shape of its mesh.
 
 `stages` tells, by the name of a model (empty for a single one), which stage of a pipeline it is. The names of its
-sites are the stage's own; in the history of all ranks they begin with `stage1.`, and the stage itself is
-`stage1:output`.
+sites are the stage's own. In the history of all ranks they begin with `stage1.`, unless the modules of all stages have
+different names, as in the whole model; the stage itself is `stage1:output`.
 
 A folder without this file is of one process, or of a version that did not write it: then nothing is known, and every
 rank's rows add up.

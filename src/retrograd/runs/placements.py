@@ -22,15 +22,18 @@ class Placements:
     Attributes:
         sites: for each site ``holds``, ``ranks``, and ``placements`` where torch has words for them.
         stages: for each model that is a part of a pipeline, by its name, which stage it is.
+        shared: paths that several stages have, where these keep the names of the whole model; None where they do not.
     """
 
     sites: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stages: Mapping[str, int] = field(default_factory=dict)
+    shared: frozenset[str] | None = None
 
     def rename(self, site: str) -> str:
         """The name that a site has in the history of all ranks.
 
-        Stages may use one name for different parts of a model: ``0:output`` of the second is ``stage1.0:output``. An
+        Stages may use one name for different parts of a model: ``0:output`` of the second is ``stage1.0:output``. Where
+        they keep the names of the whole model, that is done with what several have alone: ``stage1.layers:output``. An
         addend of a sum that nobody has formed does not get the name of the sum: it is ``0:output.local``.
         """
         if self.sites.get(site, {}).get("holds") == "summand":
@@ -38,10 +41,17 @@ class Placements:
         if not self.stages:
             return site
         found = parse_leniently(site)
+        stage = self.find_stage(found.path)
+        if stage is None or (self.shared is not None and found.path not in self.shared):
+            return site
+        return str(replace(found, path=_add_stage(found.path, stage)))
+
+    def find_stage(self, path: str) -> int | None:
+        """The stage that a path is in; None where it is in none."""
         for model, stage in self.stages.items():
-            if not model or found.path == model or found.path.startswith(f"{model}."):
-                return str(replace(found, path=_add_stage(found.path, stage)))
-        return site
+            if not model or path == model or path.startswith(f"{model}."):
+                return stage
+        return None
 
 
 def _add_stage(path: str, stage: int) -> str:
@@ -80,6 +90,25 @@ def read_placements(folder: Path) -> Placements:
         return Placements(content["sites"], content["stages"])
     except (OSError, ValueError, KeyError) as error:
         raise DamagedRunError(f"{str(path)!r} cannot be read: {error!r}.", repair="remove that file.") from error
+
+
+def name_stages(placements: Mapping[int, Placements]) -> dict[int, Placements]:
+    """Let stages keep the names of their modules where these are those of the whole model: each is in one stage alone.
+
+    What holds other modules may be in several, as ``layers`` is, and the stage itself.
+    """
+    stages_of: dict[str, set[int]] = {}
+    for each in placements.values():
+        for path in {parse_leniently(site).path for site in each.sites} if each.stages else ():
+            stage = each.find_stage(path)
+            if stage is not None:
+                stages_of.setdefault(path, set()).add(stage)
+    holders = {path[:at] for path in stages_of for at, sign in enumerate(path) if sign == "."}
+    shared = frozenset({path for path, stages in stages_of.items() if len(stages) > 1} | {ROOT})
+    are_kept = len(set().union(*stages_of.values())) > 1 and all(
+        path in holders or path == ROOT or path.startswith(WATCH) for path in shared
+    )
+    return {rank: replace(each, shared=shared if are_kept else None) for rank, each in placements.items()}
 
 
 def find_copies(placements: Mapping[int, Placements], code_of: Mapping[str, int]) -> Copies | None:

@@ -32,14 +32,14 @@ from retrograd.runs.layout import (
 from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
 from retrograd.runs.parts import explain_damage, read_part
-from retrograd.runs.placements import Placements, find_copies, read_placements
+from retrograd.runs.placements import Placements, find_copies, name_stages, read_placements
 from retrograd.runs.stored import StoredRows, StoredTensors
 
 _ATTEMPTS = 20
 
 
-PartKey = tuple[Path, int, int, int]
-"""A part file, its number on the disk and its size, and how many stages renamed its sites."""
+PartKey = tuple[Path, int, int, int, frozenset[str] | None]
+"""A part file, its number on the disk and its size, how many stages renamed its sites, and which paths they share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Run:
         self.ranks = [_load_rank(folder) for folder in folders]
         of_history = folders if len(folders) == 1 else [folder for folder in folders if not is_extra(folder.name)]
         ranks = {parse_rank(folder.name) or 0: folder for folder in of_history}
-        placements = {rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history}
+        placements = name_stages({rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history})
         self._open_parts(ranks, placements)
         self._read_events(ranks, placements)
         table = _join(list(self._events.values()))
@@ -167,7 +167,7 @@ class Run:
 def _key_of(path: Path, placements: Placements) -> PartKey:
     """Make a key that is the same while a part file is the one that was read before."""
     found = path.stat()
-    return path, found.st_ino, found.st_size, len(placements.stages)
+    return path, found.st_ino, found.st_size, len(placements.stages), placements.shared
 
 
 def _join(events: Sequence[pa.Table]) -> pa.Table:
