@@ -198,11 +198,16 @@ class _RewriteParameters(_Rewrites):
             if not self.reach.values:
                 return None
             tell_of_break(self.reach.sites)
+            return self._rewrite_between_graphs(module, args, kwargs)
         return self._rewrite(module, args, kwargs)
 
     @breaks_graph
-    def _rewrite(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _rewrite_between_graphs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.is_compiled = True
+        return self._rewrite(module, args, kwargs)
+
+    @uncompiled
+    def _rewrite(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return None if self._rewriter is None else self._rewriter.rewrite_input(module, args, kwargs)
 
 
