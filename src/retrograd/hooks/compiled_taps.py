@@ -16,6 +16,7 @@ A call through torch's dispatcher takes some 10 µs. Inductor is taught to write
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 import zlib
@@ -189,8 +190,10 @@ def _tell(gradient: Tensor | None, ticket: Tensor, index: int) -> None:
 def save_last_traced(operation: object) -> None:
     """What this operation of ours has given goes to the backward graph, and is not computed again in checkpoints."""
     node = next((node for node in reversed(_traced_nodes()) if node.target is operation), None)
-    for each in () if node is None else (node.users or (node,)):  # of several results, each
-        each.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    if node is not None:
+        results = [user for user in node.users if user.target is operator.getitem]  # where there are several
+        for each in results or (node,):
+            each.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def count_traced(operation: object) -> int:
