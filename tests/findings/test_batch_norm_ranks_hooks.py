@@ -149,7 +149,7 @@ def test_gradients_that_ranks_average_are_not_judged() -> None:
     merged = make_hooked(0.5)
     merged.manifest["processes"] = 2  # their rows were merged while they trained, so all are rank 0's
     with pytest.raises(CannotTell):
-        ask(HooksScale, merged)
+        list(HooksScale().check(merged))
 
 
 def make_replicas(digests: dict[str, tuple[str, str]], later: dict[str, tuple[str, str]]) -> Record:
