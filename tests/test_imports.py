@@ -98,6 +98,7 @@ DEFERRED = {
     "retrograd.launch.session": "a process that trains nothing writes nothing, and need not load pyarrow",
     "retrograd.launch.tracing": "a script that loads rich itself must be the first: that draws from `random`",
     "retrograd.runs.export": "tensorboard is an optional dependency",
+    "retrograd.views.report.report": "torch takes longer to load than a page takes to make; only inventories need it",
     "retrograd.runs.stored": "torch takes longer to load than findings take to tell; only tensors need it",
     "retrograd.views.terminal": "rich draws from `random` when it is loaded, and neither a page nor a file needs it",
 }

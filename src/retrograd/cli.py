@@ -175,6 +175,28 @@ class Export(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Compact(Command):
+    """Rewrite the statistics of a run that is over as few files, sorted by site, and ranks merged."""
+
+    name: ClassVar[str] = "compact"
+    reads: ClassVar[bool] = True
+    examples: ClassVar[str] = """
+examples:
+  retrograd compact runs/train-20250131-120000
+  retrograd compact runs/train-20250131-120000 --keep-ranks
+
+One series is then read from few files. What ranks saw cannot be told apart afterwards, unless they are kept. Killed at
+any moment, the run can be read as before or as after. A run that is still being recorded is refused.
+"""
+
+    run: Path = option("RUN", MISSING, "folder of a run")
+    keep_ranks: bool = option("--keep-ranks", False, "leave the rows of each rank apart")
+
+    def carry_out(self) -> None:
+        print(rg.compact(self.run, keep_ranks=self.keep_ranks, progress=True))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hangs(Command):
     """Say where each process of a run is in its backward pass, also when it hangs."""
 
@@ -244,6 +266,7 @@ COMMANDS: tuple[type[Command], ...] = (
     Report,
     View,
     Export,
+    Compact,
     TraceRequest,
     InventoryRequest,
     DebugRequest,

@@ -58,6 +58,7 @@ class TrainedRun:
         statistics: which statistics.
         histogram: count binary exponents too.
         tensor_budget: bytes of kept tensors.
+        merge_ranks: one folder for all ranks.
         quiet: print nothing.
 
     Attributes:
@@ -82,6 +83,7 @@ class TrainedRun:
         statistics: bool | Iterable[UserStatistic] = True,
         histogram: bool = True,
         tensor_budget: int | str = DEFAULT_BUDGET,
+        merge_ranks: bool = False,
         quiet: bool = False,
     ) -> None:
         options: dict[str, Any] = {
@@ -93,7 +95,7 @@ class TrainedRun:
             "tensor_budget": tensor_budget,
         }
         Settings(**options)  # what is wrong with them is said here, not when training begins
-        self._record: Callable[..., Recording] = partial(record, **options)
+        self._record: Callable[..., Recording] = partial(record, merge_ranks=merge_ranks, **options)
         self._path = None if path is None else os.fspath(path)
         self._quiet = quiet
         self._used: set[str] = set()

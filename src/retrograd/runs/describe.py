@@ -119,6 +119,10 @@ and what the recorder tells, such as `model` and `selection`. `resumed` lists th
 has a row for each module: its `path`, `type`, number of own `parameters` and of `trainable` ones, their `dtype`,
 `settings` as it shows them itself, and under `retrograd run` the `line` that constructed it.
 
+Where `retrograd compact` has merged ranks, `compacted` tells which (`ranks`): all rows are then in the folder `merged`
+of the first rank, with the names of sites that the history of all ranks has, and what is left in the folders
+`statistics` is to be passed over. `differing`, in `merged`, is as below.
+
 Where ranks were merged while they trained (`merge_ranks`), `merged` tells of the rows of rank 0: `ranks`, whose rows
 are in them; `lost`, of ranks that fell silent, the step behind which they did; `differing`, of sites whose copies
 differed, the first step, the rank that counts, and the one that differs. Names of sites are then those of the history

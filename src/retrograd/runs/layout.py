@@ -22,6 +22,7 @@ RANK_FILE = "rank.json"
 LOCK = ".lock"
 
 STATISTICS = "statistics"
+MERGED = "merged"
 EVENTS = "events"
 TENSORS = "tensors"
 RING = "ring.bin"
@@ -51,6 +52,9 @@ PLACES: tuple[Place, ...] = (
     Place(f"rank00000/{RANK_FILE}", "how this process fares: status, first and last step, what was lost"),
     Place(f"rank00000/{PLACEMENTS}", "what this process holds at each site, and which others hold the same"),
     Place(f"rank00000/{STATISTICS}/part-00000000-00000000.parquet", "rows of statistics"),
+    Place(
+        f"rank00000/{MERGED}/part-00000000-00000000.parquet", "rows of all ranks, where `retrograd compact` was asked"
+    ),
     Place(f"rank00000/{EVENTS}/part-00000000-00000000.parquet", "losses, updates, what rules have changed, faults"),
     Place(f"rank00000/{TENSORS}/shard-00000000.safetensors", "tensors that were asked for, several a file"),
     Place(f"rank00000/{INVENTORY}", "what autograd kept in one step, if asked for; `rg.Inventory.load()` reads it"),

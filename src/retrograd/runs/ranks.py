@@ -12,8 +12,9 @@ from retrograd.addresses import is_refusal, is_remote, make_folder, move_folder
 from retrograd.errors import RunExistsError, RunWriteError
 from retrograd.files import UNFINISHED
 from retrograd.runs.claim import STALE_SECONDS, Claim
-from retrograd.runs.layout import LOCK, MANIFEST, is_extra, list_rank_folders, parse_rank, rank_name
+from retrograd.runs.layout import LOCK, MANIFEST, MERGED, is_extra, list_rank_folders, parse_rank, rank_name
 from retrograd.runs.lock import Lock, is_locked, is_open_file, make_lock
+from retrograd.runs.manifest import read_manifest
 
 _ADMISSION_SECONDS = 10.0
 
@@ -166,6 +167,13 @@ def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None
     if not run.is_dir():
         return
     folders = list(filter(_was_written, list_rank_folders(run)))
+    is_merged = any((folder / MERGED).is_dir() for folder in folders)  # else the manifest need not be read
+    if is_merged and "compacted" in read_manifest(run / MANIFEST):
+        raise RunExistsError(
+            f"{str(run)!r} holds a run whose ranks were merged by `retrograd compact`.",
+            repair="give another folder.",
+            reason="rows of single ranks cannot be added to merged ones.",
+        )
     if folders or (run / MANIFEST).exists():
         if not (resume or join or any(is_locked(folder / LOCK) for folder in folders)):
             raise RunExistsError(
