@@ -249,7 +249,7 @@ class Recorder:
         backward.losses, backward.scale = (), None
         self._facts.backward_ends(failed)
         if clock.on:
-            self._taps.tell_of_unseen()
+            self._taps.tell_of_missing()
 
     # ---- handing over -----------------------------------------------------------------------------------------
 
