@@ -310,6 +310,47 @@ def test_what_is_computed_again_counts_once(kind: str, part: str) -> None:
     assert train_it(part) == train_it("nothing")
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_kept_tensors_and_statistics_of_users(backend: str) -> None:
+    if backend == "inductor" and which("g++") is None:
+        pytest.skip("Inductor needs a C++ compiler")
+
+    @rg.statistic(merge="max")
+    def spread(tensor: Tensor) -> Tensor:
+        return tensor.max() - tensor.min()
+
+    def train_it(*, compiled: bool) -> Any:
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 2))
+        call = torch.compile(model, backend=backend) if compiled else model
+        keep = [
+            rg.Keep("0:output", copy=True),
+            rg.Keep("1:output.grad", last=2, when=rg.on_nonfinite(), copy=True),
+        ]
+        update = torch.optim.SGD(model.parameters(), lr=0.1)
+        with rg.record(model, schedule=2, tensors=keep, statistics=[spread]) as recording:
+            for step in range(5):
+                loss = call(torch.randn(4, 6)).square().mean()
+                (loss * float("nan") if step == 4 else loss).backward()
+                update.step()
+                update.zero_grad()
+        history = recording.history
+        kept = {
+            name: [(each.step, each.tensor) for each in history[name].tensors] for name in ("0:output", "1:output.grad")
+        }
+        spreads = {name: history[name].statistic("spread") for name in history.sites if ":output" in name}
+        return kept, spreads
+
+    kept, spreads = train_it(compiled=True)
+    kept_before, spreads_before = train_it(compiled=False)
+    assert [step for step, _ in kept["0:output"]] == [0, 2, 4]
+    assert kept["1:output.grad"]
+    torch.testing.assert_close(kept, kept_before, equal_nan=True)
+    assert spreads.keys() == spreads_before.keys()
+    for name in spreads:
+        torch.testing.assert_close(spreads[name], spreads_before[name], equal_nan=True)
+
+
 BOUNDARY_ONLY = ("self:output.hidden.grad",)
 """Of an output that the compiled code itself uses too, the gradient from within does not pass the boundary."""
 
