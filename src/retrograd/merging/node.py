@@ -9,7 +9,6 @@ and those of ranks below that it had not handed on yet.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -44,6 +43,13 @@ ENDING_SECONDS = 30.0
 _FAILING_SECONDS = 3.0
 _LOOKING_SECONDS = 5.0
 _HASTE_SECONDS = 3.0
+_HEAD = {
+    "through": int,
+    "joined": list[int],
+    "done": list[int],
+    "gone": dict[str, int],
+    "differing": list[list[Any]],
+}
 
 
 class Top(Protocol):
@@ -131,12 +137,14 @@ class MergingNode:
         self._named = 0
         self._told = -1
         self._above = find_ancestors(rank)
+        self._was_linked = False
         self._began = time.monotonic()
         self._deadline = self._began + JOINING_SECONDS
         self._held_since = self._began
         self._handed: int | None = None
         self._joined: set[int] = {rank}
         self._gone: dict[int, int] = {}
+        self._done: set[int] = set()
         self._is_news = True
         self._differing: list[Disagreement] = []
         self._closing: float | None = None
@@ -263,13 +271,18 @@ class MergingNode:
     def _seek(self) -> None:
         """Try to reach a rank above; where none can be reached for long enough, be the top."""
         assert self._board is not None
-        with contextlib.suppress(RuntimeError, OSError):
+        is_dead = False
+        try:
             address = self._board.look(self._key_of(self._above[0]))
             if address:
                 self._link = Link(address, self.rank)
-                self._told = -1
+                self._told, self._was_linked = -1, True
                 return
-        if self._is_late():
+        except ConnectionRefusedError:
+            is_dead = self._was_linked  # else what is on the board may be old
+        except (RuntimeError, OSError):
+            is_dead = False  # it may still come
+        if is_dead or self._is_late():
             del self._above[0]
             self._deadline = time.monotonic() + _LOOKING_SECONDS
             if not self._above:
@@ -290,6 +303,7 @@ class MergingNode:
         if self._top is None:
             self._top = self._open_top(self._handed)
             self._merger.is_top = True
+            self._told, self._is_news = -1, True
 
     # ---- rows of this process ----
 
@@ -343,13 +357,12 @@ class MergingNode:
         for rows in unpack_rows(head, body, peer.codes, self._processes):
             self._merger.add(rows)
         if "through" in head:
-            check_kinds(
-                head, {"through": int, "joined": list[int], "gone": dict[str, int], "differing": list[list[Any]]}
-            )
+            check_kinds(head, _HEAD)
             for moment, n, total in read_losses(head["losses"]):
                 self._losses.add(moment.step, moment.micro, moment.backward, moment.phase, n, total)
             peer.through = head["through"]
             self._join({*head["joined"], peer.rank}, {int(rank): step for rank, step in head["gone"].items()})
+            self._done.update(head["done"])
             for site, *numbers in head["differing"]:
                 check_kinds({"site": site, "numbers": numbers}, {"site": str, "numbers": list[int]})
                 self._merger.note_difference(Disagreement(site, *numbers))
@@ -383,12 +396,19 @@ class MergingNode:
     def _missing(self) -> list[int]:
         """Ranks below that have not come yet, and may still."""
         now = time.monotonic()
+        if self._closing is not None and now < self._closing + _LOOKING_SECONDS and (orphans := self._find_orphans()):
+            return orphans
         if now > self._began + JOINING_SECONDS or self._board is None:
             return []
         missing = [rank for rank in find_children(self.rank, self._processes) if rank not in self._joined]
         if self._closing is not None and now > self._closing + _HASTE_SECONDS:
             missing = [rank for rank in missing if self._has_called(rank)]
         return missing
+
+    def _find_orphans(self) -> list[int]:
+        """Ranks whose rows came through one that is gone, and that have not come themselves."""
+        below = {rank for gone in self._gone for rank in find_span(gone, self._processes) if rank in self._joined}
+        return sorted(below - self._gone.keys() - self._done - {peer.rank for peer in self._peers})
 
     def _has_called(self, rank: int) -> bool:
         """Tell whether a rank has told where it is: only one that records does."""
@@ -453,6 +473,7 @@ class MergingNode:
             "through": through,
             "losses": losses,
             "joined": sorted(self._joined),
+            "done": sorted(self._done | ({self.rank} if is_last else set())),
             "gone": {str(rank): step for rank, step in self._gone.items()},
             "differing": list(self._merger.differing.values()),
             "is_last": is_last,
