@@ -12,6 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "retrograd"
 
 MAY_IMPORT = {
+    "addresses": set(),
     "amounts": set(),
     "errors": set(),
     "files": set(),
@@ -83,7 +84,7 @@ MAY_IMPORT = {
 }
 """Room → the rooms it may import. The package's ``__init__``, the room without a name, has the public names."""
 
-OPEN = {"amounts", "errors", "files", "foreign", "norms", "notices", "randomness", "trials"}
+OPEN = {"addresses", "amounts", "errors", "files", "foreign", "norms", "notices", "randomness", "trials"}
 """What is not a room, and open to all."""
 
 DEFERRED = {
@@ -97,6 +98,7 @@ DEFERRED = {
     "retrograd.launch.session": "a process that trains nothing writes nothing, and need not load pyarrow",
     "retrograd.launch.tracing": "a script that loads rich itself must be the first: that draws from `random`",
     "retrograd.runs.export": "tensorboard is an optional dependency",
+    "retrograd.views.report.report": "torch takes longer to load than a page takes to make; only inventories need it",
     "retrograd.runs.stored": "torch takes longer to load than findings take to tell; only tensors need it",
     "retrograd.views.terminal": "rich draws from `random` when it is loaded, and neither a page nor a file needs it",
 }

@@ -35,6 +35,7 @@ PUBLIC = [
     "Run",
     "Trace",
     "check_adjoint",
+    "compact",
     "compare",
     "draw_graph",
     "every",

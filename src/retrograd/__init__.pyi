@@ -44,6 +44,7 @@ from retrograd.recording.settings import plan_recording as plan_recording
 from retrograd.rewriting.rewriting import Rewriting as Rewriting
 from retrograd.rewriting.rewriting import rewrite as rewrite
 from retrograd.rules.simulation import simulate_rule as simulate_rule
+from retrograd.runs.compaction import compact as compact
 from retrograd.runs.export import export as export
 from retrograd.runs.reader import Run as Run
 from retrograd.runs.reader import open_run as open_run

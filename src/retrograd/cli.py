@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import retrograd as rg
+from retrograd.addresses import local_path, read_path
 from retrograd.errors import RetrogradError
 from retrograd.foreign.text import show_plainly
 from retrograd.launch.interpreter import install_hook, remove_hook
@@ -154,8 +155,8 @@ class View(Command):
 
     def _tell_apart(self) -> tuple[Path | None, tuple[str, ...] | None]:
         """The run and the patterns, also where the run follows the patterns."""
-        if self.run is None and self.sites and Path(self.sites[-1]).is_dir():
-            return Path(self.sites[-1]), self.sites[:-1] or None
+        if self.run is None and self.sites and read_path(self.sites[-1]).is_dir():
+            return read_path(self.sites[-1]), self.sites[:-1] or None
         return self.run, self.sites
 
 
@@ -171,6 +172,28 @@ class Export(Command):
 
     def carry_out(self) -> None:
         print(rg.export(rg.open_run(self.run or find_latest()), self.to, self.output))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compact(Command):
+    """Rewrite the statistics of a run that is over as few files, sorted by site, and ranks merged."""
+
+    name: ClassVar[str] = "compact"
+    reads: ClassVar[bool] = True
+    examples: ClassVar[str] = """
+examples:
+  retrograd compact runs/train-20250131-120000
+  retrograd compact runs/train-20250131-120000 --keep-ranks
+
+One series is then read from few files. What ranks saw cannot be told apart afterwards, unless they are kept. Killed at
+any moment, the run can be read as before or as after. A run that is still being recorded is refused.
+"""
+
+    run: Path = option("RUN", MISSING, "folder of a run")
+    keep_ranks: bool = option("--keep-ranks", False, "leave the rows of each rank apart")
+
+    def carry_out(self) -> None:
+        print(rg.compact(self.run, keep_ranks=self.keep_ranks, progress=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +218,7 @@ It reads what the processes leave in their files, so it also works on one that h
     def carry_out(self) -> int:
         from retrograd.views.hang_report import watch_run
 
-        return watch_run(self.run, once=self.once, limit=self.limit)
+        return watch_run(local_path(self.run), once=self.once, limit=self.limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +238,7 @@ The exit code is 0 if the node gives the same as before, bit for bit, and 1 if n
     trust: bool = option("--trust", False, "you know who wrote it: carry out whatever it names, without checks")
 
     def carry_out(self) -> int:
-        replayed = rg.replay(self.bundle, strict=not self.any_torch, trusted=self.trust)
+        replayed = rg.replay(local_path(self.bundle), strict=not self.any_torch, trusted=self.trust)
         print(replayed)
         return 0 if replayed else 1
 
@@ -243,6 +266,7 @@ COMMANDS: tuple[type[Command], ...] = (
     Report,
     View,
     Export,
+    Compact,
     TraceRequest,
     InventoryRequest,
     DebugRequest,

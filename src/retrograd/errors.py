@@ -17,6 +17,7 @@
     │   ├── NothingRecordedError   nothing-recorded
     │   ├── DamagedRunError        damaged-run
     │   ├── RunWriteError          run-not-writable
+    │   ├── RunUnreachableError    run-unreachable
     │   └── ExportError            cannot-export
     ├── GraphError
     │   ├── NoGraphError           no-graph
@@ -185,6 +186,12 @@ class RunWriteError(RunError, OSError):
     """The run folder cannot be created or written."""
 
     slug = "run-not-writable"
+
+
+class RunUnreachableError(RunError, OSError):
+    """The store that a run lies in cannot be reached, or refuses to answer."""
+
+    slug = "run-unreachable"
 
 
 class ExportError(RunError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -13,30 +14,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from retrograd.errors import RunWriteError
+from retrograd.addresses import is_address, is_remote, open_folder, put
 
 UNFINISHED = ".tmp-"
 """Prefix of files that are being written; a reader passes over them, and a later writer removes them."""
 
 _ASIDE = re.compile(rf"{re.escape(UNFINISHED)}[0-9a-f]{{12}}-(?P<name>.+)", re.DOTALL)
-_ADDRESS = re.compile(r"[A-Za-z][\w+.-]+://")
 _ABANDONED_SECONDS = 3600.0
 """What nobody has written to for so long was left by a process that was killed."""
-
-
-def local_folder(path: str | os.PathLike[str]) -> Path:
-    """The absolute path of a folder that is to be written, as the current directory has it.
-
-    Raises:
-        RunWriteError: an address, such as ``s3://bucket/run``, which would be taken for a folder called ``s3:``.
-    """
-    if _ADDRESS.match(os.fspath(path)):
-        raise RunWriteError(
-            f"{os.fspath(path)!r} is an address, not a folder.",
-            repair="give a folder on a local or mounted disk; copy it when the program has ended, if it is to be kept.",
-            reason="files are renamed and continued in place, which object stores cannot do.",
-        )
-    return Path(path).absolute()
 
 
 def create(path: Path) -> BinaryIO:
@@ -54,7 +39,13 @@ def write_whole(path: Path) -> Iterator[BinaryIO]:
     """A file that is written under another name and renamed at the end, so that no reader sees half of it.
 
     It is not forced to the disk: it outlives a killed process, but not a power cut. A link of that name is replaced.
+    In object storage it is held in memory until then, and put as one object.
     """
+    if is_remote(path):
+        held = io.BytesIO()
+        yield held
+        put(path, held.getvalue())
+        return
     unfinished = name_aside(path)
     try:
         with create(unfinished) as file:
@@ -72,7 +63,11 @@ def write_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     A device or a pipe, such as ``/dev/stdout``, is written to as it is.
     """
-    target = Path(path)
+    target = open_folder(path) if is_address(path) else Path(path)
+    if is_remote(target):
+        with write_whole(target) as file:
+            yield file
+        return
     if target.exists() and not target.is_file():
         with target.open("wb") as file:
             yield file
@@ -114,7 +109,7 @@ def make_all_storable(values: Iterable[Any]) -> list[Any]:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what a killed writer left half-written in a folder that is only ours."""
-    for path in folder.glob(f"{UNFINISHED}*"):
+    for path in () if is_remote(folder) else folder.glob(f"{UNFINISHED}*"):
         with contextlib.suppress(IsADirectoryError, PermissionError):
             path.unlink(missing_ok=True)
 
@@ -127,7 +122,7 @@ def remove_abandoned(folder: Path, name: str | None = None) -> None:
         name: what it was to be called; any name, and folders alone, when left out.
     """
     with contextlib.suppress(OSError):
-        for path in list(folder.iterdir()):
+        for path in () if is_remote(folder) else list(folder.iterdir()):
             match = _ASIDE.fullmatch(path.name)
             if match and path.is_dir() is (name is None) and name in (None, match["name"]) and _is_abandoned(path):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.hooks.backward import backward_listeners
+from retrograd.hooks.backward import backward_changers, backward_listeners
 
 
 class Listener:
@@ -202,3 +202,36 @@ def test_who_begins_to_listen_within_a_pass_is_told_of_it() -> None:
     finally:
         backward_listeners.remove(first)
         backward_listeners.remove(late)
+
+
+def test_changers_stand_between_the_listeners_and_the_pass() -> None:
+    """Begun from the outside to the inside, and ended the other way round, also where one of them raises."""
+    heard: list[tuple[str, str]] = []
+
+    class Changer:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
+            heard.append((self.name, "begins"))
+
+        def backward_ends(self, failed: bool) -> None:
+            heard.append((self.name, "failed" if failed else "ended"))
+            if self.name == "inner":
+                raise ValueError("no")
+
+    outer, inner, listener = Changer("outer"), Changer("inner"), Changer("listener")
+    backward_changers.add(outer)
+    backward_changers.add(inner)
+    backward_listeners.add(listener)
+    try:
+        with pytest.raises(ValueError, match="no"):
+            loss().backward()
+    finally:
+        backward_listeners.remove(listener)
+        backward_changers.remove(inner)
+        backward_changers.remove(outer)
+    assert heard == [
+        ("listener", "begins"), ("outer", "begins"), ("inner", "begins"),
+        ("inner", "ended"), ("outer", "failed"), ("listener", "failed"),
+    ]  # fmt: skip

@@ -30,7 +30,7 @@ class Led(Steps):
         self._leader = leader
         self._touched = touched
 
-    def were_updated_by_hand(self) -> bool:
+    def were_updated_by_hand(self, *, by_gradients: bool = True) -> bool:
         return not self.has_leader and self._touched()
 
 

@@ -26,6 +26,7 @@ from retrograd.runs.reader import open_run
 from tests.processes import Work, run_in_two, run_together
 from tests.recording.spread import (
     STEPS,
+    Talk,
     Truth,
     assert_merged,
     data_of,
@@ -58,7 +59,7 @@ def whole(tensor: Any) -> Tensor:
 
 def train(rank: int, folder: Path, name: str, spread: Callable[[Any], nn.Module], shares: int) -> list[Tensor]:
     """Each process takes its share of the rows: those in one share have the same."""
-    weights = []
+    weights, talks = [], []
     sites = [*SITES, OWN] if name in RANKS_OWN else SITES
     for is_recorded in (True, False):
         model: nn.Module = make_net()
@@ -70,14 +71,16 @@ def train(rank: int, folder: Path, name: str, spread: Callable[[Any], nn.Module]
             recording = record(model, folder / "runs" / name, sites=sites)
         optimizer = make_optimizer(model)
         share = rank * shares // torch.distributed.get_world_size()
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            x, slope = (each.chunk(shares)[share] for each in (data_of(step), slope_of(step)))
-            out = model(x)
-            loss_of(whole(out), slope).backward()
-            optimizer.step()
-        if recording is not None:
-            recording.close()
+        with Talk() as talk:
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                x, slope = (each.chunk(shares)[share] for each in (data_of(step), slope_of(step)))
+                out = model(x)
+                loss_of(whole(out), slope).backward()
+                optimizer.step()
+            if recording is not None:
+                recording.close()
+        talks.append(talk.counts)
         weights.append(
             [
                 each.full_tensor().detach() if hasattr(each, "full_tensor") else each.detach()
@@ -85,6 +88,8 @@ def train(rank: int, folder: Path, name: str, spread: Callable[[Any], nn.Module]
             ]
         )
     assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+    assert talks[0] == talks[1]  # recording asks nothing of other processes
+    assert sum(talks[0].values()) >= STEPS
     return weights[0]
 
 

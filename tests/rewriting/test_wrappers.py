@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from retrograd.errors import AttachError, CannotRewriteError, RetrogradWarning
 from retrograd.rewriting.rewriting import rewrite
+from retrograd.rules.clipping import ClipNorm, ZClip
+from retrograd.rules.elements import Grokfast
 from retrograd.rules.rule import SiteState
 from tests.processes import run_in_two
 from tests.rewriting.models import add_one, assert_same, gradients, halve, make_net, weights
@@ -94,6 +96,53 @@ def test_outputs_of_a_sharded_model() -> None:
         net(x).sum().backward()
         plain(x).sum().backward()
     found = {name: each.grad.full_tensor() for name, each in net.named_parameters()}  # type: ignore[union-attr]
+    assert_same(found, gradients(plain))
+
+
+def train_scaled(net: Any, rules: Any, state: Any = None) -> tuple[dict[str, Tensor], Any]:
+    """Two passes a step, under loss scaling."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    with rewrite(net, rules) as rewriting:
+        if state is not None:
+            rewriting.load_state_dict(state)
+        for step in range(3):
+            optimizer.zero_grad()
+            for index in range(2):
+                x = torch.randn(5, 3, generator=torch.Generator().manual_seed(2 * step + index))
+                scaler.scale(net(x).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    whole = {name: getattr(each, "full_tensor", lambda each=each: each)() for name, each in net.named_parameters()}
+    return {name: each.detach().clone() for name, each in whole.items()}, rewriting.state_dict()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_gradients_of_a_sharded_model_under_loss_scaling() -> None:
+    """Rules see what they would without sharding, and go on from a checkpoint."""
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    net, plain = make_net(), make_net()
+    fully_shard(net[0], mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    rules = [{"0:weight.grad": [ClipNorm(0.1), Grokfast(0.5)], "2:weight.grad": ZClip(warmup=1)} for _ in range(4)]
+    (found, state), (expected, others) = train_scaled(net, rules[0]), train_scaled(plain, rules[1])
+    assert_same(found, expected)
+    found, _ = train_scaled(net, rules[2], state)
+    expected, _ = train_scaled(plain, rules[3], others)
+    assert_same(found, expected)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_passes_that_are_not_the_last_of_a_sharded_model() -> None:
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    net: Any = fully_shard(make_net(), mesh=mesh)
+    plain, x = make_net(), torch.randn(5, 3)
+    with rewrite(net, {"*:weight.grad": halve}), rewrite(plain, {"*:weight.grad": halve}):
+        for is_last in (False, True):
+            net.set_is_last_backward(is_last)
+            net(x).sum().backward(retain_graph=True)
+            plain(x).sum().backward()
+    found = {name: each.grad.full_tensor() for name, each in net.named_parameters()}
     assert_same(found, gradients(plain))
 
 

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrograd.history.windows import add_columns
 from retrograd.views.report.blocks import (
     LEVELS_PER_OCTAVE,
     SMALLEST_SHARE,
-    add_columns,
     encode_shares,
     make_exponent_block,
 )

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from retrograd.addresses import local_folder
 from retrograd.budget.measuring import seconds_between, take_time
 from retrograd.budget.simulation import Link
-from retrograd.files import local_folder
 from retrograd.policies.cpu import HostOffloader, Offloaded
 from retrograd.policies.cuda_copies import CudaCopies
 from retrograd.policies.disk import Disk, Spilled

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
+from retrograd.addresses import local_folder
 from retrograd.errors import FeatureError
 from retrograd.features.batches import (
     Part,
@@ -29,7 +30,7 @@ from retrograd.features.conversion import Conversion, Pool, describe_pool, find_
 from retrograd.features.extractor import Extractor
 from retrograd.features.folder import LOCK, ShardWriter, explain_unwritable, list_shards, read_manifest, write_manifest
 from retrograd.features.stored import StoredFeatures, open_features
-from retrograd.files import local_folder, remove_unfinished
+from retrograd.files import remove_unfinished
 from retrograd.hooks.distributed import describe_process, local_part, shard_again
 from retrograd.notices import warn
 from retrograd.randomness import random_kept

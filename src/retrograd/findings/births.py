@@ -47,6 +47,9 @@ def _is_spread_of_one(operation: Operation) -> bool:
     return name_of(operation) in ("std", "var") and taken is not None and count(taken) == 1 and is_plain
 
 
+_NO_STEPS = np.empty(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Birth:
     """The birth of the first number that is not finite.
@@ -84,7 +87,7 @@ class Births:
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._rows = record.history.rows
+        self._rows = self._find_bad_rows()
         skipped = [event.moment.step for event in record.events if event.kind == "skipped"]
         self.skipped = frozenset(skipped)
         """Steps whose update loss scaling has skipped."""
@@ -194,7 +197,7 @@ class Births:
 
     @property
     def _has_ranks(self) -> bool:
-        return bool(len(self._rows["rank"])) and int(self._rows["rank"].max()) > 0
+        return any(rank > 0 for rank in self._record.history.rows.ranks)
 
     def _is_expected(self, fact: NonFinite) -> bool:
         """Loss scaling has skipped the update: gradients overflow while it searches."""
@@ -207,8 +210,7 @@ class Births:
         if step is None:
             return None
         rows, names = self._rows, self._record.history.site_names
-        is_wanted = (rows["step"] == step) & self._bad
-        index = np.flatnonzero(is_wanted)
+        index = np.flatnonzero(rows["step"] == step)
         index = index[np.lexsort((rows["order"][index], rows["micro"][index]))]
         if not len(index):
             return self._conclude(Birth("forward", step))
@@ -272,22 +274,28 @@ class Births:
             return True
         rows, sites = self._rows, [parse_leniently(name) for name in self._record.history.site_names]
         is_update = np.array([site.quantity == "update" for site in sites], np.bool_)
-        of_step = (rows["step"] == step) & is_update[rows["site"]]
+        of_step = is_update[rows["site"][rows["step"] == step]]
         is_scaled = any(call.name.startswith("scaler.") for call in self._record.calls)
-        return is_scaled and not bool((of_step & self._bad).any())
+        return is_scaled and not bool(of_step.any())
 
-    @cached_property
-    def _bad(self) -> npt.NDArray[np.bool_]:
+    def _find_bad_rows(self) -> Mapping[str, npt.NDArray[Any]]:
         """Rows of training that hold what is not finite; −inf of a value may be a mask."""
-        rows = self._rows
-        wanted = np.isin(rows["phase"], [encode_phase(each) for each in ("train", "failed", "forward")])
-        return np.asarray(wanted & (rows["nan"] + rows["pos_inf"] + rows["neg_inf"] * ~self._is_value > 0))
+        phases = [encode_phase(each) for each in ("train", "failed", "forward")]
+        told = ("step", "site", "micro", "order", "rank")
+        found: dict[str, list[npt.NDArray[Any]]] = {name: [np.empty(0, np.int64)] for name in told}
+        for piece in self._record.history.rows.pieces((*told, "phase", "nan", "pos_inf", "neg_inf")):
+            masked = piece["neg_inf"] * ~self._values[piece["site"]]
+            bad = np.flatnonzero(piece["nan"] + piece["pos_inf"] + masked)
+            bad = bad[np.isin(piece["phase"][bad], phases)]
+            for name in told if len(bad) else ():
+                found[name].append(piece[name][bad])
+        return {name: np.concatenate(columns) for name, columns in found.items()}
 
     @cached_property
-    def _is_value(self) -> npt.NDArray[np.bool_]:
+    def _values(self) -> npt.NDArray[np.bool_]:
+        """For each site, by its code, whether it is a value that no parameter holds."""
         sites = [parse_leniently(name) for name in self._record.history.site_names]
-        is_value = np.array([site.quantity == "value" and site.kind != "parameter" for site in sites], np.bool_)
-        return np.asarray(is_value[self._rows["site"]] if sites else np.zeros(0, np.bool_))
+        return np.array([site.quantity == "value" and site.kind != "parameter" for site in sites], np.bool_)
 
     @cached_property
     def _lost_steps(self) -> frozenset[int]:
@@ -296,8 +304,8 @@ class Births:
 
     def _first_step(self) -> int | None:
         """The first step at which the loss, or what trains the weights, is not finite."""
-        bad = self._rows["step"][self._bad & ~self._is_value]
+        bad = self._rows["step"][~self._values[self._rows["site"]]] if len(self._rows["step"]) else _NO_STEPS
         told = [*self._lost_steps, *(int(step) for step in np.unique(bad) if not self._is_harmless(int(step)))]
         if not told and self._record.status == "failed":
-            told = [int(step) for step in np.unique(self._rows["step"][self._bad])]
+            told = [int(step) for step in np.unique(self._rows["step"])]
         return min(told, default=None)

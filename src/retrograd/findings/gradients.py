@@ -34,17 +34,20 @@ class ParameterGradients:
     @cached_property
     def steps(self) -> dict[str, tuple[int, int]]:
         """Name of a parameter → in how many steps it had a gradient, and in how many one that was not all zeros."""
-        rows = self._record.history.rows
-        names = self._record.history.site_names
-        sites = [parse_leniently(name) for name in names]
-        wanted = np.array([each.kind == "parameter" and each.quantity == "grad" for each in sites], np.bool_)
-        chosen = np.flatnonzero(wanted[rows["site"]]) if len(names) else np.zeros(0, np.int64)
-        site, step = rows["site"][chosen], rows["step"][chosen]
-        some = rows["zeros"][chosen] < rows["count"][chosen]
-        return {
-            str(sites[code].value): (len(np.unique(step[site == code])), len(np.unique(step[(site == code) & some])))
-            for code in np.unique(site)
-        }
+        rows, steps = self._record.history.rows, self._record.steps
+        sites = [parse_leniently(name) for name in self._record.history.site_names]
+        wanted = [code for code in rows.codes if sites[code].kind == "parameter" and sites[code].quantity == "grad"]
+        line = np.full(len(sites), -1)
+        line[wanted] = np.arange(len(wanted))
+        any_at, some_at = (np.zeros((len(wanted), len(steps)), np.bool_) for _ in range(2))
+        for piece in rows.pieces(("site", "step", "zeros", "count")):
+            chosen = np.flatnonzero(line[piece["site"]] >= 0)
+            at = line[piece["site"][chosen]], np.searchsorted(steps, piece["step"][chosen])
+            any_at[at] = True
+            some = piece["zeros"][chosen] < piece["count"][chosen]
+            some_at[at[0][some], at[1][some]] = True
+        counts = zip(any_at.sum(axis=1).tolist(), some_at.sum(axis=1).tolist(), strict=True)
+        return {str(sites[code].value): found for code, found in zip(wanted, counts, strict=True)}
 
     def is_trained(self, name: str) -> bool:
         """Tell whether it had a gradient that was not all zeros."""

@@ -29,6 +29,7 @@ from retrograd.history.history import History
 from retrograd.history.matrix import Curve
 from retrograd.history.series import Series
 from retrograd.history.sink import Event
+from retrograd.history.windows import Outline
 from retrograd.sites.site import ROOT, Site, parse_leniently
 
 F = TypeVar("F", bound=Fact)
@@ -91,13 +92,13 @@ class Record:
     @cached_property
     def sites(self) -> list[Site]:
         """All recorded sites, in the order in which they were first reached in a step: forward, backward, update."""
-        rows = self.history.rows
-        names = self.history.site_names
-        first = np.full(len(names), np.iinfo(np.int64).max)
-        np.minimum.at(first, rows["site"], np.where(rows["order"] < 0, np.iinfo(np.int64).max, rows["order"]))
-        seen = np.bincount(rows["site"], minlength=len(names)) > 0
-        order = np.argsort(first, kind="stable")
-        return [parse_leniently(names[code]) for code in order if seen[code]]
+        names, codes = self.history.site_names, self.history.rows.codes
+        order = np.argsort(self._outline.orders[codes], kind="stable")
+        return [parse_leniently(names[code]) for code in codes[order]]
+
+    @cached_property
+    def _outline(self) -> Outline:
+        return self.history.outline
 
     def of_kind(self, kind: str, quantity: str = "value") -> list[Site]:
         """Recorded sites of one kind (``output``, ``input``, ``parameter``, ``watched``), in order of execution."""
@@ -117,7 +118,7 @@ class Record:
     @cached_property
     def steps(self) -> npt.NDArray[np.int64]:
         """Steps that were recorded, rising."""
-        return np.unique(self.history.rows["step"])
+        return self._outline.all_steps
 
     @property
     def first_step(self) -> int:
@@ -161,8 +162,8 @@ class Record:
 
     @cached_property
     def events(self) -> list[Event]:
-        """All events."""
-        return self.history.events
+        """All events but losses."""
+        return self.history.events_but_losses
 
     @cached_property
     def facts(self) -> list[Fact]:

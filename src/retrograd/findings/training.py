@@ -13,7 +13,7 @@ from retrograd.amounts import count_of
 from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import OptimizerMade
 from retrograd.history.matrix import number_steps
-from retrograd.history.rows import encode_phase
+from retrograd.history.rows import encode_phase, join_rows
 from retrograd.sites.site import Site
 from retrograd.statistics.row import finite_count
 
@@ -189,10 +189,12 @@ class Training:
 
 
 def _lay_out_updates(record: Record, sites: list[Site]) -> UpdateNorms:
-    rows, names = record.history.rows, record.history.site_names
+    names = record.history.site_names
     code_of = {name: code for code, name in enumerate(names)}
+    codes = [code_of[str(site)] for site in sites]
+    rows = join_rows(record.history.rows.merged("train", codes))
     line_of = np.full(len(names) + 1, -1)
-    line_of[[code_of[str(site)] for site in sites]] = np.arange(len(sites))
+    line_of[codes] = np.arange(len(sites))
     line = line_of[rows["site"]]
     index = np.flatnonzero((line >= 0) & (rows["phase"] == encode_phase("train")))
     index = index[rows.counts(index)]

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+from retrograd.addresses import fetch, is_remote
 
 LARGEST = 1 << 28
 """Bytes of the largest text that is read: what is parsed takes ten times as much memory."""
@@ -39,6 +41,8 @@ def read_json(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
         ValueError: it holds something else.
     """
+    if is_remote(path):
+        return expect_object(parse_json(fetch(path, 0, LARGEST + 1)))
     with expect_file(path).open("rb") as file:
         return expect_object(parse_json(file.read(LARGEST + 1)))
 
@@ -79,6 +83,8 @@ def expect_file(path: str | os.PathLike[str]) -> Path:
         FileNotFoundError: nothing is there.
         OSError: it is not a file.
     """
+    if is_remote(path):
+        return cast(Path, path)
     path = Path(path)
     if not path.is_file() and (path.exists() or path.is_symlink()):
         raise OSError(f"{str(path)!r} is not a file")

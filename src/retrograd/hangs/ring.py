@@ -21,8 +21,8 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
+from retrograd.addresses import local_folder
 from retrograd.errors import RunWriteError
-from retrograd.files import local_folder
 from retrograd.hangs.rank_state import RankState
 from retrograd.hangs.ring_file import (
     BACK,

@@ -14,7 +14,7 @@ IntArray = npt.NDArray[np.int64]
 Table = Mapping[str, npt.NDArray[Any]]
 
 _MOMENT = ("site", "step", "micro", "backward", "phase")
-_COMPARED = ("calls", "count", "nan", "zeros", "sum", "m2", "min", "max")
+COMPARED = ("calls", "count", "nan", "zeros", "sum", "m2", "min", "max")
 
 
 class Disagreement(NamedTuple):
@@ -67,6 +67,7 @@ class Copies:
         self._ranks = np.unique(np.array([rank for _, rank in held], np.int64))
         keys = self._make_keys(np.array([code for code, _ in held]), np.array([rank for _, rank in held]))
         order = np.argsort(keys)
+        self._owners_of: dict[int, IntArray] = {}
         self._keys, self._owners = keys[order], np.array(list(held.values()), np.int64)[order]
 
     def counts(self, rows: Table, index: IntArray) -> npt.NDArray[np.bool_]:
@@ -84,7 +85,7 @@ class Copies:
         lengths = np.bincount(ordered.own, minlength=len(at))
         differs = lengths[ordered.own] != lengths[ordered.first]
         partner = np.minimum(ordered.first + at - ordered.own, len(at) - 1)
-        for name in _COMPARED if len(at) else ():
+        for name in COMPARED if len(at) else ():
             column = rows[name][picked]
             differs |= column != column[partner]
         differs &= ordered.own != ordered.first
@@ -95,9 +96,26 @@ class Copies:
             found.setdefault(site, Disagreement(self._names[site], step, shown, rank))
         return list(found.values())
 
+    def name(self, code: int) -> str:
+        """The name of a site that has copies."""
+        return self._names[code]
+
+    def find_owners(self, sites: npt.NDArray[Any], rank: int) -> IntArray:
+        """For rows of one rank, the lowest rank that holds the same; −1 for sites that nobody else holds."""
+        if rank not in self._owners_of:
+            codes = np.arange(len(self._has_copies))
+            owners = np.where(self._has_copies, self._find_owners(codes, np.full(len(codes), rank)), -1)
+            self._owners_of = {rank: owners}  # whoever reads rank after rank asks for the same one again
+        found: IntArray = self._owners_of[rank][np.minimum(sites, len(self._has_copies) - 1)]
+        return found
+
     def warn(self, rows: Table, index: IntArray) -> None:
         """Warn of sites whose copies differ, once for each site."""
-        new = [each for each in self.compare(rows, index) if each.site not in self.warned]
+        self.tell(self.compare(rows, index))
+
+    def tell(self, found: Iterable[Disagreement]) -> None:
+        """Warn of copies that differ, once for each site."""
+        new = [each for each in found if each.site not in self.warned]
         self.warned.update(each.site for each in new)
         if new:
             site, step, shown, other = new[0]
@@ -136,6 +154,99 @@ class Copies:
             np.maximum.accumulate(np.where(is_first, at, 0)),
             np.maximum.accumulate(np.where(is_own, at, 0)),
         )
+
+
+class CopyWatch:
+    """Tells copies from what counts, rank after rank, among rows of which not all are held at one time.
+
+    It keeps the moments that lower ranks have told of, and a digest of the numbers at each.
+
+    Args:
+        copies: which ranks hold the same.
+    """
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+        self._rank = -1
+        self._new: dict[int, list[_Told]] = {}
+        self._told: dict[int, _Told] = {}
+        self.different: dict[int, tuple[int, int]] = {}
+        """Moments at which copies differ, each with the rank that is shown, and another."""
+
+    def count(self, rank: int, moments: IntArray, rows: Table) -> npt.NDArray[np.bool_]:
+        """Mark the rows that are no copies of a lower rank's.
+
+        Args:
+            rank: that of these rows; no lower one may follow it.
+            moments: a number for the site and the moment of each.
+            rows: their columns. Where those that are compared are among them, it is noted which differ.
+        """
+        if rank != self._rank:
+            self.settle()
+            self._rank = rank
+        owners = self._copies.find_owners(rows["site"], rank)
+        counts = np.ones(len(moments), np.bool_)
+        for owner in np.unique(owners[owners >= 0]).tolist():
+            mine = np.flatnonzero(owners == owner)
+            ranks = np.full(len(mine), rank, np.int64)
+            self._new.setdefault(owner, []).append(_Told(moments[mine], ranks, _digest(rows, mine)))
+            if owner in self._told:
+                counts[mine] = ~_find(self._told[owner].moments, moments[mine])[1]
+        return counts
+
+    def settle(self) -> None:
+        """Take in the rows of a rank, of which all were given, and compare them with those of lower ranks."""
+        for owner, pieces in self._new.items():
+            new = _Told(*map(np.concatenate, zip(*pieces, strict=True))).in_order()
+            told = self._told.get(owner)
+            self._told[owner] = new if told is None else self._compare(told, new)
+        self._new = {}
+
+    def _compare(self, told: _Told, new: _Told) -> _Told:
+        place, is_known = _find(told.moments, new.moments)
+        differs = np.flatnonzero(is_known & (told.digests[place] != new.digests))
+        for at in differs.tolist():
+            self.different.setdefault(int(new.moments[at]), (int(told.ranks[place[at]]), self._rank))
+        if is_known.all():
+            return told
+        added = [np.concatenate((old, more[~is_known])) for old, more in zip(told, new, strict=True)]
+        order = np.argsort(added[0], kind="stable")
+        return _Told(*(column[order] for column in added))
+
+
+class _Told(NamedTuple):
+    """Rows that were given: their moments, of which rank they are, and digests of their numbers."""
+
+    moments: IntArray
+    ranks: IntArray
+    digests: npt.NDArray[np.uint64]
+
+    def in_order(self) -> _Told:
+        """By rising moment, each once; digests of several rows of a moment are added up."""
+        moments, first, groups = np.unique(self.moments, return_index=True, return_inverse=True)
+        digests = np.zeros(len(moments), np.uint64)
+        np.add.at(digests, groups, self.digests)
+        return _Told(moments, self.ranks[first], digests)
+
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _digest(rows: Table, index: IntArray) -> npt.NDArray[np.uint64]:
+    """A number for what is compared of each row: the same for equal ones, and for others all but surely not."""
+    mixed = np.ones(len(index), np.uint64)
+    for name in COMPARED if all(name in rows for name in COMPARED) else ():
+        column = rows[name][index]
+        bits = (column + 0.0).view(np.uint64) if column.dtype.kind == "f" else column.astype(np.uint64)
+        mixed = (mixed ^ bits) * _MIX
+        mixed ^= mixed >> np.uint64(29)
+    return mixed
+
+
+def _find(ordered: IntArray, wanted: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """Where each number is among rising ones, and whether it is there."""
+    place = np.minimum(np.searchsorted(ordered, wanted), max(len(ordered) - 1, 0))
+    return place, ordered[place] == wanted if len(ordered) else np.zeros(len(wanted), np.bool_)
 
 
 def _starts(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:

@@ -14,12 +14,20 @@ import pyarrow as pa
 from retrograd.errors import NoSuchSiteError
 from retrograd.history.copies import Copies, Disagreement
 from retrograd.history.kept import Kept, TensorRing, read_kept
-from retrograd.history.matrix import Curve, Matrix, build_matrix
+from retrograd.history.matrix import Curve, Matrix, build_matrix, join_matrices
 from retrograd.history.names import SiteNames
 from retrograd.history.rows import Part, Rows, decode_batches, join_neighbours
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
-from retrograd.history.table import EVENT_SCHEMA, build_event_table, build_table, read_events, read_loss
+from retrograd.history.table import (
+    EVENT_SCHEMA,
+    build_event_table,
+    build_table,
+    leave_losses_out,
+    read_events,
+    read_loss,
+)
+from retrograd.history.windows import LongRows, Outline, add_columns, choose_rows, compare_copies, find_outline
 from retrograd.sites.pattern import Pattern
 
 
@@ -76,7 +84,7 @@ class History:
             if copies is not None and self._copies is not None:
                 copies.warned |= self._copies.warned
             self._copies = copies
-            self._rows = Rows(parts, self._rows, self._merges, copies)
+            self._rows = choose_rows(parts, self._rows, self._merges, copies)
 
     # ---- the sink ----
 
@@ -127,12 +135,19 @@ class History:
         return self._names.listed
 
     @property
+    def written_names(self) -> list[str]:
+        """The same as in files, where a first call never has a number."""
+        return self._names.written
+
+    @property
     def _recorded(self) -> list[int]:
         """Codes of the recorded sites; of all sites before anything is recorded."""
         names = self._names.written
         rows = self.rows
         if self._counted is None or self._counted[0] is not rows or len(self._counted[1]) < len(names):
-            self._counted = rows, np.bincount(rows["site"], minlength=len(names)) > 0
+            has_rows = np.zeros(len(names), np.bool_)
+            has_rows[rows.codes] = True
+            self._counted = rows, has_rows
         has_rows = self._counted[1]
         found = [code for code, name in enumerate(names) if has_rows[code] or self._list_tensors(name)]
         return found or list(range(len(names)))
@@ -143,11 +158,8 @@ class History:
         Raises:
             NoSuchSiteError: for a site that was not recorded (a KeyError); the nearest are named.
         """
-        rows, codes = self.rows, self._find(str(site))
-        calls = {call: rows.of_site(code) for code, call in codes.items()}
-        return Series(
-            rows, str(site), calls, Relatives(self._names, self.__getitem__, self._list_tensors, self._explain)
-        )
+        relatives = Relatives(self._names, self.__getitem__, self._list_tensors, self._explain)
+        return Series(self.rows, str(site), self._find(str(site)), relatives)
 
     def __contains__(self, site: object) -> bool:
         return site in self._names
@@ -159,9 +171,9 @@ class History:
         return len(self.sites)
 
     def __repr__(self) -> str:
-        steps = self.rows["step"]
-        span = f"steps {steps.min()}…{steps.max()}" if len(steps) else "no steps yet"
-        return f"History({len(self.sites)} sites, {span}, {len(steps):,} rows, {self.event_table.num_rows:,} events)"
+        rows = self.rows
+        span = "no steps yet" if rows.step_limits is None else "steps {}…{}".format(*rows.step_limits)
+        return f"History({len(self.sites)} sites, {span}, {rows.count:,} rows, {self.event_table.num_rows:,} events)"
 
     def select(self, patterns: Pattern | Iterable[Pattern]) -> list[str]:
         """Names of the recorded sites that match a pattern, or one of several.
@@ -187,7 +199,44 @@ class History:
             NoSuchSiteError: for a site that was not recorded.
         """
         listed = self.sites if sites is None else list(sites)
-        return build_matrix(self.rows, [self._find(site) for site in listed], listed, statistic, phase)
+        return join_matrices([only for [only] in self.matrices([statistic], listed, phase)])
+
+    def matrices(
+        self, statistics: Sequence[str], sites: Sequence[str], phase: str | None = "train"
+    ) -> Iterator[list[Matrix]]:
+        """As :meth:`matrix`, of several statistics, for some steps after the other: of a long record some at a time."""
+        codes = [self._find(site) for site in sites]
+        for rows in self.rows.merged(phase, {code for several in codes for code in several}):
+            yield [build_matrix(rows, codes, list(sites), statistic, phase) for statistic in statistics]
+
+    def add_exponents(
+        self,
+        sites: Sequence[str],
+        phase: str,
+        place: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+        columns: int,
+    ) -> Iterator[npt.NDArray[np.int64]]:
+        """Exponent histograms of each site, added up over the steps that share a column: int64, ``[columns, 255]``.
+
+        Args:
+            sites: names.
+            phase: kind of forward.
+            place: returns the column of each of some rising steps.
+            columns: how many there are.
+        """
+        rows = self.rows
+        if isinstance(rows, LongRows):
+            yield from rows.add_exponents([self._find(site) for site in sites], phase, place, columns)
+            return
+        for site in sites:
+            steps, counts = self[site].select(phase=phase).exponents
+            yield add_columns(counts, place(steps), columns)
+
+    @property
+    def outline(self) -> Outline:
+        """Steps by phase, and the order in which sites were reached."""
+        rows = self.rows
+        return rows.outline if isinstance(rows, LongRows) else find_outline(rows)
 
     @property
     def loss(self) -> Curve:
@@ -198,6 +247,11 @@ class History:
     def events(self) -> list[Event]:
         """All events, in the order recorded."""
         return read_events(self.event_table)
+
+    @property
+    def events_but_losses(self) -> list[Event]:
+        """Events of all kinds but the losses, which :attr:`loss` has as numbers."""
+        return read_events(leave_losses_out(self.event_table))
 
     @property
     def event_table(self) -> pa.Table:
@@ -225,6 +279,8 @@ class History:
         rows = self.rows
         told = self.manifest.get("merged", {}).get("differing", {})  # found when ranks were merged as they trained
         found = [Disagreement(site, *numbers) for site, numbers in told.items() if len(numbers) == 3]
+        if isinstance(rows, LongRows):
+            return found + compare_copies(rows)
         return found + ([] if rows.copies is None else rows.copies.compare(rows, np.arange(rows.count)))
 
     def table(self) -> pa.Table:

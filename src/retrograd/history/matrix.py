@@ -40,7 +40,7 @@ def build_matrix(
     """Lay one statistic out over sites and steps, with micro-batches and ranks merged.
 
     Args:
-        rows: all rows.
+        rows: all rows, or those of some steps.
         codes: for each line the codes that are merged in it.
         sites: names of the lines.
         statistic: name of the statistic.
@@ -61,6 +61,14 @@ def build_matrix(
         cells = filled
     values[cells] = compute_statistic(picked, statistic, rows.custom)
     return Matrix(sites, steps, values.reshape(len(codes), len(steps)))
+
+
+def join_matrices(matrices: Sequence[Matrix]) -> Matrix:
+    """The same lines over more and more steps as one matrix."""
+    if len(matrices) == 1:
+        return matrices[0]
+    steps = np.concatenate([each.steps for each in matrices])
+    return Matrix(matrices[0].sites, steps, np.concatenate([each.values for each in matrices], axis=1))
 
 
 def compute_statistic(rows: Part, statistic: str, custom: Sequence[str]) -> npt.NDArray[np.float64]:

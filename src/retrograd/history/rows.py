@@ -6,7 +6,8 @@ without a loop over rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -156,6 +157,38 @@ Part = Mapping[str, npt.NDArray[Any]]
 Index = npt.NDArray[np.int64] | slice
 
 
+class StoredPart(Mapping[str, npt.NDArray[Any]]):
+    """Columns of a part of a record that is stored elsewhere, and can be read in pieces.
+
+    Attributes:
+        rank: the rank that all of it is from.
+        count: number of rows.
+        codes: codes of the sites that have rows in it, rising.
+        step_limits: the first and the last step.
+    """
+
+    rank: int
+    count: int
+    codes: npt.NDArray[np.int32]
+    step_limits: tuple[int, int]
+
+    @abstractmethod
+    def plan(
+        self, names: Sequence[str], first: int | None = None, last: int | None = None
+    ) -> Iterator[Callable[[], Part]]:
+        """Calls that read some columns, a piece each, in order; pieces without steps first … last are left out."""
+
+
+def pick_columns(columns: Part, mask: npt.NDArray[np.bool_]) -> Part:
+    """The rows of some columns that are marked."""
+    if mask.all():
+        return columns
+    picked = {name: column[mask] for name, column in columns.items() if name != "bins"}
+    if "bins" in columns:
+        picked["bins"] = columns["bins"][np.repeat(mask, columns["bin_count"])]
+    return picked
+
+
 class Rows(Mapping[str, npt.NDArray[Any]]):
     """All rows of a record at one time, as columns over several parts. Never changes: adding rows makes a new one.
 
@@ -204,7 +237,43 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
     @property
     def count(self) -> int:
         """Number of rows."""
-        return len(self["step"])
+        return sum(part.count if isinstance(part, StoredPart) else len(part["step"]) for part in self.parts)
+
+    @cached_property
+    def codes(self) -> npt.NDArray[np.int64]:
+        """Codes of the sites that have rows, rising."""
+        stored = [part.codes for part in self.parts if isinstance(part, StoredPart)]
+        held = [np.bincount(part["site"]).nonzero()[0] for part in self.parts if not isinstance(part, StoredPart)]
+        return np.unique(np.concatenate([np.empty(0, np.int64), *stored, *held])).astype(np.int64)
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """Ranks that have rows, rising."""
+        stored = {part.rank for part in self.parts if isinstance(part, StoredPart) and part.count}
+        held = (part["rank"] for part in self.parts if not isinstance(part, StoredPart))
+        return sorted(stored.union(*(map(int, np.unique(ranks)) for ranks in held)))
+
+    @property
+    def step_limits(self) -> tuple[int, int] | None:
+        """The first and the last step; None where there are no rows."""
+        return (int(self["step"].min()), int(self["step"].max())) if self.count else None
+
+    def only(self, codes: Iterable[int]) -> Rows:
+        """Rows among which are those of some sites, in their order."""
+        return self
+
+    def merged(self, phase: str | None, codes: Iterable[int]) -> Iterator[Rows]:
+        """Rows of which those of some sites, merged by site and step, say the same as all do; by rising step.
+
+        Args:
+            phase: kind of forward; None for all.
+            codes: of the sites.
+        """
+        yield self
+
+    def pieces(self, names: Sequence[str]) -> Iterator[Part]:
+        """Some columns of all rows, not more at once than are held anyway."""
+        yield {name: self[name] for name in names}
 
     @cached_property
     def custom(self) -> list[str]:
@@ -300,6 +369,16 @@ def merge_custom(
     weighted = np.bincount(groups, values * calls, minlength=n_groups)
     mean: npt.NDArray[np.float64] = np.divide(weighted, weights, out=np.full(n_groups, np.nan), where=weights > 0)
     return mean
+
+
+def join_rows(several: Iterable[Rows]) -> Rows:
+    """The rows of some steps after the other as one."""
+    listed = list(several)
+    return (
+        listed[0]
+        if len(listed) == 1
+        else Rows([part for rows in listed for part in rows.parts], None, listed[0].merges)
+    )
 
 
 def join_neighbours(parts: Sequence[Part]) -> list[Part]:

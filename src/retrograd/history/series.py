@@ -15,8 +15,9 @@ from retrograd.errors import NoSuchSiteError, NothingKeptError
 from retrograd.history.kept import Kept, KeptTensors
 from retrograd.history.matrix import compute_statistic, number_steps
 from retrograd.history.names import SiteNames
-from retrograd.history.rows import Part, Picked, Rows, encode_phase
+from retrograd.history.rows import Part, Picked, Rows, encode_phase, join_rows
 from retrograd.history.sink import PHASES
+from retrograd.history.windows import LongRows
 from retrograd.sites.site import name_like, parse_leniently
 
 FloatArray = npt.NDArray[np.float64]
@@ -89,7 +90,7 @@ class Series:
     Args:
         rows: all rows.
         site: its name, as it was asked for.
-        calls: row numbers by call.
+        codes: those of its calls in the rows, each with the number of the call.
         relatives: finds its tensors, and its value and inputs if it is a gradient.
     """
 
@@ -114,15 +115,15 @@ class Series:
         self,
         rows: Rows,
         site: str,
-        calls: Mapping[int, npt.NDArray[np.int64]],
+        codes: Mapping[int, int],
         relatives: Relatives,
     ) -> None:
         self.site = site
-        self._rows = rows
+        self._all_rows = rows
+        self._codes = codes
         self._relatives = relatives
-        self._site_index = np.concatenate(list(calls.values()))
-        self._site_calls = np.repeat(list(calls), [len(index) for index in calls.values()])
         self._choice = Choice()
+        self._is_whole = not isinstance(rows, LongRows)
         self._leader: Series | None = None
 
     def __len__(self) -> int:
@@ -169,17 +170,19 @@ class Series:
 
         Bin ``e + 127`` counts the elements with 2^e ≤ |x| < 2^(e+1).
         """
-        steps, groups = self._numbered
-        return steps, Picked(self._rows, self._index).exponents(groups, len(steps))
+        whole = self._whole
+        steps, groups = whole._numbered
+        return steps, Picked(whole._rows, whole._index).exponents(groups, len(steps))
 
     @property
     def rows(self) -> dict[str, npt.NDArray[Any]]:
         """Selected rows of all ranks, unmerged, as columns of equal length; ``phase`` is text, ``call`` a number."""
-        chosen = self._choice.pick(self._rows, self._site_index, self._site_calls)
-        picked = Picked(self._rows, self._site_index[chosen])
+        rows, index, calls = self._whole._located
+        chosen = self._choice.pick(rows, index, calls)
+        picked = Picked(rows, index[chosen])
         columns = {name: picked[name] for name in picked if name not in ("site", "first_bin", "bin_count")}
         columns["phase"] = np.array(PHASES)[columns["phase"]]
-        columns["call"] = self._site_calls[chosen]
+        columns["call"] = calls[chosen]
         return columns
 
     @property
@@ -242,20 +245,67 @@ class Series:
 
     def paired_with(self, other: Series) -> Series:
         """This series at the calls of another one: same step, micro-batch, phase, rank and call."""
-        mine = _stack_calls(self._rows, self._site_index, self._site_calls)
-        theirs = _stack_calls(other._rows, other._index, other._site_calls[other._chosen])
+        rows, index, calls = self._whole._located
+        whole = other._whole
+        mine = _stack_calls(rows, index, calls)
+        is_theirs = np.isin(mine, _stack_calls(whole._rows, whole._index, whole._site_calls[whole._chosen]))
         paired = self._with(other._choice)
         paired._leader = other
-        is_theirs = np.isin(mine, theirs)
-        paired._site_index, paired._site_calls = self._site_index[is_theirs], self._site_calls[is_theirs]
+        paired._is_whole = True
+        paired._located = rows, index[is_theirs], calls[is_theirs]
         return paired
 
     def _with(self, choice: Choice) -> Series:
         other = copy.copy(self)
-        for name in ("tensors", "_chosen", "_index", "_numbered", "_merged"):  # what is cached is of this choice
+        for name in (
+            "tensors",
+            "_chosen",
+            "_index",
+            "_numbered",
+            "_merged",
+            "_whole",
+        ):  # what is cached is of this choice
             vars(other).pop(name, None)
+        if not self._is_whole:
+            vars(other).pop("_located", None)
         other._choice = choice
         return other
+
+    @cached_property
+    def _whole(self) -> Series:
+        """This series with every row told apart, of which a long record holds those with ranks merged."""
+        if self._is_whole:
+            return self
+        other = self._with(self._choice)
+        other._is_whole = True
+        return other
+
+    @cached_property
+    def _located(self) -> tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Rows, the numbers of those of this site, and the call of each."""
+        merged = self._all_rows.merged(self._choice.phase, self._codes) if self._is_merged else ()
+        rows = join_rows(merged) if self._is_merged else self._all_rows.only(self._codes)
+        found = {call: rows.of_site(code) for code, call in self._codes.items()}
+        calls = np.repeat(list(found), [len(index) for index in found.values()])
+        return rows, np.concatenate(list(found.values())), calls
+
+    @property
+    def _is_merged(self) -> bool:
+        """Tell whether rows with micro-batches and ranks merged will do."""
+        choice = self._choice
+        return not self._is_whole and choice.backward == 0 and choice.micro is None and choice.rank is None
+
+    @property
+    def _rows(self) -> Rows:
+        return self._located[0]
+
+    @property
+    def _site_index(self) -> npt.NDArray[np.int64]:
+        return self._located[1]
+
+    @property
+    def _site_calls(self) -> npt.NDArray[np.int64]:
+        return self._located[2]
 
     @cached_property
     def _chosen(self) -> npt.NDArray[np.int64]:

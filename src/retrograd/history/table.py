@@ -171,6 +171,11 @@ def read_events(table: pa.Table) -> list[Event]:
     return [Event(Moment(*line[:4]), *line[4:]) for line in zip(*columns, strict=True)]
 
 
+def leave_losses_out(table: pa.Table) -> pa.Table:
+    """All other events, of which there are few in a long run."""
+    return table.filter(pc.not_equal(table["kind"].cast(pa.string()), "loss"))
+
+
 def read_loss(table: pa.Table) -> Curve:
     """The loss of each step: the mean of all scalars from which backward started."""
     losses = table.filter(pc.equal(table["kind"].cast(pa.string()), "loss"))

@@ -97,6 +97,13 @@ def spread_whole(whole: Tensor, like: Any) -> Tensor:
     return found
 
 
+def add_over_parts(number: Tensor, like: Any) -> Tensor:
+    """The sum of one number a process over all that hold different parts of a tensor: one collective."""
+    kinds = sys.modules["torch.distributed.tensor"]
+    placements = [kinds.Replicate() if each.is_replicate() else kinds.Partial() for each in like.placements]
+    return whole_of(type(like).from_local(number, like.device_mesh, placements, run_check=False))
+
+
 def shard_again(model: nn.Module) -> None:
     """Let each process hold its part alone of the parameters that a forward under FSDP2 has put together."""
     for module in model.modules():

@@ -178,10 +178,11 @@ def unwatch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
             del _taps[module]
 
 
-def is_late(module: nn.Module) -> bool:
-    """Tell whether this module runs in code that was compiled without a tap of ours on it."""
+def is_late(module: nn.Module, tapped: nn.Module) -> bool:
+    """Tell whether this module, or what ``torch.compile`` made of it, runs code that was compiled without its tap."""
     tap = _taps.get(module)
-    return has_been_compiled(module) and not (tap is not None and tap.is_compiled)
+    is_tapped = tap is not None and tap.is_compiled
+    return (is_compiled(module) or is_compiled(tapped)) and has_been_compiled(module) and not is_tapped
 
 
 class CallTap:

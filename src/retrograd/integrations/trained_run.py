@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from torch import nn
 
+from retrograd.addresses import open_folder
 from retrograd.amounts import count_of
 from retrograd.findings.finding import SEVERITIES, Findings
 from retrograd.launch.explaining import MOST_ROWS, find_and_store, tell_verdict
@@ -57,6 +58,7 @@ class TrainedRun:
         statistics: which statistics.
         histogram: count binary exponents too.
         tensor_budget: bytes of kept tensors.
+        merge_ranks: one folder for all ranks.
         quiet: print nothing.
 
     Attributes:
@@ -81,6 +83,7 @@ class TrainedRun:
         statistics: bool | Iterable[UserStatistic] = True,
         histogram: bool = True,
         tensor_budget: int | str = DEFAULT_BUDGET,
+        merge_ranks: bool = False,
         quiet: bool = False,
     ) -> None:
         options: dict[str, Any] = {
@@ -92,7 +95,7 @@ class TrainedRun:
             "tensor_budget": tensor_budget,
         }
         Settings(**options)  # what is wrong with them is said here, not when training begins
-        self._record: Callable[..., Recording] = partial(record, **options)
+        self._record: Callable[..., Recording] = partial(record, merge_ranks=merge_ranks, **options)
         self._path = None if path is None else os.fspath(path)
         self._quiet = quiet
         self._used: set[str] = set()
@@ -142,7 +145,7 @@ class TrainedRun:
             place = str(self._state["path"])
             if self._path is not None and str(Path(place).absolute()) not in self._used:
                 place = self._path  # the user's word is above that of a checkpoint
-            if is_run(Path(place)):
+            if is_run(open_folder(place)):
                 return place, True
         if self._path is None:
             return name_folder([name]), False

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from retrograd.addresses import open_folder
 from retrograd.amounts import count_of
 from retrograd.launch.requests import REQUESTS, RunRequest
 from retrograd.launch.start import Request
@@ -39,7 +40,7 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
     if request is None or not request.done:
         say(obstacle)
         return
-    folder = Path(request.path)
+    folder = open_folder(request.path)
     others = sum(1 for _ in folder.glob(request.leaves)) - bool(done)
     if others > 0:
         done = (

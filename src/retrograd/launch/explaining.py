@@ -16,6 +16,7 @@ from pathlib import Path
 from subprocess import Popen
 from types import FrameType
 
+from retrograd.addresses import open_folder
 from retrograd.amounts import count_of
 from retrograd.errors import LaunchError, NotARunError
 from retrograd.files import to_utf8
@@ -51,7 +52,7 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
     if arguments.command:
         request = _make_request(arguments)
         code = _run_watched(arguments.command, request, is_quiet=arguments.json)
-        run, shown = Path(request.path), request.shown
+        run, shown = open_folder(request.path), request.shown
         if not is_run(run):  # what was in the way has been said
             return code
     else:
@@ -180,4 +181,4 @@ def tell_verdict(findings: Findings | None, shown: str) -> str:
 
 if __name__ == "__main__":
     keep_pandas_out()
-    sys.stdout.buffer.write(to_utf8(find_verdict(Path(sys.argv[1]), sys.argv[2])))
+    sys.stdout.buffer.write(to_utf8(find_verdict(open_folder(sys.argv[1]), sys.argv[2])))

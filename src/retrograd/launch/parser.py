@@ -9,6 +9,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, NoReturn
 
+from retrograd.addresses import read_path
 from retrograd.launch.options import Command, Option
 from retrograd.launch.start import is_command
 
@@ -130,7 +131,8 @@ def _describe(option: Option) -> dict[str, Any]:
         told |= {"nargs": "+", "action": "extend"}
     if option.metavar:
         told["metavar"] = option.metavar
-    return told | {"type": option.type} | ({"choices": option.choices} if option.choices else {})
+    told["type"] = read_path if option.type is Path else option.type
+    return told | ({"choices": option.choices} if option.choices else {})
 
 
 def _ends_list(word: str) -> bool:

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
+from retrograd.addresses import call_at_end
 from retrograd.amounts import count_of
 from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
 from retrograd.facts.facts import SOURCES, WATCHES
@@ -203,7 +204,7 @@ class Session:
             resume=request.resume,
             join=True,
         )
-        atexit.register(self.close)  # again, since what is registered last runs first, and the writer has its own
+        call_at_end(self.close, writer.path)  # again: what is registered last runs first, and the writer has its own
         if multiprocessing.parent_process() is not None:  # a child of multiprocessing ends without atexit
             multiprocessing.util.Finalize(None, self.close, exitpriority=0)
         writer.describe(command=self._request.command)

@@ -16,8 +16,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
+from retrograd.addresses import is_remote, local_folder, open_folder, reaching
 from retrograd.errors import LaunchError, RunWriteError
-from retrograd.files import local_folder
 from retrograd.launch.interpreter import BOOTSTRAP, OURS, find_obstacle
 from retrograd.launch.options import Command
 from retrograd.notices import say
@@ -83,7 +83,11 @@ class Request(Command):
             RetrogradError: the folder cannot be written, or holds something already.
         """
         shown = self.shown or name_folder(self.command, self.parent)
-        path = local_folder(shown)
+        path = open_folder(shown) if self.parent == "runs" else local_folder(shown)
+        if is_remote(path):
+            with reaching(path):
+                check_vacant(path, resume=getattr(self, "resume", False))
+            return replace(self, path=str(path), shown=shown)
         there = next(folder for folder in (path, *path.parents) if folder.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             raise RunWriteError(
@@ -124,7 +128,7 @@ def make_usage(name: str, *more: str) -> str:
 
 def is_command(words: Sequence[str]) -> bool:
     """Tell whether this is a command to be run, not the folder of a run."""
-    if not words or is_run(Path(words[0])):
+    if not words or is_run(open_folder(words[0])):
         return False
     first = words[0]
     return first == "-m" or first.endswith(".py") or Path(first, "__main__.py").is_file() or bool(shutil.which(first))

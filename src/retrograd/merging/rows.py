@@ -109,6 +109,9 @@ class RowMerger:
             moments = self._held.pop(step)
             for key, parts in moments.items():
                 self.waiting -= sum(part.size for part in parts)
+                if len(self._span) == 1 and not self.is_top:  # nobody is below: all of it is this rank's own
+                    yield from parts
+                    continue
                 merged = self._merge(key, parts)
                 if merged is not None:
                     yield merged

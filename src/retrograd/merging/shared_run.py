@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
+from retrograd.addresses import call_at_end, open_folder
 from retrograd.errors import RunError
-from retrograd.files import local_folder
 from retrograd.history.copies import Disagreement
 from retrograd.history.sink import Event, EventKind, KeptTensor, Moment, RowBatch
 from retrograd.merging.links import NoteBoard
@@ -74,7 +74,7 @@ class SharedRun:
         tensor_budget: int = 1 << 30,
         queue_bytes: int = 256 << 20,
     ) -> None:
-        self.path = local_folder(path)
+        self.path = open_folder(path)
         self.rank = ask_rank()
         self._choices: dict[str, Any] = {"resume": resume, "step": step, "tensor_budget": tensor_budget}
         self._join = join
@@ -86,7 +86,7 @@ class SharedRun:
         self._is_open = True
         self._numbers = 0
         self._own = OwnRows(WriteQueue(queue_bytes))
-        run = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
+        run = hashlib.sha256(os.fsencode(str(self.path))).hexdigest()[:16]
         if self.rank == 0:
             self.next_step = self._open_writer().next_step
             if resume:
@@ -97,7 +97,7 @@ class SharedRun:
             self.next_step = step or (_await_step(find_board(), run) if resume else 0)
         self._node = MergingNode(self.rank, processes, run, self._own, find_board, self._open_top)
         outlive_forks(self._node.working, self._silence)
-        atexit.register(self._close_at_exit)
+        call_at_end(self._close_at_exit, self.path)
 
     # ---- the sink: called by the training thread ----
 
@@ -204,7 +204,7 @@ class SharedRun:
                 self._writer = RunWriter(self.path, join=join, **self._choices)
                 self._writer.describe(**self._facts)
                 atexit.unregister(self._close_at_exit)
-                atexit.register(self._close_at_exit)  # again: what is registered last runs first
+                call_at_end(self._close_at_exit, self.path)  # again: what is registered last runs first
             return self._writer
 
     def _try_writer(self) -> RunWriter | None:

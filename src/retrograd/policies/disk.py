@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from retrograd.files import local_folder
+from retrograd.addresses import local_folder
 from retrograd.notices import warn
 from retrograd.policies.policy import Packed, Policy, Saved, UsedPolicy
 from retrograd.policies.spill_file import (

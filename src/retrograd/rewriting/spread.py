@@ -6,19 +6,20 @@ norms together. For any other rule the whole is put together in each process, an
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from retrograd.hooks.distributed import (
+    add_over_parts,
     is_sharded,
     is_summand,
     local_part,
     spread_part,
     spread_whole,
-    total_norm,
     whole_of,
 )
 from retrograd.hooks.engine import grad_enabled
-from retrograd.norms import summing_type
+from retrograd.norms import norm, summing_type
 from retrograd.rules.norm_rule import NormRule
 from retrograd.rules.rule import Rule, SiteState
 
@@ -35,8 +36,8 @@ def show(rule: Rule, value: Tensor, state: SiteState) -> Tensor:
 def act(rule: Rule, value: Tensor, shown: Tensor, state: SiteState) -> Tensor | None:
     """What the rule makes of what it is shown of a tensor."""
     if isinstance(rule, NormRule) and _acts_on_part(rule, value):
-        joined = total_norm([value]).real
-        return rule.rescale(shown, rule.scale(joined.to(summing_type(value.dtype).to_real()), state))
+        square = add_over_parts(norm(shown, torch.float64).square(), value)
+        return rule.rescale(shown, rule.scale(square.sqrt().to(summing_type(value.dtype).to_real()), state))
     return rule(shown, state)
 
 

@@ -119,6 +119,10 @@ and what the recorder tells, such as `model` and `selection`. `resumed` lists th
 has a row for each module: its `path`, `type`, number of own `parameters` and of `trainable` ones, their `dtype`,
 `settings` as it shows them itself, and under `retrograd run` the `line` that constructed it.
 
+Where `retrograd compact` has merged ranks, `compacted` tells which (`ranks`): all rows are then in the folder `merged`
+of the first rank, with the names of sites that the history of all ranks has, and what is left in the folders
+`statistics` is to be passed over. `differing`, in `merged`, is as below.
+
 Where ranks were merged while they trained (`merge_ranks`), `merged` tells of the rows of rank 0: `ranks`, whose rows
 are in them; `lost`, of ranks that fell silent, the step behind which they did; `differing`, of sites whose copies
 differed, the first step, the rank that counts, and the one that differs. Names of sites are then those of the history
@@ -151,6 +155,41 @@ rank's rows add up.
 `error` (the exception that ended it: `kind`, `message`, `in_backward`, `node`, `module`, `lines`), `tensor_bytes`, and
 of the last session `tensors_dropped` (no room in the budget) and `lost`: rows, events and tensors that could not be
 written.
+
+## Runs in object storage
+
+A run folder may be an address: `rg.record(model, "s3://bucket/runs/a")`, `retrograd run -o s3://bucket/runs/a
+train.py`, `rg.open_run`, `retrograd view`, `explain`, `report`, `compare` and `export`. It needs
+`pip install 'retrograd[remote]' s3fs` (`gcsfs` for `gs://`, `adlfs` for `abfs://`; whatever
+[fsspec](https://filesystem-spec.readthedocs.io) knows and can list). `memory://runs/a` is of one process, for tests.
+Credentials come from the environment or a profile, as those packages read them; an address with a name or a password
+is refused. `file:///runs/a` is a local folder.
+
+What lies there is the same, file by file. What differs:
+
+- A file is put as one object and so appears whole, and there is no rename: no name begins with `.tmp-`. It is held in
+  memory until then; that is at most a shard of 64 MB, or a merged part of a million rows.
+- A process writes every thirty seconds, not every two, and loses that much when it is killed. A flush is some three
+  requests to look and up to five to put (rows, events, `rank.json`, its claim, the manifest); of 32 flushes the small
+  parts are read, merged and removed. One rank makes some 600 puts an hour. What cannot be written, since the store
+  does not answer, waits in memory (256 MB) and is tried again; training never waits for it.
+- There are no locks. A process claims its rank's folder by an object `.lock`, put on the condition that there is none,
+  where the store can do that: `nonce`, `place`, `pid`, `written`, `is_released`. It is written again with each flush.
+  Another writer of that rank is refused while it is less than two minutes old, unless its process is known to be gone
+  (of this machine, and of no living process). `resume=True` waits for those two minutes. A process whose folder was
+  taken over finds that out before its next flush, and writes nothing more there. Two that take over the same dead
+  folder within the same moment may both write for one flush. Clocks that are minutes apart are not seen.
+- A run whose process was killed reads as `running` for up to two minutes, then as `stopped`.
+- Where a process learns its rank only after it has begun to write, its objects are copied to the new name.
+- Python closes what network clients need before it calls `atexit` functions, so a recording that nobody closes ends
+  when the main thread does: threads that go on training behind it are not recorded.
+- Reading asks for a part of the statistics at once, up to 16 MB, and otherwise for ranges; of a shard for its header,
+  and then for single tensors. Each rank takes some ten requests, and each part three.
+- Of this machine alone are: rings of `rg.watch_hangs`, traces, bundles, features, spill files of saved tensors.
+
+Other tools read it where it lies: `duckdb.sql("FROM 's3://bucket/runs/a/rank*/statistics/*.parquet'")`,
+`pandas.read_parquet("s3://bucket/runs/a/rank00000/statistics")`,
+`polars.scan_parquet("s3://bucket/runs/a/rank*/statistics/*.parquet")`.
 """
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
+from retrograd.addresses import is_remote, local_path, read_path
 from retrograd.errors import ExportError, NothingRecordedError, RunError, RunWriteError
 from retrograd.files import write_file
 from retrograd.history.rows import Picked, Rows
@@ -65,7 +66,7 @@ def export(run: Given, to: str, path: str | os.PathLike[str] | None = None) -> P
     try:
         if to == "csv":
             return export_csv(opened, path or _find_place(opened, "statistics.csv"))
-        return export_tensorboard(opened, path or _find_place(opened, "tensorboard"))
+        return export_tensorboard(opened, path or local_path(_find_place(opened, "tensorboard")))
     except (BrokenPipeError, RunWriteError):  # who reads has seen enough, or it is told already
         raise
     except OSError as error:
@@ -82,7 +83,7 @@ def _find_place(run: Run, name: str) -> Path:
         RunWriteError: it is a link.
     """
     path = run.path / name
-    if path.is_symlink():
+    if not is_remote(path) and path.is_symlink():
         raise RunWriteError(f"{str(path)!r} is a link.", repair="remove it, or say where to write.")
     return path
 
@@ -100,7 +101,7 @@ def export_csv(run: Run, path: str | os.PathLike[str]) -> Path:
     with write_file(path) as file, pyarrow.csv.CSVWriter(file, schema) as writer:
         for start in range(0, rows.count, _ROWS_AT_ONCE):
             writer.write_table(_build_lines(rows, sites, slice(start, start + _ROWS_AT_ONCE)))
-    return Path(path)
+    return read_path(path)
 
 
 def export_tensorboard(run: Run, path: str | os.PathLike[str]) -> Path:

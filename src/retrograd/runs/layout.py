@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from retrograd.addresses import is_remote, list_names, reaching
 from retrograd.errors import NotARunError
 
 FORMAT = 1
@@ -21,6 +22,7 @@ RANK_FILE = "rank.json"
 LOCK = ".lock"
 
 STATISTICS = "statistics"
+MERGED = "merged"
 EVENTS = "events"
 TENSORS = "tensors"
 RING = "ring.bin"
@@ -50,13 +52,19 @@ PLACES: tuple[Place, ...] = (
     Place(f"rank00000/{RANK_FILE}", "how this process fares: status, first and last step, what was lost"),
     Place(f"rank00000/{PLACEMENTS}", "what this process holds at each site, and which others hold the same"),
     Place(f"rank00000/{STATISTICS}/part-00000000-00000000.parquet", "rows of statistics"),
+    Place(
+        f"rank00000/{MERGED}/part-00000000-00000000.parquet", "rows of all ranks, where `retrograd compact` was asked"
+    ),
     Place(f"rank00000/{EVENTS}/part-00000000-00000000.parquet", "losses, updates, what rules have changed, faults"),
     Place(f"rank00000/{TENSORS}/shard-00000000.safetensors", "tensors that were asked for, several a file"),
     Place(f"rank00000/{INVENTORY}", "what autograd kept in one step, if asked for; `rg.Inventory.load()` reads it"),
     Place(f"rank00000/{RING}", "the last events of backward passes; `ring.names` and `ring.modules` give the words"),
     Place("rank00000/hang-1.txt", "what a pass was at that did not move"),
     Place("rank00000.p4711/", "a process that found its rank taken; no part of the run's history, but opens by itself"),
-    Place(f"{LOCK}, rank00000/{LOCK}", "locks of the operating system, empty; held while a process writes"),
+    Place(
+        f"{LOCK}, rank00000/{LOCK}",
+        "locks of the operating system, empty; held while a process writes. In object storage the second, as JSON",
+    ),
 )
 
 
@@ -121,7 +129,12 @@ def is_extra(name: str) -> bool:
 
 def list_rank_folders(run: Path) -> list[Path]:
     """All rank folders, those of extra processes after the ranks."""
-    found = [path for path in _list(run) if parse_rank(path.name) is not None and path.is_dir()]
+    if is_remote(run):
+        found = [
+            run / name for name, is_folder in list_names(run).items() if is_folder and parse_rank(name) is not None
+        ]
+    else:
+        found = [path for path in _list(run) if parse_rank(path.name) is not None and path.is_dir()]
     return sorted(found, key=lambda path: (is_extra(path.name), path.name))
 
 
@@ -131,12 +144,15 @@ def _find_parts(folder: Path) -> list[tuple[Span, Path]]:
 
 
 def _list(folder: Path) -> list[Path]:
+    if is_remote(folder):
+        return [folder / name for name in sorted(list_names(folder))]
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def is_run(path: Path) -> bool:
     """Tell whether this is the folder of a run, or of one of its ranks."""
-    return any((path / name).is_file() for name in (MANIFEST, RANK_FILE)) or bool(list_rank_folders(path))
+    with reaching(path):
+        return any((path / name).is_file() for name in (MANIFEST, RANK_FILE)) or bool(list_rank_folders(path))
 
 
 def find_latest(parent: Path = PARENT) -> Path:

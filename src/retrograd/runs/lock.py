@@ -8,6 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from retrograd.addresses import is_remote
+from retrograd.runs.claim import Claim, is_held
+
 if sys.platform != "win32":
     import fcntl
 
@@ -54,6 +57,11 @@ class Lock:
             self._descriptor = None
 
 
+def make_lock(path: Path) -> Lock | Claim:
+    """What a process holds a folder by: a lock of the operating system, or a claim in object storage."""
+    return Claim(path) if is_remote(path) else Lock(path)
+
+
 def is_open_file(descriptor: int, path: Path) -> bool:
     """Tell whether the file of this name is the one that is open; its number goes to no other one while it is."""
     try:
@@ -64,6 +72,8 @@ def is_open_file(descriptor: int, path: Path) -> bool:
 
 def is_locked(path: Path) -> bool:
     """Tell whether a living process holds the lock of this file."""
+    if is_remote(path):
+        return is_held(path)
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

@@ -43,6 +43,7 @@ _KINDS = {
     "faults": _Told,
     "resumed": list[Any],
     "merged": dict[str, Any],
+    "compacted": dict[str, Any],
     "sites": list[str],
 }
 """Entries of a manifest that readers rely on."""

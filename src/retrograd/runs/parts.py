@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from retrograd.errors import DamagedRunError
+from retrograd.addresses import is_remote, make_folder, open_remote, reaching
+from retrograd.errors import DamagedRunError, RunError
 from retrograd.files import remove_unfinished, write_whole
 from retrograd.foreign.tables import check_table
 from retrograd.foreign.text import expect_file
@@ -45,7 +46,7 @@ class PartFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         for merged in list_merged_parts(folder):
             merged.unlink(missing_ok=True)
         remove_unfinished(folder)
@@ -59,7 +60,7 @@ class PartFolder:
             OSError: it cannot be made.
         """
         self.folder = folder
-        is_missing = not folder.is_dir()
+        is_missing = not is_remote(folder) and not folder.is_dir()
         if is_missing:
             folder.mkdir()
             self.forget_missing()
@@ -75,8 +76,10 @@ class PartFolder:
         Raises:
             OSError: if it cannot be written; nothing has changed then.
         """
-        while self._path(span := Span(self._next, self._next)).exists():  # it is not ours: nothing is written over
+        span = Span(self._next, self._next)
+        while not is_remote(self.folder) and self._path(span).exists():  # it is not ours: nothing is written over
             self._next += 1
+            span = Span(self._next, self._next)
         write_part(self._path(span), table)
         self.spans.append(span)
         self._next += 1
@@ -110,7 +113,7 @@ class PartFolder:
 
     def count_rows(self) -> int:
         """Rows of all parts."""
-        return sum(pq.read_metadata(self._path(span)).num_rows for span in self.spans)
+        return sum(count_rows(self._path(span)) for span in self.spans)
 
     def _path(self, span: Span) -> Path:
         return self.folder / span.file_name
@@ -120,6 +123,11 @@ def write_part(path: Path, table: pa.Table) -> None:
     """Write a table as one Parquet file of one row group."""
     with write_whole(path) as file:
         pq.write_table(table, file, row_group_size=max(table.num_rows, 1), **parquet_options(table.schema))
+
+
+def count_rows(path: Path) -> int:
+    """Rows of a part file, as it says itself."""
+    return int(pq.read_metadata(open_remote(path) if is_remote(path) else path).num_rows)
 
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
@@ -150,10 +158,11 @@ def open_part(path: Path) -> pq.ParquetFile:
         FileNotFoundError: it is not there (any more).
     """
     with explain_damage(path):
-        metadata = pq.read_metadata(expect_file(path))
+        source = open_remote(path) if is_remote(path) else expect_file(path)
+        metadata = pq.read_metadata(source)
         check_table(metadata)
         coded = [name for name in metadata.schema.names if name in _CODED]
-        return pq.ParquetFile(path, metadata=metadata, read_dictionary=coded, page_checksum_verification=True)
+        return pq.ParquetFile(source, metadata=metadata, read_dictionary=coded, page_checksum_verification=True)
 
 
 def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -170,8 +179,9 @@ def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
 def explain_damage(path: Path) -> Iterator[None]:
     """Turn what a library says of a damaged file into an error that names the file."""
     try:
-        yield
-    except (FileNotFoundError, DamagedRunError):
+        with reaching(path):
+            yield
+    except (FileNotFoundError, RunError):
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, UnicodeDecodeError) as error:
         raise DamagedRunError(
@@ -249,4 +259,4 @@ def _join(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _count_rows(folder: Path, spans: Sequence[Span]) -> int:
-    return sum(pq.read_metadata(folder / span.file_name).num_rows for span in spans)
+    return sum(count_rows(folder / span.file_name) for span in spans)

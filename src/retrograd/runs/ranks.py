@@ -8,10 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from retrograd.addresses import is_refusal, is_remote, make_folder, move_folder
 from retrograd.errors import RunExistsError, RunWriteError
 from retrograd.files import UNFINISHED
-from retrograd.runs.layout import LOCK, MANIFEST, is_extra, list_rank_folders, parse_rank, rank_name
-from retrograd.runs.lock import Lock, is_locked, is_open_file
+from retrograd.runs.claim import STALE_SECONDS, Claim
+from retrograd.runs.layout import LOCK, MANIFEST, MERGED, is_extra, list_rank_folders, parse_rank, rank_name
+from retrograd.runs.lock import Lock, is_locked, is_open_file, make_lock
+from retrograd.runs.manifest import read_manifest
 
 _ADMISSION_SECONDS = 10.0
 
@@ -49,9 +52,11 @@ class RankClaim:
             self.folder, self._lock = self._enter(resume=resume)
         except RunExistsError:
             raise
-        except OSError as error:
+        except Exception as error:
+            if not is_refusal(error):
+                raise
             raise RunWriteError(
-                f"The run folder {str(run)!r} cannot be written: {error.strerror or error}.",
+                f"The run folder {str(run)!r} cannot be written: {getattr(error, 'strerror', None) or error}.",
                 repair="give a folder that can be created, on a disk with room.",
             ) from error
 
@@ -91,7 +96,7 @@ class RankClaim:
             return
         with _admit(self.run):
             if not target.exists():
-                self.folder.rename(target)  # the lock is on the open file, and moves along
+                move_folder(self.folder, target)  # the lock is on the open file, and moves along
                 self.folder = target
 
     def release(self) -> None:
@@ -99,12 +104,12 @@ class RankClaim:
         self._lock.release()
         self._forget()
 
-    def _enter(self, *, resume: bool = False) -> tuple[Path, Lock]:
-        self.run.mkdir(parents=True, exist_ok=True)
+    def _enter(self, *, resume: bool = False) -> tuple[Path, Lock | Claim]:
+        make_folder(self.run, parents=True)
         with _admit(self.run):
             is_same = self._mark is not None and is_open_file(self._mark, self.run / LOCK)
             check_vacant(self.run, resume=resume, join=self._join or is_same)
-            if not is_same:
+            if not is_same and not is_remote(self.run):
                 self._forget()
                 self._mark = os.open(self.run / LOCK, os.O_RDONLY)
             return self._take(ask_rank(), resume)
@@ -114,20 +119,27 @@ class RankClaim:
             os.close(self._mark)
             self._mark = None
 
-    def _take(self, rank: int, resume: bool) -> tuple[Path, Lock]:
+    def _take(self, rank: int, resume: bool) -> tuple[Path, Lock | Claim]:
         folder = self.run / rank_name(rank)
         is_there = _was_written(folder)
         if not is_there or resume:
-            folder.mkdir(exist_ok=True)
-            lock = Lock(folder / LOCK)
-            if lock.acquire():
+            make_folder(folder)
+            lock = make_lock(folder / LOCK)
+            if lock.acquire(*([STALE_SECONDS] if resume and is_remote(folder) else [])):
                 self.is_continued = is_there
                 return folder, lock
+        if is_remote(folder) and not self._join:
+            raise RunExistsError(
+                f"Another process is rank {rank} of the run {str(self.run)!r}, or was until a moment ago.",
+                repair=f"give another folder; if that process was killed, wait for {STALE_SECONDS:.0f} seconds, and "
+                "continue its run (resume=True, --resume).",
+            )
         extra = self.run / f"{folder.name}.p{os.getpid()}"
         while extra.exists():
             extra = extra.with_name(extra.name + "0")
-        extra.mkdir()
-        lock = Lock(extra / LOCK)
+        if not is_remote(extra):
+            extra.mkdir()
+        lock = make_lock(extra / LOCK)
         lock.acquire()
         return extra, lock
 
@@ -135,6 +147,9 @@ class RankClaim:
 @contextlib.contextmanager
 def _admit(run: Path) -> Iterator[None]:
     """Let one process in after the other; who waits for too long goes ahead."""
+    if is_remote(run):  # a claim is made by one request, which only one process succeeds with
+        yield
+        return
     lock = Lock(run / LOCK)
     lock.acquire(_ADMISSION_SECONDS)
     try:
@@ -152,6 +167,13 @@ def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None
     if not run.is_dir():
         return
     folders = list(filter(_was_written, list_rank_folders(run)))
+    is_merged = any((folder / MERGED).is_dir() for folder in folders)  # else the manifest need not be read
+    if is_merged and "compacted" in read_manifest(run / MANIFEST):
+        raise RunExistsError(
+            f"{str(run)!r} holds a run whose ranks were merged by `retrograd compact`.",
+            repair="give another folder.",
+            reason="rows of single ranks cannot be added to merged ones.",
+        )
     if folders or (run / MANIFEST).exists():
         if not (resume or join or any(is_locked(folder / LOCK) for folder in folders)):
             raise RunExistsError(

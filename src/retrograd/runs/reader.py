@@ -10,17 +10,19 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from retrograd.addresses import is_remote, open_folder, reaching
 from retrograd.amounts import count_of
 from retrograd.errors import DamagedRunError, NotARunError, NothingRecordedError
 from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.history import History
 from retrograd.history.names import SiteNames
 from retrograd.history.sink import Event
-from retrograd.history.table import EVENT_SCHEMA, read_events
+from retrograd.history.table import EVENT_SCHEMA, leave_losses_out, read_events
 from retrograd.runs.layout import (
     EVENTS,
     LOCK,
     MANIFEST,
+    MERGED,
     RANK_FILE,
     STATISTICS,
     TENSORS,
@@ -33,7 +35,7 @@ from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
 from retrograd.runs.parts import explain_damage, read_part
 from retrograd.runs.placements import Placements, find_copies, name_stages, read_placements
-from retrograd.runs.stored import StoredRows, StoredTensors
+from retrograd.runs.stored import OpenFiles, StoredRows, StoredTensors
 
 _ATTEMPTS = 20
 
@@ -70,7 +72,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         NotARunError: there is no run in it.
         DamagedRunError: a file of it cannot be read; reading the history may raise it too.
     """
-    return Run(Path(path).absolute())  # more is read of it later
+    return Run(open_folder(path))  # more is read of it later
 
 
 class Run:
@@ -89,6 +91,7 @@ class Run:
         self._parts: dict[PartKey, StoredRows] = {}
         self._event_parts: dict[PartKey, pa.Table] = {}
         self._names = SiteNames()
+        self._files = OpenFiles()
         self.refresh()
 
     @property
@@ -111,7 +114,8 @@ class Run:
         """
         for _ in range(_ATTEMPTS):
             try:
-                self._load()
+                with reaching(self.path):
+                    self._load()
             except NotARunError:
                 raise
             except FileNotFoundError:  # the writer has just merged a file into another one
@@ -125,6 +129,7 @@ class Run:
         self.ranks = [_load_rank(folder) for folder in folders]
         of_history = folders if len(folders) == 1 else [folder for folder in folders if not is_extra(folder.name)]
         ranks = {parse_rank(folder.name) or 0: folder for folder in of_history}
+        ranks = dict(sorted(ranks.items()))
         placements = name_stages({rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history})
         self._open_parts(ranks, placements)
         self._read_events(ranks, placements)
@@ -136,20 +141,37 @@ class Run:
         self.history.load(self._names, list(self._parts.values()), table, tensors.find, copies)
 
     @property
+    def is_compacted(self) -> bool:
+        """Tell whether the rows of all ranks were merged into those of the first one."""
+        return "compacted" in self.manifest
+
+    def list_statistics(self, ranks: Mapping[int, Path] | None = None) -> list[tuple[int, Path]]:
+        """Part files of the history's statistics, each with its rank.
+
+        Args:
+            ranks: folders of the ranks; all that are part of the history when left out.
+        """
+        folders = {each.rank: each.folder for each in self.ranks if not each.is_extra} if ranks is None else ranks
+        kind = MERGED if self.is_compacted else STATISTICS
+        return [(rank, path) for rank, folder in folders.items() for _, path in list_parts(folder / kind)]
+
+    @property
     def events_by_rank(self) -> dict[int, list[Event]]:
-        """The events of each process that is a part of the history, in the order recorded."""
-        return {rank: read_events(events) for rank, events in sorted(self._events.items())}
+        """The events of each process that is a part of the history, in the order recorded, without losses."""
+        return {rank: read_events(leave_losses_out(events)) for rank, events in sorted(self._events.items())}
 
     def _open_parts(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> None:
         """Open part files that are new, and let go of those that are gone."""
         for name in self.manifest.get("sites", ()) if 0 in placements else ():
             self._names.code_of.setdefault(placements[0].rename(name), len(self._names))
         opened = {}
-        for rank, folder in ranks.items():
-            for _, path in list_parts(folder / STATISTICS):
-                key = _key_of(path, placements[rank])
-                opened[key] = self._parts.get(key) or StoredRows(path, self._names, rank, placements[rank].rename)
+        for rank, path in self.list_statistics(ranks):
+            key = _key_of(path, placements[rank])
+            renaming = Placements() if self.is_compacted else placements[rank]  # names are those of the history already
+            known = self._parts.get(key)
+            opened[key] = known or StoredRows(path, self._names, rank, renaming.rename, self._files)
         self._parts = opened
+        self._files.keep_only(opened.values())
 
     def _read_events(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> None:
         """Read part files of events that are new, by the names that sites have in the history."""
@@ -252,7 +274,7 @@ def find_run(given: Any) -> Run | History | None:
     Raises:
         NotARunError, DamagedRunError: the folder cannot be read.
     """
-    if isinstance(given, str | os.PathLike):
+    if isinstance(given, str | os.PathLike) or is_remote(given):
         return open_run(given)
     for found in (given, getattr(given, "run", None), getattr(given, "history", None)):
         if isinstance(found, Run | History):

@@ -15,12 +15,14 @@ import safetensors
 import safetensors.torch
 import torch
 
+from retrograd.addresses import is_remote, make_folder
 from retrograd.files import make_storable, remove_unfinished, write_whole
 from retrograd.foreign.sums import check_sum, sum_tensor
 from retrograd.foreign.text import check_kinds, expect_file, parse_object
 from retrograd.history.kept import count_bytes, is_overwritten
 from retrograd.history.sink import Event, KeptTensor, Moment
 from retrograd.runs.layout import list_shards, shard_name
+from retrograd.runs.remote_shard import RemoteShard
 
 NOTES = "retrograd"
 """Key of the metadata of a shard under which the notes on its tensors stand, as JSON."""
@@ -181,7 +183,7 @@ class ShardFolder:
     def _write_shard(self, shard: list[Copy]) -> None:
         entries = {name: entry for copy in shard for name, entry in copy.entries.items()}
         notes = {copy.name: copy.note for copy in shard if copy.note}
-        self.folder.mkdir(exist_ok=True)
+        make_folder(self.folder)
         path = self.folder / shard_name(self._next)
         write_shard(path, entries, notes)
         self._next += 1
@@ -238,15 +240,25 @@ def parse_name(name: str) -> tuple[Moment, str]:
     return Moment(int(step), int(micro), int(backward), phase), site  # type: ignore[arg-type]
 
 
+def open_shard(path: Path) -> Any:
+    """A shard to read from, as ``safetensors.safe_open`` gives it.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        SafetensorError, OSError, ValueError: it is no such file.
+    """
+    return RemoteShard(path) if is_remote(path) else safetensors.safe_open(expect_file(path), "pt")
+
+
 def read_shard(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """All entries of a shard, and the notes on them."""
-    with safetensors.safe_open(expect_file(path), "pt") as file:
+    with open_shard(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}, _read_notes(file)  # noqa: SIM118
 
 
 def list_tensors(path: Path) -> dict[str, dict[str, Any]]:
     """The names of a shard's tensors, each with its note; reads the header alone."""
-    with safetensors.safe_open(expect_file(path), "pt") as file:
+    with open_shard(path) as file:
         notes = _read_notes(file)
         return {name: notes.get(name, {}) for name in file.keys() if not name.endswith(INDICES)}  # noqa: SIM118
 
@@ -257,7 +269,7 @@ def read_tensor(path: Path, name: str, note: dict[str, Any]) -> torch.Tensor:
     Raises:
         ValueError: it is not what was written.
     """
-    with safetensors.safe_open(expect_file(path), "pt") as file:
+    with open_shard(path) as file:
         names = [name, name + INDICES] if "sparse" in note else [name]
         entries = {each: file.get_tensor(each) for each in names}
     for each, told in zip(names, note.get(SUMS, ()), strict=False):  # the first version wrote none

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 import safetensors
 
-from retrograd.errors import DamagedRunError
+from retrograd.addresses import reaching
+from retrograd.errors import DamagedRunError, RunUnreachableError
 from retrograd.history.kept import Kept, unscale
 from retrograd.history.names import SiteNames
-from retrograd.history.rows import FIXED_TYPES
+from retrograd.history.rows import FIXED_TYPES, Columns, Part, StoredPart
 from retrograd.history.sink import PHASES, Event
 from retrograd.history.table import STATISTICS_NAMES, read_codes, read_numbers
 from retrograd.runs.layout import list_shards
@@ -32,49 +37,116 @@ _LATER_COLUMNS = frozenset({"order"})
 
 _PHASE_CODES = {str(phase): code for code, phase in enumerate(PHASES)}
 
+_OFTEN_CONSTANT = frozenset({"phase", "micro", "backward", "calls", "nan", "pos_inf", "neg_inf"})
+"""Columns whose rows are mostly all the same, which the footer then tells; what it tells of floats leaves NaN out."""
 
-class StoredRows(Mapping[str, npt.NDArray[Any]]):
-    """Columns of a part file.
+_MOST_GROUPS = 2048
+"""Row groups of all files that are kept open; the footer of each takes some ten kilobytes."""
 
-    The file stays open, so that it can be read after the writer has merged it into a larger one.
+_GROUPS_OF_A_FILE = 3
+"""What an open file counts for besides, so that there are some 500 at most, of the 1024 that a process may have."""
+
+
+class OpenFiles:
+    """Part files that are open: those used last, as many as the system and the memory for their footers allow."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: OrderedDict[StoredRows, pq.ParquetFile] = OrderedDict()
+        self._groups = 0
+
+    def take(self, part: StoredRows) -> pq.ParquetFile:
+        """The open file of a part.
+
+        Raises:
+            DamagedRunError: it cannot be read (any more).
+        """
+        with self._lock:
+            file = self._files.pop(part, None)
+            if file is None:
+                try:
+                    file = open_part(part.path)
+                except FileNotFoundError as error:
+                    raise DamagedRunError(
+                        f"{str(part.path)!r} is gone.",
+                        repair="refresh() the run, or open it again.",
+                        reason="the process that writes it has merged it into a larger file, or somebody removed it.",
+                    ) from error
+                self._groups += file.num_row_groups + _GROUPS_OF_A_FILE
+            self._files[part] = file
+            while self._groups > _MOST_GROUPS and len(self._files) > 1:
+                _, oldest = self._files.popitem(last=False)  # whoever reads it still holds it
+                self._groups -= oldest.num_row_groups + _GROUPS_OF_A_FILE
+            return file
+
+    def keep_only(self, parts: Iterable[StoredRows]) -> None:
+        """Forget parts that a run has no more; whoever still reads them opens them again, or is told."""
+        kept = set(parts)
+        with self._lock:
+            for part in [each for each in self._files if each not in kept]:
+                part.hold(self._files.pop(part))
+            self._groups = sum(file.num_row_groups + _GROUPS_OF_A_FILE for file in self._files.values())
+
+
+class StoredRows(StoredPart):
+    """Columns of a part file, which are read when they are asked for.
+
+    The file stays open as long as not too many are, so that it can be read after the writer has merged it into a larger
+    one.
 
     Args:
         path: the file.
         names: the sites, to which those of this file are added.
         rank: the rank it is from.
         rename: the name in ``names`` of a site of this file.
+        files: where it is opened.
 
     Raises:
         DamagedRunError: it cannot be read; the columns themselves raise it too.
         FileNotFoundError: it has been merged into another one meanwhile.
     """
 
-    def __init__(self, path: Path, names: SiteNames, rank: int, rename: Callable[[str], str]) -> None:
+    def __init__(
+        self, path: Path, names: SiteNames, rank: int, rename: Callable[[str], str], files: OpenFiles | None = None
+    ) -> None:
         self.path = path
-        self._file = open_part(path)
+        self.rank = rank
+        self._files = OpenFiles() if files is None else files
         self._lock = threading.Lock()
-        self._rank = rank
-        found = self._file.schema_arrow.names
+        self._held: pq.ParquetFile | None = None
+        self._code_of, self._rename = names.code_of, rename
+        file = self._files.take(self)
+        found = file.schema_arrow.names
         self._names = [*FIXED_TYPES, *(name for name in found if name not in STATISTICS_NAMES)]
+        self._has_order = "order" in found
         with explain_damage(path):
             missing = STATISTICS_NAMES.difference(found, _LATER_COLUMNS)
             if missing:
                 raise ValueError(f"it lacks the columns {', '.join(sorted(missing))}")
-            self._stretches: npt.NDArray[Any] | None = None
-            self._sites = read_codes(self._file.read(columns=["site"])["site"], names.code_of, rename)
+            self.count = file.metadata.num_rows
+            self._groups = [_describe_group(file.metadata.row_group(n)) for n in range(file.num_row_groups)]
+            self.codes = self._find_codes(file)
+            lows, highs = zip(*(group.steps for group in self._groups), strict=True) if self._groups else ((0,), (0,))
+            self.step_limits = min(lows), max(highs)
+
+    def hold(self, file: pq.ParquetFile) -> None:
+        """Keep this part's file open as long as the part itself is used."""
+        self._held = file
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        if name == "site":
-            return self._sites
-        if name == "rank":
-            return np.full(len(self._sites), self._rank, np.int32)
         if name not in self._names:
             raise KeyError(name)
-        with self._lock, explain_damage(self.path):
-            column = self._read(name)
-            if name != "bins" and len(column) != len(self._sites):
-                raise ValueError(f"{name!r} has {len(column)} values for {len(self._sites)} rows")
-            return column
+        wanted = ("bin_count", "bins") if name in ("bin_count", "bins") else (name,)
+        if name == "bins" and self._stretches is not None:
+            stretches, self._stretches = self._stretches, None
+            return stretches
+        pieces = [read() for read in self.plan(wanted)]
+        if name == "bin_count":  # whoever asks for the lengths will ask for the values next
+            self._stretches = np.concatenate([np.empty(0, np.uint32), *(piece["bins"] for piece in pieces)])
+        empty = np.empty(0, np.uint32 if name == "bins" else FIXED_TYPES.get(name, np.float64))
+        return np.concatenate([piece[name] for piece in pieces]) if pieces else empty
+
+    _stretches: npt.NDArray[Any] | None = None
 
     def __contains__(self, name: object) -> bool:
         return name in self._names  # a Mapping would read the column to find out
@@ -85,34 +157,98 @@ class StoredRows(Mapping[str, npt.NDArray[Any]]):
     def __len__(self) -> int:
         return len(self._names)
 
-    def _read_bins(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
-        """Lengths and values of the lists, in as few bytes as they need: there are many of them."""
-        lengths, values = [np.empty(0, np.int32)], [np.empty(0, np.uint32)]
-        for group in range(self._file.num_row_groups):
-            for lists in self._file.read_row_group(group, columns=["bins"])["bins"].chunks:
-                lengths.append(np.asarray(lists.value_lengths()))
-                flat = np.asarray(lists.flatten())
-                values.append(flat.astype(np.uint32) if flat.max(initial=0) <= _LARGEST else flat)
-        counts = np.concatenate(lengths)
-        if counts.dtype.kind != "i" or (counts < 0).any():  # lists that are missing have no length
-            raise ValueError("'bins' has rows without a list")
-        return counts, np.concatenate(values)
+    __hash__ = object.__hash__
 
-    def _read(self, name: str) -> npt.NDArray[Any]:
-        if name == "bin_count":
-            lengths, self._stretches = self._read_bins()  # whoever asks for the lengths will ask for the values next
-            return lengths
-        if name == "bins":
-            stretches, self._stretches = self._stretches, None
-            return self._read_bins()[1] if stretches is None else stretches
-        if name in _LATER_COLUMNS and name not in self._file.schema_arrow.names:
-            return np.full(len(self._sites), -1, FIXED_TYPES[name])
-        column = self._file.read(columns=[name])[name]
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def plan(
+        self, names: Sequence[str], first: int | None = None, last: int | None = None
+    ) -> Iterator[Callable[[], Part]]:
+        """Calls that read some columns, a row group each, in order; groups without steps first … last are left out."""
+        for number, group in enumerate(self._groups):
+            low, high = group.steps
+            if (last is None or low <= last) and (first is None or high >= first):
+                yield partial(self._read_group, number, tuple(names))
+
+    def _find_codes(self, file: pq.ParquetFile) -> npt.NDArray[np.int32]:
+        """Codes of the sites that have rows, without keeping more than a row group's."""
+        found: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        for number in range(file.num_row_groups):
+            found = np.union1d(found, self._read_sites(file.read_row_group(number, columns=["site"])["site"]))
+        return found.astype(np.int32)
+
+    def _read_sites(self, column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
+        return read_codes(column, self._code_of, self._rename)
+
+    def _read_group(self, number: int, names: Sequence[str]) -> Columns:
+        group = self._groups[number]
+        constant = {name: group.constants[name] for name in names if name in group.constants}
+        stored = ["bins" if name == "bin_count" else name for name in names if name not in constant and name != "rank"]
+        stored = list(dict.fromkeys(name for name in stored if name != "order" or self._has_order))
+        with self._lock, explain_damage(self.path):
+            file = self._held or self._files.take(self)
+            table = file.read_row_group(number, columns=stored, use_threads=len(stored) > 1) if stored else None
+            columns: Columns = {}
+            for name in names:
+                if name in constant or name == "rank" or (name == "order" and not self._has_order):
+                    value = self.rank if name == "rank" else constant.get(name, -1)
+                    columns[name] = np.broadcast_to(np.array(value, FIXED_TYPES[name]), group.count)
+                elif name not in ("bins", "bin_count") and table is not None:
+                    columns[name] = self._convert(name, table[name])
+            if table is not None and "bins" in table.column_names:
+                columns["bin_count"], columns["bins"] = _convert_bins(table["bins"])
+            if any(len(column) != group.count for name, column in columns.items() if name != "bins"):
+                raise ValueError(f"columns of row group {number} differ in length")
+            return columns
+
+    def _convert(self, name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
+        if name == "site":
+            return self._read_sites(column)
         if name in _LATER_COLUMNS:  # rows from before may have been merged with later ones
             column = column.fill_null(-1)
         if name == "phase":
             return read_codes(column, dict(_PHASE_CODES)).astype(np.uint8)
         return read_numbers(column)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A row group, as its footer tells: rows, first and last step, and columns of which all rows are the same."""
+
+    count: int
+    steps: tuple[int, int]
+    constants: dict[str, int]
+
+
+def _describe_group(group: pq.RowGroupMetaData) -> _Group:
+    steps, constants = (np.iinfo(np.int64).min, np.iinfo(np.int64).max), {}
+    for number in range(group.num_columns):
+        column = group.column(number)
+        name = column.path_in_schema
+        if name == "step" or name in _OFTEN_CONSTANT:
+            limits = column.statistics
+            if limits is None or not limits.has_min_max or limits.null_count:
+                continue
+            if name == "step":
+                steps = limits.min, limits.max
+            elif limits.min == limits.max:
+                value = limits.min
+                constants[name] = _PHASE_CODES[str(value)] if name == "phase" else value
+    return _Group(group.num_rows, steps, constants)
+
+
+def _convert_bins(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
+    """Lengths and values of the lists, in as few bytes as they need: there are many of them."""
+    lengths, values = [np.empty(0, np.int32)], [np.empty(0, np.uint32)]
+    for lists in column.chunks:
+        lengths.append(np.asarray(lists.value_lengths()))
+        flat = np.asarray(lists.flatten())
+        values.append(flat.astype(np.uint32) if flat.max(initial=0) <= _LARGEST else flat)
+    counts = np.concatenate(lengths)
+    if counts.dtype.kind != "i" or (counts < 0).any():  # lists that are missing have no length
+        raise ValueError("'bins' has rows without a list")
+    return counts, np.concatenate(values)
 
 
 class StoredTensors:
@@ -178,7 +314,10 @@ def _load(path: Path, name: str, note: dict[str, Any]) -> torch.Tensor:
 @contextlib.contextmanager
 def _explain_damage(path: Path) -> Iterator[None]:
     try:
-        yield
+        with reaching(path):
+            yield
+    except RunUnreachableError:
+        raise
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise DamagedRunError(
             f"{str(path)!r} cannot be read: {error}", repair="remove that file to read the rest of the run."

@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, BinaryIO
 
+from retrograd.addresses import call_at_end, is_refusal, is_remote, open_folder
 from retrograd.errors import RunWriteError
-from retrograd.files import local_folder, make_storable
+from retrograd.files import make_storable
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.notices import Notices, warnings_kept
+from retrograd.runs.claim import BEAT_SECONDS
 from retrograd.runs.ending import describe_exception, find_exception
 from retrograd.runs.layout import MANIFEST
 from retrograd.runs.manifest import Manifest
@@ -31,6 +33,9 @@ _LAST_WORDS_SECONDS = 60.0
 _LAST_PAUSES = (0.1, 0.4, 1.0)
 """Seconds between what is tried at the end, when a disk does not take what is left."""
 _LONGEST_PAUSE = 10.0
+_FLUSH_SECONDS = 2.0
+_REMOTE_SECONDS = BEAT_SECONDS
+"""Each request to a store costs money and some 50 ms, and a claim must not grow old in between."""
 
 _FORK_SECONDS = 5.0
 
@@ -51,7 +56,7 @@ class RunWriter:
         step: where it begins anew: what is recorded of this step or later is removed first. None keeps all.
         join: the folder was made for all processes of this launch, so others may have written to it.
         tensor_budget: bytes that tensor files may take, never passed.
-        flush_seconds: how often to write.
+        flush_seconds: how often to write; every two seconds by default, and every thirty into object storage.
         queue_bytes: what may wait to be written.
 
     Attributes:
@@ -71,11 +76,11 @@ class RunWriter:
         step: int | None = None,
         join: bool = False,
         tensor_budget: int = 1 << 30,
-        flush_seconds: float = 2.0,
+        flush_seconds: float | None = None,
         queue_bytes: int = 256 << 20,
     ) -> None:
-        self.path = local_folder(path)
-        self.flush_seconds = flush_seconds
+        self.path = open_folder(path)
+        self.flush_seconds = flush_seconds or (_REMOTE_SECONDS if is_remote(self.path) else _FLUSH_SECONDS)
         self._queue = WriteQueue(queue_bytes)
         self._lost = Unwritten()
         self._notices = Notices()
@@ -93,7 +98,7 @@ class RunWriter:
             self._write_manifest()
         except BaseException as error:
             self._claim.release()
-            if isinstance(error, OSError):
+            if is_refusal(error):
                 raise RunWriteError(
                     f"The run folder {str(path)!r} cannot be written: {error}.",
                     repair="give a folder on a disk that has room and may be written.",
@@ -108,7 +113,7 @@ class RunWriter:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=warnings_kept()(self._run), name="retrograd-writer", daemon=True)
         outlive_forks(self._writing, self._silence)
-        atexit.register(self._close_at_exit)
+        call_at_end(self._close_at_exit, self.path)
         self._thread.start()
 
     # ---- the sink: called by the training thread ----
@@ -269,7 +274,12 @@ class RunWriter:
         """Do this; False if the system refuses it, so that it is to be tried again. What fails otherwise is lost."""
         try:
             write()
-        except OSError as error:
+        except Exception as error:  # no fault of ours may end the thread, or the user's training
+            if not is_refusal(error):
+                self._lost += lost or Unwritten()
+                text = f"What was recorded cannot be written to {self.path}: {error!r}. It is lost."
+                self._notices.warn_once("fault", text)
+                return True
             what = getattr(error, "strerror", None) or getattr(error, "problem", f"{error!r}")
             self._notices.warn_once(
                 "disk",
@@ -277,10 +287,6 @@ class RunWriter:
                 "lost when there is too much of it.",
             )
             return False
-        except Exception as error:  # no fault of ours may end the thread, or the user's training
-            self._lost += lost or Unwritten()
-            text = f"What was recorded cannot be written to {self.path}: {error!r}. It is lost."
-            self._notices.warn_once("fault", text)
         return True
 
     def _complain_of(self, load: Load) -> None:
@@ -302,6 +308,8 @@ class RunWriter:
         self._claim.release()
 
     def _close_at_exit(self) -> None:
+        if not self._is_open:
+            return
         error = find_exception()
         if error is not None:
             self.describe(error=describe_exception(error))

@@ -11,8 +11,8 @@ from types import TracebackType
 
 from torch import Tensor, nn
 
+from retrograd.addresses import local_folder
 from retrograd.errors import TraceError
-from retrograd.files import local_folder
 from retrograd.graph.origins import Origins, record_origins
 from retrograd.graph.walker import name_leaves
 from retrograd.hooks.backward import EngineRun, backward_followers

@@ -67,16 +67,50 @@ def reduce_columns(values: FloatArray, width: int) -> Bands:
         values: shape (rows, n).
         width: how many neighbours share a column.
     """
-    rows, n = values.shape
-    columns = -(-n // width)
-    if width == 1 or n == 0:
+    if width == 1:
         return Bands(values, values, values)
-    padded = np.full((rows, columns * width), np.nan)
-    padded[:, :n] = values
-    cells = padded.reshape(rows, columns, width)
-    known = ~np.isnan(cells)
-    with np.errstate(invalid="ignore", over="ignore"):
-        total = np.where(known, cells, 0.0).sum(axis=2)
-        counts = known.sum(axis=2)
-        mean = np.where(counts > 0, total / np.maximum(counts, 1), np.nan)
-    return Bands(np.fmin.reduce(cells, axis=2), mean, np.fmax.reduce(cells, axis=2))
+    bands = ColumnBands(len(values), values.shape[1], width)
+    bands.add(values, 0)
+    return bands.bands
+
+
+class ColumnBands:
+    """Smallest, mean and largest of every ``width`` neighbours of a row, of which some are given after the other.
+
+    Args:
+        rows: how many rows.
+        n: how many values a row will have.
+        width: how many neighbours share a column.
+    """
+
+    def __init__(self, rows: int, n: int, width: int) -> None:
+        self._width = width
+        shape = rows, -(-n // width)
+        self._low, self._high = np.full(shape, np.nan), np.full(shape, np.nan)
+        self._total, self._counts = np.zeros(shape), np.zeros(shape, np.int64)
+
+    def add(self, values: FloatArray, first: int) -> None:
+        """Take in values of shape (rows, m), which are those from ``first`` on; NaN are left out."""
+        rows, m = values.shape
+        begin = first // self._width
+        before = first - begin * self._width
+        columns = -(-(before + m) // self._width)
+        padded = np.full((rows, columns * self._width), np.nan)
+        padded[:, before : before + m] = values
+        cells = padded.reshape(rows, columns, self._width)
+        known = ~np.isnan(cells)
+        at = slice(begin, begin + columns)
+        with np.errstate(invalid="ignore", over="ignore"):
+            self._total[:, at] += np.where(known, cells, 0.0).sum(axis=2)
+        self._counts[:, at] += known.sum(axis=2)
+        self._low[:, at] = np.fmin(self._low[:, at], np.fmin.reduce(cells, axis=2))
+        self._high[:, at] = np.fmax(self._high[:, at], np.fmax.reduce(cells, axis=2))
+
+    @property
+    def bands(self) -> Bands:
+        """What was given so far."""
+        if self._width == 1:
+            return Bands(self._low, self._low, self._low)
+        with np.errstate(invalid="ignore"):
+            mean = np.where(self._counts > 0, self._total / np.maximum(self._counts, 1), np.nan)
+        return Bands(self._low, mean, self._high)

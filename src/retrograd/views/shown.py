@@ -26,7 +26,8 @@ def choose_sites(history: History, patterns: Iterable[str] | None) -> list[str]:
 
 def find_phase(history: History) -> Phase:
     """The first phase that has rows: ``train`` if there was training."""
-    return next((phase for phase in PHASES if len(history.matrix("count", phase=phase).steps)), PHASES[0])
+    found = history.outline.steps
+    return next((phase for code, phase in enumerate(PHASES) if code in found), PHASES[0])
 
 
 Kind = Literal["activation", "parameter"]

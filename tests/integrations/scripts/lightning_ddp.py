@@ -1,7 +1,9 @@
+import os
+
 import lightning
 import torch
 from task import Net, make_data
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from retrograd.integrations.lightning import RetrogradCallback
 
@@ -28,8 +30,10 @@ if __name__ == "__main__":
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        use_distributed_sampler=True,
+        use_distributed_sampler=False,
         callbacks=[RetrogradCallback()],
     )
-    loader = DataLoader(TensorDataset(*make_data()), batch_size=2)
+    data = TensorDataset(*make_data())
+    rank = int(os.environ.get("LOCAL_RANK", "0"))  # in order: Lightning's own sampler shuffles
+    loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, 2, rank, shuffle=False))
     trainer.fit(Task(), loader)

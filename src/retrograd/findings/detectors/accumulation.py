@@ -242,7 +242,7 @@ def _terms(chain: Chain, number: int) -> set[int]:
 
 def _losses_by_step(record: Record) -> dict[int, list[Event]]:
     found: dict[int, list[Event]] = {}
-    for event in record.events:
+    for event in record.history.events:
         if event.kind == "loss":
             found.setdefault(event.moment.step, []).append(event)
     return found

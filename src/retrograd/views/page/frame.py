@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.addresses import read_path
 from retrograd.errors import RetrogradError
 from retrograd.files import to_utf8, write_file, write_whole
 
@@ -114,7 +115,7 @@ def write_page(
     Returns:
         The path.
     """
-    target = Path(path)
+    target = read_path(path)
     try:
         with write_file(target) if follow_links else write_whole(target) as file:
             file.write(to_utf8(page))

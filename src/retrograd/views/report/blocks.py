@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.errors import StatisticError
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.statistics.row import EXPONENT_BIAS
-from retrograd.views.downsample import FloatArray, IntArray, StepColumns, reduce_columns
+from retrograd.views.downsample import Bands, ColumnBands, FloatArray, IntArray, StepColumns, reduce_columns
 from retrograd.views.page.frame import pack_bytes, pack_floats
 from retrograd.views.report.scope import Scope
 
@@ -92,16 +91,18 @@ class Blocks:
         return [*self.statistics, *(block for block in (self.loss, self.exponents) if block is not None)]
 
 
-def make_statistic_blocks(scope: Scope) -> Iterator[Block]:
+def make_statistic_blocks(scope: Scope) -> list[Block]:
     """A block for each statistic that any of the sites has."""
-    for measure in list_measures(scope.history.manifest):
-        try:
-            values = scope.history.matrix(measure.name, scope.sites, phase=scope.phase).values
-        except StatisticError:  # a statistic of the user's that was announced and never came
-            continue
-        block = make_block(measure, values, scope)
-        if block is not None:
-            yield block
+    custom = scope.history.rows.custom  # a statistic of the user's may be announced, and never come
+    measures = [each for each in list_measures(scope.history.manifest) if not each.is_custom or each.name in custom]
+    steps = scope.columns.steps
+    bands = [ColumnBands(len(scope.sites), len(steps), scope.columns.width) for _ in measures]
+    for matrices in scope.history.matrices([each.name for each in measures], scope.sites, scope.phase):
+        for found, matrix in zip(bands, matrices, strict=True):
+            if len(matrix.steps):
+                found.add(matrix.values, int(np.searchsorted(steps, matrix.steps[0])))
+    blocks = [pack_bands(measure, found.bands, scope) for measure, found in zip(measures, bands, strict=True)]
+    return [block for block in blocks if block is not None]
 
 
 def make_block(measure: Measure, values: FloatArray, scope: Scope) -> Block | None:
@@ -112,17 +113,21 @@ def make_block(measure: Measure, values: FloatArray, scope: Scope) -> Block | No
         values: shape (sites, steps) of the scope.
         scope: what is shown.
     """
-    series = np.flatnonzero(~np.isnan(values).all(axis=1))
+    return pack_bands(measure, reduce_columns(values, scope.columns.width), scope)
+
+
+def pack_bands(measure: Measure, reduced: Bands, scope: Scope) -> Block | None:
+    """A block of what columns keep of a statistic; None where no series has it."""
+    series = np.flatnonzero(~np.isnan(reduced.low).all(axis=1))
     if len(series) == 0:
         return None
-    reduced = reduce_columns(values[series], scope.columns.width)
     bands = measure.bands if scope.columns.width > 1 else ALL_BANDS[:1]
-    numbers = np.stack([getattr(reduced, band) for band in bands])
+    numbers = np.stack([getattr(reduced, band)[series] for band in bands])
     facts = {
         "name": measure.name,
         "label": measure.label,
         "bands": bands,
-        "signed": measure.signed or (measure.is_custom and bool((values < 0).any())),
+        "signed": measure.signed or (measure.is_custom and bool((reduced.low < 0).any())),
         "share": measure.share,
         "scale": measure.scale,
         "series": series.tolist(),
@@ -172,9 +177,7 @@ def make_exponent_block(scope: Scope) -> Block | None:
     stretches: dict[int, list[int]] = {}
     parts: list[bytes] = []
     offset = 0
-    for number, site in enumerate(scope.sites):
-        steps, counts = scope.history[site].select(phase=scope.phase).exponents
-        added = add_columns(counts, wide.place(steps), len(wide))
+    for number, added in enumerate(scope.history.add_exponents(scope.sites, scope.phase, wide.place, len(wide))):
         used = np.flatnonzero(added.any(axis=0))
         if len(used) == 0:
             continue
@@ -193,24 +196,6 @@ def make_exponent_block(scope: Scope) -> Block | None:
         "smallest": SMALLEST_SHARE,
     }
     return pack_block("exponents", facts, b"".join(parts))
-
-
-def add_columns(counts: npt.NDArray[np.int64], place: npt.NDArray[np.int64], columns: int) -> npt.NDArray[np.int64]:
-    """Add up histograms that share a column.
-
-    Args:
-        counts: shape (n, bins): a histogram a step.
-        place: the column of each step, ascending, shape (n,).
-        columns: how many columns there are.
-
-    Returns:
-        Counts of shape (columns, bins).
-    """
-    added = np.zeros((columns, counts.shape[1]), dtype=np.int64)
-    if len(place):
-        starts = np.flatnonzero(np.diff(place, prepend=-1))
-        added[place[starts]] = np.add.reduceat(counts, starts, axis=0)
-    return added
 
 
 def encode_shares(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:

@@ -20,11 +20,10 @@ from retrograd.views.report.scope import Scope
 from retrograd.views.shown import ModelPlace
 
 
-def describe_run(
-    run: Run | History, scope: Scope, events: Sequence[Event], further: Mapping[str, str]
-) -> dict[str, Any]:
+def describe_run(run: Run | History, scope: Scope, further: Mapping[str, str]) -> dict[str, Any]:
     """Title, header, status and command; ``further`` terms end the header."""
-    times = [event.time for event in events if event.time > 0]
+    recorded = scope.history.event_table["time"].to_numpy()
+    times = recorded[recorded > 0].tolist()
     counts = {"steps": _print_steps(scope.columns.steps), "sites": f"{len(scope.history.sites):,}"}
     if isinstance(run, Run):
         counts["ranks"] = f"{sum(not rank.is_extra for rank in run.ranks):,}"

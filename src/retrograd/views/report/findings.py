@@ -70,14 +70,15 @@ def find_first_nonfinite(scope: Scope, places: Sequence[ModelPlace]) -> dict[str
     history, phase = scope.history, scope.phase
     ordered = sorted(_rank_sites(places))
     sites = [site for _, _, site in ordered]
-    matrix = history.matrix("nonfinite", sites, phase=phase)
-    bad = matrix.values > 0
-    columns = np.flatnonzero(bad.any(axis=0))
-    if len(columns) == 0:
-        return None
-    step = int(matrix.steps[columns[0]])
-    site = min((sites[row] for row in np.flatnonzero(bad[:, columns[0]])), key=lambda name: _reached(scope, name, step))
-    return {"step": step, "site": site, "text": _count(history, site, phase, step)}
+    for [matrix] in history.matrices(["nonfinite"], sites, phase):
+        bad = matrix.values > 0
+        columns = np.flatnonzero(bad.any(axis=0))
+        if len(columns):
+            step = int(matrix.steps[columns[0]])
+            found = [sites[row] for row in np.flatnonzero(bad[:, columns[0]])]
+            site = min(found, key=lambda name: _reached(scope, name, step))
+            return {"step": step, "site": site, "text": _count(history, site, phase, step)}
+    return None
 
 
 def _reached(scope: Scope, site: str, step: int) -> tuple[int, int]:

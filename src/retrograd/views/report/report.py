@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrograd.errors import RunWriteError
 from retrograd.findings.explain import explain
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
-from retrograd.inventory.inventory import Inventory
 from retrograd.runs.layout import INVENTORY
 from retrograd.runs.reader import Given, Run, read_history, read_run
-from retrograd.views.inventory_page import pack_inventory, tell_inventory
 from retrograd.views.page.frame import frame_page, write_page
 from retrograd.views.report.blocks import (
     Blocks,
@@ -33,6 +31,9 @@ from retrograd.views.report.facts import (
 from retrograd.views.report.findings import describe_findings, find_first_nonfinite
 from retrograd.views.report.scope import choose_scope
 from retrograd.views.shown import group_places
+
+if TYPE_CHECKING:
+    from retrograd.inventory.inventory import Inventory
 
 FILE_NAME = "report.html"
 
@@ -91,27 +92,29 @@ def build_page(
         inventory = find_inventory(run)
     history = read_history(run)
     scope = choose_scope(history, phase, columns, megabytes)
-    statistics = list(make_statistic_blocks(scope))
+    statistics = make_statistic_blocks(scope)
     further: dict[str, str] = {}
     if against is not None:
         other = read_run(against)
         difference, further = compare_runs(scope, read_history(other), name_run(other))
         statistics = [*difference, *statistics]
     blocks = Blocks(statistics, make_loss_block(scope), make_exponent_block(scope))
-    events, places = history.events, group_places(scope.sites)
+    events, places = history.events_but_losses, group_places(scope.sites)
     facts: dict[str, Any] = {
-        **describe_run(run, scope, events, further),
+        **describe_run(run, scope, further),
         **describe_data(scope, places, blocks),
         "findings": describe_findings(explain(run), scope),
         "nonfinite": find_first_nonfinite(scope, places),
         "recorded": describe_recorded(scope, places),
         "troubles": list_troubles(history.manifest, events, run.ranks if isinstance(run, Run) else (), scope.unseen),
         "model": list_modules(history.manifest.get("model")),
-        "inventory": None if inventory is None else tell_inventory(inventory),
+        "inventory": None,
     }
     packed = {block.name: block.text for block in blocks.listed}
     if inventory is not None:
-        packed["inventory"] = pack_inventory(inventory)
+        from retrograd.views.inventory_page import pack_inventory, tell_inventory  # with torch, which takes seconds
+
+        facts["inventory"], packed["inventory"] = tell_inventory(inventory), pack_inventory(inventory)
     return frame_page(
         "retrograd.views.report",
         facts["title"],
@@ -125,5 +128,9 @@ def build_page(
 
 def find_inventory(run: Run) -> Inventory | None:
     """Find the inventory of the first rank that has one."""
-    files = (rank.folder / INVENTORY for rank in run.ranks)
-    return next((Inventory.load(file) for file in files if file.exists()), None)
+    file = next((path for rank in run.ranks if (path := rank.folder / INVENTORY).exists()), None)
+    if file is None:
+        return None
+    from retrograd.inventory.inventory import Inventory  # with torch, which takes seconds
+
+    return Inventory.load(file)

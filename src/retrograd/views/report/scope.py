@@ -41,18 +41,21 @@ class Scope:
 def choose_scope(history: History, phase: Phase | None, most_columns: int, megabytes: float) -> Scope:
     """The finest scope with which the page is expected to stay as small as asked."""
     phase = find_phase(history) if phase is None else phase
-    counts = history.matrix("count", phase=phase)
-    elements = np.fmax.reduce(counts.values, axis=1, initial=-1).astype(int).tolist()
-    seen = [(site, n) for site, n in zip(counts.sites, elements, strict=True) if n >= 0]
+    sites, steps, most = history.sites, [np.empty(0, np.int64)], np.full(len(history.sites), -1.0)
+    for [counts] in history.matrices(["count"], sites, phase):
+        steps.append(counts.steps)
+        most = np.fmax(most, np.fmax.reduce(counts.values, axis=1, initial=-1))
+    elements = most.astype(int).tolist()
+    seen = [(site, n) for site, n in zip(sites, elements, strict=True) if n >= 0]
     max_bytes = megabytes * 1e6 * _SHARE_OF_NUMBERS
-    columns, mantissa_bits = choose_detail(len(seen), len(counts.steps), most_columns, max_bytes)
+    columns, mantissa_bits = choose_detail(len(seen), sum(map(len, steps)), most_columns, max_bytes)
     return Scope(
         history=history,
         phase=phase,
         sites=[site for site, _ in seen],
-        unseen=[site for site, n in zip(counts.sites, elements, strict=True) if n < 0],
+        unseen=[site for site, n in zip(sites, elements, strict=True) if n < 0],
         elements=[n for _, n in seen],
-        columns=share_columns(counts.steps, columns),
+        columns=share_columns(np.concatenate(steps), columns),
         mantissa_bits=mantissa_bits,
     )
 

@@ -1,0 +1,233 @@
+"""What it costs to read a long run of many ranks: seconds, seconds of CPU, and memory at its peak.
+
+    python benchmarks/reading.py make /tmp/long --ranks 16 --steps 5000 --sites 60
+    python benchmarks/reading.py measure /tmp/long
+
+Rows are invented and go through the writer of recordings, flush by flush; nothing is trained. Of each layer there
+are five sites; its weights and updates are copies on all ranks, as under DDP. Each line is measured in a process of
+its own, from the import on. ``duckdb`` is the same merge by DuckDB, on the files as they lie: 11 statistics of each
+site and step, without histograms, and copies told apart by their name alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+FLUSH = 100
+"""Steps that are written together: two seconds of a quick training."""
+ELEMENTS = 1 << 16
+KINDS = ("output", "weight", "output.grad", "weight.grad", "weight.update")
+BEHIND_THE_LARGEST = 18
+"""Bins of a histogram."""
+
+
+def name_sites(n: int) -> list[str]:
+    return [f"blocks.{number // len(KINDS)}.fc:{KINDS[number % len(KINDS)]}" for number in range(n)]
+
+
+def invent_rows(steps: range, sites: list[str], rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of shape (steps, sites), and their histograms: normal elements of a size that wanders."""
+    from retrograd.statistics.row import ROW
+
+    rows = np.zeros((len(steps), len(sites)), ROW)
+    bins = np.zeros((len(steps), len(sites), BEHIND_THE_LARGEST), np.int64)
+    shares = 0.3 * 0.5 ** np.arange(BEHIND_THE_LARGEST)[::-1]
+    for number, site in enumerate(sites):
+        is_copy = site.endswith((":weight", ".update"))
+        random = np.random.default_rng([number, steps.start, 0 if is_copy else rank])
+        size = 2.0 ** (number % 7 - 3) * np.exp(0.3 * np.sin(np.array(steps) / 50))
+        noise = random.standard_normal((6, len(steps)))
+        n = ELEMENTS * (1 + number % 3)
+        column = rows[:, number]
+        column["row"], column["calls"], column["order"] = number, 1, number
+        column["count"], column["zeros"] = n, np.abs(noise[0] * 10)
+        column["sum"] = size * n**0.5 * noise[1]
+        column["m2"] = size**2 * n * (1 + 0.01 * noise[2])
+        column["abs_sum"] = size * n * 0.8 * (1 + 0.01 * noise[3])
+        column["min"], column["max"] = -size * (4 + 0.3 * noise[4]), size * (4 + 0.3 * noise[5])
+        column["reference"] = 100.0 * n if site.endswith(".update") else 0.0
+        column["first_bin"], column["bins"] = 127 - BEHIND_THE_LARGEST + np.log2(size).astype(int), BEHIND_THE_LARGEST
+        bins[:, number] = random.poisson(n * shares, (len(steps), BEHIND_THE_LARGEST))
+    return rows, bins
+
+
+def place(sites: list[str], ranks: int, rank: int) -> dict[str, Any]:
+    everyone = list(range(ranks))
+    is_copy = {site: site.endswith((":weight", ".update")) for site in sites}
+    facts = {
+        site: {"holds": "copy" if copied else "own", "ranks": everyone if copied else [rank]}
+        for site, copied in is_copy.items()
+    }
+    return {"stages": {}, "sites": facts}
+
+
+def write_rank(folder: Path, ranks: int, steps: range, sites: list[str], rank: int, histograms: bool) -> None:
+    from retrograd.history.sink import Event, Moment, RowBatch
+    from retrograd.runs.writer import RunWriter
+
+    os.environ["RANK"] = str(rank)
+    writer = RunWriter(folder, join=True, flush_seconds=1e6)
+    writer.add_sites(sites)
+    if ranks > 1:
+        writer.describe(placements=place(sites, ranks, rank), processes=ranks)
+    for first in range(0, len(steps), FLUSH):
+        batch = steps[first : first + FLUSH]
+        rows, bins = invent_rows(batch, sites, rank)
+        if not histograms:
+            rows["bins"] = 0
+        for place_of, step in enumerate(batch):
+            stretches = bins[place_of].tobytes() if histograms else b""
+            writer.add_rows(RowBatch(Moment(step, 0, 0), rows[place_of].tobytes(), stretches))
+            writer.add_event(Event(Moment(step), "loss", value=1 / (1 + step), time=float(step)))
+        writer.flush()
+    writer.close()
+
+
+def make(arguments: argparse.Namespace) -> None:
+    sites = name_sites(arguments.sites)
+    began = time.perf_counter()
+    for rank in range(arguments.ranks):
+        write_rank(
+            arguments.folder,
+            arguments.ranks,
+            range(0, arguments.steps, arguments.every),
+            sites,
+            rank,
+            not arguments.without_histograms,
+        )
+    files = list(arguments.folder.rglob("*.parquet"))
+    rows = arguments.ranks * len(range(0, arguments.steps, arguments.every)) * arguments.sites
+    size = sum(path.stat().st_size for path in files)
+    seconds = time.perf_counter() - began
+    print(
+        f"{rows:,} rows in {len(files):,} part files, {size / 1e6:,.0f} MB, {size / rows:.0f} B and "
+        f"{seconds / rows * 1e6:.1f} µs a row"
+    )
+
+
+# ---- what is measured, each in a process of its own ----
+
+
+def _open(folder: Path) -> Any:
+    import retrograd as rg
+
+    return rg.open_run(folder)
+
+
+def _series(folder: Path) -> Any:
+    return _open(folder).history["blocks.1.fc:output.grad"].rms
+
+
+def _matrix(folder: Path) -> Any:
+    return _open(folder).history.matrix("rms").values
+
+
+def _explain(folder: Path) -> Any:
+    import retrograd as rg
+
+    return rg.explain(folder)
+
+
+def _report(folder: Path) -> Any:
+    import retrograd as rg
+
+    return rg.write_report(folder, folder.parent / f"{folder.name}.html")
+
+
+def _together(folder: Path) -> Any:
+    """What the bar is about: open, one series, the report."""
+    import retrograd as rg
+
+    run = _open(folder)
+    run.history["blocks.1.fc:output.grad"].rms  # noqa: B018
+    return rg.write_report(run, folder.parent / f"{folder.name}.html")
+
+
+def _duckdb(folder: Path) -> Any:
+    import duckdb
+
+    statement = f"""
+    SELECT site, step, sum(calls), sum("count"), sum(nan), sum(pos_inf), sum(neg_inf), sum(zeros), sum("sum"),
+        sum(m2 + "sum" * "sum" / "count"), sum(abs_sum), min("min"), max("max")
+    FROM read_parquet('{folder}/rank*/statistics/*.parquet', filename = true)
+    WHERE phase = 'train' AND backward <= 0
+        AND (site NOT SIMILAR TO '.*(:weight|update)' OR filename LIKE '%rank00000%')
+    GROUP BY site, step
+    """
+    return duckdb.execute(statement).fetchnumpy()
+
+
+WORK: dict[str, Callable[[Path], Any]] = {
+    "open": _open,
+    "series": _series,
+    "matrix": _matrix,
+    "explain": _explain,
+    "report": _report,
+    "together": _together,
+    "duckdb": _duckdb,
+}
+
+
+def carry_out(arguments: argparse.Namespace) -> None:
+    began = time.perf_counter()
+    WORK[arguments.work](arguments.folder)
+    wall = time.perf_counter() - began
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(json.dumps([wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3]))
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    print(f"| {arguments.folder.name} | wall s | CPU s | MB |\n| --- | --- | --- | --- |")
+    for work in arguments.only or WORK:
+        words = [sys.executable, __file__, "do", str(arguments.folder), work]
+        told = []
+        for _ in range(arguments.rounds):
+            done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=arguments.timeout)
+            if done.returncode:
+                print(f"| {work} | {done.stderr.strip().splitlines()[-1]} |")
+                break
+            told.append(json.loads(done.stdout.splitlines()[-1]))
+        else:
+            wall, cpu, memory = np.median(told, axis=0)
+            print(f"| {work} | {wall:.2f} | {cpu:.2f} | {memory:.0f} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    making = commands.add_parser("make")
+    making.add_argument("--ranks", type=int, default=16)
+    making.add_argument("--steps", type=int, default=5000)
+    making.add_argument("--sites", type=int, default=60)
+    making.add_argument("--every", type=int, default=1, help="of so many steps one is recorded")
+    making.add_argument("--without-histograms", action="store_true")
+    making.set_defaults(carry_out=make)
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("--only", nargs="*", choices=WORK)
+    measuring.add_argument("--rounds", type=int, default=3)
+    measuring.add_argument("--timeout", type=float, default=100.0)
+    measuring.set_defaults(carry_out=measure)
+    doing = commands.add_parser("do")
+    doing.set_defaults(carry_out=carry_out)
+    for each in (making, measuring, doing):
+        each.add_argument("folder", type=Path)
+    doing.add_argument("work", choices=WORK)
+    arguments = parser.parse_args()
+    arguments.carry_out(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""Rewrites the statistics of a run that is over as few files, sorted by site: of one site little has to be read.
+
+Killed at any moment it loses nothing. Files of one rank are replaced as those of any merge are: the new one holds their
+span, so that a reader passes over what lies inside. Where ranks are merged, new files are written beside the old ones,
+in a folder that nobody reads until the manifest says so, by one renaming; only then the old ones are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from retrograd.addresses import is_remote
+from retrograd.amounts import count_of, show_bytes
+from retrograd.errors import RunWriteError
+from retrograd.files import remove_unfinished, write_json, write_whole
+from retrograd.history.copies import CopyWatch
+from retrograd.history.rows import ROW_TYPES, Columns, Part, pick_columns
+from retrograd.history.table import build_table
+from retrograd.history.windows import Histograms, IntArray, LongRows, MergedTable, locate, number_moments
+from retrograd.runs.layout import LOCK, MANIFEST, MERGED, Span, list_merged_parts, list_parts
+from retrograd.runs.lock import Lock
+from retrograd.runs.parts import count_rows, parquet_options, read_part
+from retrograd.runs.reader import Given, Run, open_run, read_run
+
+ROWS_OF_A_PART = 1 << 18
+ROWS_OF_A_GROUP = 1 << 14
+_MOST_CELLS = 1 << 17
+"""Rows that are merged at one time; with its histogram a row takes some 500 bytes."""
+
+_KEYS = ("step", "micro", "backward", "phase", "site")
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What compacting a run has saved.
+
+    Attributes:
+        files_before: files of statistics that there were.
+        files_after: that there are now.
+        bytes_before: of those files.
+        bytes_after: of these.
+        rows_before: rows that there were.
+        rows_after: rows that there are.
+        ranks: the ranks that were merged; empty where each has kept its own rows.
+    """
+
+    files_before: int
+    files_after: int
+    bytes_before: int
+    bytes_after: int
+    rows_before: int
+    rows_after: int
+    ranks: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        merged = ""
+        if self.ranks:
+            merged = (
+                f" The rows of {len(self.ranks)} ranks are merged: what each of them saw cannot be told apart any more."
+            )
+        return (
+            f"{self.files_before:,} → {count_of(self.files_after, 'file')}, {show_bytes(self.bytes_before)} → "
+            f"{show_bytes(self.bytes_after)}, {self.rows_before:,} → {count_of(self.rows_after, 'row')}.{merged}"
+        )
+
+
+def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> Saved:
+    """Rewrite the statistics of a run that is over as few files, sorted by site, and ranks merged.
+
+    Numbers are those that were read of all ranks together before, to rounding; micro-batches stay apart. Tensors,
+    events and all that was told beside stay as they are. Killed at any moment, the run reads as before, or as after.
+
+    Args:
+        run: its folder, or the run.
+        keep_ranks: leave the rows of each rank apart.
+        progress: tell on stderr how far it is.
+
+    Returns:
+        What it has saved.
+
+    Raises:
+        RunWriteError: it is still being recorded, is no run on disk, or cannot be written.
+        NotARunError, DamagedRunError: the folder cannot be read; nothing has changed then.
+    """
+    opened = read_run(run)
+    if not isinstance(opened, Run):
+        raise RunWriteError("A history in memory has no files.", repair="give the folder of a run.")
+    if is_remote(opened.path):
+        raise RunWriteError(
+            f"{str(opened.path)!r} is no folder on a disk.",
+            repair="copy the run to a disk, compact it there, and copy it back to another place.",
+            reason="where files cannot be renamed, a reader might see half of it.",
+        )
+    with _hold_still(opened):
+        opened = open_run(opened.path)
+        before = _measure(opened)
+        ranks = sorted({part.rank for part in _list_stored(opened)})
+        try:
+            if keep_ranks or len(ranks) < 2:
+                _compact_each(opened, progress)
+                ranks = []
+            else:
+                _merge_ranks(opened, ranks, progress)
+        except OSError as error:
+            raise RunWriteError(
+                f"{str(opened.path)!r} cannot be compacted: {error.strerror or error}.",
+                repair="make room on the disk: until it is done there are old files and new ones.",
+            ) from error
+    after = _measure(open_run(opened.path))
+    return Saved(before[0], after[0], before[1], after[1], before[2], after[2], tuple(ranks))
+
+
+class _Stored(NamedTuple):
+    rank: int
+    path: Path
+
+
+def _list_stored(run: Run) -> list[_Stored]:
+    return [_Stored(rank, path) for rank, path in run.list_statistics()]
+
+
+def _measure(run: Run) -> tuple[int, int, int]:
+    """Files of statistics, their bytes and their rows."""
+    paths = [each.path for each in _list_stored(run)]
+    return len(paths), sum(path.stat().st_size for path in paths), run.history.rows.count
+
+
+@contextlib.contextmanager
+def _hold_still(run: Run) -> Iterator[None]:
+    """Hold the locks of all ranks, so that nobody records to them meanwhile.
+
+    Raises:
+        RunWriteError: somebody does.
+    """
+    with contextlib.ExitStack() as stack:
+        for rank in run.ranks:
+            lock = Lock(rank.folder / LOCK)
+            if not lock.acquire():
+                raise RunWriteError(
+                    f"{str(run.path)!r} is still being recorded, by rank {rank.rank}.",
+                    repair="wait until the run is over.",
+                    reason="its process merges files itself while it writes.",
+                )
+            stack.callback(lock.release)
+        yield
+
+
+# ---- merged rows ----
+
+
+class Moments(NamedTuple):
+    """Cells of steps × kinds of moment × sites, of which a kind is a phase, a backward pass and a micro-batch.
+
+    Attributes:
+        steps: rising.
+        kinds: numbers of the kinds, rising.
+        codes: of the sites, rising.
+    """
+
+    steps: IntArray
+    kinds: IntArray
+    codes: IntArray
+
+    def place(self, piece: Part) -> tuple[npt.NDArray[np.bool_], IntArray]:
+        """Which rows are of these steps, and the cells of these."""
+        step = locate(self.steps, piece["step"])
+        mask = self.steps[step] == piece["step"]
+        kind, site = locate(self.kinds, number_kinds(piece)), locate(self.codes, piece["site"])
+        cells = (step * len(self.kinds) + kind) * len(self.codes) + site
+        return mask, cells if mask.all() else cells[mask]
+
+    def find(self, cell: int) -> tuple[int, int]:
+        """Step and site of a cell."""
+        above, site = divmod(cell, len(self.codes))
+        return int(self.steps[above // len(self.kinds)]), int(self.codes[site])
+
+
+def number_kinds(piece: Part) -> IntArray:
+    """A number for the phase, backward pass and micro-batch of each row."""
+    return number_moments(piece, np.zeros(len(piece["step"]), np.int64))
+
+
+def merge_moments(rows: LongRows, names: Sequence[str], differing: dict[str, list[int]]) -> Iterator[pa.Table]:
+    """Tables of all rows, those of one moment and site merged, by rising step.
+
+    Args:
+        rows: of the run.
+        names: of the sites, by code.
+        differing: takes the sites whose copies differ: the first step, and two ranks.
+    """
+    found = [np.unique(number_kinds(piece)) for piece in rows.pieces(_KEYS)]
+    kinds, steps = np.unique(np.concatenate([np.empty(0, np.int64), *found])), rows.outline.all_steps
+    width = max(_MOST_CELLS // max(len(kinds) * len(rows.codes), 1), 1)
+    for start in range(0, len(steps), width):
+        yield _merge_window(rows, Moments(steps[start : start + width], kinds, rows.codes), names, differing)
+
+
+def _merge_window(rows: LongRows, cells: Moments, names: Sequence[str], differing: dict[str, list[int]]) -> pa.Table:
+    size = len(cells.steps) * len(cells.kinds) * len(cells.codes)
+    table, histograms, scale = MergedTable(rows, size), Histograms(size, 1), np.ones(size)
+    watch = None if rows.copies is None else CopyWatch(rows.copies)
+    columns = (*_KEYS, "rank", *ROW_TYPES, *rows.custom, "scale", "first_bin", "bin_count", "bins")
+    for numbers, piece in _read_window(rows, columns, cells, watch):
+        table.add(piece, numbers)
+        histograms.add(piece, numbers)
+        scale[numbers] = piece["scale"]
+    if watch is not None and rows.copies is not None:
+        watch.settle()
+        for moment, (shown, other) in sorted(watch.different.items()):
+            step, code = cells.find(moment >> 43)
+            differing.setdefault(rows.copies.name(code), [step, shown, other])
+    return build_table(_lay_out(table, histograms, scale, cells), names)
+
+
+def _read_window(
+    rows: LongRows, columns: Sequence[str], cells: Moments, watch: CopyWatch | None
+) -> Iterator[tuple[IntArray, Part]]:
+    for each in rows.pieces(columns, int(cells.steps[0]), int(cells.steps[-1])):
+        mask, numbers = cells.place(each)
+        piece = pick_columns(each, mask)
+        if watch is not None and len(numbers):
+            counts = watch.count(int(piece["rank"][0]), number_moments(piece, numbers), piece)
+            piece, numbers = pick_columns(piece, counts), numbers[counts]
+        if len(numbers):
+            yield numbers, piece
+
+
+def _lay_out(table: MergedTable, histograms: Histograms, scale: npt.NDArray[np.float64], cells: Moments) -> Columns:
+    filled, columns = table.take()
+    above, site = np.divmod(filled, len(cells.codes))
+    step, kind = np.divmod(above, len(cells.kinds))
+    number = cells.kinds[kind]
+    columns |= {
+        "step": cells.steps[step],
+        "site": cells.codes[site],
+        "micro": (number & ((1 << 24) - 1)).astype(np.int32),
+        "backward": ((number >> 24 & 0xFFFF) - 1).astype(np.int16),
+        "phase": (number >> 40).astype(np.uint8),
+        "scale": scale[filled],
+    }
+    columns["first_bin"], columns["bin_count"], columns["bins"] = histograms.list_stretches(filled)
+    return columns
+
+
+# ---- writing ----
+
+
+def _merge_ranks(run: Run, ranks: Sequence[int], progress: bool) -> None:
+    rows, names = (
+        LongRows(run.history.rows.parts, None, run.history.rows.merges, run.history.rows.copies),
+        run.history.written_names,
+    )
+    folder = run.ranks[0].folder / MERGED
+    folder.mkdir(exist_ok=True)
+    for _, path in list_parts(folder):  # of a compaction that was killed
+        path.unlink()
+    remove_unfinished(folder)
+    differing: dict[str, list[int]] = dict(run.manifest.get("merged", {}).get("differing", {}))
+    tables = _show(merge_moments(rows, names, differing), rows, progress)
+    for number, table in enumerate(_collect(tables)):
+        _write(folder / Span(number, number).file_name, table)
+    old = [each.path for each in _list_stored(run)]
+    merged = {"ranks": list(ranks), "lost": {}, "differing": differing, **run.manifest.get("merged", {})}
+    told = {**run.manifest, "merged": {**merged, "differing": differing}, "compacted": {"ranks": list(ranks)}}
+    write_json(run.path / MANIFEST, told)  # from here on the new files are read, and no others
+    for path in old:
+        path.unlink(missing_ok=True)
+
+
+def _compact_each(run: Run, progress: bool) -> None:
+    """Rewrite the parts of each rank, some neighbours as one."""
+    by_folder: dict[Path, list[Path]] = {}
+    for each in _list_stored(run):
+        by_folder.setdefault(each.path.parent, []).append(each.path)
+    for number, (folder, _) in enumerate(by_folder.items()):
+        for merged in list_merged_parts(folder):
+            merged.unlink(missing_ok=True)
+        for neighbours in _group_neighbours(list_parts(folder)):
+            _rewrite(neighbours)
+        if progress:
+            print(f"compacted {number + 1} of {len(by_folder)} ranks", file=sys.stderr)
+
+
+def _group_neighbours(parts: Sequence[tuple[Span, Path]]) -> Iterator[list[tuple[Span, Path]]]:
+    waiting: list[tuple[Span, Path]] = []
+    rows = 0
+    for part in parts:
+        count = count_rows(part[1])
+        if waiting and rows + count > ROWS_OF_A_PART:
+            yield waiting
+            waiting, rows = [], 0
+        waiting.append(part)
+        rows += count
+    if waiting:
+        yield waiting
+
+
+def _rewrite(neighbours: Sequence[tuple[Span, Path]]) -> None:
+    if len(neighbours) < 2:
+        return
+    tables = [read_part(path) for _, path in neighbours]
+    table = pa.concat_tables(tables, promote_options="default").unify_dictionaries()
+    span = Span(neighbours[0][0].first, neighbours[-1][0].last)
+    _write(neighbours[0][1].parent / span.file_name, table)
+    for _, path in neighbours:
+        path.unlink(missing_ok=True)
+
+
+def _collect(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Tables of about as many rows as a part has."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        if sum(each.num_rows for each in waiting) >= ROWS_OF_A_PART:
+            yield pa.concat_tables(waiting).unify_dictionaries()
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting).unify_dictionaries()
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    """Write a part whose rows are sorted by site, each site's by step, in the order in which they were."""
+    codes: dict[str, int] = {}
+    column = table["site"].combine_chunks()
+    column = column if isinstance(column, pa.DictionaryArray) else column.chunk(0)
+    for name in column.dictionary.to_pylist():
+        codes.setdefault(name, len(codes))
+    order = np.lexsort((table["step"].to_numpy(), column.indices.to_numpy(zero_copy_only=False)))
+    ordered = table.take(pa.array(order)).combine_chunks()
+    with write_whole(path) as file:
+        pq.write_table(ordered, file, row_group_size=ROWS_OF_A_GROUP, **parquet_options(ordered.schema))
+
+
+def _show(tables: Iterator[pa.Table], rows: LongRows, progress: bool) -> Iterator[pa.Table]:
+    done, steps = 0, len(rows.outline.all_steps)
+    for table in tables:
+        if progress and table.num_rows:
+            done += len(np.unique(table["step"].to_numpy()))
+            end = "\r" if sys.stderr.isatty() and done < steps else "\n"
+            print(f"compacted {done:,} of {steps:,} steps", end=end, file=sys.stderr, flush=True)
+        yield table
