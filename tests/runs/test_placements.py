@@ -47,8 +47,8 @@ def test_copies_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_summands_and_older_runs_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_ranks(tmp_path / "summands", monkeypatch, [hold(0, 1, holds="summand")] * 2)
     write_ranks(tmp_path / "older", monkeypatch, [{}, {}])
-    for name in ("summands", "older"):
-        assert open_run(tmp_path / name).history["b:output"].count.tolist() == [16] * 3
+    for name, site in (("summands", "b:output.local"), ("older", "b:output")):
+        assert open_run(tmp_path / name).history[site].count.tolist() == [16] * 3
     assert not (tmp_path / "older" / "rank00000" / "placements.json").exists()
 
 
