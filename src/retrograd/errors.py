@@ -34,6 +34,7 @@
     ├── RewriteError
     │   ├── RuleError              bad-rule
     │   └── CannotRewriteError     cannot-rewrite
+    │       └── GraphBreakError    graph-break
     ├── FunctionError              bad-function
     ├── FeatureError               cannot-extract
     ├── AdjointError               cannot-check
@@ -287,6 +288,12 @@ class CannotRewriteError(RewriteError):
     """A place cannot carry a rule, or the rule would be lost there."""
 
     slug = "cannot-rewrite"
+
+
+class GraphBreakError(CannotRewriteError, AssertionError):
+    """A rule acts where compiled code cannot ask it, and the graph may not be broken there (``fullgraph=True``)."""
+
+    slug = "graph-break"  # of Python's own errors, torch.compile hands on this one as it is
 
 
 class FunctionError(RetrogradError):

@@ -145,6 +145,13 @@ def test_gradients_as_they_are() -> None:
     assert not ask(HooksScale, make_hooked(2.0, noise=0.3))  # accumulated, not multiplied
 
 
+def test_gradients_that_ranks_average_are_not_judged() -> None:
+    merged = make_hooked(0.5)
+    merged.manifest["processes"] = 2  # their rows were merged while they trained, so all are rank 0's
+    with pytest.raises(CannotTell):
+        list(HooksScale().check(merged))
+
+
 def make_replicas(digests: dict[str, tuple[str, str]], later: dict[str, tuple[str, str]]) -> Record:
     """Parameters of 16 elements on two ranks, with their digests at step 0 and at step 8."""
     looks = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from shutil import which
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
 from torch._dynamo.utils import counters
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import retrograd as rg
 from tests.recording.nets import Trial, bits, build, train
@@ -263,6 +264,91 @@ def test_what_is_recorded_inside_is_what_eager_records(way: Any, net: dict[str, 
         expected.pop(name, None)
         found.pop(name, None)
     assert found == expected
+
+
+def keep_products(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    is_product = operation in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
+    return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "reentrant": {"use_reentrant": True},
+    "not reentrant": {"use_reentrant": False},
+    "selective": {
+        "use_reentrant": False,
+        "context_fn": partial(create_selective_checkpoint_contexts, keep_products),
+    },
+}
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)) for _ in range(3))
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + checkpoint(block, x, **CHECKPOINTS[self.kind])
+        return x
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+@pytest.mark.parametrize("part", ["whole", "blocks"])
+def test_what_is_computed_again_counts_once(kind: str, part: str) -> None:
+    def train_it(compiled: str) -> Any:
+        torch.manual_seed(5)
+        model = Checkpointed(kind)
+        for block in model.blocks if compiled == "blocks" else ():
+            block.compile(backend="aot_eager")
+        call = torch.compile(model, backend="aot_eager") if compiled == "whole" else model
+        with rg.record(model) as recording:
+            for _ in range(2):
+                call(torch.randn(4, 6, requires_grad=True)).square().mean().backward()
+        return recorded_rows(recording.history)
+
+    assert train_it(part) == train_it("nothing")
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_kept_tensors_and_statistics_of_users(backend: str) -> None:
+    if backend == "inductor" and which("g++") is None:
+        pytest.skip("Inductor needs a C++ compiler")
+
+    @rg.statistic(merge="max")
+    def spread(tensor: Tensor) -> Tensor:
+        return tensor.max() - tensor.min()
+
+    def train_it(*, compiled: bool) -> Any:
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 2))
+        call = torch.compile(model, backend=backend) if compiled else model
+        keep = [
+            rg.Keep("0:output", copy=True),
+            rg.Keep("1:output.grad", last=2, when=rg.on_nonfinite(), copy=True),
+        ]
+        update = torch.optim.SGD(model.parameters(), lr=0.1)
+        with rg.record(model, schedule=2, tensors=keep, statistics=[spread]) as recording:
+            for step in range(5):
+                loss = call(torch.randn(4, 6)).square().mean()
+                (loss * float("nan") if step == 4 else loss).backward()
+                update.step()
+                update.zero_grad()
+        history = recording.history
+        kept = {
+            name: [(each.step, each.tensor) for each in history[name].tensors] for name in ("0:output", "1:output.grad")
+        }
+        spreads = {name: history[name].statistic("spread") for name in history.sites if ":output" in name}
+        return kept, spreads
+
+    kept, spreads = train_it(compiled=True)
+    kept_before, spreads_before = train_it(compiled=False)
+    assert [step for step, _ in kept["0:output"]] == [0, 2, 4]
+    assert kept["1:output.grad"]
+    torch.testing.assert_close(kept, kept_before, equal_nan=True)
+    assert spreads.keys() == spreads_before.keys()
+    for name in spreads:
+        torch.testing.assert_close(spreads[name], spreads_before[name], equal_nan=True)
 
 
 BOUNDARY_ONLY = ("self:output.hidden.grad",)

@@ -151,12 +151,6 @@ class Record:
         return found if isinstance(found, int) else 0
 
     @property
-    def ranks(self) -> int:
-        """Number of processes whose rows there are, also where they were merged into one folder as they came."""
-        merged = self.manifest.get("merged", {}).get("ranks", ())
-        return max(len(self.history.rows.ranks), len(merged))
-
-    @property
     def crash(self) -> Crash:
         """The exception that ended the run."""
         error = self.error or {}

@@ -143,6 +143,17 @@ def has_been_compiled(module: nn.Module) -> bool:
     return code is not None and bool(eval_frame._debug_get_cache_entry_list(code))
 
 
+def may_have_run_compiled(module: nn.Module) -> bool:
+    """Tell whether a module that goes through torch.compile may have run; of a class of torch's own, if any has.
+
+    For those torch compiles a function around the module, which is the same for all of them.
+    """
+    room: Any = sys.modules.get("torch._dynamo.external_utils")
+    if has_been_compiled(module) or room is None or not type(module).__module__.startswith("torch."):
+        return has_been_compiled(module)
+    return bool(eval_frame._debug_get_cache_entry_list(room.wrap_inline(len).__code__))
+
+
 _lock = threading.RLock()
 _quiet: set[int] = set()
 """Numbers of those global hooks that a compiled module need not warn of."""

@@ -16,19 +16,22 @@ A call through torch's dispatcher takes some 10 µs. Inductor is taught to write
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.fx.node import has_side_effect
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
-from retrograd.hooks.engine import is_transformed, uncompiled
+from retrograd.hooks.engine import dispatch_modes, is_transformed, uncompiled
 from retrograd.hooks.listeners import Entry, SeeGradient, hooks_on
 from retrograd.hooks.nested import Keys, flatten
 
@@ -37,7 +40,7 @@ T = TypeVar("T")
 Told = tuple[tuple[SeeGradient, ...], ...]
 """Who is told of the gradient of each tensor of a call."""
 
-_BETWEEN = "\x1f"
+BETWEEN = "\x1f"
 """Between the keys of a tensor, which the graph holds as one text."""
 
 
@@ -65,7 +68,7 @@ class Numbered(Generic[T]):
         """The tensor that stands for it from now on."""
         number = self._next
         self._next += 1
-        with torch.inference_mode(False):
+        with _disable_current_modes() if dispatch_modes() else nullcontext(), torch.inference_mode(False):
             tensor = torch.tensor([number], dtype=self._dtype, device="cpu")
         self._by_number[number] = self._by_address[tensor.data_ptr()] = thing
         weakref.finalize(tensor, self._remove, number, tensor.data_ptr()).atexit = False
@@ -106,7 +109,7 @@ def trace_tap(handle: Tensor, output: Any) -> None:
         return
     found = list(flatten(output, ()))
     if found:
-        names = [_BETWEEN.join(keys) for keys, _ in found]
+        names = [BETWEEN.join(keys) for keys, _ in found]
         _TAP([tensor for _, tensor in found], handle, names, torch.is_grad_enabled())
 
 
@@ -133,31 +136,36 @@ def see_gradient(gradient: Tensor, ticket: Tensor, index: int) -> None:
 def name_tensors(tensors: Sequence[Tensor], names: Sequence[str]) -> list[tuple[Keys, Tensor]]:
     """Tensors as new objects, each with its keys: inductor writes into one that is free without counting a version."""
     return [
-        (tuple(name.split(_BETWEEN)) if name else (), tensor.detach())
+        (tuple(name.split(BETWEEN)) if name else (), tensor.detach())
         for name, tensor in zip(names, tensors, strict=True)
     ]
 
 
 # ---- the operations -------------------------------------------------------------------------------------------------
 
-_LOADER: Any = __spec__.loader
-_VERSION = zlib.crc32(_LOADER.get_data(__file__))
-"""In the name of each operation: torch's caches on disk have graphs with what other versions of this file put there."""
+
+def version_of(spec: Any) -> int:
+    """What a file contains, as a number, for names of operations: caches on disk have graphs of other versions."""
+    return zlib.crc32(spec.loader.get_data(spec.origin))
+
+
+_VERSION = version_of(__spec__)
 
 _UNSAFE = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 """CUDA graphs are cut here: what is recorded in one would be seen once, when it is made."""
 
-_library = torch.library.Library("retrograd", "DEF")
+library = torch.library.Library("retrograd", "DEF")
 
 
-def _define(name: str, signature: str) -> Any:
-    _library.define(f"{name}_{_VERSION:08x}{signature}", tags=_UNSAFE)
-    return getattr(torch.ops.retrograd, f"{name}_{_VERSION:08x}").default
+def define(name: str, signature: str, version: int = _VERSION) -> Any:
+    """Define an operation; returns it."""
+    library.define(f"{name}_{version:08x}{signature}", tags=_UNSAFE)
+    return getattr(torch.ops.retrograd, f"{name}_{version:08x}").default
 
 
-_TAP = _define("tap", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> ()")
-_SEE = _define("see", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> Tensor")
-_SEE_GRADIENT = _define("see_gradient", "(Tensor gradient, Tensor ticket, int index) -> ()")
+_TAP = define("tap", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> ()")
+_SEE = define("see", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> Tensor")
+_SEE_GRADIENT = define("see_gradient", "(Tensor gradient, Tensor ticket, int index) -> ()")
 
 
 @uncompiled
@@ -166,8 +174,8 @@ def _tap(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains
     if any(map(is_transformed, tensors)):
         return
     ticket = _SEE(tensors, handle, names, trains)
-    _save_ticket()
-    _teach_inductor()
+    save_last_traced(_SEE)
+    teach_inductor()
     for index, tensor in enumerate(tensors):
         if tensor.requires_grad:
             Entry(partial(_tell, ticket=ticket, index=index), hooks_on(tensor))
@@ -179,19 +187,28 @@ def _tell(gradient: Tensor | None, ticket: Tensor, index: int) -> None:
         _SEE_GRADIENT(gradient, ticket, index)
 
 
-def _save_ticket() -> None:
-    """A checkpointed part of a graph gives its ticket to the backward graph, and is not seen again there."""
+def save_last_traced(operation: object) -> None:
+    """What this operation of ours has given goes to the backward graph, and is not computed again in checkpoints."""
+    node = next((node for node in reversed(_traced_nodes()) if node.target is operation), None)
+    if node is not None:
+        results = [user for user in node.users if user.target is operator.getitem]  # where there are several
+        for each in results or (node,):
+            each.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def count_traced(operation: object) -> int:
+    """How often this operation is in the graph that is being traced."""
+    return sum(node.target is operation for node in _traced_nodes())
+
+
+def _traced_nodes() -> Sequence[torch.fx.Node]:
     room: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")  # not loaded by us: that takes long
     mode = room.get_proxy_mode() if room is not None else None
-    if mode is None:
-        return
-    node = next((node for node in reversed(mode.tracer.graph.nodes) if node.target is _SEE), None)
-    if node is not None:
-        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return () if mode is None else mode.tracer.graph.nodes
 
 
-def _new_ticket(*_: object) -> Tensor:
-    """Where a graph is traced. On the CPU, whatever is seen."""
+def new_ticket(*_: object) -> Tensor:
+    """A ticket where a graph is traced. On the CPU, whatever is seen."""
     return torch.empty(1, dtype=torch.uint32, device="cpu")
 
 
@@ -200,38 +217,80 @@ for _operation, _run, _key in (
     (_SEE, see, "CompositeExplicitAutograd"),
     (_SEE_GRADIENT, see_gradient, "CompositeExplicitAutograd"),
 ):
-    _library.impl(_operation._schema.name.partition("::")[2], _run, _key)
-torch.library.register_fake(_SEE._schema.name, _new_ticket, lib=_library)
-torch.library.register_fake(_SEE_GRADIENT._schema.name, lambda *_: None, lib=_library)
-for _operation in (_TAP, _SEE, _SEE_GRADIENT):
-    has_side_effect(_operation)
+    library.impl(_operation._schema.name.partition("::")[2], _run, _key)
+torch.library.register_fake(_SEE._schema.name, new_ticket, lib=library)
+torch.library.register_fake(_SEE_GRADIENT._schema.name, lambda *_: None, lib=library)
+has_side_effect(_TAP)
+
+_plain: dict[Any, Callable[..., Any]] = {}
+_numbering: set[Any] = set()
 
 
-def _teach_inductor() -> None:
-    """Have inductor write a call of a function of ours. It is loaded by now, or is not used for this graph."""
+def call_plainly(operation: Any, function: Callable[..., Any], *, numbers_calls: bool = False) -> None:
+    """Have inductor write a call of a function of ours for an operation.
+
+    Args:
+        operation: the operation.
+        function: with the same arguments.
+        numbers_calls: it counts calls, so it must not be put before or behind others that do.
+    """
+    has_side_effect(operation)
+    _plain[operation] = function
+    if numbers_calls:
+        _numbering.add(operation)
+
+
+call_plainly(_SEE, see, numbers_calls=True)
+call_plainly(_SEE_GRADIENT, see_gradient)
+
+
+def teach_inductor() -> None:
+    """Have inductor write plain calls. It is loaded by now, or is not used for this graph."""
     lowering: Any = sys.modules.get("torch._inductor.lowering")
-    if lowering is None or _SEE in lowering.lowerings:
+    new = [] if lowering is None else [operation for operation in _plain if operation not in lowering.lowerings]
+    if not new:
         return
+    kind = _make_plain_call(lowering)
+
+    def lower(operation: Any) -> Callable[..., Any]:
+        def make(*args: Any) -> Any:
+            box = lowering.ir.TensorBox.create
+            return torch.utils._pytree.tree_map_only(lowering.ir.IRNode, box, kind.create(operation, *args))
+
+        return make
+
+    for operation in new:
+        lowering.register_lowering(operation, type_promotion_kind=None)(lower(operation))
+
+
+def _make_plain_call(lowering: Any) -> Any:
     ir = lowering.ir
 
     class PlainCall(ir.FallbackKernel):  # type: ignore[name-defined, misc]
-        """One call of a function of this module."""
+        """One call of a function of ours. Those that number calls are made in the order of the trace."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            graph, self.before = lowering.V.graph, None
+            if self.op_overload in _numbering:
+                self.before, graph.retrograd_last = getattr(graph, "retrograd_last", None), self
 
         def codegen(self, wrapper: Any) -> None:
             if lowering.V.graph.cpp_wrapper or not hasattr(wrapper, "add_import_once"):
                 super().codegen(wrapper)
                 return
             operation: Any = self.op_overload
-            name = (see if operation is _SEE else see_gradient).__name__
-            wrapper.add_import_once(f"from {__name__} import {name} as retrograd_{name}")
-            call = f"retrograd_{name}({', '.join(self.codegen_args())})"
-            wrapper.writeline(call if name == "see_gradient" else f"{self.get_name()} = {call}")
+            function = _plain[operation]
+            name = f"retrograd_{function.__name__}"
+            wrapper.add_import_once(f"from {function.__module__} import {function.__name__} as {name}")
+            call = f"{name}({', '.join(self.codegen_args())})"
+            wrapper.writeline(f"{self.get_name()} = {call}" if operation._schema.returns else call)
 
-    def lower(operation: Any) -> Callable[..., Any]:
-        def make(*args: Any) -> Any:
-            return torch.utils._pytree.tree_map_only(ir.IRNode, ir.TensorBox.create, PlainCall.create(operation, *args))
+        def get_read_writes(self) -> Any:
+            """What torch goes by when it puts operations in order."""
+            read_writes = super().get_read_writes()
+            if self.before is not None:
+                read_writes.reads.add(ir.dependencies.StarDep(self.before.get_name()))
+            return read_writes
 
-        return make
-
-    for operation in (_SEE, _SEE_GRADIENT):
-        lowering.register_lowering(operation, type_promotion_kind=None)(lower(operation))
+    return PlainCall

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from types import FunctionType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame
@@ -111,6 +111,29 @@ def breaks_graph(function: F) -> F:
     return function
 
 
+def knows_at_once(function: F) -> F:
+    """Decorator for functions that torch.compile calls while it traces; what they return becomes a constant."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def may_break_graph() -> bool:
+    """While torch.compile traces, tell whether a graph may be broken: not with ``fullgraph=True``."""
+    tracing: Any = sys.modules["torch._dynamo.symbolic_convert"]
+    now = tracing.InstructionTranslator.current_tx()
+    return not (getattr(now, "one_graph", False) or getattr(now, "error_on_graph_break", False))
+
+
+def break_graph() -> None:
+    """Have torch.compile end the graph that it traces here."""
+    torch._dynamo.graph_break()
+
+
+def has_transform() -> bool:
+    """Tell whether this thread is inside a ``torch.func`` transform."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _leave(function: F, strategy: eval_frame._FrameExecStrategy) -> F:
     assert isinstance(function, FunctionType)
     eval_frame.set_code_exec_strategy(function.__code__, strategy)
@@ -142,8 +165,7 @@ def is_tracing() -> bool:
 
 def is_abstract() -> bool:
     """Tell whether tensors stand for others: in ``torch.func``, in ``torch.jit.trace``, or while a graph is made."""
-    has_levels = torch._C._functorch.peek_interpreter_stack() is not None
-    return has_levels or is_jit_tracing() or is_tracing()
+    return has_transform() or is_jit_tracing() or is_tracing()
 
 
 def is_in_backward() -> bool:

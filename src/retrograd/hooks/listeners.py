@@ -259,6 +259,18 @@ class Entry:
             table.move_to_end(self.number, last=False)  # type: ignore[attr-defined]
         self._tables = tuple(weakref.ref(each) for each in reversed(tables))
 
+    def put_first(self) -> None:
+        """Call it before all others."""
+        table = self._tables[0]()
+        if table is not None and self.number in table:
+            table.move_to_end(self.number, last=False)
+
+    def put_last(self) -> None:
+        """Call it after all others."""
+        table = self._tables[0]()
+        if table is not None and self.number in table:
+            table.move_to_end(self.number)
+
     def remove(self) -> None:
         """Take it away. May be called twice."""
         for find in self._tables:

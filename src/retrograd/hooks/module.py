@@ -18,7 +18,7 @@ from torch.nn.modules import module as modules
 
 from retrograd.hooks.compiled import has_been_compiled, keep_compiled_modules_quiet, tables_of
 from retrograd.hooks.compiled_taps import NOBODY, Told, make_handle, make_ticket, name_tensors, trace_tap
-from retrograd.hooks.engine import breaks_graph, is_compiling, uncompiled
+from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.listeners import Entry, Hook, SeeGradient, hidden_hooks
 from retrograd.hooks.nested import Keys
 
@@ -178,10 +178,11 @@ def unwatch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
             del _taps[module]
 
 
-def is_late(module: nn.Module) -> bool:
-    """Tell whether this module runs in code that was compiled without a tap of ours on it."""
+def is_late(module: nn.Module, tapped: nn.Module) -> bool:
+    """Tell whether this module, or what ``torch.compile`` made of it, runs code that was compiled without its tap."""
     tap = _taps.get(module)
-    return has_been_compiled(module) and not (tap is not None and tap.is_compiled)
+    is_tapped = tap is not None and tap.is_compiled
+    return (is_compiled(module) or is_compiled(tapped)) and has_been_compiled(module) and not is_tapped
 
 
 class CallTap:
@@ -204,6 +205,12 @@ class CallTap:
             entry.remove()
 
 
+class EndHook(Hook):
+    """A hook after forwards that changes nothing, and comes after all that do."""
+
+    __slots__ = ()
+
+
 class _BeforeForward(Hook):
     __slots__ = ("is_outermost", "watcher")
 
@@ -217,7 +224,7 @@ class _BeforeForward(Hook):
             self.watcher.before_forward(module, args, kwargs)
 
 
-class _After(Hook):
+class _After(EndHook):
     __slots__ = ("watcher",)
 
     def __init__(self, watcher: InputWatcher) -> None:
@@ -227,54 +234,6 @@ class _After(Hook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not is_compiling():
             self.watcher.after_call(module, output)
-
-
-RewriteOutput = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
-"""From a module, its arguments and what it returned to what it shall return."""
-
-RewriteInput = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
-"""From a module and its arguments to those that it shall be called with."""
-
-EndCall = Callable[[nn.Module, Any], None]
-"""Takes a module and what its call returned; None for a call that raised."""
-
-
-class OutputTap:
-    """The hook after the calls of one module that changes what they return; ``remove()`` takes it away.
-
-    It comes after the hooks that the user has set so far, and before all that read.
-    """
-
-    __slots__ = ("_entry",)
-
-    def __init__(self, module: nn.Module, rewrite: RewriteOutput) -> None:
-        self._entry = set_after(module, _RewriteOutput(rewrite), with_kwargs=True)
-        put_readers_last(module)
-
-    def remove(self) -> None:
-        """Take the hook away."""
-        self._entry.remove()
-
-
-class InputTap:
-    """The hooks around the calls of one module that change its arguments; ``remove()`` takes them away.
-
-    They come after the hooks that the user has set so far, and before all that read.
-    """
-
-    __slots__ = ("_entries",)
-
-    def __init__(self, module: nn.Module, rewrite: RewriteInput, end: EndCall) -> None:
-        self._entries = (
-            set_before(module, _RewriteInput(rewrite)),
-            set_after(module, _EndCall(end), always=True),
-        )
-        put_readers_last(module)
-
-    def remove(self) -> None:
-        """Take the hooks away."""
-        for entry in self._entries:
-            entry.remove()
 
 
 def put_readers_last(module: nn.Module) -> None:
@@ -287,43 +246,7 @@ def put_readers_last(module: nn.Module) -> None:
 
 
 def _only_reads(hook: object) -> bool:
-    return isinstance(hook, (_ForwardTap, _After)) or (isinstance(hook, _BeforeForward) and not hook.is_outermost)
-
-
-class _RewriteOutput(Hook):
-    __slots__ = ("_rewrite",)
-
-    def __init__(self, rewrite: RewriteOutput) -> None:
-        self._rewrite = rewrite
-
-    @breaks_graph
-    @uncompiled
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        return self._rewrite(module, args, kwargs, output)
-
-
-class _RewriteInput(Hook):
-    __slots__ = ("_rewrite",)
-
-    def __init__(self, rewrite: RewriteInput) -> None:
-        self._rewrite = rewrite
-
-    @breaks_graph
-    @uncompiled
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._rewrite(module, args, kwargs)
-
-
-class _EndCall(Hook):
-    __slots__ = ("_end",)
-
-    def __init__(self, end: EndCall) -> None:
-        self._end = end
-
-    @breaks_graph
-    @uncompiled
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._end(module, output)
+    return isinstance(hook, (_ForwardTap, EndHook)) or (isinstance(hook, _BeforeForward) and not hook.is_outermost)
 
 
 class ModuleHooks:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from retrograd.hooks.engine import is_compiling
+
 Keys = tuple[str, ...]
 
 
@@ -22,7 +24,7 @@ def flatten(value: Any, keys: Keys, inside: tuple[Any, ...] = ()) -> Iterator[tu
     """
     if isinstance(value, torch.Tensor):
         yield keys, value
-    elif not any(value is outer for outer in inside):
+    elif is_compiling() or not any(value is outer for outer in inside):  # torch.compile cannot compare them
         for key, item in _items(value):
             yield from flatten(item, (*keys, key), (*inside, value))
 
@@ -56,7 +58,14 @@ def replace_tensors(value: Any, keys: Keys, replacements: Mapping[Keys, torch.Te
     return _with_items(value, items)
 
 
+def is_among(tensor: torch.Tensor, nest: Any) -> bool:
+    """Tell whether a tensor is one of those in a nest."""
+    return any(tensor is each for _, each in flatten(nest, ()))
+
+
 def _with_items(value: Any, items: list[Any]) -> Any:
+    if type(value) is dict:
+        return dict(zip(value, items, strict=True))
     if isinstance(value, tuple):
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     changed = copy.copy(value)

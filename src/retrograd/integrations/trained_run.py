@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from torch import nn
 
+from retrograd.addresses import open_folder
 from retrograd.amounts import count_of
 from retrograd.findings.finding import SEVERITIES, Findings
 from retrograd.launch.explaining import MOST_ROWS, find_and_store, tell_verdict
@@ -144,7 +145,7 @@ class TrainedRun:
             place = str(self._state["path"])
             if self._path is not None and str(Path(place).absolute()) not in self._used:
                 place = self._path  # the user's word is above that of a checkpoint
-            if is_run(Path(place)):
+            if is_run(open_folder(place)):
                 return place, True
         if self._path is None:
             return name_folder([name]), False

@@ -150,7 +150,7 @@ class Recorder:
         self._reductions.add_model(model)
         self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
         compiled = compiled_regions(entries)
-        late = [entry.path for entry in entries if is_late(entry.module)]
+        late = [entry.path for entry in entries if is_late(entry.module, entry.tapped)]
         if late:
             warn_of_compiled_code(late)
         for entry in entries:
@@ -249,7 +249,7 @@ class Recorder:
         backward.losses, backward.scale = (), None
         self._facts.backward_ends(failed)
         if clock.on:
-            self._taps.tell_of_unseen()
+            self._taps.tell_of_missing()
 
     # ---- handing over -----------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class Taps:
         own = [entry.tapped for entry in entries if any(_trains(parameter) for _, parameter in entry.parameters)]
         self._unseen.append(WeakSet(module for module in own if module in self._outputs))
 
-    def tell_of_unseen(self) -> None:
+    def tell_of_missing(self) -> None:
         """Warn, once, of a model that has gradients where compiled code without taps has run, and nothing else."""
         for modules in list(self._unseen):
             watches = [self._outputs[module] for module in modules]

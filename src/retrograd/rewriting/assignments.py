@@ -88,6 +88,10 @@ class Assignments:
         """True if a rule may act at this site, or at one nested in it."""
         return any(each.selection.may_reach(candidate) for each in self.all)
 
+    def list_possible(self, candidate: Candidate) -> list[Rule]:
+        """The rules that may act at this site, or at one nested in it."""
+        return [rule for each in self.all if each.selection.may_reach(candidate) for rule in each.rules]
+
     def may_reach_watched(self) -> bool:
         """True if a rule may act at a tensor that is watched by hand."""
         named = (each.pattern for each in self.all if isinstance(each.pattern, str))

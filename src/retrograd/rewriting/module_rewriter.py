@@ -20,10 +20,11 @@ from retrograd.hooks.calls import count_calls
 from retrograd.hooks.engine import current_graph_task, grad_enabled, next_sequence_number
 from retrograd.hooks.gradients import change_input_gradient
 from retrograd.hooks.names import ArgumentNames
-from retrograd.hooks.nested import Keys, flatten, replace_tensors
+from retrograd.hooks.nested import Keys, flatten, is_among, replace_tensors
 from retrograd.rewriting.chain import Noted
 from retrograd.rewriting.clock import CallNumbers, RewrittenCall, has_gradient
-from retrograd.rewriting.site_rewriter import RewriterFactory, SiteRewriter, SiteRewriters, is_among
+from retrograd.rewriting.compiled_calls import RewrittenCompiledCall, begin_compiled_call
+from retrograd.rewriting.site_rewriter import RewriterFactory, SiteRewriter, SiteRewriters
 from retrograd.sites.site import WATCH
 
 _INPUT: Keys = ("input",)
@@ -120,6 +121,10 @@ class InputRewriter:
                 self._watch_overwritten(use, outputs)
             elif any(each._base is use.tensor._base for each in outputs):  # who gets it may write into it
                 self._factory.watch_view(use.rewriter.name, use.tensor)
+
+    def begin_compiled_call(self, trains: bool, training: bool) -> RewrittenCompiledCall | None:
+        """Begin a call that compiled code makes."""
+        return begin_compiled_call(self._factory, self._rewriters, self._calls, trains=trains, training=training)
 
     def take_inputs(self) -> dict[str, Noted]:
         """Take the inputs of the call that has just ended, by argument."""
@@ -235,6 +240,10 @@ class OutputRewriter:
         if kwargs or any([new is each or type(each) is not Tensor for each in args]):  # noqa: C419  # the quicker
             return rewriter.watch(new, module.training, branches=is_among(new, (args, kwargs)), inputs=inputs)
         return rewriter.watch(new, module.training, inputs=inputs)
+
+    def begin_compiled_call(self, trains: bool, training: bool) -> RewrittenCompiledCall | None:
+        """Begin a call that compiled code makes."""
+        return begin_compiled_call(self._factory, self._rewriters, self._calls, trains=trains, training=training)
 
     def _find_plain(self, number: int) -> SiteRewriter | None:
         rewriter = self._rewriters.find(_OUTPUT, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -12,11 +13,13 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import CannotRewriteError, RewriteError
 from retrograd.hooks.backward import backward_changers
+from retrograd.hooks.compiled import may_have_run_compiled
 from retrograd.hooks.listeners import hidden_hooks
-from retrograd.hooks.module import CallTap, InputTap, OutputTap, is_compiled
-from retrograd.hooks.names import NamedModule, compiled_regions, name_models, parameter_site, walk_modules
+from retrograd.hooks.module import is_compiled
+from retrograd.hooks.names import NamedModule, beginning_of, name_models, parameter_site, walk_modules
 from retrograd.hooks.optimizer import held_by, optimizer_listeners
 from retrograd.hooks.rewriters import gradient_rewriters, watched_rewriters
+from retrograd.hooks.rule_taps import ForwardTap, InputTap, OutputTap, ParameterTap, Reach, Tap, rests_on
 from retrograd.hooks.sharded_gradient import ShardedParameters
 from retrograd.notices import warn
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
@@ -26,7 +29,7 @@ from retrograd.rewriting.parameter_rewriter import ParameterRewriter, ParameterV
 from retrograd.rewriting.site_rewriter import RewriterFactory
 from retrograd.rules.rule import Rule
 from retrograd.sites.pattern import Candidate
-from retrograd.sites.site import ROOT, Site
+from retrograd.sites.site import Site
 
 
 class Rewriting:
@@ -35,12 +38,13 @@ class Rewriting:
     def __init__(self, assignments: Assignments | None, rules: list[Rule]) -> None:
         self._assignments = assignments
         self._rules = rules
-        self._roots: list[CallTap] = []
-        self._taps: list[InputTap | OutputTap] = []
+        self._roots: list[ForwardTap] = []
+        self._taps: list[Tap] = []
         self._inputs: list[InputRewriter] = []
         self._parameters: list[ParameterRewriter] = []
         self._watched: WatchedRewriter | None = None
         self._joint: JointRewriter | None = None
+        self._everywhere = ""
         self._undo: list[Callable[[], None]] = []
         self._factory = RewriterFactory(assignments)
         self.clock = self._factory.clock
@@ -120,13 +124,14 @@ class Rewriting:
         self._assignments.check(candidates)
         hidden_hooks.hold()
         try:
+            self._everywhere = self._describe_reach(candidates)
             for model in models.values():
                 self.clock.steps.add_parameters(model.parameters())
-                self._roots.append(CallTap(model, self.clock, outermost=True))
-            compiled = compiled_regions(entries)
+                self._roots.append(ForwardTap(model, self.clock, self._everywhere))
+            late = _late_regions(entries)
             seen: set[int] = set()
             for entry in entries:
-                self._attach_to_calls(entry, compiled)
+                self._attach_to_calls(entry, late)
                 self._attach_to_gradients(entry, seen)
             self._attach_to_watched()
             self._listen()
@@ -151,7 +156,7 @@ class Rewriting:
             lambda: optimizer_listeners.remove(self.clock),
         ]
 
-    def _attach_to_calls(self, entry: NamedModule, compiled: tuple[str, ...]) -> None:
+    def _attach_to_calls(self, entry: NamedModule, late: tuple[str, ...]) -> None:
         assert self._assignments is not None
         if not entry.is_called:
             return
@@ -161,22 +166,54 @@ class Rewriting:
         slots = {site.slot for site in wanted}
         if not parameters and not slots & {"input", "output"}:
             return
-        _check_module(entry, compiled, parameters)
+        needs_input = self._assignments.needs_input
+        _check_module(entry, late, parameters)
         if parameters:
             values = ParameterValueRewriter(self._factory, entry.module, entry.path, parameters)
-            self._attach_to_inputs(entry.module, values)  # a wrapper may compute it again without itself
-        needs_input = self._assignments.needs_input
+            self._inputs.append(values)
+            sites = ", ".join(str(parameter_site(entry.path, name)) for name in parameters)
+            # a wrapper may compute it again without itself
+            self._taps.append(
+                ParameterTap(entry.module, values, Reach(tuple(parameters), sites=sites, everywhere=self._everywhere))
+            )
         inputs = None
         if "input" in slots or needs_input:
             inputs = InputRewriter(self._factory, entry.module, entry.path, notes_inputs=needs_input)
-            self._attach_to_inputs(entry.tapped, inputs)
+            self._inputs.append(inputs)
+            self._taps.append(InputTap(entry.tapped, inputs, self._find_reach(entry, "input")))
         if "output" in slots:
             outputs = OutputRewriter(self._factory, entry.module, entry.path, inputs)
-            self._taps.append(OutputTap(entry.tapped, outputs.rewrite_output))
+            self._taps.append(OutputTap(entry.tapped, outputs, self._find_reach(entry, "output")))
 
-    def _attach_to_inputs(self, tapped: nn.Module, inputs: InputRewriter) -> None:
-        self._inputs.append(inputs)
-        self._taps.append(InputTap(tapped, inputs.rewrite_input, inputs.end_call))
+    def _describe_reach(self, candidates: Iterable[Candidate]) -> str:
+        """What all rules reach, and what they ask for, as a short text."""
+        assert self._assignments is not None
+        found = hashlib.blake2b(digest_size=16)
+        for each in candidates:
+            for rule in self._assignments.list_possible(each):
+                found.update(f"{each.site} {rule.needs_value} {rule.needs_input}\n".encode())
+        return found.hexdigest()
+
+    def _find_reach(self, entry: NamedModule, slot: str) -> Reach:
+        """What compiled code has to ask the rules about, of the inputs or of the outputs of a module."""
+        assert self._assignments is not None
+        found: dict[str, list[str]] = {"value": [], "grad": []}
+        rules: list[Rule] = []
+        sites: list[str] = []
+        for each in entry.candidates():
+            possible = self._assignments.list_possible(each) if each.site.slot == slot else []
+            if possible and each.site.quantity in found:
+                found[each.site.quantity].append(slot if slot == "output" else "".join(each.site.keys[1:2]))
+                rules += possible
+                sites.append(str(each.site))
+        return Reach(
+            tuple(found["value"]),
+            tuple(found["grad"]),
+            ", ".join(sites),
+            everywhere=self._everywhere,
+            needs_value=any(rule.needs_value for rule in rules),
+            needs_input=any(rule.needs_input for rule in rules),
+        )
 
     def _attach_to_gradients(self, entry: NamedModule, seen: set[int]) -> None:
         for name, parameter in entry.parameters:
@@ -296,19 +333,18 @@ def _as_optimizer(target: object) -> Optimizer | None:
     return next((each for each in (inner, target) if isinstance(each, Optimizer)), None)
 
 
-def _check_module(entry: NamedModule, compiled: tuple[str, ...], parameters: list[str]) -> None:
-    inside = entry.path.startswith(compiled) if compiled else False
-    if entry.module._compiled_call_impl is not None or (inside and entry.path != ROOT):
+def _check_module(entry: NamedModule, late: tuple[str, ...], parameters: list[str]) -> None:
+    if late and entry.path.startswith(late) and (entry.tapped is entry.module or parameters):
         raise CannotRewriteError(
-            f"{entry.path} has been compiled, so that no rule can act there.",
-            repair="set the rules first, and compile the model then.",
+            f"{entry.path} has been compiled and run, so that no rule can act there.",
+            repair="call torch.compiler.reset() first: the model is compiled once more, with its rules.",
             reason="compiled code does not ask for hooks that were set after it was compiled.",
         )
-    if parameters and (is_compiled(entry.tapped) or isinstance(entry.module, torch.jit.ScriptModule)):
+    if parameters and isinstance(entry.module, torch.jit.ScriptModule):
         raise CannotRewriteError(
             f"{entry.path} has been compiled, so that the values of its parameters cannot be rewritten.",
-            repair="set the rules first, and compile the model then.",
-            reason="compiled code does not ask for hooks that were set after it was compiled.",
+            repair="set a rule on the module's output, or on the gradient of its parameters.",
+            reason="what torch.jit has compiled finds them by itself.",
         )
     if parameters and isinstance(entry.module, nn.RNNBase):
         raise CannotRewriteError(
@@ -316,3 +352,11 @@ def _check_module(entry: NamedModule, compiled: tuple[str, ...], parameters: lis
             repair="set a rule on the module's output, or on the gradient of its parameters.",
             reason=f"{type(entry.module).__name__} holds them in a list of its own.",
         )
+
+
+def _late_regions(entries: list[NamedModule]) -> tuple[str, ...]:
+    """Beginnings of the paths of all modules in regions that have been compiled and run without any rule in them."""
+    regions = [entry for entry in entries if is_compiled(entry.tapped) and may_have_run_compiled(entry.module)]
+    resting = [entry.path for entry in entries if rests_on(entry.module)] if regions else []
+    beginnings = [beginning_of(region.path) for region in regions]
+    return tuple(each for each in beginnings if not any(path.startswith(each) for path in resting))

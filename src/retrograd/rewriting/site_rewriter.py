@@ -13,7 +13,7 @@ from retrograd.errors import CannotRewriteError
 from retrograd.hooks.distributed import own_rank
 from retrograd.hooks.engine import grad_enabled, uncompiled
 from retrograd.hooks.gradients import branch, change_gradient
-from retrograd.hooks.nested import Keys, flatten, replace_tensors
+from retrograd.hooks.nested import Keys, flatten, is_among, replace_tensors
 from retrograd.hooks.reach import FREE_DEPTH
 from retrograd.hooks.saved import VersionCount
 from retrograd.rewriting.assignments import Assignments
@@ -201,15 +201,20 @@ class SiteRewriter:
         return tensor
 
     @uncompiled
-    def change_gradient(self, gradient: Tensor | None, beside: Beside | None = None) -> Tensor | None:
-        """The hook: what flows on instead of the gradient, beside which this is shown where a rule asks for it."""
+    def change_gradient(
+        self, gradient: Tensor | None, beside: Beside | None = None, *, training: bool | None = None
+    ) -> Tensor | None:
+        """The hook: what flows on instead of the gradient, beside which this is shown where a rule asks for it.
+
+        The mode of the module is that of the last call whose gradient was hooked, unless it is told.
+        """
         chain = self._gradient
         if gradient is None or chain is None or not self._factory.is_active:
             return None
-        scale = self._clock.scale
+        scale, training = self._clock.scale, self._training if training is None else training
         if scale is not None:
-            return chain.change_scaled(gradient, scale, self._call, self._training, beside)
-        changed = chain.change(gradient, self._call, self._training, beside)
+            return chain.change_scaled(gradient, scale, self._call, training, beside)
+        changed = chain.change(gradient, self._call, training, beside)
         return None if changed is gradient else changed
 
     change_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
@@ -249,6 +254,11 @@ class SiteRewriters:
         self._path = path
         self._chains: dict[tuple[Site, tuple[int, ...]], RuleChain] = {}
         self._rewriters: dict[tuple[tuple[str, ...], int], SiteRewriter | None] = {}
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module, while it lives."""
+        return self._find_module() if self._find_module is not None else None
 
     def find(self, keys: tuple[str, ...], call: int) -> SiteRewriter | None:
         """The rewriter of some keys at a call; None where no rule acts."""
@@ -300,7 +310,7 @@ class SiteRewriters:
         return replace_tensors(value, keys, changed) if changed else value
 
     def _chain(self, site: Site) -> RuleChain | None:
-        module = self._find_module() if self._find_module is not None else None
+        module = self.module
         rules = self._factory.find_rules(Candidate(site, module))
         if not rules:
             return None
@@ -308,8 +318,3 @@ class SiteRewriters:
         if key not in self._chains:
             self._chains[key] = self._factory.make_chain(rules, module, site.first_call)
         return self._chains[key]
-
-
-def is_among(tensor: Tensor, given: Any) -> bool:
-    """Tell whether a tensor is one of those in a nest."""
-    return any(tensor is each for _, each in flatten(given, ()))

@@ -251,7 +251,7 @@ class HooksScale(Detector):
     def check(self, record: Record) -> Iterator[Finding]:
         """Hold the gradients of parameters against those of outputs."""
         layers = record.once(Layers).listed
-        if record.ranks > 1:
+        if record.processes > 1 or len(record.history.rows.ranks) > 1:
             raise CannotTell("gradients of several ranks were averaged")
         first = next((layer for layer in layers if layer.type not in PASSING), None)
         for layer in (layer for layer in layers if layer.weighs):
