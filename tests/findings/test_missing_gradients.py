@@ -144,6 +144,18 @@ def test_healthy(case: Between) -> None:
     assert train(net, make_step(net, torch.optim.SGD(net.parameters(), lr=0.1))) == []
 
 
+@pytest.mark.parametrize(
+    "sites", ["*:weight.grad", "first:weight.grad", "last:*", "*:output", "*:output.grad", "*:weight.update"]
+)
+def test_what_was_not_selected_is_not_missing(sites: str) -> None:
+    net = Net(fine)
+    step = make_step(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    with record(net, sites=sites) as recording:
+        for _ in range(30):
+            step()
+    assert list(explain(recording.history)) == []
+
+
 def test_frozen_on_purpose() -> None:
     net = Net(fine)
     net.first.requires_grad_(False)

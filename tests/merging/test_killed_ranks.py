@@ -30,7 +30,7 @@ RANKS = 6
 STEPS = 60
 ELEMENTS = 4 * 8
 """Of the output that each rank records in a step."""
-LIMIT_SECONDS = 140.0
+LIMIT_SECONDS = 240.0
 
 Act = Callable[[int, int], None]
 """What a rank does before a step."""

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from retrograd.findings.explain import explain
 from retrograd.recording.record import record
 from tests.merging.comparing import assert_alike, list_names
 from tests.processes import Work, run_together
@@ -69,8 +70,9 @@ def test_one_folder_holds_what_the_reader_makes_of_four(tmp_path: Path) -> None:
     found = run_together(works, tmp_path, RANKS)
     for way in WAYS:
         assert list_names(tmp_path / "runs" / f"{way}-True") == ["rank00000"]
-        one, _ = assert_alike(tmp_path / "runs" / f"{way}-True", tmp_path / "runs" / f"{way}-False")
+        one, four = assert_alike(tmp_path / "runs" / f"{way}-True", tmp_path / "runs" / f"{way}-False")
         assert one.status == "finished"
+        assert {each.detector for each in explain(one)} <= {each.detector for each in explain(four)}
         assert one.manifest["merged"] == {"ranks": [0, 1, 2, 3], "lost": {}, "differing": {}}
         for with_it, without in zip(found[f"{way}-True"], found[f"{way}-False"], strict=True):
             assert all(map(torch.equal, with_it, without))

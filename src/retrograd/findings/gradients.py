@@ -49,6 +49,12 @@ class ParameterGradients:
         counts = zip(any_at.sum(axis=1).tolist(), some_at.sum(axis=1).tolist(), strict=True)
         return {str(sites[code].value): found for code, found in zip(wanted, counts, strict=True)}
 
+    @cached_property
+    def selected(self) -> frozenset[str]:
+        """Parameters whose gradients are recorded where there are any: a site is named before it has rows."""
+        sites = map(parse_leniently, self._record.history.site_names)
+        return frozenset(str(site.value) for site in sites if site.kind == "parameter" and site.quantity == "grad")
+
     def is_trained(self, name: str) -> bool:
         """Tell whether it had a gradient that was not all zeros."""
         return self.steps.get(name, (0, 0))[1] > 0

@@ -43,7 +43,7 @@ class MissingGradient(Detector):
             raise CannotTell(f"no parameter's gradient was recorded in {FEWEST} steps")
         missing = [
             name
-            for name in sorted(gradients.held)
+            for name in sorted(gradients.held & gradients.selected)
             if not gradients.is_trained(name) and not name.startswith(LOOSE) and not gradients.may_be_frozen(name)
         ]
         groups: dict[tuple[str, str], tuple[LostGradient | None, list[str]]] = {}
