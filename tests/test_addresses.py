@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,18 +119,16 @@ def test_a_folder_that_somebody_writes_to_is_refused(memory: Any) -> None:
 @pytest.mark.parametrize(
     ("place", "pid", "age", "alive"),
     [
-        ("elsewhere/1", 1, 10.0, True),
-        ("elsewhere/1", 1, claim.STALE_SECONDS + 1, False),
-        (None, os.getppid(), 10.0, True),
-        (None, os.getpid(), 10.0, False),  # a container that began again, with the same number
-        (None, (1 << 22) + 1, 10.0, False),  # above the highest number of a process
+        pytest.param("elsewhere/1", lambda: 1, 10.0, True, id="another machine"),
+        pytest.param("elsewhere/1", lambda: 1, claim.STALE_SECONDS + 1, False, id="another machine, long ago"),
+        pytest.param(None, os.getppid, 10.0, True, id="the parent"),
+        pytest.param(None, os.getpid, 10.0, False, id="a container that began again, with the same number"),
+        pytest.param(None, lambda: (1 << 22) + 1, 10.0, False, id="a number that no process can have"),
     ],
 )
-def test_who_is_alive(memory: Any, place: str | None, pid: int, age: float, alive: bool) -> None:
-    import time
-
+def test_who_is_alive(memory: Any, place: str | None, pid: Callable[[], int], age: float, alive: bool) -> None:
     path = open_folder("memory://runs/a/.lock")
-    holder = Holder("nonce", claim._name_place() if place is None else place, pid, time.time() - age)
+    holder = Holder("nonce", claim._name_place() if place is None else place, pid(), time.time() - age)
     claim._write_holder(path, holder)
     assert claim.is_held(path) is alive
     assert Claim(path).acquire() is not alive

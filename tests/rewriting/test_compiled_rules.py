@@ -194,8 +194,6 @@ def test_as_in_eager_code(kind: str, backend: str) -> None:
 def test_however_it_is_compiled(prepare: Prepare, part: Any) -> None:
     if part is again_reentrant and prepare is not per_block:
         pytest.skip("torch.compile does not trace it")
-    if part is again and prepare is not per_block:
-        pytest.xfail("a checkpoint inside a compiled region is not numbered rightly yet")
 
     def rules() -> Rules:
         return {

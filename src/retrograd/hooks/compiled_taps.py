@@ -192,7 +192,7 @@ def save_last_traced(operation: object) -> None:
     node = next((node for node in reversed(_traced_nodes()) if node.target is operation), None)
     if node is not None:
         results = [user for user in node.users if user.target is operator.getitem]  # where there are several
-        for each in results or (node,):
+        for each in (node, *results):  # of a tuple both: results are taken for views of it, which may be made again
             each.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
