@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas
+import pyarrow.parquet as pq
 import pytest
 
 from retrograd.cli import main
@@ -17,6 +18,7 @@ from retrograd.history.sink import Moment
 from retrograd.runs import compaction
 from retrograd.runs.compaction import compact
 from retrograd.runs.reader import open_run
+from retrograd.runs.stored import StoredRows
 from tests.history.made import make_batch
 from tests.runs.written import add_step, open_writer, sort_rows, write_run
 
@@ -235,3 +237,24 @@ def test_copies_that_differ_are_told_in_a_long_record(tmp_path: Path, monkeypatc
     monkeypatch.setattr(windows, "MOST_ROWS", 1 << 20)
     compact(tmp_path)
     assert open_run(tmp_path).history.disagreements == expected
+
+
+def test_of_one_site_few_row_groups_are_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "ROWS_OF_A_GROUP", 12)
+    monkeypatch.setattr(windows, "MOST_ROWS", 10)
+    compact(run)
+    history = open_run(run).history
+    table = pandas.concat(pandas.read_parquet(path) for path in run.rglob("*.parquet") if "merged" in path.parts)
+    read = []
+    original = StoredRows._read_group
+
+    def count(self: StoredRows, number: int, names: tuple[str, ...]) -> Any:
+        read.append(number)
+        return original(self, number, names)
+
+    monkeypatch.setattr(StoredRows, "_read_group", count)
+    expected = table[(table["site"] == "b:weight.update") & (table["phase"] == "train")].sort_values("step")
+    groups = sum(pq.ParquetFile(path).num_row_groups for path in run.rglob("*.parquet") if "merged" in path.parts)
+    series = history["b:weight.update"]
+    assert series.rows["sum"].tolist() == expected["sum"].tolist()
+    assert len(set(read)) < groups / 2

@@ -174,9 +174,20 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
 
     @abstractmethod
     def plan(
-        self, names: Sequence[str], first: int | None = None, last: int | None = None
+        self,
+        names: Sequence[str],
+        first: int | None = None,
+        last: int | None = None,
+        codes: npt.NDArray[np.int32] | None = None,
     ) -> Iterator[Callable[[], Part]]:
-        """Calls that read some columns, a piece each, in order; pieces without steps first … last are left out."""
+        """Calls that read some columns, a piece each, in order.
+
+        Args:
+            names: of the columns.
+            first: the first step that is asked for; pieces that have no step between it and the last are left out.
+            last: the last one.
+            codes: the sites that are asked for; pieces that are known to have no row of them are left out.
+        """
 
 
 def pick_columns(columns: Part, mask: npt.NDArray[np.bool_]) -> Part:

@@ -192,11 +192,16 @@ class SomeSites(StoredPart):
         return len(self._part)
 
     def plan(
-        self, names: Sequence[str], first: int | None = None, last: int | None = None
+        self,
+        names: Sequence[str],
+        first: int | None = None,
+        last: int | None = None,
+        codes: npt.NDArray[np.int32] | None = None,
     ) -> Iterator[Callable[[], Part]]:
         """As of the part; what is read holds the rows of these sites alone."""
-        if len(self.codes):
-            for read in self._part.plan(list(dict.fromkeys((*names, "site"))), first, last):
+        codes = self.codes if codes is None else np.intersect1d(codes, self.codes)
+        if len(codes):
+            for read in self._part.plan(list(dict.fromkeys((*names, "site"))), first, last, codes):
                 yield partial(self._read, read)
 
     def _read(self, read: Callable[[], Part]) -> Part:

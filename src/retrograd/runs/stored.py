@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -163,20 +164,30 @@ class StoredRows(StoredPart):
         return self is other
 
     def plan(
-        self, names: Sequence[str], first: int | None = None, last: int | None = None
+        self,
+        names: Sequence[str],
+        first: int | None = None,
+        last: int | None = None,
+        codes: npt.NDArray[np.int32] | None = None,
     ) -> Iterator[Callable[[], Part]]:
-        """Calls that read some columns, a row group each, in order; groups without steps first … last are left out."""
+        """As of any stored part; a piece is a row group."""
         for number, group in enumerate(self._groups):
             low, high = group.steps
-            if (last is None or low <= last) and (first is None or high >= first):
+            if (last is not None and low > last) or (first is not None and high < first):
+                continue
+            own = self._codes_of_groups.get(number)
+            if codes is None or own is None or len(np.intersect1d(own, codes, assume_unique=True)):
                 yield partial(self._read_group, number, tuple(names))
 
     def _find_codes(self, file: pq.ParquetFile) -> npt.NDArray[np.int32]:
-        """Codes of the sites that have rows, without keeping more than a row group's."""
-        found: npt.NDArray[np.int32] = np.empty(0, np.int32)
-        for number in range(file.num_row_groups):
-            found = np.union1d(found, self._read_sites(file.read_row_group(number, columns=["site"])["site"]))
-        return found.astype(np.int32)
+        """Codes of the sites that have rows, without keeping more than a row group's; note groups that lack some."""
+        found = [
+            np.unique(self._read_sites(file.read_row_group(number, columns=["site"])["site"]))
+            for number in range(file.num_row_groups)
+        ]
+        union = functools.reduce(np.union1d, found, np.empty(0, np.int32)).astype(np.int32)
+        self._codes_of_groups = {number: codes for number, codes in enumerate(found) if len(codes) < len(union)}
+        return union
 
     def _read_sites(self, column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
         return read_codes(column, self._code_of, self._rename)
