@@ -106,6 +106,13 @@ def use_record() -> None:
         recording.flush()
 
 
+def use_compaction() -> None:
+    folder = FOLDER / f"compacted-{len(list(FOLDER.iterdir()))}"
+    with rg.record(net, folder):
+        loss().backward()
+    rg.compact(folder)
+
+
 def use_policies() -> None:
     for name in ("CPU", "Disk", "Recompute", "Lossless", "AsIs", "Cast"):
         if policy := getattr(rg.saved, name, None):
@@ -205,6 +212,7 @@ USES: dict[str, Callable[[], Any]] = {
     "Trace": lambda: rg.Trace.load(made("trace").save(FOLDER / "trace.json.gz")),
     "check_adjoint": lambda: rg.check_adjoint(noisy, x, progress=True),
     "draw_graph": lambda: [rg.draw_graph(made("graph"), FOLDER / name) for name in ("graph.svg", "graph.html")],
+    "compact": use_compaction,
     "compare": lambda: str(rg.compare(made("history"), made("history"))),
     "every": lambda: rg.every(2),
     "explain": explain,

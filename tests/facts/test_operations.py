@@ -482,7 +482,9 @@ def test_compiled_code_is_compiled_as_ever(what: str, compiler: Any) -> None:
         return [each.detach() for each in net.parameters()], dict(compiler["stats"])
 
     (bare, counted), (recorded, counted_then) = train(False), train(True)
+    taps = counted_then.pop("calls_captured") - counted.pop("calls_captured")
     assert counted == counted_then
+    assert taps == {"module": 3, "part": 1, "loss": 0}[what]  # one for each module in the graph
     assert all(torch.equal(one, other) for one, other in zip(bare, recorded, strict=True))
 
 

@@ -253,7 +253,8 @@ class OptimizerWatch:
             return
         self._steps.update_begins(optimizer)
         if self._clock.on:
-            self._taps.tell_of_missing()
+            if self._taps.unseen:
+                self._taps.tell_of_missing()
             parameters = self._parameters
             watches = [parameters[id(p)] for p in held_by(optimizer) if id(p) in parameters]
             self.updates.begin(optimizer, watches)

@@ -248,7 +248,7 @@ class Recorder:
             backward.leave(failed)
         backward.losses, backward.scale = (), None
         self._facts.backward_ends(failed)
-        if clock.on:
+        if clock.on and self._taps.unseen:
             self._taps.tell_of_missing()
 
     # ---- handing over -----------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ class Taps:
         slots: the watches of what has calls.
         frozen: parameters that do not train, as site, module and parameter.
         calls: those with grad of each of these.
+        unseen: for each model the parts with parameters of their own, until one of them has been seen.
         may_lack: parameters may have come that have no watch: no model has run yet, or a watched one is gone.
     """
 
@@ -45,7 +46,7 @@ class Taps:
         self._grad = factory.buffers.grad
         self._calls: list[CallTap] = []
         self._outputs: WeakKeyDictionary[nn.Module, OutputWatch] = WeakKeyDictionary()
-        self._unseen: list[WeakSet[nn.Module]] = []
+        self.unseen: list[WeakSet[nn.Module]] = []
         self._watched: dict[str, SlotWatch] = {}
         self.frozen: list[tuple[Site, weakref.ref[nn.Module] | None, WeakIdRef]] = []
         self.slots: list[SlotWatch] = []
@@ -64,16 +65,16 @@ class Taps:
     def expect(self, entries: Iterable[NamedModule]) -> None:
         """Expect calls of those parts of a model that have parameters of their own."""
         own = [entry.tapped for entry in entries if any(_trains(parameter) for _, parameter in entry.parameters)]
-        self._unseen.append(WeakSet(module for module in own if module in self._outputs))
+        self.unseen.append(WeakSet(module for module in own if module in self._outputs))
 
     def tell_of_missing(self) -> None:
         """Warn, once, of a model that has gradients where compiled code without taps has run, and nothing else."""
-        for modules in list(self._unseen):
+        for modules in list(self.unseen):
             watches = [self._outputs[module] for module in modules]
             was_seen = any(watch.was_called for watch in watches)
             has_gradients = any(parameter.grad is not None for each in modules for parameter in _own(each))
             if was_seen or has_gradients or not watches:
-                self._unseen.remove(modules)
+                self.unseen.remove(modules)
             if has_gradients and not was_seen and has_compiled_code():
                 warn_of_compiled_code(sorted(watch.path for watch in watches))
 
