@@ -27,6 +27,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.node import has_side_effect
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
@@ -150,6 +152,7 @@ def version_of(spec: Any) -> int:
 
 
 _VERSION = version_of(__spec__)
+_WITHOUT_VALUES = (FakeTensor, FunctionalTensor)
 
 _UNSAFE = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 """CUDA graphs are cut here: what is recorded in one would be seen once, when it is made."""
@@ -171,7 +174,7 @@ _SEE_GRADIENT = define("see_gradient", "(Tensor gradient, Tensor ticket, int ind
 @uncompiled
 def _tap(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool) -> None:
     """What ``retrograd::tap`` is made of, wherever a graph with it is traced or run."""
-    if any(map(is_transformed, tensors)):
+    if is_rehearsed(tensors) or any(map(is_transformed, tensors)):
         return
     ticket = _SEE(tensors, handle, names, trains)
     save_last_traced(_SEE)
@@ -201,9 +204,18 @@ def count_traced(operation: object) -> int:
     return sum(node.target is operation for node in _traced_nodes())
 
 
-def _traced_nodes() -> Sequence[torch.fx.Node]:
+def is_rehearsed(tensors: Sequence[Tensor]) -> bool:
+    """Tell whether a compiler runs this for shapes alone: without values, and nothing is put into a graph."""
+    return bool(tensors) and isinstance(tensors[0], _WITHOUT_VALUES) and _proxy_mode() is None
+
+
+def _proxy_mode() -> Any:
     room: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")  # not loaded by us: that takes long
-    mode = room.get_proxy_mode() if room is not None else None
+    return room.get_proxy_mode() if room is not None else None
+
+
+def _traced_nodes() -> Sequence[torch.fx.Node]:
+    mode = _proxy_mode()
     return () if mode is None else mode.tracer.graph.nodes
 
 
