@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,8 @@ MOST_CELLS = 1 << 19
 MOST_ROWS = 1 << 20
 """Rows of a stored record of which whole columns are held; of a longer one some steps are read at a time."""
 
-_MOMENT = ("step", "micro", "backward", "phase", "site")
+MOMENT = ("step", "micro", "backward", "phase", "site")
+"""Columns that tell the cell of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +271,37 @@ def read_counted(rows: LongRows, names: Sequence[str], cells: Cells) -> Iterator
     """Pieces of the rows of a table without copies of others, and their cells; warn of copies that differ."""
     if not len(cells.steps) or not len(cells.codes):
         return
-    needed = list(dict.fromkeys((*_MOMENT, *names, *(("bin_count",) if "bins" in names else ()), "rank")))
+    needed = list(dict.fromkeys((*MOMENT, *names, *(("bin_count",) if "bins" in names else ()), "rank")))
     watch = None if rows.copies is None else CopyWatch(rows.copies)
-    for each in rows.pieces(needed, int(cells.steps[0]), int(cells.steps[-1])):
+    yield from read_once(rows, needed, cells, watch)
+    if watch is not None and rows.copies is not None:
+        watch.settle()
+        rows.copies.tell(list_different(watch, rows.copies, cells))
+
+
+class Placing(Protocol):
+    """A table of some steps that knows the cells of rows."""
+
+    @property
+    def steps(self) -> IntArray:
+        """Rising."""
+
+    def place(self, piece: Part) -> tuple[npt.NDArray[np.bool_], IntArray]:
+        """Which rows belong to the table, and the cells of these."""
+
+
+def read_once(
+    rows: LongRows, columns: Sequence[str], cells: Placing, watch: CopyWatch | None
+) -> Iterator[tuple[Part, IntArray]]:
+    """Pieces of the rows of a table without copies of others, and their cells.
+
+    Args:
+        rows: of the record.
+        columns: what is read of them: at least the moment and the rank.
+        cells: the table.
+        watch: tells copies; None where there are none.
+    """
+    for each in rows.pieces(columns, int(cells.steps[0]), int(cells.steps[-1])):
         mask, numbers = cells.place(each)
         piece = pick_columns(each, mask)
         if watch is not None and len(numbers):
@@ -280,16 +309,13 @@ def read_counted(rows: LongRows, names: Sequence[str], cells: Cells) -> Iterator
             piece, numbers = pick_columns(piece, counts), numbers[counts]
         if len(numbers):
             yield piece, numbers
-    if watch is not None and rows.copies is not None:
-        watch.settle()
-        rows.copies.tell(list_different(watch, rows.copies, cells))
 
 
 def list_different(watch: CopyWatch, copies: Copies, cells: Cells) -> list[Disagreement]:
     """For each site of a table the first moment at which copies differ."""
     found: dict[int, Disagreement] = {}
     for moment, (shown, other) in sorted(watch.different.items()):
-        step, site = divmod(moment >> _CELL_BITS, len(cells.codes))
+        step, site = divmod(cell_of(moment), len(cells.codes))
         code = int(cells.codes[site])
         found.setdefault(code, Disagreement(copies.name(code), int(cells.steps[step]), shown, other))
     return list(found.values())
@@ -303,6 +329,20 @@ def number_moments(piece: Part, cells: IntArray) -> IntArray:
     phase, backward = piece["phase"].astype(np.int64), piece["backward"].astype(np.int64) + 1
     micro = np.minimum(piece["micro"].astype(np.int64), (1 << 24) - 1)
     return np.asarray(cells << _CELL_BITS | phase << 40 | backward << 24 | micro, np.int64)
+
+
+def cell_of(moment: int) -> int:
+    """The cell of a moment's number."""
+    return moment >> _CELL_BITS
+
+
+def split_moments(numbers: IntArray) -> Columns:
+    """Columns of what else numbers of moments tell: phase, backward pass and micro-batch."""
+    return {
+        "phase": (numbers >> 40 & 0b111).astype(np.uint8),
+        "backward": ((numbers >> 24 & 0xFFFF) - 1).astype(np.int16),
+        "micro": (numbers & ((1 << 24) - 1)).astype(np.int32),
+    }
 
 
 def merge_windows(rows: LongRows, cells: Cells) -> Iterator[Rows]:
@@ -390,7 +430,7 @@ def compare_copies(rows: LongRows) -> list[Disagreement]:
     for start in range(0, len(steps) if rows.copies is not None else 0, width):
         cells = Cells(steps[start : start + width], rows.codes, None)
         watch = CopyWatch(rows.copies)  # type: ignore[arg-type]
-        for piece in rows.pieces((*_MOMENT, *COMPARED, "rank"), int(cells.steps[0]), int(cells.steps[-1])):
+        for piece in rows.pieces((*MOMENT, *COMPARED, "rank"), int(cells.steps[0]), int(cells.steps[-1])):
             all_passes = {**piece, "backward": np.minimum(piece["backward"], 0)}
             mask, numbers = cells.place(all_passes)
             picked = pick_columns(piece, mask)

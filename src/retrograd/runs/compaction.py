@@ -24,9 +24,20 @@ from retrograd.amounts import count_of, show_bytes
 from retrograd.errors import RunWriteError
 from retrograd.files import remove_unfinished, write_json, write_whole
 from retrograd.history.copies import CopyWatch
-from retrograd.history.rows import ROW_TYPES, Columns, Part, pick_columns
+from retrograd.history.rows import ROW_TYPES, Columns, Part
 from retrograd.history.table import build_table
-from retrograd.history.windows import Histograms, IntArray, LongRows, MergedTable, locate, number_moments
+from retrograd.history.windows import (
+    MOMENT,
+    Histograms,
+    IntArray,
+    LongRows,
+    MergedTable,
+    cell_of,
+    locate,
+    number_moments,
+    read_once,
+    split_moments,
+)
 from retrograd.runs.layout import LOCK, MANIFEST, MERGED, Span, list_merged_parts, list_parts
 from retrograd.runs.lock import Lock
 from retrograd.runs.parts import count_rows, parquet_options, read_part
@@ -37,11 +48,9 @@ ROWS_OF_A_GROUP = 1 << 14
 _MOST_CELLS = 1 << 17
 """Rows that are merged at one time; with its histogram a row takes some 500 bytes."""
 
-_KEYS = ("step", "micro", "backward", "phase", "site")
-
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class Compacted:
     """What compacting a run has saved.
 
     Attributes:
@@ -74,7 +83,7 @@ class Saved:
         )
 
 
-def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> Saved:
+def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> Compacted:
     """Rewrite the statistics of a run that is over as few files, sorted by site, and ranks merged.
 
     Numbers are those that were read of all ranks together before, to rounding; micro-batches stay apart. Tensors,
@@ -117,7 +126,7 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
                 repair="make room on the disk: until it is done there are old files and new ones.",
             ) from error
     after = _measure(open_run(opened.path))
-    return Saved(before[0], after[0], before[1], after[1], before[2], after[2], tuple(ranks))
+    return Compacted(before[0], after[0], before[1], after[1], before[2], after[2], tuple(ranks))
 
 
 class _Stored(NamedTuple):
@@ -198,7 +207,7 @@ def merge_moments(rows: LongRows, names: Sequence[str], differing: dict[str, lis
         names: of the sites, by code.
         differing: takes the sites whose copies differ: the first step, and two ranks.
     """
-    found = [np.unique(number_kinds(piece)) for piece in rows.pieces(_KEYS)]
+    found = [np.unique(number_kinds(piece)) for piece in rows.pieces(MOMENT)]
     kinds, steps = np.unique(np.concatenate([np.empty(0, np.int64), *found])), rows.outline.all_steps
     width = max(_MOST_CELLS // max(len(kinds) * len(rows.codes), 1), 1)
     for start in range(0, len(steps), width):
@@ -209,45 +218,25 @@ def _merge_window(rows: LongRows, cells: Moments, names: Sequence[str], differin
     size = len(cells.steps) * len(cells.kinds) * len(cells.codes)
     table, histograms, scale = MergedTable(rows, size), Histograms(size, 1), np.ones(size)
     watch = None if rows.copies is None else CopyWatch(rows.copies)
-    columns = (*_KEYS, "rank", *ROW_TYPES, *rows.custom, "scale", "first_bin", "bin_count", "bins")
-    for numbers, piece in _read_window(rows, columns, cells, watch):
+    columns = (*MOMENT, "rank", *ROW_TYPES, *rows.custom, "scale", "first_bin", "bin_count", "bins")
+    for piece, numbers in read_once(rows, columns, cells, watch):
         table.add(piece, numbers)
         histograms.add(piece, numbers)
         scale[numbers] = piece["scale"]
     if watch is not None and rows.copies is not None:
         watch.settle()
         for moment, (shown, other) in sorted(watch.different.items()):
-            step, code = cells.find(moment >> 43)
+            step, code = cells.find(cell_of(moment))
             differing.setdefault(rows.copies.name(code), [step, shown, other])
     return build_table(_lay_out(table, histograms, scale, cells), names)
-
-
-def _read_window(
-    rows: LongRows, columns: Sequence[str], cells: Moments, watch: CopyWatch | None
-) -> Iterator[tuple[IntArray, Part]]:
-    for each in rows.pieces(columns, int(cells.steps[0]), int(cells.steps[-1])):
-        mask, numbers = cells.place(each)
-        piece = pick_columns(each, mask)
-        if watch is not None and len(numbers):
-            counts = watch.count(int(piece["rank"][0]), number_moments(piece, numbers), piece)
-            piece, numbers = pick_columns(piece, counts), numbers[counts]
-        if len(numbers):
-            yield numbers, piece
 
 
 def _lay_out(table: MergedTable, histograms: Histograms, scale: npt.NDArray[np.float64], cells: Moments) -> Columns:
     filled, columns = table.take()
     above, site = np.divmod(filled, len(cells.codes))
     step, kind = np.divmod(above, len(cells.kinds))
-    number = cells.kinds[kind]
-    columns |= {
-        "step": cells.steps[step],
-        "site": cells.codes[site],
-        "micro": (number & ((1 << 24) - 1)).astype(np.int32),
-        "backward": ((number >> 24 & 0xFFFF) - 1).astype(np.int16),
-        "phase": (number >> 40).astype(np.uint8),
-        "scale": scale[filled],
-    }
+    columns |= {"step": cells.steps[step], "site": cells.codes[site], "scale": scale[filled]}
+    columns |= split_moments(cells.kinds[kind])
     columns["first_bin"], columns["bin_count"], columns["bins"] = histograms.list_stretches(filled)
     return columns
 
@@ -256,10 +245,8 @@ def _lay_out(table: MergedTable, histograms: Histograms, scale: npt.NDArray[np.f
 
 
 def _merge_ranks(run: Run, ranks: Sequence[int], progress: bool) -> None:
-    rows, names = (
-        LongRows(run.history.rows.parts, None, run.history.rows.merges, run.history.rows.copies),
-        run.history.written_names,
-    )
+    held, names = run.history.rows, run.history.written_names
+    rows = LongRows(held.parts, None, held.merges, held.copies)
     folder = run.ranks[0].folder / MERGED
     folder.mkdir(exist_ok=True)
     for _, path in list_parts(folder):  # of a compaction that was killed
@@ -330,11 +317,8 @@ def _collect(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
 
 def _write(path: Path, table: pa.Table) -> None:
     """Write a part whose rows are sorted by site, each site's by step, in the order in which they were."""
-    codes: dict[str, int] = {}
     column = table["site"].combine_chunks()
     column = column if isinstance(column, pa.DictionaryArray) else column.chunk(0)
-    for name in column.dictionary.to_pylist():
-        codes.setdefault(name, len(codes))
     order = np.lexsort((table["step"].to_numpy(), column.indices.to_numpy(zero_copy_only=False)))
     ordered = table.take(pa.array(order)).combine_chunks()
     with write_whole(path) as file:
