@@ -19,7 +19,7 @@ from retrograd.addresses import open_folder
 from retrograd.cli import main
 from retrograd.errors import NotARunError, RunExistsError, RunWriteError
 from retrograd.runs import claim
-from retrograd.runs.claim import Claim, Holder, read_holder
+from retrograd.runs.claim import Claim, ClaimHolder, read_holder
 from retrograd.runs.parts import FAN_IN
 from retrograd.runs.ranks import RankClaim
 
@@ -128,7 +128,7 @@ def test_a_folder_that_somebody_writes_to_is_refused(memory: Any) -> None:
 )
 def test_who_is_alive(memory: Any, place: str | None, pid: Callable[[], int], age: float, alive: bool) -> None:
     path = open_folder("memory://runs/a/.lock")
-    holder = Holder("nonce", claim._name_place() if place is None else place, pid(), time.time() - age)
+    holder = ClaimHolder("nonce", claim._name_place() if place is None else place, pid(), time.time() - age)
     claim._write_holder(path, holder)
     assert claim.is_held(path) is alive
     assert Claim(path).acquire() is not alive

@@ -29,7 +29,7 @@ from retrograd.history.history import History
 from retrograd.history.matrix import Curve
 from retrograd.history.series import Series
 from retrograd.history.sink import Event
-from retrograd.history.windows import Outline
+from retrograd.history.windows import RecordOutline
 from retrograd.sites.site import ROOT, Site, parse_leniently
 
 F = TypeVar("F", bound=Fact)
@@ -97,7 +97,7 @@ class Record:
         return [parse_leniently(names[code]) for code in codes[order]]
 
     @cached_property
-    def _outline(self) -> Outline:
+    def _outline(self) -> RecordOutline:
         return self.history.outline
 
     def of_kind(self, kind: str, quantity: str = "value") -> list[Site]:

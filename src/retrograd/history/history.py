@@ -27,7 +27,7 @@ from retrograd.history.table import (
     read_events,
     read_loss,
 )
-from retrograd.history.windows import LongRows, Outline, add_columns, choose_rows, compare_copies, find_outline
+from retrograd.history.windows import LongRows, RecordOutline, add_columns, choose_rows, compare_copies, find_outline
 from retrograd.sites.pattern import Pattern
 
 
@@ -233,7 +233,7 @@ class History:
             yield add_columns(counts, place(steps), columns)
 
     @property
-    def outline(self) -> Outline:
+    def outline(self) -> RecordOutline:
         """Steps by phase, and the order in which sites were reached."""
         rows = self.rows
         return rows.outline if isinstance(rows, LongRows) else find_outline(rows)

@@ -43,7 +43,7 @@ MOMENT = ("step", "micro", "backward", "phase", "site")
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class RecordOutline:
     """What can be told of a record without its numbers.
 
     Attributes:
@@ -60,7 +60,7 @@ class Outline:
         return _unite(list(self.steps.values()))
 
 
-def find_outline(rows: Rows) -> Outline:
+def find_outline(rows: Rows) -> RecordOutline:
     """Read what an outline tells."""
     orders = np.full(int(rows.codes.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     found: dict[int, list[IntArray]] = {}
@@ -72,7 +72,7 @@ def find_outline(rows: Rows) -> Outline:
             listed.append(np.unique(piece["step"][piece["phase"] == phase]).astype(np.int64))
             if len(listed) > 1 and sum(map(len, listed[1:])) > len(listed[0]) + MOST_CELLS:
                 listed[:] = [_unite(listed)]
-    return Outline({phase: _unite(listed) for phase, listed in found.items()}, orders)
+    return RecordOutline({phase: _unite(listed) for phase, listed in found.items()}, orders)
 
 
 def _unite(listed: Sequence[IntArray]) -> IntArray:
@@ -134,7 +134,7 @@ class LongRows(Rows):
         return min(part.step_limits[0] for part in self._stored), max(part.step_limits[1] for part in self._stored)
 
     @cached_property
-    def outline(self) -> Outline:
+    def outline(self) -> RecordOutline:
         """Steps by phase, and the order of sites."""
         return find_outline(self)
 

@@ -1,8 +1,8 @@
 """The hooks on modules that rewrite: they change what a module is called with, and what it returns.
 
 They come after the hooks that the user has set so far, and before all that read. While torch.compile traces them, they
-put operations into its graph instead (``compiled_rules.py``), and which those are follows from the :class:`Reach` of
-the rules alone. A graph is guarded by it. So a hook that is part of a graph stays on its module when it is removed, and
+put operations into its graph instead (``compiled_rules.py``), and which those are follows from the
+:class:`ReachedSites` of the rules alone. A graph is guarded by it. So a hook that is part of a graph stays on its module when it is removed, and
 reaches nothing: the graph is left, and is found again once a hook is asked for that reaches the same.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from retrograd.hooks.compiled_rules import (
-    CompiledCall,
+    RewrittenCall,
     RewrittenSlot,
     is_in_transform,
     make_slot_handle,
@@ -51,7 +51,7 @@ class InputsRewriter(RewrittenSlot, Protocol):
         """See what the call returned; None for one that raised."""
 
 
-class Reach:
+class ReachedSites:
     """What the rules of one hook may reach, as far as a graph depends on it.
 
     Torch does not guard a graph against hooks on modules that had none. So each hook is asked for what all rules of its
@@ -86,7 +86,7 @@ class Reach:
         self.needs_input = needs_input
 
 
-NOWHERE = Reach()
+NOWHERE = ReachedSites()
 
 
 class _Rewrites(Hook):
@@ -109,7 +109,7 @@ class _Rewrites(Hook):
         self._names: Any = None
         self.reach = NOWHERE
 
-    def act(self, rewriter: Any, reach: Reach, names: ArgumentNames) -> None:
+    def act(self, rewriter: Any, reach: ReachedSites, names: ArgumentNames) -> None:
         """Ask this rewriter from now on."""
         self._rewriter = rewriter
         self._names = names
@@ -139,7 +139,7 @@ class _Rewrites(Hook):
             else:
                 self._rewriter.after_call(module, ())
 
-    def begin_compiled_call(self, trains: bool, training: bool) -> CompiledCall | None:
+    def begin_compiled_call(self, trains: bool, training: bool) -> RewrittenCall | None:
         """Begin a call that compiled code makes."""
         self.is_compiled = True
         return None if self._rewriter is None else self._rewriter.begin_compiled_call(trains, training)
@@ -265,7 +265,7 @@ def _is_in(name: str, names: tuple[str, ...]) -> bool:
 class Tap:
     """Hooks that rewrite, on one module, which stay there if they have become part of a graph."""
 
-    def __init__(self, module: nn.Module, rewriter: Any, reach: Reach) -> None:
+    def __init__(self, module: nn.Module, rewriter: Any, reach: ReachedSites) -> None:
         self._find_module = weakref.ref(module)
         self._hooks = self._find_resting(module) or self._set(module)
         names = ArgumentNames(module)
@@ -350,17 +350,17 @@ class ParameterTap(Tap):
         return [(before, set_before(module, before)), (after, set_after(module, after, always=True))]
 
 
-class ForwardTap(Tap):
+class ModelTap(Tap):
     """The hooks around the forwards of a model, before and after all others; ``remove()`` takes them away.
 
     Args:
         module: the model.
         watcher: an :class:`~retrograd.hooks.module.InputWatcher`.
-        everywhere: as in :class:`Reach`.
+        everywhere: as in :class:`ReachedSites`.
     """
 
     def __init__(self, module: nn.Module, watcher: InputWatcher, everywhere: str) -> None:
-        super().__init__(module, watcher, Reach(everywhere=everywhere))
+        super().__init__(module, watcher, ReachedSites(everywhere=everywhere))
         self._hooks[0][1].put_first()
 
     def _set(self, module: nn.Module) -> list[tuple[_Rewrites, Entry]]:

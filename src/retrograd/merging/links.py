@@ -44,7 +44,7 @@ class NoteBoard(Protocol):
         """The address of this machine."""
 
 
-class Link:
+class RankLink:
     """The connection to the rank that takes our rows.
 
     Args:

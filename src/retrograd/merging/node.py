@@ -21,7 +21,7 @@ import numpy as np
 from retrograd.foreign.text import check_kinds
 from retrograd.history.copies import Disagreement
 from retrograd.history.sink import Moment, RowBatch
-from retrograd.merging.links import Door, Link, NoteBoard, Peer
+from retrograd.merging.links import Door, NoteBoard, Peer, RankLink
 from retrograd.merging.messages import Message, pack, pack_rows, read_losses, unpack_rows
 from retrograd.merging.rows import LossMeans, RankedRows, RowMerger, rank_rows, unrank_rows
 from retrograd.merging.sites import SharedSites, read_groups
@@ -132,7 +132,7 @@ class MergingNode:
         self._placed: object = None
         self._board: NoteBoard | None = None
         self._door: Door | None = None
-        self._link: Link | None = None
+        self._link: RankLink | None = None
         self._top: Top | None = None
         self._named = 0
         self._told = -1
@@ -275,7 +275,7 @@ class MergingNode:
         try:
             address = self._board.look(self._key_of(self._above[0]))
             if address:
-                self._link = Link(address, self.rank)
+                self._link = RankLink(address, self.rank)
                 self._told, self._was_linked = -1, True
                 return
         except ConnectionRefusedError:
@@ -467,7 +467,7 @@ class MergingNode:
             top.add_loss(Moment(step, micro, backward, phase), total / n)
 
     def _send(
-        self, link: Link, rows: Sequence[RankedRows], losses: Sequence[Any], *, through: int, is_last: bool
+        self, link: RankLink, rows: Sequence[RankedRows], losses: Sequence[Any], *, through: int, is_last: bool
     ) -> None:
         head: dict[str, Any] = {
             "through": through,

@@ -19,7 +19,7 @@ from retrograd.hooks.module import is_compiled
 from retrograd.hooks.names import NamedModule, beginning_of, name_models, parameter_site, walk_modules
 from retrograd.hooks.optimizer import held_by, optimizer_listeners
 from retrograd.hooks.rewriters import gradient_rewriters, watched_rewriters
-from retrograd.hooks.rule_taps import ForwardTap, InputTap, OutputTap, ParameterTap, Reach, Tap, rests_on
+from retrograd.hooks.rule_taps import InputTap, ModelTap, OutputTap, ParameterTap, ReachedSites, Tap, rests_on
 from retrograd.hooks.sharded_gradient import ShardedParameters
 from retrograd.notices import warn
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
@@ -38,7 +38,7 @@ class Rewriting:
     def __init__(self, assignments: Assignments | None, rules: list[Rule]) -> None:
         self._assignments = assignments
         self._rules = rules
-        self._roots: list[ForwardTap] = []
+        self._roots: list[ModelTap] = []
         self._taps: list[Tap] = []
         self._inputs: list[InputRewriter] = []
         self._parameters: list[ParameterRewriter] = []
@@ -127,7 +127,7 @@ class Rewriting:
             self._everywhere = self._describe_reach(candidates)
             for model in models.values():
                 self.clock.steps.add_parameters(model.parameters())
-                self._roots.append(ForwardTap(model, self.clock, self._everywhere))
+                self._roots.append(ModelTap(model, self.clock, self._everywhere))
             late = _late_regions(entries)
             seen: set[int] = set()
             for entry in entries:
@@ -174,7 +174,9 @@ class Rewriting:
             sites = ", ".join(str(parameter_site(entry.path, name)) for name in parameters)
             # a wrapper may compute it again without itself
             self._taps.append(
-                ParameterTap(entry.module, values, Reach(tuple(parameters), sites=sites, everywhere=self._everywhere))
+                ParameterTap(
+                    entry.module, values, ReachedSites(tuple(parameters), sites=sites, everywhere=self._everywhere)
+                )
             )
         inputs = None
         if "input" in slots or needs_input:
@@ -194,7 +196,7 @@ class Rewriting:
                 found.update(f"{each.site} {rule.needs_value} {rule.needs_input}\n".encode())
         return found.hexdigest()
 
-    def _find_reach(self, entry: NamedModule, slot: str) -> Reach:
+    def _find_reach(self, entry: NamedModule, slot: str) -> ReachedSites:
         """What compiled code has to ask the rules about, of the inputs or of the outputs of a module."""
         assert self._assignments is not None
         found: dict[str, list[str]] = {"value": [], "grad": []}
@@ -206,7 +208,7 @@ class Rewriting:
                 found[each.site.quantity].append(slot if slot == "output" else "".join(each.site.keys[1:2]))
                 rules += possible
                 sites.append(str(each.site))
-        return Reach(
+        return ReachedSites(
             tuple(found["value"]),
             tuple(found["grad"]),
             ", ".join(sites),

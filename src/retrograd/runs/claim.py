@@ -30,7 +30,7 @@ _ours: set[str] = set()
 
 
 @dataclass(frozen=True)
-class Holder:
+class ClaimHolder:
     """The process that holds a folder, as its claim tells it.
 
     Attributes:
@@ -125,7 +125,7 @@ class Claim:
                 _write_holder(self.path, replace(found, is_released=True))
 
     def _write(self, *, is_new: bool = False) -> None:
-        holder = Holder(self._nonce, _name_place(), os.getpid(), time.time())
+        holder = ClaimHolder(self._nonce, _name_place(), os.getpid(), time.time())
         try:
             _write_holder(self.path, holder, is_new=is_new)
         except FileExistsError:
@@ -137,10 +137,10 @@ class Claim:
         self._beaten = time.monotonic()
 
 
-def read_holder(path: Path) -> Holder | None:
+def read_holder(path: Path) -> ClaimHolder | None:
     """The holder that a claim tells of; None where there is none, or nobody can read it."""
     try:
-        return Holder(**parse_object(fetch(path)))
+        return ClaimHolder(**parse_object(fetch(path)))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
@@ -151,7 +151,7 @@ def is_held(path: Path) -> bool:
     return found is not None and found.is_alive
 
 
-def _write_holder(path: Path, holder: Holder, *, is_new: bool = False) -> None:
+def _write_holder(path: Path, holder: ClaimHolder, *, is_new: bool = False) -> None:
     put(path, json.dumps(asdict(holder)).encode(), is_new=is_new)
 
 

@@ -224,7 +224,7 @@ class StoredRows(StoredPart):
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _RowGroup:
     """A row group, as its footer tells: rows, first and last step, and columns of which all rows are the same."""
 
     count: int
@@ -232,7 +232,7 @@ class _Group:
     constants: dict[str, int]
 
 
-def _describe_group(group: pq.RowGroupMetaData) -> _Group:
+def _describe_group(group: pq.RowGroupMetaData) -> _RowGroup:
     steps, constants = (np.iinfo(np.int64).min, np.iinfo(np.int64).max), {}
     for number in range(group.num_columns):
         column = group.column(number)
@@ -246,7 +246,7 @@ def _describe_group(group: pq.RowGroupMetaData) -> _Group:
             elif limits.min == limits.max:
                 value = limits.min
                 constants[name] = _PHASE_CODES[str(value)] if name == "phase" else value
-    return _Group(group.num_rows, steps, constants)
+    return _RowGroup(group.num_rows, steps, constants)
 
 
 def _convert_bins(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
