@@ -2,8 +2,9 @@
 
 They come after the hooks that the user has set so far, and before all that read. While torch.compile traces them, they
 put operations into its graph instead (``compiled_rules.py``), and which those are follows from the
-:class:`ReachedSites` of the rules alone. A graph is guarded by it. So a hook that is part of a graph stays on its module when it is removed, and
-reaches nothing: the graph is left, and is found again once a hook is asked for that reaches the same.
+:class:`ReachedSites` of the rules alone. A graph is guarded by it. So a hook that is part of a graph stays on its
+module when it is removed, and reaches nothing: the graph is left, and is found again once a hook is asked for that
+reaches the same.
 """
 
 from __future__ import annotations
