@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -335,3 +336,29 @@ def test_updates_alone_are_of_training_steps() -> None:
     assert history["0:weight.update"].steps.tolist() == [0, 1, 2]
     assert history.loss.values.tolist() == losses
     assert set(history.table().to_pandas()["phase"]) == {"train"}
+
+
+def test_no_copy_outlives_the_recording() -> None:
+    model = make_wide()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording = rg.record(model, sites="*:weight.update")
+    for _ in range(2):
+        train_wide(model, optimizer)
+    assert count_like(model[0].weight) == 2
+    recording.close()
+    assert count_like(model[0].weight) == 1
+    assert recording.history["0:weight.update"].steps.tolist() == [0, 1]
+
+
+def train_wide(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(1, 256)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def count_like(weight: torch.Tensor) -> int:
+    """Tensors of this size that are alive, each memory once."""
+    gc.collect()
+    kinds = (torch.Tensor, nn.Parameter)
+    alive = [each for each in gc.get_objects() if type(each) in kinds and each.shape == weight.shape]
+    return len({each.data_ptr() for each in alive})

@@ -193,6 +193,10 @@ class UpdateRecorder:
                 self._fault(update.site, error)
             self._weights.give_back(watch, before)
 
+    def release(self) -> None:
+        """Give up the memory of copies: nothing more is measured."""
+        self._weights = WeightCopies()
+
     def abandon(self, optimizer: Optimizer) -> None:
         """Forget the copies for an update that was not made."""
         for watch, before in self._copies.pop(optimizer, ()):

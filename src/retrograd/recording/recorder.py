@@ -292,6 +292,7 @@ class Recorder:
         optimizer_listeners.remove(self._optimizers)
         self.clock.close_all()
         self._optimizers.decide()
+        self._optimizers.updates.release()
         self._facts.end()
         self.clock.stop()
         self._reductions.remove()
