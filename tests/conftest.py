@@ -25,6 +25,16 @@ settings.load_profile("any machine")
 torch.set_num_threads(1)  # the tensors of tests are small, and two threads only wait for each other
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="run sweeps in full, where a sample of each kind is usual")
+
+
+@pytest.fixture(scope="session")
+def thorough(pytestconfig: pytest.Config) -> bool:
+    """Whether a sweep is to be run in full."""
+    return bool(pytestconfig.getoption("--thorough"))
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """Torch's global state is the same after each test as before it, and no thread of ours is alive."""
@@ -85,7 +95,7 @@ def our_threads() -> set[threading.Thread]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, with the reason, and put slow tests behind quick ones.
+    """Skip what is not asked for or this machine cannot run, with the reason, and put slow tests behind quick ones.
 
     Where tests run in several processes, those that share what takes long to make are run by the same one.
     """
@@ -95,6 +105,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(shared))
     chromium = any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     for item in items:
+        if item.get_closest_marker("thorough") and not item.config.getoption("--thorough"):
+            item.add_marker(pytest.mark.skip(reason="runs with --thorough"))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if item.get_closest_marker("browser") and not chromium:
