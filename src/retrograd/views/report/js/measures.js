@@ -56,7 +56,7 @@ async function load(block, { bands, series }) {
   const [lines, width] = [bands.length * series.length, columns - from];
   if (!known && !facts.live) return numbers.set(block, { values: added, stride: columns, columns });
   const stride = known && known.stride >= columns ? known.stride : columns + SPARE;
-  const values = known?.stride === stride ? known.values : new Float32Array(lines * stride);
+  const values = known?.stride === stride ? known.values : new Float32Array(lines * stride).fill(NaN);
   for (let line = 0; line < lines; line++) {
     if (known && values !== known.values)
       values.set(known.values.subarray(line * known.stride, line * known.stride + from), line * stride);
@@ -85,7 +85,7 @@ function lineIn(block, { bands, series }, band, rank) {
   const found = numbers.get(block);
   if (!found) return null;
   const start = (bands.indexOf(bandOf({ bands }, band)) * series.length + rank) * found.stride;
-  return found.values.subarray(start, start + found.columns);
+  return found.values.subarray(start, start + Math.min(facts.columns.first.length, found.stride)); // NaN until they come
 }
 
 function magnitudes(series) {
