@@ -25,15 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-COLD = (
-    "PYTHONWARNINGS",
-    "PYTHONHASHSEED",
-    "PYTHONSTARTUP",
-    "PYTHONHOME",
-    "PYTHONINSPECT",
-    "PYTHONOPTIMIZE",
-    "PYTHONMALLOC",
-)
+COLD = tuple(f"PYTHON{name}" for name in ("WARNINGS", "HASHSEED", "HOME", "INSPECT", "OPTIMIZE", "MALLOC"))
 """Variables that act when an interpreter begins."""
 
 _lock = threading.Lock()
@@ -146,7 +138,7 @@ def _begin(
     environment = dict(os.environ if env is None else env)
     if prepare is not None or shell or isinstance(words, str | bytes) or executable is not None:
         return False
-    folder = Path(os.fspath(cwd) if cwd else os.getcwd()).absolute()
+    folder = Path(cwd or ".").absolute()
     known = understand([os.fspath(word) for word in words], environment)
     if known is None:
         return False
@@ -181,10 +173,8 @@ def _begin(
 
 
 def _choose_stage(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    is_ours = any("retrograd" in word for word in words[1:4]) or any(
-        name.startswith("RETROGRAD_") for name in environment
-    )
-    return "ours" if is_ours else "torch"
+    is_ours = any("retrograd" in word for word in words[1:4])
+    return "ours" if is_ours or any(name.startswith("RETROGRAD_") for name in environment) else "torch"
 
 
 def _wait(process: Any, flags: int) -> tuple[int, int]:

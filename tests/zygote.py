@@ -9,8 +9,8 @@ the end is run; only modules are not taken apart.
 stand in front of it: what acts when torch is imported acts here too. What is left out: torch's own modules are not
 executed again, and ``torch._dynamo`` is there before it is asked for. Frames of this file are below the program's.
 
-It is given a folder for its sockets, one for each of the stages below; a stage forks the next when somebody asks for it.
-It ends when its stdin does.
+It is given a folder for its sockets, one for each of the stages below; a stage forks the next when somebody asks for
+it. It ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ STAGES = ("torch", "ours", "tests")
 """What is loaded, each with what is before it: torch, all of retrograd, and what test modules import."""
 
 FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else Path()
-BARE = frozenset(sys.modules)
 
 
 class Job:
@@ -143,7 +142,7 @@ def load(stage: str) -> None:
         import torch
         import torch._dynamo
 
-        numpy.random.get_state()
+        assert numpy
         torch.set_num_threads(1)
     elif stage == "ours":
         import pyarrow.parquet
@@ -296,10 +295,8 @@ def prepare(job: Job) -> None:
     HELD.hide()
     _, rest = split(job.words)
     HELD.program = rest[1] if rest[0] == "-m" else ""
-    sys.meta_path[:] = [
-        each for each in sys.meta_path if each is not HELD and getattr(each, "__name__", "") != "_TorchFinder"
-    ]
-    sys.meta_path.insert(0, HELD)
+    others = [each for each in sys.meta_path if each is not HELD and getattr(each, "__name__", "") != "_TorchFinder"]
+    sys.meta_path[:] = [HELD, *others]
     numpy.random.seed()
     main = types.ModuleType("__main__")
     main.__builtins__ = __builtins__  # type: ignore[attr-defined]
@@ -384,19 +381,15 @@ ENDING = Ending()
 
 
 def run_file(path: str) -> int:
-    library = ctypes.CDLL(None)
-    library.fopen.restype = ctypes.c_void_p
-    file = library.fopen(os.fsencode(path), b"rb")
+    """Run a script in ``__main__``; not 0 where it has raised an exception, which is printed by then."""
+    open_file, run_open = ctypes.CDLL(None).fopen, ctypes.pythonapi.PyRun_SimpleFileExFlags
+    open_file.restype = ctypes.c_void_p
+    run_open.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p]
+    file = open_file(os.fsencode(path), b"rb")
     if not file:
         print(f"{sys.executable}: can't open file {path!r}", file=sys.stderr)
         raise SystemExit(2)
-    ctypes.pythonapi.PyRun_SimpleFileExFlags.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_char_p,
-        ctypes.c_int,
-        ctypes.c_void_p,
-    ]
-    return int(ctypes.pythonapi.PyRun_SimpleFileExFlags(file, os.fsencode(path), 1, None))
+    return int(run_open(file, os.fsencode(path), 1, None))
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -25,12 +25,8 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
-    code, output, _ = run(
-        [sys.executable, str(SCRIPTS / "seeds_early.py")],
-        tmp_path_factory.mktemp("bare"),
-        ENVIRONMENT,
-        subprocess.Popen,
-    )
+    script = [sys.executable, str(SCRIPTS / "seeds_early.py")]
+    code, output, _ = run(script, tmp_path_factory.mktemp("bare"), ENVIRONMENT, subprocess.Popen)
     assert code == 0
     return output
 
