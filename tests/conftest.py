@@ -35,6 +35,13 @@ def thorough(pytestconfig: pytest.Config) -> bool:
     return bool(pytestconfig.getoption("--thorough"))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def collections_are_short() -> None:
+    """The collector looks at what the tests of a file make, and not at all that is loaded, which takes it a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """Torch's global state is the same after each test as before it, and no thread of ours is alive."""
