@@ -21,7 +21,7 @@ demo: $(VENV)/installed-examples ## record examples/train_digits.py unmodified a
 	@echo "Open $(CURDIR)/runs/demo/report.html in a browser."
 
 test: $(if $(TORCH),$(VENV)/installed-test,check) ## run all checks and tests; TORCH=2.15.0: the tests with that version
-	$(BIN)/pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadgroup $(THOROUGH)
+	$(BIN)/pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile $(THOROUGH)
 
 thorough: THOROUGH := --thorough
 thorough: test ## the same with every sweep in full, which takes several times as long

@@ -29,10 +29,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run sweeps in full, where a sample of each kind is usual")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def thorough(pytestconfig: pytest.Config) -> bool:
     """Whether a sweep is to be run in full."""
     return bool(pytestconfig.getoption("--thorough"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collections_are_short() -> None:
+    """The collector looks at what the tests of a file make, and not at all that is loaded, which takes it a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -82,27 +89,13 @@ def torch_state() -> dict[str, Any]:
     return state
 
 
-def _find_shared(item: pytest.Item) -> str:
-    """The file or folder whose fixture several tests share with this one; empty where there is none."""
-    made: dict[str, Any] = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-    homes = [each.baseid for several in made.values() for each in several if each.scope in ("module", "session")]
-    return min(filter(None, homes), key=len, default="")
-
-
 def our_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("retrograd")}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is not asked for or this machine cannot run, with the reason, and put slow tests behind quick ones.
-
-    Where tests run in several processes, those that share what takes long to make are run by the same one.
-    """
-    for item in items:
-        shared = _find_shared(item)
-        if shared and item.config.pluginmanager.hasplugin("xdist"):
-            item.add_marker(pytest.mark.xdist_group(shared))
+    """Skip what is not asked for or this machine cannot run, with the reason, and put slow tests behind quick ones."""
     chromium = any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     for item in items:
         if item.get_closest_marker("thorough") and not item.config.getoption("--thorough"):
