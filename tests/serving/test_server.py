@@ -57,7 +57,7 @@ def test_only_this_machine_and_who_knows_the_token_are_answered(server: RunServe
 
 def test_numbers_are_those_of_the_history_from_any_step_on(server: RunServer, parent: Path) -> None:
     matrix = open_run(parent / "done").history.matrix("rms")
-    query = {"step": 2, "until": 3, "width": 1}
+    query: dict[str, str | int] = {"step": 2, "until": 3, "width": 1}
     answer = np.frombuffer(ask(server, f"run/done/block/statistic-rms?{urlencode(query)}")[1], "<f4")
     np.testing.assert_array_equal(answer.reshape(5, 2), matrix.values[:, 2:4].astype(np.float32))
     query = {"step": 0, "until": 4, "width": 2}

@@ -282,7 +282,7 @@ def _reduce(measure: Measure, scope: Scope) -> FloatArray:
     sites = [scope.sites[number] for number in series]
     is_there = not measure.is_custom or measure.name in scope.history.rows.custom
     for [matrix] in scope.history.matrices([measure.name], sites, scope.phase) if is_there and len(steps) else ():
-        at = np.flatnonzero((matrix.steps >= steps[0]) & (matrix.steps <= steps[-1])) if len(matrix.steps) else []
+        at = np.flatnonzero((matrix.steps >= steps[0]) & (matrix.steps <= steps[-1]))
         if len(at):
             found.add(matrix.values[:, at], int(np.searchsorted(steps, matrix.steps[at[0]])))
     return np.stack([getattr(found.bands, band) for band in choose_bands(measure, scope.columns)])
