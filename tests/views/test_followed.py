@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from retrograd.history.sink import Event, Moment
 from retrograd.runs.reader import open_run
@@ -55,3 +56,9 @@ def test_a_line_a_flush_until_it_is_over(tmp_path: Path, monkeypatch: pytest.Mon
     assert "loss 4" in lines[2]
     assert "loss NaN" in lines[3]
     assert "loss NaN since step 5" in format_table(run)
+
+    seen = io.StringIO()
+    console = Console(file=seen, force_terminal=True, width=100, color_system=None)
+    console.print(followed._draw(console, glance))
+    assert "▁" in seen.getvalue()
+    assert all(site in seen.getvalue() for site, _, _ in glance.changed)

@@ -156,7 +156,7 @@ def _draw(console: Console, glance: RunGlance) -> Group:
     blocks = BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS
     parts: list[object] = [Text(tell_glance(glance).partition(", loss")[0], style="bold")]
     if len(glance.loss):
-        curve = draw_sparkline(glance.loss, _WIDTH, blocks)
+        curve = draw_sparkline(glance.loss, _WIDTH, blocks=blocks)
         parts.append(Text(f"loss {curve} {tell_loss(glance.loss)}"))
     parts += [Text(line) for line in glance.findings or ["no findings so far"]]
     if glance.changed:
