@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import nn
 
 from retrograd.merging import node, tree
 from retrograd.recording.record import record
 from retrograd.runs.reader import Run, open_run
 from tests.merging.comparing import list_names
+from tests.processes import start
 
 pytestmark = pytest.mark.slow
 
@@ -83,8 +83,7 @@ def run_ranks(
 ) -> tuple[Run, list[int | None]]:
     """Train; returns what was recorded, and how each process ended."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, RANKS + 1, is_master=True, wait_for_workers=False)
-    spawned = mp.spawn(train, (str(folder), store.port, act, silent, late), nprocs=RANKS, join=False)
-    assert spawned is not None
+    spawned = start(train, (str(folder), store.port, act, silent, late), RANKS)
     deadline = time.monotonic() + LIMIT_SECONDS
     for process in spawned.processes:
         process.join(max(deadline - time.monotonic(), 0.0))
@@ -103,7 +102,7 @@ def count_ranks(run: Run) -> dict[int, int]:
     return dict(zip(series.steps.tolist(), counts.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("victim", [5, 2, 4])
+@pytest.mark.parametrize("victim", [5, 2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_a_killed_rank_costs_its_last_rows_alone(tmp_path: Path, victim: int) -> None:
     run, ended = run_ranks(tmp_path, partial(die, victim=victim))
     assert [code for rank, code in enumerate(ended) if rank != victim] == [0] * (RANKS - 1)

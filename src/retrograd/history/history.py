@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from retrograd.amounts import count_of
 from retrograd.errors import NoSuchSiteError
 from retrograd.history.copies import Copies, Disagreement
 from retrograd.history.kept import Kept, TensorRing, read_kept
 from retrograd.history.matrix import Curve, Matrix, build_matrix, join_matrices
 from retrograd.history.names import SiteNames
-from retrograd.history.rows import Part, Rows, decode_batches, join_neighbours
+from retrograd.history.rows import Part, Rows, StoredPart, decode_batches, join_neighbours
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import (
@@ -86,6 +88,17 @@ class History:
                 copies.warned |= self._copies.warned
             self._copies = copies
             self._rows = choose_rows(parts, self._rows, self._merges, copies)
+
+    def since(self, step: int) -> History:
+        """The record from some step on; parts of it that hold earlier steps too are left whole."""
+        later = History(rank=self.rank)
+        later.manifest = self.manifest
+        kept = [part for part in self.rows.parts if not isinstance(part, StoredPart) or part.step_limits[1] >= step]
+        events = self.event_table
+        later.load(
+            self._names, kept, events.filter(pc.greater_equal(events["step"], step)), lambda site: [], self._copies
+        )
+        return later
 
     # ---- the sink ----
 
@@ -174,7 +187,8 @@ class History:
     def __repr__(self) -> str:
         rows = self.rows
         span = "no steps yet" if rows.step_limits is None else "steps {}…{}".format(*rows.step_limits)
-        return f"History({len(self.sites)} sites, {span}, {rows.count:,} rows, {self.event_table.num_rows:,} events)"
+        counts = f"{count_of(rows.count, 'row')}, {count_of(self.event_table.num_rows, 'event')}"
+        return f"History({count_of(len(self.sites), 'site')}, {span}, {counts})"
 
     def select(self, patterns: Pattern | Iterable[Pattern]) -> list[str]:
         """Names of the recorded sites that match a pattern, or one of several.
