@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # by optimizers, in each child otherwise
 from torch import nn
 
 from retrograd.merging import above, below, node, tree
