@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from retrograd.amounts import count_of
 from retrograd.errors import NoSuchSiteError
 from retrograd.history.copies import Copies, Disagreement
 from retrograd.history.kept import Kept, TensorRing, read_kept
@@ -173,7 +174,8 @@ class History:
     def __repr__(self) -> str:
         rows = self.rows
         span = "no steps yet" if rows.step_limits is None else "steps {}…{}".format(*rows.step_limits)
-        return f"History({len(self.sites)} sites, {span}, {rows.count:,} rows, {self.event_table.num_rows:,} events)"
+        counts = f"{count_of(rows.count, 'row')}, {count_of(self.event_table.num_rows, 'event')}"
+        return f"History({count_of(len(self.sites), 'site')}, {span}, {counts})"
 
     def select(self, patterns: Pattern | Iterable[Pattern]) -> list[str]:
         """Names of the recorded sites that match a pattern, or one of several.

@@ -26,9 +26,9 @@ from retrograd.runs.layout import (
     RANK_FILE,
     STATISTICS,
     TENSORS,
+    find_rank_folders,
     is_extra,
     list_parts,
-    list_rank_folders,
     parse_rank,
 )
 from retrograd.runs.lock import is_locked
@@ -124,7 +124,7 @@ class Run:
         raise DamagedRunError(f"Files of {str(self.path)!r} keep vanishing.", repair="try again.")
 
     def _load(self) -> None:
-        folders = _find_rank_folders(self.path)
+        folders = find_rank_folders(self.path)
         self.manifest = _load_manifest(self.path)
         self.ranks = [_load_rank(folder) for folder in folders]
         of_history = folders if len(folders) == 1 else [folder for folder in folders if not is_extra(folder.name)]
@@ -211,21 +211,6 @@ def _read_events(path: Path) -> pa.Table:
         if empty := [name for name in events.column_names if events[name].null_count]:
             raise ValueError(f"{empty[0]!r} of an event is missing")
         return events
-
-
-def _find_rank_folders(path: Path) -> list[Path]:
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        raise NotARunError(f"{str(path)!r} {what}.", repair="give the folder that a run was recorded in.")
-    if (path / RANK_FILE).exists():
-        return [path]
-    folders = list_rank_folders(path)
-    if not folders and not (path / MANIFEST).exists():
-        raise NotARunError(
-            f"{str(path)!r} holds no run: there is neither {MANIFEST} nor the folder of a rank.",
-            repair="give the folder that a run was recorded in.",
-        )
-    return folders
 
 
 def _load_manifest(path: Path) -> dict[str, Any]:
