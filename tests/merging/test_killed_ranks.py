@@ -1,7 +1,7 @@
 """Ranks that are killed, never record, end early or late: the others go on, and what they record can be read.
 
 Each rank trains by itself, so that nothing but the merging could make one wait for another. The tree is narrow, so that
-four ranks have a leaf, an inner rank and a root. They are forked from a process that has loaded everything.
+four ranks have a leaf, an inner rank and a root.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch._dynamo  # by optimizers, in each child otherwise
 from torch import nn
 
 from retrograd.merging import above, below, node, tree
 from retrograd.recording.record import record
 from retrograd.runs.reader import Run, open_run
 from tests.merging.comparing import list_names
+from tests.processes import start
 
 pytestmark = pytest.mark.slow
 
@@ -78,41 +78,23 @@ def train(rank: int, folder: Path, port: int, act: Act, silent: tuple[int, ...],
         pass
     if recording is not None:
         recording.close()
+    os._exit(0)  # without waiting for those that were killed, as destroying the group may
 
 
 def run_ranks(
     folder: Path, act: Act = stay, silent: tuple[int, ...] = (), late: tuple[int, ...] = ()
-) -> tuple[Run, list[int]]:
+) -> tuple[Run, list[int | None]]:
     """Train; returns what was recorded, and how each process ended."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, RANKS + 1, is_master=True, wait_for_workers=False)
-    children = [fork(partial(train, rank, folder, store.port, act, silent, late), rank) for rank in range(RANKS)]
+    spawned = start(train, (folder, store.port, act, silent, late), RANKS)
     deadline = time.monotonic() + LIMIT_SECONDS
-    ended: dict[int, int] = {}
-    while len(ended) < RANKS:
-        for child in set(children) - ended.keys():
-            found, status = os.waitpid(child, os.WNOHANG)
-            if found:
-                ended[child] = os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            for child in set(children) - ended.keys():
-                os.kill(child, signal.SIGABRT)
-                os.waitpid(child, 0)
+    for process in spawned.processes:
+        process.join(max(deadline - time.monotonic(), 0.0))
+        if process.is_alive():
+            for each in spawned.processes:
+                each.kill()
             raise TimeoutError("a rank hangs")
-        time.sleep(0.02)
-    return open_run(folder / "run"), [ended[child] for child in children]
-
-
-def fork(work: Callable[[], None], rank: int) -> int:
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        os.environ["RANK"] = str(rank)
-        work()
-        code = 0
-    finally:
-        os._exit(code)  # without waiting for those that were killed, as destroying the group may
+    return open_run(folder / "run"), [process.exitcode for process in spawned.processes]
 
 
 def count_ranks(run: Run) -> dict[int, int]:
@@ -123,7 +105,7 @@ def count_ranks(run: Run) -> dict[int, int]:
     return dict(zip(series.steps.tolist(), counts.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("victims", [(3,), (2,), (0,), (0, 2)])
+@pytest.mark.parametrize("victims", [pytest.param((3,), marks=pytest.mark.thorough), (2,), (0,), (0, 2)])
 def test_killed_ranks_cost_their_own_last_rows_alone(tmp_path: Path, victims: tuple[int, ...]) -> None:
     run, ended = run_ranks(tmp_path, partial(die, victims=victims))
     assert [code for rank, code in enumerate(ended) if rank not in victims] == [0] * (RANKS - len(victims))
@@ -145,7 +127,7 @@ def test_ranks_that_do_not_record_hold_up_nobody(tmp_path: Path, silent: tuple[i
     assert list_names(tmp_path / "run")[0] == f"rank0000{int(0 in silent)}"
 
 
-@pytest.mark.parametrize("late", [(2,), (0,)])
+@pytest.mark.parametrize("late", [pytest.param((2,), marks=pytest.mark.thorough), (0,)])
 def test_late_ranks_are_waited_for(tmp_path: Path, late: tuple[int, ...]) -> None:
     run, ended = run_ranks(tmp_path, late=late)
     assert ended == [0] * RANKS
@@ -153,7 +135,7 @@ def test_late_ranks_are_waited_for(tmp_path: Path, late: tuple[int, ...]) -> Non
     assert list_names(tmp_path / "run") == ["rank00000"]
 
 
-@pytest.mark.parametrize("leaver", [0, 2])
+@pytest.mark.parametrize("leaver", [0, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_rank_that_ends_early_has_its_rows_in_the_folder(tmp_path: Path, leaver: int) -> None:
     run, ended = run_ranks(tmp_path, partial(leave, leaver=leaver))
     assert ended == [0] * RANKS

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from retrograd.amounts import count_of
 from retrograd.errors import NoSuchSiteError
@@ -17,7 +18,7 @@ from retrograd.history.copies import Copies, Disagreement
 from retrograd.history.kept import Kept, TensorRing, read_kept
 from retrograd.history.matrix import Curve, Matrix, build_matrix, join_matrices
 from retrograd.history.names import SiteNames
-from retrograd.history.rows import Part, Rows, decode_batches, join_neighbours
+from retrograd.history.rows import Part, Rows, StoredPart, decode_batches, join_neighbours
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import (
@@ -86,6 +87,17 @@ class History:
                 copies.warned |= self._copies.warned
             self._copies = copies
             self._rows = choose_rows(parts, self._rows, self._merges, copies)
+
+    def since(self, step: int) -> History:
+        """The record from some step on; parts of it that hold earlier steps too are left whole."""
+        later = History(rank=self.rank)
+        later.manifest = self.manifest
+        kept = [part for part in self.rows.parts if not isinstance(part, StoredPart) or part.step_limits[1] >= step]
+        events = self.event_table
+        later.load(
+            self._names, kept, events.filter(pc.greater_equal(events["step"], step)), lambda site: [], self._copies
+        )
+        return later
 
     # ---- the sink ----
 
