@@ -162,8 +162,8 @@ def open_part(path: Path) -> pq.ParquetFile:
         FileNotFoundError: it is not there (any more).
     """
     with explain_damage(path):
-        source = open_remote(path) if is_remote(path) else expect_file(path)
-        metadata = pq.read_metadata(source)
+        source = open_remote(path) if is_remote(path) else pa.OSFile(str(expect_file(path)))
+        metadata = pq.ParquetFile(source).metadata
         check_table(metadata)
         coded = [name for name in metadata.schema.names if name in _CODED]
         return pq.ParquetFile(source, metadata=metadata, read_dictionary=coded, page_checksum_verification=True)
