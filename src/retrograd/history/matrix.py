@@ -100,12 +100,21 @@ def compute_statistic(rows: Part, statistic: str, custom: Sequence[str]) -> npt.
     Raises:
         StatisticError: for an unknown statistic.
     """
+    check_name(statistic, custom)
     if statistic in custom:
         return np.asarray(rows[statistic], np.float64)
-    if statistic not in STATISTICS:
+    return np.asarray(derive(rows, statistic), np.float64)
+
+
+def check_name(statistic: str, custom: Sequence[str]) -> None:
+    """See that there is a statistic of this name, ours or one of the ``custom`` ones.
+
+    Raises:
+        StatisticError: there is none; all are named.
+    """
+    if statistic not in custom and statistic not in STATISTICS:
         known = ", ".join((*STATISTICS, *custom))
         raise StatisticError(f"There is no statistic {statistic!r} in this record.", repair=f"give one of {known}.")
-    return np.asarray(derive(rows, statistic), np.float64)
 
 
 def number_steps(steps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
